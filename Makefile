@@ -1,0 +1,34 @@
+# make setup   own .venv with pinned versions      make test    the whole test suite
+# make demo    trains digits/cnn on two processes  make lint, make types, make format
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup demo test lint types format
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/synchromesh train digits/cnn --nproc 2
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .

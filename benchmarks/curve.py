@@ -1,0 +1,100 @@
+"""Loss curves across switches and a killed rank: `python -m benchmarks.curve`.
+
+First, 60 steps of a tied GPT-2 in float64 with AdamW and a warm-up scheduler on four ranks that
+shift data -> tensor -> hybrid -> data at steps 15, 30 and 45, against one process that never
+shifts. Then `synchromesh train` on four ranks of which one is killed with SIGKILL after step 12,
+resumed on two ranks under another plan, against a run left alone.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from tests.ranks import run
+from tests.test_switch_training import switched, unswitched
+
+STEPS = 60
+TARGET = "tests/targets.py:gpt2"
+ROOT = Path(__file__).parents[1]
+
+
+def deviation(found: list[float], expected: list[float]) -> float:
+    assert len(found) == len(expected), (len(found), len(expected))
+    return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+
+
+def train(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "synchromesh", "train", TARGET, "--steps", "30", *words]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Step -> loss; a step that was repeated after a resumption counts as it was last."""
+    log = folder / "log.jsonl"
+    events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return {e["step"]: e["loss"] for e in events if e.get("event") == "step"}
+
+
+def workers(launcher: int) -> list[int]:
+    """Processes below a launcher that run ranks."""
+    listing = subprocess.run(
+        ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
+    ).stdout
+    rows = [line.split(None, 2) for line in listing.splitlines()[1:]]
+    return [
+        int(p) for p, parent, args in rows if int(parent) == launcher and "engine.rank" in args
+    ]
+
+
+def killed(folder: Path) -> tuple[float, int]:
+    """Seconds from the kill to the end of the whole run, and its exit code."""
+    process = train(
+        "--plan", "data", "--nproc", "4", "--checkpoint-every", "5", "--output", str(folder)
+    )
+    deadline = time.monotonic() + 300
+    while not (folder / "checkpoints" / "step-10" / "MANIFEST.json").exists():
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline, "no checkpoint within 300 s"
+        time.sleep(0.02)
+    began = time.monotonic()
+    os.kill(workers(process.pid)[1], signal.SIGKILL)
+    process.communicate(timeout=60)
+    return time.monotonic() - began, process.returncode
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    expected = run(1, unswitched, "gpt2", STEPS, timeout=200)[0]
+    worst = max(
+        deviation(found, expected) for found, _ in run(4, switched, "gpt2", STEPS, timeout=400)
+    )
+    print(f"{STEPS} steps, switches at 15, 30, 45: largest relative loss deviation {worst:.1e}")
+    with tempfile.TemporaryDirectory() as place:
+        alone, broken = Path(place) / "alone", Path(place) / "broken"
+        train("--plan", "data", "--nproc", "1", "--output", str(alone)).communicate(timeout=300)
+        seconds, code = killed(broken)
+        print(f"a rank killed: the run ended {seconds:.1f} s later with exit code {code}")
+        again = train(
+            "--plan", "tensor", "--nproc", "2", "--resume", str(broken), "--output", str(broken)
+        )
+        _, told = again.communicate(timeout=300)
+        assert again.returncode == 0, told
+        reference, resumed = losses(alone), losses(broken)
+        off = deviation(list(resumed.values()), [reference[s] for s in resumed])
+        print(
+            f"resumed on 2 ranks under tensor, {len(resumed)} steps: deviation {off:.1e} (float32)"
+        )
+    return 0 if worst < 1e-10 and code != 0 and off < 1e-4 and len(resumed) == 30 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The command `synchromesh`: one file per subcommand, each with `add_parser` and `main(args)`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from synchromesh import __version__
+from synchromesh.cli import explain, run, train, verify
+from synchromesh.cli.ranks import hush
+from synchromesh.engine.rank import launched
+from synchromesh.fault import Fault, Stopped, printable
+
+COMMANDS = (train, explain, verify, run)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{printable(f'{self.prog}: {message}')}; see {self.prog} --help\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    top = Parser(
+        prog="synchromesh",
+        description="Trains a PyTorch model over your devices, under a plan per component.",
+        epilog="TARGET is a bundled workload (digits/cnn, cifar100/resnet50, ...) or "
+        "path/to/file.py:function, a function that returns a synchromesh.Workload.",
+    )
+    top.add_argument("--version", action="version", version=f"synchromesh {__version__}")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code: 0, 2 for bad input, 1 for other errors,
+    128 + N where signal N ended it.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    args = parser().parse_args(words)
+    args.words = words
+    hush()
+    if launched():
+        code: int = args.main(args)  # errors pass on to engine.rank, which reports them
+        return code
+    try:
+        code = args.main(args)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return 130
+    except Stopped as end:
+        return end.code
+    except BrokenPipeError:  # the reader, `head` for one, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except Exception as error:
+        fault = Fault.of(error)
+        print(fault, file=sys.stderr)
+        return fault.code

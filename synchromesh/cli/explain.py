@@ -1,0 +1,64 @@
+"""`synchromesh explain TARGET --plan P`: what a plan does to a model; ranks are pretended."""
+
+import argparse
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from synchromesh.cli import options
+from synchromesh.fault import printable
+
+if TYPE_CHECKING:
+    from synchromesh.explain import Explanation
+    from synchromesh.plan import Plan
+    from synchromesh.workload import Workload
+
+
+def add_parser(commands: options.Commands) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "explain", help="components, placements and collectives of a plan; starts no processes",
+        description="Prints the components of the training step with their layouts, how each "
+        "tensor is sharded, the collectives of a step with their bytes, and why what is whole is "
+        "not cut.",
+    )  # fmt: skip
+    options.add_target(parser)
+    options.add_plan(parser)
+    options.add_nproc(parser, "ranks to pretend")
+    options.add_json(parser)
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    plan = options.plan(args.plan)
+    count = options.processes(args.nproc)
+    options.check_degrees(plan, count)
+    from synchromesh.explain import text
+    from synchromesh.workload import load
+
+    workload = load(args.target, args.data, synthetic=args.data is None)
+    if args.batch_size:
+        workload = replace(workload, batch_size=args.batch_size)
+    explanation = explained(workload, plan, count)
+    if args.json:
+        print(json.dumps(explanation.document()))
+    else:
+        print(printable(text(explanation), lines=True))
+    return 0
+
+
+def explained(workload: "Workload", plan: "Plan", ranks: int) -> "Explanation":
+    """The explanation of `plan` on `ranks` pretended ranks, with the workload's batch size."""
+    from synchromesh.engine.model import Model
+    from synchromesh.explain import explain
+    from synchromesh.trace.capture import trace
+    from synchromesh.trace.partition import partition
+
+    model = Model(workload.model())
+    rows = workload.batch_size
+    step = trace(
+        model.module, workload.loss, workload.example(rows), training=True,
+        cuts=plan.cuts(model.paths()),
+    )  # fmt: skip
+    names = step.chain.names
+    layouts = plan.layouts(names, ranks, model.inside(names))
+    return explain(step, partition(step, layouts, rows=rows), plan, ranks, rows)

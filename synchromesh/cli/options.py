@@ -1,0 +1,94 @@
+"""Options that several commands share, and the kinds of values they take."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from synchromesh.plan import Plan
+
+Commands = Any  # argparse's own class of subcommands is private
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return number
+
+
+def natural(text: str) -> int:
+    """A whole number of at least 0 that fits a seed."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number < 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
+    return number
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target", metavar="TARGET", help="a bundled workload, or path/to/file.py:function"
+    )
+    parser.add_argument("--data", metavar="DIR", help="folder of a bundled workload's data")
+    parser.add_argument(
+        "--batch-size", type=positive, metavar="N", help="rows of a global batch (the workload's)"
+    )
+
+
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--plan", default="data", metavar="PLAN",
+        help="a plan's text (`data; classifier=tensor`) or its .yaml or .json file; default data",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=natural, default=0, metavar="N", help="default 0")
+
+
+def add_nproc(parser: argparse.ArgumentParser, what: str = "local processes") -> None:
+    parser.add_argument(
+        "--nproc", type=positive, metavar="N", help=f"{what}; default: the GPUs, else 2"
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json", action="store_true", help="one document on stdout, everything else on stderr"
+    )
+
+
+def processes(asked: int | None) -> int:
+    """The number of local processes: as asked, else the GPUs, else 2."""
+    if asked is not None:
+        return asked
+    import torch
+
+    return torch.cuda.device_count() or 2
+
+
+def plan(text: str) -> "Plan":
+    """The plan that --plan says; ValueError where it is none or asks for what cannot run yet."""
+    from synchromesh.plan import Plan
+
+    said = Plan.load(Path(text)) if text.endswith((".yaml", ".yml", ".json")) else Plan.parse(text)
+    missing = said.unsupported()
+    if missing:
+        raise ValueError(f"plan {said}: {'; '.join(missing)}")
+    return said
+
+
+def check_degrees(plan: "Plan", ranks: int) -> None:
+    """Raises ValueError where a word of `plan` has no layout on so many ranks, for any model."""
+    devices, faults = len(plan.devices(ranks)), []
+    for word in (plan.default, *(o.word for o in plan.overrides)):
+        try:
+            word.layout(devices)
+        except ValueError as error:
+            faults.append(str(error))
+    if faults:
+        raise ValueError("; ".join(dict.fromkeys(faults)))

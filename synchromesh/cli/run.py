@@ -1,0 +1,50 @@
+"""`synchromesh run --nproc N script.py [args]`: a user's own script on local processes."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from synchromesh.cli import options, ranks
+
+
+def add_parser(commands: options.Commands) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "run", help="a script of yours on several local processes",
+        description="Runs a script on local processes with torchrun's environment. The same "
+        "script runs under torchrun on several machines. Only rank 0's standard output is shown.",
+    )  # fmt: skip
+    options.add_nproc(parser)
+    options.add_json(parser)
+    parser.add_argument("script", metavar="SCRIPT", help="a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    if ranks.inside():
+        raise ValueError(
+            "`run` starts ranks and this process is one already (RANK is set): start the script "
+            "itself"
+        )
+    if not Path(args.script).is_file():
+        raise ValueError(f"there is no script {args.script}")
+    count = options.processes(args.nproc)
+    start = time.monotonic()
+    if not args.json:
+        return ranks.start([args.script, *args.arguments], count)
+    standard = os.dup(1)
+    os.dup2(2, 1)  # the script's own words; standard output is for the document
+    try:
+        code = ranks.start([args.script, *args.arguments], count)
+    finally:
+        sys.stdout.flush()
+        os.dup2(standard, 1)
+        os.close(standard)
+    seconds = round(time.monotonic() - start, 3)
+    print(
+        json.dumps({"script": args.script, "ranks": count, "seconds": seconds, "exit_code": code})
+    )
+    return code

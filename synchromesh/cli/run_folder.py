@@ -1,0 +1,122 @@
+"""A run's folder: what was asked (run.json), the plan, the log, the checkpoints.
+
+runs/digits-cnn-20260102-030405/
+    run.json       workload, seed, batch size: what a resumed run takes over
+    plan.yaml      the plan
+    log.jsonl      one JSON object a line: step, epoch, checkpoint, resume, stop, end
+    checkpoints/   epoch-N, step-N, best
+"""
+
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synchromesh import document
+
+TAKEN_OVER = ("workload", "seed", "batch_size")
+ASKED = (*TAKEN_OVER, "plan", "ranks", "bf16")
+
+
+def default(name: str) -> Path:
+    """`runs/NAME-TIME`; what a path part cannot hold becomes a dash."""
+    part = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+    return Path("runs") / f"{part}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Removes what `make` made and a run that was refused has not filled, innermost first."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def make(self) -> list[Path]:
+        """Makes the folder and proves that it can be written to, before any work is done.
+
+        Returns the folders that were not there before, the innermost first.
+        """
+        around = (self.checkpoints, *self.checkpoints.parents)
+        missing = [p for p in around if not p.exists()]
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.checkpoints) as file:
+                file.write(b"0")
+        except OSError as error:
+            raise ValueError(
+                f"the output folder {self.path} cannot be written to ({error.strerror}): "
+                "name another with --output DIR"
+            ) from error
+        return missing
+
+    def write(self, asked: dict[str, Any], plan_yaml: str) -> None:
+        (self.path / "run.json").write_text(json.dumps(asked, indent=1) + "\n")
+        (self.path / "plan.yaml").write_text(plan_yaml)
+
+    def log(self, event: str, **values: Any) -> None:
+        """Appends one line, in one write, so that a killed run leaves whole lines but the last."""
+        line = json.dumps({"event": event, "time": round(time.time(), 3), **values}) + "\n"
+        with open(self.path / "log.jsonl", "a", encoding="utf-8") as file:
+            file.write(line)
+
+    def asked(self) -> dict[str, Any]:
+        """What run.json says; nothing where there is none."""
+        path = self.path / "run.json"
+        if not path.is_file():
+            return {}
+        value = document.mapping(document.read(path), str(path), ASKED, TAKEN_OVER)
+        return {
+            "workload": document.text(value["workload"], f"{path}: workload"),
+            "seed": document.integer(value["seed"], f"{path}: seed", 0, 2**63),
+            "batch_size": document.integer(value["batch_size"], f"{path}: batch_size", 1),
+        }
+
+    def saved(self) -> list[Path]:
+        """Checkpoints, newest first; `best`, which repeats one of them, last."""
+        found = [p for p in self.checkpoints.iterdir() if p.is_dir() and _kind(p) is not None]
+        return sorted(found, key=lambda p: (p.name != "best", p.stat().st_mtime_ns), reverse=True)
+
+
+def _kind(path: Path) -> str | None:
+    found = re.fullmatch(r"(epoch|step)-\d+|(best)", path.name)
+    return found and (found[1] or found[2])
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What --resume names: a checkpoint, and the run folder around it if there is one."""
+
+    checkpoint: Path
+    folder: RunFolder | None
+
+    @classmethod
+    def of(cls, name: str) -> "Resumed":
+        path = Path(name)
+        if not path.is_dir():
+            raise ValueError(
+                f"--resume {name}: there is no such folder; name a run's folder or a checkpoint"
+            )
+        folder = RunFolder(path)
+        if folder.checkpoints.is_dir():
+            saved = folder.saved()
+            if not saved:
+                raise ValueError(f"--resume {name}: the run has no checkpoint yet")
+            return cls(saved[0], folder)
+        folder = RunFolder(Path(os.path.abspath(path)).parent.parent)
+        if path.resolve().parent.name != "checkpoints" or not folder.asked():
+            return cls(path, None)
+        return cls(path, folder)

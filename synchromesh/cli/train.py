@@ -1,0 +1,110 @@
+"""`synchromesh train TARGET`: trains a workload under a plan; log, checkpoints, --resume."""
+
+import argparse
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from synchromesh.cli import options, ranks, run_folder
+from synchromesh.cli.run_folder import Resumed, RunFolder
+
+if TYPE_CHECKING:
+    from synchromesh.plan import Plan
+    from synchromesh.workload import Workload
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `train` was asked to do."""
+
+    workload: "Workload"
+    plan: "Plan"
+    seed: int
+    folder: RunFolder
+    epochs: int
+    steps: int | None  # instead of epochs
+    every: int | None  # steps between checkpoints, besides one an epoch
+    resumed: Resumed | None
+    bf16: bool
+
+
+def add_parser(commands: options.Commands) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "train", help="trains a workload under a plan",
+        description="Trains a workload on local processes or, started by torchrun, as one rank "
+        "of its group. SIGTERM or Ctrl-C checkpoints and ends the run; a second one ends it now.",
+    )  # fmt: skip
+    options.add_target(parser)
+    options.add_plan(parser)
+    parser.set_defaults(seed=None)  # a resumed run keeps its own
+    options.add_nproc(parser)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--epochs", type=options.positive, metavar="N", help="the workload's")
+    length.add_argument("--steps", type=options.positive, metavar="N", help="updates, in all")
+    parser.add_argument("--output", metavar="DIR", help="default runs/NAME-TIME")
+    parser.add_argument(
+        "--checkpoint-every", type=options.positive, metavar="N", help="steps; besides each epoch"
+    )
+    parser.add_argument("--resume", metavar="DIR", help="a run's folder, or one checkpoint")
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 by autocast")
+    options.add_json(parser)
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    job = asked(args)
+    if ranks.inside():
+        from synchromesh.cli.training import train
+
+        return train(job, args.json)
+    count = options.processes(args.nproc)
+    options.check_degrees(job.plan, count)
+    made = job.folder.make()
+    try:
+        return ranks.again([*args.words, "--output", str(job.folder.path)], count)
+    finally:
+        run_folder.remove_empty(made)
+
+
+def asked(args: argparse.Namespace) -> Job:
+    """The job that the command line describes; every fault that shows without processes, first."""
+    plan = options.plan(args.plan)
+    resumed = Resumed.of(args.resume) if args.resume else None
+    before = resumed.folder.asked() if resumed and resumed.folder else {}
+    workload = _workload(args, before)
+    seed = before.get("seed", 0) if args.seed is None else args.seed
+    if seed != before.get("seed", seed):
+        raise ValueError(
+            f"--seed {seed}: the resumed run has seed {before['seed']}, which its order of "
+            "samples depends on; leave --seed out"
+        )
+    return Job(
+        workload=workload, plan=plan, seed=seed, folder=_folder(args, workload, resumed),
+        epochs=args.epochs or workload.epochs, steps=args.steps, every=args.checkpoint_every,
+        resumed=resumed, bf16=args.bf16,
+    )  # fmt: skip
+
+
+def _workload(args: argparse.Namespace, before: dict[str, object]) -> "Workload":
+    from synchromesh.workload import load
+
+    workload = load(args.target, args.data)
+    if before.get("workload", workload.name) != workload.name:
+        raise ValueError(
+            f"--resume {args.resume}: that run trained {before['workload']}, not {workload.name}"
+        )
+    size = args.batch_size or before.get("batch_size")
+    if isinstance(size, int):
+        workload = replace(workload, batch_size=size)
+    workload.check_batch()
+    return workload
+
+
+def _folder(args: argparse.Namespace, workload: "Workload", resumed: Resumed | None) -> RunFolder:
+    """Where the run writes: as asked, else on in the resumed run's folder, else a new one."""
+    if args.output:
+        return RunFolder(Path(os.path.abspath(args.output)))
+    if resumed and resumed.folder:
+        return resumed.folder
+    return RunFolder(run_folder.default(workload.name or "run"))

@@ -1,0 +1,92 @@
+"""`synchromesh verify TARGET --plan P`: the plan against one device, same batches and weights."""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from typing import Any
+
+from synchromesh.cli import options, ranks
+from synchromesh.fault import Refuted, printable
+
+BYTES = (
+    ("parameter bytes", "parameter_bytes_per_rank"),
+    ("bytes sent a step", "sent_bytes_per_step"),
+)
+
+
+def add_parser(commands: options.Commands) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "verify", help="a plan against one device",
+        description="Trains a few steps under the plan and, on one process, without it, and "
+        "compares losses, gradients and parameters. Dropout is zero and batch norm synchronised.",
+    )  # fmt: skip
+    options.add_target(parser)
+    options.add_plan(parser)
+    options.add_nproc(parser)
+    parser.add_argument("--steps", type=options.positive, default=5, metavar="N", help="default 5")
+    parser.add_argument("--dtype", choices=("float64", "float32"), default="float64")
+    options.add_json(parser)
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    plan = options.plan(args.plan)
+    from synchromesh.workload import load
+
+    workload = load(args.target, args.data, synthetic=args.data is None)
+    if args.batch_size:
+        workload = replace(workload, batch_size=args.batch_size)
+    if not ranks.inside():
+        count = options.processes(args.nproc)
+        options.check_degrees(plan, count)
+        return ranks.again(args.words, count)
+    from synchromesh.verify import verify
+
+    document = verify(workload, str(plan), args.steps, args.dtype, args.seed)
+    print(json.dumps(document) if args.json else _text(args.target, document))
+    sys.stdout.flush()
+    if not document["passed"] and ranks.first():
+        raise Refuted(_deviation(args.target, document))
+    return 0
+
+
+def _deviation(target: str, document: dict[str, Any]) -> str:
+    """By how much the plan deviates from one process, and what is allowed."""
+    tolerance, told = document["tolerance"], []
+    for name in ("loss", "gradient", "parameter"):
+        value = document[f"max_{name}_deviation"]
+        if value > tolerance:
+            shown = "more than any number" if value == sys.float_info.max else f"{value:.2e}"
+            told.append(
+                f"the largest {name} deviation is {shown} (at most {tolerance:.0e} in "
+                f"{document['dtype']})"
+            )
+    for what, key in BYTES if document["sent_bytes_compared"] else BYTES[:1]:
+        found, explained = document[key], document[f"explained_{key}"]
+        told += [
+            f"{what} of rank {rank} are {mine:,} (explained are {due:,})"
+            for rank, (mine, due) in enumerate(zip(found, explained, strict=True))
+            if mine != due
+        ]
+    count = "1 rank" if document["ranks"] == 1 else f"{document['ranks']} ranks"
+    return (
+        f"{target} under plan {document['plan']} on {count} is not what one process computes: "
+        f"{'; '.join(told)}"
+    )
+
+
+def _text(target: str, document: dict[str, Any]) -> str:
+    lines = [
+        f"{target} under {document['plan']} on {document['ranks']} "
+        f"{'rank' if document['ranks'] == 1 else 'ranks'} against one process, "
+        f"{document['steps']} steps in {document['dtype']}"
+    ]
+    for name in ("loss", "gradient", "parameter"):
+        lines.append(f"  largest {name} deviation  {document[f'max_{name}_deviation']:.2e}")
+    lines += [
+        f"  {name} per rank  {', '.join(f'{n:,}' for n in document[k])}" for name, k in BYTES
+    ]
+    lines.append("  dropout is set to zero and batch norm synchronised in both")
+    lines.append("passed" if document["passed"] else "FAILED")
+    return printable("\n".join(lines), lines=True)

@@ -1,0 +1,95 @@
+"""A component, a named piece of the training step; a chain, all of them in order with the edges
+between."""
+
+from dataclasses import dataclass
+from math import prod
+
+ITEM_BYTES = {
+    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2,
+    "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where the batch rows of a value lie: dimension `dim` has `segments x rows x inner`
+    entries."""
+
+    dim: int = 0
+    segments: int = 1
+    inner: int = 1
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the step. `shape` is that of one batch row: `segments x inner` stands at
+    `rows.dim`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    rows: Rows | None  # None: the value has no batch dimension
+    differentiable: bool
+
+    def bytes(self, rows: int) -> int:
+        """Bytes of the value for a batch of `rows` rows."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype] * (rows if self.rows else 1)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter or buffer by its name in the model and its global shape."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool = True
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Component:
+    """A named piece of the step: its parameters and buffers, and a key that equal structures
+    share."""
+
+    name: str
+    parameters: tuple[Parameter, ...] = ()
+    buffers: tuple[Parameter, ...] = ()
+    structure: str = ""  # equal for components that compute the same function of other parameters
+    opaque: bool = False  # not traced: runs as the user's module, with data layouts only
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(p.bytes for p in self.parameters)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value made by one component (or the batch, None) and read by later ones."""
+
+    value: Value
+    source: str | None
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The components of a training step in the order in which they run, and every edge between
+    them."""
+
+    components: tuple[Component, ...]
+    edges: tuple[Edge, ...] = ()
+
+    def __post_init__(self) -> None:
+        order = {c.name: i for i, c in enumerate(self.components)}
+        assert len(order) == len(self.components), "component names are unique"
+        for edge in self.edges:
+            source = -1 if edge.source is None else order[edge.source]
+            assert all(order[t] > source for t in edge.targets), f"edge {edge} runs backwards"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(c.name for c in self.components)

@@ -1,0 +1,1 @@
+"""Cost: predicted step time and memory of a plan. Not here yet."""

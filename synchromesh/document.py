@@ -1,0 +1,222 @@
+"""A document, JSON or YAML read strictly: no duplicate keys, aliases, NaN or unknown keys.
+
+The parsers are lenient: the last duplicate wins, `no` is False, NaN is a number, YAML aliases of
+450 bytes expand to 254 MB, deep nesting ends in a RecursionError. Each of these is a ValueError
+here: one sentence that starts with the document's name and the path of the key.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MAX_BYTES = 4_000_000
+MAX_DEPTH = 32
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML whose mappings have unique keys and whose integers mean what they show."""
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        # YAML 1.1 reads 010 as 8 and 1:30 as 90
+        if not re.fullmatch(r"[-+]?(0|[1-9][0-9]*)", node.value):
+            raise ValueError(f"{node.value} is not a plain decimal number")
+        return int(node.value)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        _refuse_duplicates(keys)
+        return super().construct_mapping(node, deep=deep)
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
+_StrictLoader.yaml_implicit_resolvers = {  # dates stay text
+    first: [(tag, regexp) for tag, regexp in pairs if not tag.endswith(":timestamp")]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_StrictLoader.add_implicit_resolver(  # YAML 1.1 reads 1e-3 as text
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def read_json(text: str, name: str = "document") -> Any:
+    """The value of a JSON text."""
+    _refuse_size(text, name)
+
+    def constant(word: str) -> Any:
+        raise ValueError(f"{word} is not a number that this format has")
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        _refuse_duplicates([key for key, _ in items])
+        return dict(items)
+
+    try:
+        value = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+    except RecursionError:
+        raise ValueError(f"{name}: nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    _refuse_depth(value, name)
+    return value
+
+
+def read_yaml(text: str, name: str = "document") -> Any:
+    """The value of a YAML text (safe types alone, no aliases)."""
+    _refuse_size(text, name)
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=_StrictLoader):  # events: nothing is built yet
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"aliases (*{event.anchor}) are not read: write the value out")
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+        value = yaml.load(text, Loader=_StrictLoader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        raise ValueError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    _refuse_depth(value, name)
+    return value
+
+
+def read(path: str | Path) -> Any:
+    """The value of a `.json`, `.yaml` or `.yml` file."""
+    path = Path(path)
+    readers: dict[str, Callable[[str, str], Any]] = {
+        ".json": read_json,
+        ".yaml": read_yaml,
+        ".yml": read_yaml,
+    }
+    if path.suffix not in readers:
+        raise ValueError(f"{path}: the name should end in .json, .yaml or .yml")
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise ValueError(f"{path}: {size} bytes are more than the {MAX_BYTES} allowed")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: is not UTF-8 text") from None
+    return readers[path.suffix](text, str(path))
+
+
+@contextmanager
+def at(path: str) -> Iterator[None]:
+    """A ValueError from inside says where in the document it stands."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def mapping(
+    value: Any, path: str, known: Collection[str], needed: Collection[str] = ()
+) -> dict[str, Any]:
+    """`value`, which must be a mapping with only `known` and all `needed` keys."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: should be a mapping, not {kind(value)}")
+    unknown = [repr(key) for key in value if key not in known]
+    if unknown:
+        raise ValueError(f"{path}: unknown key {', '.join(unknown)}; known are {', '.join(known)}")
+    missing = [key for key in needed if key not in value]
+    if missing:
+        raise ValueError(f"{path}: {', '.join(missing)} is missing")
+    return value
+
+
+def sequence(value: Any, path: str) -> list[Any]:
+    """`value`, which must be a list."""
+    if not isinstance(value, list):
+        raise ValueError(f"{path}: should be a list, not {kind(value)}")
+    return value
+
+
+def text(value: Any, path: str) -> str:
+    """`value`, which must be text."""
+    if not isinstance(value, str):
+        raise ValueError(f"{path}: should be text, not {kind(value)}")
+    return value
+
+
+def integer(value: Any, path: str, least: int = 0, most: int = 2**40) -> int:
+    """`value`, which must be a whole number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{path}: should be a whole number, not {kind(value)}")
+    if not least <= value <= most:
+        raise ValueError(f"{path}: should be from {least} to {most}, not {_short(value)}")
+    return value
+
+
+def number(value: Any, path: str, least: float = 0.0) -> float:
+    """`value`, which must be a finite number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{path}: should be a number, not {kind(value)}")
+    if (isinstance(value, int) and abs(value) > 2**1000) or not math.isfinite(value):
+        raise ValueError(f"{path}: should be a finite number, not {_short(value)}")
+    if value < least:
+        raise ValueError(f"{path}: should be at least {least}, not {value}")
+    return float(value)
+
+
+def boolean(value: Any, path: str) -> bool:
+    """`value`, which must be true or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{path}: should be true or false, not {kind(value)}")
+    return value
+
+
+def kind(value: Any) -> str:
+    """What a value is, for messages: `text 'abc'`, `a list`, `nothing`."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return f"text {_short(value)}"
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+        case _:
+            return _short(value)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "a number of more than 40 digits"
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def _refuse_duplicates(keys: list[Any]) -> None:
+    seen: set[Any] = set()
+    for key in keys:
+        if not isinstance(key, str):
+            raise ValueError(f"keys should be text, not {kind(key)}")
+        if key in seen:
+            raise ValueError(f"the key {_short(key)} stands there twice")
+        seen.add(key)
+
+
+def _refuse_size(text: str, name: str) -> None:
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"{name}: {len(text)} characters are more than the {MAX_BYTES} allowed")
+
+
+def _refuse_depth(value: Any, name: str, depth: int = 0) -> None:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"{name}: nested deeper than {MAX_DEPTH} levels")
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in inner:
+        _refuse_depth(item, name, depth + 1)

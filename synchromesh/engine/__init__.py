@@ -1,0 +1,1 @@
+"""The engine: process groups, local programs, gradients and optimizer states of one rank."""

@@ -1,0 +1,83 @@
+"""An agreement: what all ranks must have alike before they train; where they do not, the error
+says so on all.
+"""
+
+from itertools import zip_longest
+from typing import Any
+
+from torch.optim import Optimizer
+
+from synchromesh.engine import batches
+from synchromesh.engine.groups import Group
+from synchromesh.engine.model import Model
+from synchromesh.plan import Plan
+from synchromesh.trace.capture import signature
+
+
+def compare_ranks(
+    everyone: Group, model: Model, plan: Plan, optimizer: Optimizer, seed: int, example: Any
+) -> None:
+    """ValueError on every rank where ranks have other models, plans, optimizers, seeds or batches.
+
+    Names are compared, for equal shapes alone do not tell models apart. A fault of one rank's own
+    is an error on all: none is left waiting for it.
+    """
+    fault = ""
+    mine: dict[str, Any] = {}
+    try:
+        mine = _described(model, plan, optimizer, seed, example)
+    except ValueError as error:
+        fault = str(error)
+    told = everyone.all_gather_json([fault, batches.fingerprint(repr(mine))])
+    rank, text = next(((r, t) for r, (t, _) in enumerate(told) if t), (0, ""))
+    if text:
+        raise ValueError(text if everyone.size == 1 else f"rank {rank}: {text}")
+    if len({mark for _, mark in told}) == 1:
+        return
+    every = everyone.all_gather_json(mine)
+    for rank, other in enumerate(every):
+        for key, value in every[0].items():
+            if other[key] != value:
+                raise ValueError(
+                    f"ranks disagree about {key}: {_difference(value, other[key], rank)}; start "
+                    "every rank with the same script and arguments"
+                )
+
+
+def _described(
+    model: Model, plan: Plan, optimizer: Optimizer, seed: int, example: Any
+) -> dict[str, Any]:
+    known = {p: n for n, p in model.parameters.items()}
+    foreign = [
+        tuple(p.shape) for g in optimizer.param_groups for p in g["params"] if p not in known
+    ]
+    if foreign:
+        raise ValueError(
+            f"the optimizer has {len(foreign)} parameters (shapes {foreign[:3]}) that are not the "
+            "model's: build it over model.parameters() of the model that is given to prepare, and "
+            "make learnable parts of the loss part of the model"
+        )
+    return {
+        "the plan": str(plan),
+        "the seed": seed,
+        "the model's tensors": [
+            [d.name, list(d.shape), d.dtype, d.trainable] for d in model.described.values()
+        ],
+        "the optimizer": type(optimizer).__name__,
+        "the optimizer's groups": [
+            [known[p] for p in group["params"]] for group in optimizer.param_groups
+        ],
+        "the optimizer's settings": [
+            [f"{key}={value!r}" for key, value in group.items() if key != "params"]
+            for group in optimizer.param_groups
+        ],
+        "the example batch": [batches.row_count(example), repr(signature(example))],
+    }
+
+
+def _difference(mine: Any, other: Any, rank: int) -> str:
+    """The first entry in which two values differ."""
+    if isinstance(mine, list) and isinstance(other, list):
+        pairs = zip_longest(mine, other)
+        return next(_difference(a, b, rank) for a, b in pairs if a != b)
+    return f"{mine!r} on rank 0, {other!r} on rank {rank}"

@@ -1,0 +1,159 @@
+"""Batch norm in training mode: statistics of a row block, or of all rows over the data ranks.
+
+    y = xhat * weight + bias, xhat = (x - mean) s, s = 1 / sqrt(var + eps)      per channel
+
+Synchronised, with n values per channel over all ranks:
+
+    dx = weight s (dy - sum(dy) / n - xhat sum(dy xhat) / n)   sums over all: one all-reduce
+    dweight = sum(dy xhat), dbias = sum(dy)                    of this rank: summed with the others
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from synchromesh.engine.groups import Group
+
+
+@dataclass(frozen=True)
+class BatchNormPolicy:
+    """What the statistics span: the row block (None) or all rows over `data`, the data ranks."""
+
+    data: Group | None = None
+
+    def apply(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        momentum: float,
+        eps: float,
+        real: bool,
+    ) -> Tensor:
+        """Normalises `x` (rows, channels, ...) and updates the running statistics.
+
+        real: whether the rows are of the batch; stand-ins are normalised but leave no trace.
+        """
+        if self.data is None or self.data.size == 1:
+            return _block(x, weight, bias, running_mean, running_var, momentum, eps, real)
+        y: Tensor = _Synchronised.apply(
+            x, weight, bias, running_mean, running_var, momentum, eps, real, self.data
+        )
+        return y
+
+
+def _block(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    real: bool,
+) -> Tensor:
+    values = x.numel() // x.shape[1]
+    if real and values == 1 and running_mean is not None:
+        # one value has no unbiased variance: torch would write NaN
+        running_mean.lerp_(x.detach().reshape(-1).to(running_mean.dtype), momentum)
+    if not real or values == 1:
+        running_mean = running_var = None
+    cudnn = torch.backends.cudnn.enabled
+    return torch.batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps, cudnn)
+
+
+class _Synchronised(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        momentum: float,
+        eps: float,
+        real: bool,
+        group: Group,
+    ) -> Tensor:
+        exact = torch.promote_types(x.dtype, torch.float32)
+        mean, var, count = _statistics(x.to(exact), real, group)
+        if count < 2:
+            raise ValueError(
+                f"batch norm in training mode needs at least 2 values per channel (the global "
+                f"batch has {count}); give it more rows"
+            )
+        if running_mean is not None and running_var is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
+        scale = torch.rsqrt(var + eps)
+        normal = (x.to(exact) - _channels(mean, x)) * _channels(scale, x)
+        ctx.save_for_backward(normal, weight, scale)
+        dtypes = [None if p is None else p.dtype for p in (weight, bias)]
+        ctx.way = group, real, count, x.dtype, dtypes
+        y = normal
+        if weight is not None:
+            y = y * _channels(weight.to(exact), x)
+        if bias is not None:
+            y = y + _channels(bias.to(exact), x)
+        return y.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        normal, weight, scale = ctx.saved_tensors
+        group, real, count, dtype, dtypes = ctx.way
+        gradient = gradient.to(normal.dtype)
+        others = [d for d in range(normal.dim()) if d != 1]
+        dbias, dweight = gradient.sum(others), (gradient * normal).sum(others)
+        if not real:  # a stand-in has no part in the statistics, nor they in it
+            dbias, dweight = torch.zeros_like(dbias), torch.zeros_like(dweight)
+        sums = torch.stack([dbias, dweight])
+        group.all_reduce(sums)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            if real:
+                means = sums / count
+                dx = gradient - _channels(means[0], normal) - normal * _channels(means[1], normal)
+                factor = scale if weight is None else scale * weight.to(scale.dtype)
+                dx = (dx * _channels(factor, normal)).to(dtype)
+            else:
+                dx = torch.zeros_like(normal, dtype=dtype)
+        own = [
+            g.to(d) if needed else None
+            for g, d, needed in zip(
+                (dweight, dbias), dtypes, ctx.needs_input_grad[1:3], strict=True
+            )
+        ]
+        return dx, *own, None, None, None, None, None, None
+
+
+def _statistics(x: Tensor, real: bool, group: Group) -> tuple[Tensor, Tensor, int]:
+    """Mean, biased variance and values per channel over the real rows of all ranks.
+
+    Each rank's mean and squared deviations are gathered and combined (Chan et al. 1979), which is
+    as exact as two passes and takes one collective of 2 channels + 1 numbers.
+    """
+    others = [d for d in range(x.dim()) if d != 1]
+    count = x.numel() // x.shape[1] if real else 0
+    if real:
+        var, mean = torch.var_mean(x, others, correction=0)
+        own = torch.cat([mean, var, x.new_tensor([count])])
+    else:
+        own = x.new_zeros(2 * x.shape[1] + 1)
+    each = group.all_gather(own)
+    means, variances, counts = each[:, : x.shape[1]], each[:, x.shape[1] : -1], each[:, -1:]
+    total = counts.sum()
+    share = counts / total.clamp(min=1)
+    mean = (share * means).sum(0)
+    var = (share * (variances + (means - mean).square())).sum(0)
+    return mean, var, int(total)
+
+
+def _channels(x: Tensor, like: Tensor) -> Tensor:
+    return x.view(1, -1, *(1 for _ in range(like.dim() - 2)))

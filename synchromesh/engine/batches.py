@@ -1,0 +1,183 @@
+"""Batches: nests of tensors whose first dimension is rows; this rank's part, micro-batches,
+agreement of ranks.
+"""
+
+import zlib
+from collections.abc import Hashable
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from synchromesh.engine.groups import Group
+from synchromesh.layout import Layout
+from synchromesh.plan import Plan
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+def leaves(batch: Any) -> list[Tensor]:
+    """The tensors of a batch in flattening order."""
+    return [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
+
+
+def row_count(batch: Any) -> int:
+    """Rows of a batch: dimension 0 of every tensor that has dimensions."""
+    counts = {x.shape[0] for x in leaves(batch) if x.dim()}
+    if len(counts) != 1:
+        raise ValueError(
+            "the tensors of a batch must have the same number of rows in dimension 0, got "
+            f"{sorted(counts)}; "
+            "values common to all rows may be 0-d tensors or plain numbers"
+            if counts
+            else "a batch needs at least one tensor with rows in dimension 0, got none"
+        )
+    return counts.pop()
+
+
+def take_rows(batch: Any, start: int, stop: int) -> Any:
+    """Rows [start, stop) of a batch; leaves without rows stay."""
+    return pytree.tree_map(
+        lambda x: x[start:stop] if isinstance(x, Tensor) and x.dim() else x, batch
+    )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    return pytree.tree_map(
+        lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, batch
+    )
+
+
+def split(rows: int, parts: int) -> Ranges:
+    """`rows` in `parts` balanced ranges, the first ones one row longer."""
+    sizes = (rows // parts + (i < rows % parts) for i in range(parts))
+    ends = tuple(accumulate(sizes))
+    return tuple(zip((0, *ends[:-1]), ends, strict=True))
+
+
+def placeholder_row(batch: Any, example: Any) -> Any:
+    """One row in the shape of the empty `batch`: the example's first, else zeros. It weighs
+    nothing.
+    """
+    old, structure = pytree.tree_flatten(example)
+    new, new_structure = pytree.tree_flatten(batch)
+    assert structure == new_structure, "signatures are compared before"
+
+    def one(x: Any, known: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.dim():
+            return x
+        if known.shape[1:] == x.shape[1:]:
+            return known[:1].to(x.device)
+        return x.new_zeros((1, *x.shape[1:]))
+
+    return pytree.tree_unflatten([one(x, k) for x, k in zip(new, old, strict=True)], structure)
+
+
+@dataclass(frozen=True)
+class GlobalRows:
+    """The rows of one global batch: how many each data index of the finest layout has."""
+
+    counts: tuple[int, ...]
+    plan: Plan
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+    def ranges(self, data: int) -> Ranges:
+        """Global [start, stop) per data index of a layout of `data` degrees.
+
+        Where `data` divides the finest degree its blocks are unions of the finest ones, else the
+        plan's.
+        """
+        finest = len(self.counts)
+        if finest % data:
+            return self.plan.row_ranges(self.total, data)
+        ends = (0, *accumulate(self.counts))
+        step = finest // data
+        return tuple((ends[i * step], ends[(i + 1) * step]) for i in range(data))
+
+    def micro(self, parts: int) -> tuple["GlobalRows", ...]:
+        """The micro-batches when every data index cuts its own rows into `parts`."""
+        cuts = [split(n, parts) for n in self.counts]
+        sizes = [tuple(b - a for a, b in (cut[i] for cut in cuts)) for i in range(parts)]
+        return tuple(GlobalRows(counts, self.plan) for counts in sizes)
+
+
+def fingerprint(key: Hashable) -> int:
+    """A 63-bit number that equal keys share on every rank and in every run."""
+    return int.from_bytes(blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
+
+
+def checksum(batch: Any) -> int:
+    """A checksum of at most 1,024 entries of each tensor: tells ranks that should hold the same
+    rows apart.
+    """
+    total = 0
+    for x in leaves(batch):
+        flat = x.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // 1024)].contiguous().cpu()
+        total = zlib.crc32(sample.view(torch.uint8).numpy().data if sample.numel() else b"", total)
+    return total
+
+
+class RowAgreement:
+    """One small all-gather a step: every rank's rows, so that disagreeing ranks are an error and
+    never a hang.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        ranks: tuple[int, ...],
+        layout: Layout,
+        plan: Plan,
+        device: torch.device,
+    ) -> None:
+        self.group, self.ranks, self.layout = group, ranks, layout
+        self.plan, self.device = plan, device
+
+    def __call__(self, batch: Any, key: int) -> GlobalRows:
+        """The global rows of this step. key: fingerprint of the batch's signature and of the plan.
+
+        Raises ValueError on every rank if signatures differ or ranks of one data index hold other
+        rows.
+        """
+        fault = ""
+        try:
+            count = row_count(batch)
+        except ValueError as error:  # of this rank alone, maybe: the others must not wait for it
+            count, fault = -1, str(error)
+        mine = [count, key, checksum(batch) if self.layout.tensor > 1 else 0]
+        if self.group.size == 1:
+            table = [mine]
+        else:
+            numbers = torch.tensor(mine, device=self.device)
+            table = self.group.all_gather(numbers, counted=False).tolist()
+        if any(row[0] < 0 for row in table):
+            told = [fault] if self.group.size == 1 else self.group.all_gather_json(fault)
+            rank, text = next((r, t) for r, t in enumerate(told) if t)
+            raise ValueError(text if len(told) == 1 else f"rank {rank}: {text}")
+        counts, keys, sums = zip(*(table[r] for r in self.ranks), strict=True)
+        if len(set(keys)) > 1:
+            odd = [r for r, k in zip(self.ranks, keys, strict=True) if k != keys[0]]
+            raise ValueError(
+                f"ranks {odd} have a batch of another structure, shape or plan than rank "
+                f"{self.ranks[0]}; "
+                "shapes may depend on the number of rows only: pad sequences to the same length "
+                "on all ranks"
+            )
+        for index in range(self.layout.data):
+            block = slice(index * self.layout.tensor, (index + 1) * self.layout.tensor)
+            if len(set(zip(counts[block], sums[block], strict=True))) > 1:
+                raise ValueError(
+                    f"ranks {list(self.ranks[block])} work on the same rows but were given "
+                    "different batches "
+                    f"(rows {list(counts[block])}); use trainer.loader or trainer.shard, which "
+                    "know the plan"
+                )
+        return GlobalRows(tuple(counts[:: self.layout.tensor]), self.plan)

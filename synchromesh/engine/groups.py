@@ -1,0 +1,401 @@
+"""The process groups of a run: a world, its groups of ranks, and the ledger of what they sent.
+
+The only place that calls `torch.distributed` collectives. A group of one rank never communicates
+and needs no process group, so one rank is not a special case anywhere else.
+
+What gloo of torch 2.13 can do (measured): every collective takes float64/32/16, bfloat16,
+int64/32/8, uint8, bool and complex64, unequal and empty all-to-all parts included; int16 is
+refused, so movers send it as bytes and reductions as int32.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import DebugLevel, get_debug_level
+
+from synchromesh.engine import rendezvous
+from synchromesh.traffic import Tally
+
+Op = Literal["sum", "max"]
+Finish = Callable[[], Tensor]  # waits for a collective under way and returns its result
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+# torch 2.13 renamed both and warns at the old names
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+WAYS = ("native", "all-to-all", "all-reduce")  # of carrying out a reduce-scatter
+_TRIAL_BYTES = 1 << 20
+
+
+class Ledger(Tally):
+    """What this rank sent for tensors of the step, and calls by kind; no control messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages = 0  # bytes of communications of which the very size is known
+
+    def add_sent(self, kind: Literal["send"], bytes_sent: int) -> None:
+        """One communication of which `bytes_sent` left this rank."""
+        self.messages += bytes_sent
+        self.calls[kind] += 1  # type: ignore[index]
+
+    def reset(self) -> None:
+        super().reset()
+        self.messages = 0
+
+    @property
+    def sent(self) -> int:
+        return super().sent + self.messages
+
+
+def _bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+def _movable(x: Tensor) -> Tensor:
+    """`x`, contiguous, as a dtype that every backend can move."""
+    x = x.detach().contiguous()
+    if x.dtype in (torch.int16, torch.uint16):
+        return x.reshape(*x.shape, 1).view(torch.uint8)
+    return x
+
+
+class Group:
+    """Some ranks of the world, in order; all members call its collectives in equal order."""
+
+    def __init__(self, world: "World", ranks: tuple[int, ...], handle: Any, messages: Any) -> None:
+        self.ranks = ranks
+        self.size = len(ranks)
+        self.index = ranks.index(world.rank) if world.rank in ranks else -1
+        self.world = world
+        self.handle = handle  # the process group, None where nothing is to be sent
+        self.messages = (
+            messages  # the one for messages between two ranks: the same but in debugging
+        )
+
+    def __repr__(self) -> str:
+        return f"Group({self.ranks}, index={self.index})"
+
+    def _ready(self) -> bool:
+        """Whether there is anybody to talk to; an error where this rank has no business here."""
+        assert self.index >= 0, f"rank {self.world.rank} is no member of {self.ranks}"
+        assert self.size == 1 or self.handle is not None, f"group {self.ranks} is closed"
+        return self.size > 1
+
+    def all_reduce(
+        self, x: Tensor, op: Op = "sum", asynchronous: bool = False, counted: bool = True
+    ) -> Any:
+        """Sum or maximum over the ranks, in place; the work to wait for where asynchronous."""
+        if not self._ready():
+            return None
+        if counted:
+            self.world.ledger.add("all_reduce", _bytes(x), self.size)
+        if x.is_contiguous() and x.dtype is not torch.int16:
+            return dist.all_reduce(x, _OPS[op], group=self.handle, async_op=asynchronous)
+        assert not asynchronous, "an asynchronous all-reduce needs a contiguous tensor"
+        whole = x.to(torch.int32 if x.dtype is torch.int16 else x.dtype).contiguous()
+        dist.all_reduce(whole, _OPS[op], group=self.handle)
+        x.copy_(whole)
+        return None
+
+    def all_gather(self, x: Tensor, counted: bool = True) -> Tensor:
+        """(size, *x.shape): `x`, of equal shape everywhere, of each rank."""
+        return self.start_all_gather(x, counted)()
+
+    def start_all_gather(self, x: Tensor, counted: bool = True) -> Finish:
+        """Begins an all-gather; the function that waits for it and returns its result."""
+        if not self._ready():
+            return lambda: x.detach().unsqueeze(0)
+        if counted:
+            self.world.ledger.add("all_gather", _bytes(x) * self.size, self.size)
+        part = _movable(x)
+        whole = part.new_empty((self.size, *part.shape))
+        work = _all_gather_single(whole.view(-1), part.view(-1), group=self.handle, async_op=True)
+
+        def finish() -> Tensor:
+            work.wait()
+            return (
+                whole if whole.dtype is x.dtype else whole.view(x.dtype).view(self.size, *x.shape)
+            )
+
+        return finish
+
+    def start_all_reduce(self, x: Tensor) -> Finish:
+        """Begins the sum of a copy of `x` over the ranks."""
+        whole = x.detach().clone(memory_format=torch.contiguous_format)
+        if whole.dtype is torch.int16:
+            self.all_reduce(whole)
+            return lambda: whole
+        work = self.all_reduce(whole, asynchronous=True)
+
+        def finish() -> Tensor:
+            if work is not None:
+                work.wait()
+            return whole
+
+        return finish
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """x: (size, *rest) -> rest, this rank's part of the sum over the ranks."""
+        return self.start_reduce_scatter(x)()
+
+    def start_reduce_scatter(self, x: Tensor) -> Finish:
+        """Begins a reduce-scatter, in the way that was measured to be the quickest here."""
+        assert x.shape[0] == self.size, f"{tuple(x.shape)} over {self.size} ranks"
+        if not self._ready():
+            return lambda: x.detach()[0]
+        way = self.world.choices.get(self.ranks)
+        if way is None:
+            way = self.world.choices[self.ranks] = self.measure_reduce_scatter(_bytes(x))
+        self.world.ledger.add("reduce_scatter", _bytes(x), self.size)
+        return self._reduce_scatter(x.detach().contiguous(), way)
+
+    def _reduce_scatter(self, x: Tensor, way: str) -> Finish:
+        if way == "all-reduce" or x.dtype is torch.int16:
+            whole = x.to(torch.int32) if x.dtype is torch.int16 else x.clone()
+            work = dist.all_reduce(whole, group=self.handle, async_op=True)
+            # a view would keep all of it alive
+            return lambda: (work.wait(), whole[self.index].to(x.dtype, copy=True))[1]
+        if way == "all-to-all":
+            parts = torch.empty_like(x)
+            work = dist.all_to_all_single(parts, x, group=self.handle, async_op=True)
+            return lambda: (work.wait(), parts.sum(0))[1]
+        assert way == "native", way
+        part = torch.empty_like(x[0])
+        work = _reduce_scatter_single(part.view(-1), x.view(-1), group=self.handle, async_op=True)
+        return lambda: (work.wait(), part)[1]
+
+    def measure_reduce_scatter(self, payload: int) -> str:
+        """The quickest way for about `payload` bytes, agreed over the group; collective.
+
+        gloo's own reduce-scatter takes as long as an all-reduce, so nothing is taken for granted.
+        """
+        numbers = max(1, min(payload, _TRIAL_BYTES) // 4 // self.size)
+        x = torch.zeros(self.size, numbers, device=self.world.device)
+        seconds: dict[str, float] = {}
+        for way in WAYS:
+            self._reduce_scatter(x, way)()
+            self.barrier()
+            start = time.perf_counter()
+            for _ in range(2):
+                self._reduce_scatter(x, way)()
+            self.barrier()
+            seconds[way] = time.perf_counter() - start
+        return str(self.broadcast_json(min(WAYS, key=seconds.__getitem__)))
+
+    def all_to_all(
+        self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]] | None = None
+    ) -> list[Tensor]:
+        """Part i goes to rank i; what each rank sent to this one comes back.
+
+        shapes: of the tensors that come back, one a rank; the shapes of `parts` where not given.
+        """
+        return self.start_all_to_all(parts, shapes)()
+
+    def start_all_to_all(
+        self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]] | None = None
+    ) -> Callable[[], list[Tensor]]:
+        """Begins an all-to-all."""
+        assert len(parts) == self.size
+        if not self._ready():
+            return lambda: [parts[0].detach()]
+        dtype = parts[0].dtype
+        sends = [_movable(p) for p in parts]
+        wanted = [tuple(s) for s in (shapes or [p.shape for p in parts])]
+        self.world.ledger.add("all_to_all", sum(map(_bytes, sends)), self.size)
+        wide = 2 if sends[0].dtype is not dtype else 1
+        outward = [p.numel() for p in sends]
+        inward = [torch.Size(s).numel() * wide for s in wanted]
+        packed = torch.cat([p.view(-1) for p in sends])
+        received = packed.new_empty(sum(inward))
+        work = dist.all_to_all_single(
+            received, packed, inward, outward, group=self.handle, async_op=True
+        )
+
+        def finish() -> list[Tensor]:
+            work.wait()
+            pieces = received.split(inward)
+            return [p.view(dtype).view(s) for p, s in zip(pieces, wanted, strict=True)]
+
+        return finish
+
+    def exchange(
+        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
+    ) -> None:
+        """Point to point by index in the group: sends, and fills contiguous `receives`, at once.
+
+        Messages between two ranks match in order. Every size is known on both sides; empty ones
+        are not sent, a rank's messages to itself are copied. Only who sends or receives must call.
+        """
+        self.start_exchange(sends, receives)()
+
+    def start_exchange(
+        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
+    ) -> Callable[[], None]:
+        """Begins an exchange; `receives` are full when the returned function returns."""
+        assert self.index >= 0
+        own = [x for i, x in sends if i == self.index]
+        for target, x in zip((y for i, y in receives if i == self.index), own, strict=True):
+            target.copy_(x)
+        outward = [(i, _movable(x)) for i, x in sends if i != self.index and x.numel()]
+        inward = [(i, y) for i, y in receives if i != self.index and y.numel()]
+        if not outward and not inward:
+            return lambda: None
+        self._ready()
+        self.world.ledger.add_sent("send", sum(_bytes(x) for _, x in outward))
+        assert all(y.is_contiguous() for _, y in inward)
+        work = [dist.P2POp(dist.isend, x, self.ranks[i], self.messages) for i, x in outward] + [
+            dist.P2POp(dist.irecv, _movable(y), self.ranks[i], self.messages) for i, y in inward
+        ]
+        begun = dist.batch_isend_irecv(work)
+
+        def finish() -> None:
+            for item in begun:
+                item.wait()
+            outward.clear()  # what is being sent lives until here
+
+        return finish
+
+    def barrier(self) -> None:
+        """Returns when all members have called."""
+        if self._ready():
+            self.all_reduce(torch.zeros(1, device=self.world.device), counted=False)
+            if self.world.device.type == "cuda":
+                torch.cuda.synchronize(self.world.device)
+
+    def all_gather_json(self, value: Any) -> list[Any]:
+        """A value of each rank, as JSON: nothing is unpickled."""
+        if not self._ready():
+            return [json.loads(json.dumps(value))]
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        device = self.world.device
+        lengths = self.all_gather(torch.tensor(len(text), device=device), counted=False).tolist()
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(text)] = text
+        rows = self.all_gather(padded.to(device), counted=False).cpu()
+        return [json.loads(bytes(row[:n].tolist())) for row, n in zip(rows, lengths, strict=True)]
+
+    def broadcast_json(self, value: Any, root: int = 0) -> Any:
+        """The value of the rank at index `root`; other ranks' argument is ignored."""
+        if not self._ready():
+            return json.loads(json.dumps(value))
+        device, source = self.world.device, self.ranks[root]
+        data = json.dumps(value).encode() if self.index == root else b""
+        length = torch.tensor(len(data), device=device)
+        dist.broadcast(length, source, group=self.handle)
+        text = torch.empty(int(length), dtype=torch.uint8, device=device)
+        if self.index == root:
+            text.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        dist.broadcast(text, source, group=self.handle)
+        return json.loads(bytes(text.tolist()))
+
+
+class World:
+    """All ranks of the run, and every group of this process until it is closed."""
+
+    def __init__(
+        self, rank: int, size: int, device: torch.device, timeout: timedelta, owner: bool
+    ) -> None:
+        self.rank, self.size, self.device, self.timeout = rank, size, device, timeout
+        self.backend = "nccl" if device.type == "cuda" else "gloo"
+        self.ledger = Ledger()
+        self.choices: dict[tuple[int, ...], str] = {}  # how a group's reduce-scatter is done
+        self._groups: dict[tuple[int, ...], Group] = {}
+        self._owner = owner  # of the default process group
+
+    @classmethod
+    def open(
+        cls,
+        device: torch.device | str | None = None,
+        timeout: timedelta = timedelta(minutes=5),
+        startup: timedelta = timedelta(seconds=60),
+    ) -> "World":
+        """This process's world: of the default process group where one exists (it stays the
+        caller's), else of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, else of this process alone.
+
+        timeout: of every collective. startup: within which all ranks must have come.
+        """
+        if dist.is_available() and dist.is_initialized():
+            chosen = _device(device, dist.get_rank())
+            return cls(dist.get_rank(), dist.get_world_size(), chosen, timeout, owner=False)
+        here = rendezvous.place()
+        if here is None or here.size == 1:
+            return cls(0, 1, _device(device, 0), timeout, owner=False)
+        chosen = _device(device, here.rank)
+        store = rendezvous.meet(here, startup)
+        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, store=store, rank=here.rank, world_size=here.size, timeout=timeout
+        )
+        return cls(here.rank, here.size, chosen, timeout, owner=True)
+
+    @property
+    def everyone(self) -> Group:
+        return self.group(tuple(range(self.size)))
+
+    def group(self, ranks: tuple[int, ...]) -> Group:
+        """The group of `ranks`. Making one is collective over the world, members or not."""
+        if ranks not in self._groups:
+            assert len(set(ranks)) == len(ranks) and all(0 <= r < self.size for r in ranks), ranks
+            handle = self._new(ranks) if len(ranks) > 1 else None
+            # DETAIL counts operations to compare them between ranks, which messages would upset
+            apart = handle is not None and get_debug_level() == DebugLevel.DETAIL
+            messages = self._new(ranks) if apart else handle
+            if self.rank not in ranks:
+                handle = messages = None
+            self._groups[ranks] = Group(self, ranks, handle, messages)
+        return self._groups[ranks]
+
+    def _new(self, ranks: tuple[int, ...]) -> Any:
+        order: dict[str, Any] = {} if list(ranks) == sorted(ranks) else {"sort_ranks": False}
+        return dist.new_group(list(ranks), timeout=self.timeout, backend=self.backend, **order)
+
+    def groups(self, partition: Sequence[tuple[int, ...]]) -> Group:
+        """Makes all groups of a partition of the world and returns the one with this rank."""
+        assert sorted(r for ranks in partition for r in ranks) == list(range(self.size)), partition
+        made = [self.group(tuple(ranks)) for ranks in partition]
+        return next(group for group in made if group.index >= 0)
+
+    def close(self) -> None:
+        """Destroys what this world made and drops every reference to it.
+
+        A reference to a gloo group that outlives the interpreter aborts the process at its end.
+        """
+        for group in self._groups.values():
+            handles = {id(h): h for h in (group.handle, group.messages) if h is not None}
+            group.handle = group.messages = None
+            while handles:
+                _, handle = handles.popitem()
+                if dist.is_initialized():
+                    dist.destroy_process_group(handle)
+                del handle
+        self._groups.clear()
+        if self._owner and dist.is_initialized():
+            dist.destroy_process_group()
+        self._owner = False
+
+
+def _device(device: torch.device | str | None, rank: int) -> torch.device:
+    """The device of a rank: as given, else the GPU of its LOCAL_RANK, else the CPU."""
+    chosen = torch.device(device) if device is not None else None
+    if chosen is None:
+        chosen = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if chosen.type != "cuda":
+        return chosen
+    if chosen.index is None:
+        local, count = int(os.environ.get("LOCAL_RANK", rank)), torch.cuda.device_count()
+        if local >= count:
+            raise ValueError(
+                f"local rank {local} has no GPU of its own ({count} on this machine); start at "
+                f'most {count} processes here, or ask for device="cpu"'
+            )
+        chosen = torch.device("cuda", local)
+    torch.cuda.set_device(chosen)
+    return chosen

@@ -1,0 +1,158 @@
+"""The user's model while Synchromesh holds it: original names and shapes, local pieces, a blocked
+forward.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from synchromesh.component import Parameter
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def describe(name: str, tensor: Tensor, trainable: bool) -> Parameter:
+    return Parameter(name, tuple(tensor.shape), dtype_name(tensor.dtype), trainable)
+
+
+class Model:
+    """A module with the global description of its tensors; shared tensors have their first name
+    only.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
+        self.buffers: dict[str, Tensor] = dict(module.named_buffers())
+        self.described = {n: describe(n, p, p.requires_grad) for n, p in self.parameters.items()}
+        self.described |= {n: describe(n, b, False) for n, b in self.buffers.items()}
+        names = {id(p): n for n, p in self.parameters.items()}
+        names |= {id(b): n for n, b in self.buffers.items()}
+        self.slots: list[
+            tuple[nn.Module, str, str]
+        ] = []  # (module, attribute, name) of each reference
+        persistent = set()
+        for _, part in module.named_modules():
+            for table in (part._parameters, part._buffers):
+                for key, tensor in table.items():
+                    if tensor is None:
+                        continue
+                    self.slots.append((part, key, names[id(tensor)]))
+                    if table is part._parameters or key not in part._non_persistent_buffers_set:
+                        persistent.add(names[id(tensor)])
+        self.persistent = frozenset(persistent)  # names that state_dict and checkpoints carry
+        self.aliases: dict[str, str] = {
+            n: names[id(t)] for n, t in module.state_dict(keep_vars=True).items() if id(t) in names
+        }
+
+        self.statistics: tuple[str, ...] = tuple(
+            names[id(b)]
+            for part in module.modules()
+            if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats
+            for b in (part.running_mean, part.running_var)
+            if b is not None
+        )
+
+    def paths(self) -> tuple[str, ...]:
+        """Every module path of the model."""
+        return tuple(path for path, _ in self.module.named_modules() if path)
+
+    def inside(self, components: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """The module paths inside each component, for patterns that name a module within."""
+        paths = self.paths()
+        return {name: tuple(p for p in paths if p.startswith(f"{name}.")) for name in components}
+
+    def trained(self) -> tuple[bool, ...]:
+        """Which parameters require gradients now; the user may freeze and release them."""
+        return tuple(p.requires_grad for p in self.parameters.values())
+
+    def describe_trained(self) -> None:
+        """Notes which parameters require gradients now."""
+        for name, parameter in self.parameters.items():
+            self.described[name] = replace(self.described[name], trainable=parameter.requires_grad)
+
+    def complete(self) -> bool:
+        """Whether this rank holds every parameter whole and with values."""
+        return all(
+            tuple(p.shape) == self.described[n].shape and not p.is_meta
+            for n, p in self.parameters.items()
+        )
+
+    def local(self, name: str) -> Tensor:
+        """This rank's piece of a parameter or buffer."""
+        return self.parameters[name] if name in self.parameters else self.buffers[name]
+
+    def place(self, name: str, tensor: Tensor) -> None:
+        """Makes `tensor` this rank's piece; parameters stay the objects that the user and the
+        optimizer know.
+        """
+        parameter = self.parameters.get(name)
+        if parameter is None:
+            self.bind(name, tensor)
+        elif parameter.is_meta:
+            torch.utils.swap_tensors(parameter, nn.Parameter(tensor, parameter.requires_grad))
+        else:
+            parameter.data = tensor
+
+    def bind(self, name: str, buffer: Tensor) -> None:
+        """Lets every place of the module that holds buffer `name` refer to `buffer`."""
+        for part, key, known in self.slots:
+            if known == name:
+                setattr(part, key, buffer)
+        self.buffers[name] = buffer
+
+    @contextmanager
+    def whole(self, device: torch.device) -> Iterator[nn.Module]:
+        """The module with tensors of the global shapes, on the meta device where this rank holds a
+        piece.
+        """
+        whole: dict[str, Tensor] = {}
+        for name, d in self.described.items():
+            local = self.parameters[name] if name in self.parameters else self.buffers[name]
+            if tuple(local.shape) == d.shape and local.device == device:
+                continue
+            empty = torch.empty(d.shape, dtype=local.dtype, device="meta")
+            is_parameter = name in self.parameters
+            whole[name] = nn.Parameter(empty, d.trainable) if is_parameter else empty
+        kept = [(part, key, getattr(part, key)) for part, key, name in self.slots if name in whole]
+        try:
+            for part, key, name in self.slots:
+                if name in whole:
+                    setattr(part, key, whole[name])
+            with self.open() as module:
+                yield module
+        finally:
+            for part, key, tensor in kept:
+                setattr(part, key, tensor)
+
+    @contextmanager
+    def open(self) -> Iterator[nn.Module]:
+        """The module with this rank's tensors, callable inside."""
+        self.unblock()
+        try:
+            yield self.module
+        finally:
+            self.block()
+
+    def block(self) -> None:
+        """Makes a direct call of the module an error that says what to call."""
+
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise RuntimeError(
+                "this model is held by Synchromesh, which may have cut it over several devices: "
+                "call "
+                "trainer.step(batch) to train, trainer.evaluate(loader, metric) to evaluate, "
+                "trainer.state_dict() for "
+                "its weights, or trainer.close() to give it back"
+            )
+
+        self.module.__dict__["forward"] = refuse
+
+    def unblock(self) -> None:
+        self.module.__dict__.pop("forward", None)

@@ -1,0 +1,142 @@
+"""The user's optimizer over pieces of parameters: what it may be, its state, global norms.
+
+An optimizer whose update of an entry depends on that entry's own history alone (elementwise) may
+run on pieces. `ELEMENTWISE` lists those of torch 2.13 whose source says so; per-parameter scalars
+(step counters, ASGD's coefficients) depend on the number of steps alone and stay as they are.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from synchromesh.engine.groups import Group
+
+ELEMENTWISE = frozenset(
+    {
+        "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop",
+        "Rprop", "SGD",
+    }
+)  # fmt: skip
+# what an update of one entry depends on besides, by class name in lower case, of any package
+COUPLED = {
+    "adafactor": "row and column means of the gradient, and the norm of the whole update",
+    "muon": "an orthogonalisation of the whole matrix",
+    "lamb": "the norm of the whole parameter",
+    "lars": "the norm of the whole parameter",
+    "novograd": "the norm of the whole gradient",
+    "shampoo": "factors of the whole gradient",
+    "distributedshampoo": "factors of the whole gradient",
+    "soap": "factors of the whole gradient",
+    "came": "row and column means of the gradient",
+    "prodigy": "sums over all parameters",
+    "dadaptadam": "sums over all parameters",
+    "dadaptsgd": "sums over all parameters",
+    "adam8bit": "blocks of neighbouring entries",
+    "adamw8bit": "blocks of neighbouring entries",
+}
+REFUSED = {
+    "lbfgs": "it keeps own copies of all parameters and calls the loss again",
+    "sparseadam": "it takes sparse gradients, which are not summed over ranks",
+}
+
+
+def check(optimizer: Optimizer, sharded: bool) -> None:
+    """ValueError for optimizers that cannot run, a warning for unknown ones on pieces.
+
+    sharded: whether any parameter lies in pieces on several ranks.
+    """
+    kind: Any = type(optimizer)
+    names = [k.__name__.lower() for k in kind.__mro__]
+    for name in names:
+        if name in REFUSED:
+            raise ValueError(
+                f"the optimizer {kind.__name__} cannot be used: {REFUSED[name]}; use AdamW"
+            )
+    if not sharded:
+        return
+    for name in names:
+        if name in COUPLED:
+            raise ValueError(
+                f"the optimizer {kind.__name__} cannot update pieces of a parameter: its update "
+                f"needs {COUPLED[name]}; use the plan 'data', or AdamW"
+            )
+    known = [getattr(torch.optim, name) for name in ELEMENTWISE]
+    if not any(issubclass(kind, k) and kind.step is k.step for k in known):
+        warnings.warn(
+            f"it is not known whether the optimizer {kind.__name__} updates each entry by itself; "
+            "if not, pieces of a parameter are updated otherwise than the whole "
+            "(`synchromesh verify` shows it; the plan 'data' is exact)",
+            stacklevel=2,
+        )
+
+
+def state_tensors(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """The state of `parameter` that has one entry per entry of it, by name."""
+    return {
+        name: value
+        for name, value in sorted(optimizer.state.get(parameter, {}).items())
+        if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0
+    }
+
+
+def state_scalars(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, object]:
+    """The rest of the state of `parameter`: step counters and the like."""
+    shaped = state_tensors(optimizer, parameter)
+    state = optimizer.state.get(parameter, {})
+    return {name: value for name, value in sorted(state.items()) if name not in shaped}
+
+
+def rebind(
+    parameter: nn.Parameter,
+    data: Tensor,
+    optimizer: Optimizer | None,
+    cut: Callable[[Tensor], Tensor],
+) -> None:
+    """`parameter` becomes `data`, its shaped optimizer state what `cut` makes of it.
+
+    The parameter object, its hooks and its place in the optimizer's groups stay; between steps
+    only, for a graph that is still alive knows the old shape. Meta parameters become real.
+    """
+    if optimizer is not None:
+        for name, value in state_tensors(optimizer, parameter).items():
+            optimizer.state[parameter][name] = cut(value)
+    parameter.grad = None
+    if parameter.device == data.device and parameter.dtype == data.dtype:
+        parameter.data = data
+    else:
+        fresh = nn.Parameter(data, requires_grad=parameter.requires_grad)
+        torch.utils.swap_tensors(parameter, fresh)
+
+
+def global_norm(copies: Iterable[tuple[nn.Parameter, float]], everyone: Group) -> Tensor:
+    """The 2-norm of all gradients of the model, equal on all ranks (0-d, float64).
+
+    copies: this rank's parameters, each with the number of ranks that hold an equal piece.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=everyone.world.device)
+    held = [(p.grad, n) for p, n in copies if p.grad is not None]
+    if held:
+        norms = torch._foreach_norm([g.float() if g.dtype.itemsize < 4 else g for g, _ in held])
+        squares = torch.stack([n.to(total) for n in norms]).square()
+        total = (squares / torch.tensor([n for _, n in held]).to(total)).sum()
+    everyone.all_reduce(total, counted=False)
+    return total.sqrt()
+
+
+def clip_norm(
+    copies: Iterable[tuple[nn.Parameter, float]], everyone: Group, max_norm: float
+) -> Tensor:
+    """Scales gradients so that their global norm is at most `max_norm`; returns it as it was."""
+    copies = list(copies)
+    norm = global_norm(copies, everyone)
+    gradients = [p.grad for p, _ in copies if p.grad is not None]
+    if gradients:
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for dtype in {g.dtype for g in gradients}:
+            alike = [g for g in gradients if g.dtype is dtype]
+            torch._foreach_mul_(alike, factor.to(dtype))
+    return norm

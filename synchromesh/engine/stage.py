@@ -1,0 +1,42 @@
+"""A stage: the ranks that run its components, this rank's place among them, their groups."""
+
+from collections.abc import Iterable
+
+from synchromesh.engine.groups import Group, World
+from synchromesh.layout import Layout
+
+
+class Stage:
+    """Ranks in order, with the groups of every layout that is used on them.
+
+    Creating groups is collective: every rank of the world makes the same `Stage`, the idle ones
+    too (their `position` is None and their groups hold only themselves).
+    """
+
+    def __init__(self, world: World, ranks: tuple[int, ...], layouts: Iterable[Layout]) -> None:
+        self.world = world
+        self.ranks = ranks
+        self.position = ranks.index(world.rank) if world.rank in ranks else None
+        self._idle: list[tuple[int, ...]] = [(r,) for r in range(world.size) if r not in ranks]
+        self.whole = self._group([tuple(range(len(ranks)))])
+        self._tensor: dict[int, Group] = {}
+        self._data: dict[int, Group] = {}
+        for layout in sorted({Layout(x.data, x.tensor) for x in layouts}):
+            positions = range(layout.devices)
+            lines = {layout.tensor_positions(p) for p in positions}
+            columns = {layout.data_positions(p) for p in positions}
+            self._tensor[layout.tensor] = self._group(sorted(lines))
+            self._data[layout.tensor] = self._group(sorted(columns))
+
+    def _group(self, positions: list[tuple[int, ...]]) -> Group:
+        return self.world.groups(
+            [tuple(self.ranks[p] for p in line) for line in positions] + self._idle
+        )
+
+    def tensor_group(self, layout: Layout) -> Group:
+        """The ranks that share this rank's rows under `layout`."""
+        return self._tensor[layout.tensor]
+
+    def data_group(self, layout: Layout) -> Group:
+        """The ranks that hold this rank's part of the parameters under `layout`."""
+        return self._data[layout.tensor]

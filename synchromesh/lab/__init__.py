@@ -1,0 +1,1 @@
+"""The lab: emulated hosts on one machine. Not here yet."""

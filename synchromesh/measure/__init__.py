@@ -1,0 +1,1 @@
+"""Measurement: seconds and bytes of programs and collectives. Not here yet."""

@@ -1,0 +1,1 @@
+"""The planner: the plan with the least predicted cost. Not here yet."""

@@ -1,0 +1,1 @@
+"""State that outlives a step: checkpoints, the sample cursor, the move between two plans."""

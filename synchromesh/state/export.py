@@ -1,0 +1,253 @@
+"""An export: the whole model in one safetensors file, under its own names and shapes; and back.
+
+Tensors travel to rank 0 one at a time and are written as they come, so that no rank holds more
+than one whole tensor besides its own pieces. A tensor that the model uses under several names is
+stored once; the other names stand in the file's metadata (key `tied`, JSON: other name -> stored
+name). In the other direction each rank reads the boxes that it holds and nothing else.
+
+The format (https://github.com/huggingface/safetensors): 8 bytes with the header's length, the
+header as JSON, the bytes of the tensors one after the other.
+"""
+
+import json
+import os
+import struct
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from synchromesh import document
+from synchromesh.placement import Box
+from synchromesh.state.manifest import CheckpointError, sync
+from synchromesh.state.pieces import Held, whole
+from synchromesh.state.switch import redistribute
+
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+def save_safetensors(
+    path: str | Path,
+    tensors: Mapping[str, Held],
+    world: Any,
+    aliases: Mapping[str, str] | None = None,
+) -> None:
+    """Writes the whole of `tensors` to the file `path`. Collective; all or nothing.
+
+    aliases: other names of tensors -> the name in `tensors`. CheckpointError on all ranks where
+    the file cannot be written.
+    """
+    path, group = Path(path), world.everyone
+    ordered = sorted(tensors.values(), key=lambda h: (-h.dtype.itemsize, h.name))  # aligned
+    odd = [f"{h.name} ({h.dtype})" for h in ordered if h.dtype not in DTYPES]
+    if odd:
+        raise CheckpointError(f"{path}: safetensors has no such type: {', '.join(odd)}")
+    fresh = path.with_name(f".{path.name}.new-{uuid.uuid4().hex[:8]}")
+    file: IO[bytes] | None = None
+    fault = ""
+    try:
+        if group.index == 0:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = fresh.open("wb")
+                file.write(_header(ordered, aliases or {}))
+            except OSError as error:
+                fault = error.strerror or str(error)
+        for held in ordered:
+            tensor = _gathered(held, group)
+            if file is not None and not fault:
+                try:
+                    file.write(_bytes(tensor))
+                except OSError as error:  # the others go on sending: they learn of it at the end
+                    fault = error.strerror or str(error)
+        if file is not None and not fault:
+            try:
+                file.flush()
+                os.fsync(file.fileno())
+                fresh.rename(path)
+                sync(path.absolute().parent)
+            except OSError as error:
+                fault = error.strerror or str(error)
+        fault = group.broadcast_json(fault)
+        if fault:
+            raise CheckpointError(f"{path}: cannot be written: {fault}")
+    finally:
+        if file is not None:
+            file.close()
+            fresh.unlink(missing_ok=True)
+
+
+def _header(ordered: Sequence[Held], aliases: Mapping[str, str]) -> bytes:
+    """Names, dtypes, shapes and places of the tensors, padded to a multiple of 8 bytes."""
+    tied = {other: name for other, name in sorted(aliases.items()) if other != name}
+    metadata = {"format": "pt"} | ({"tied": json.dumps(tied)} if tied else {})
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for held in ordered:
+        start, end = end, end + held.dtype.itemsize * _numbers(held.shape)
+        header[held.name] = {
+            "dtype": DTYPES[held.dtype],
+            "shape": list(held.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _gathered(held: Held, group: Any) -> Tensor:
+    """The whole tensor on rank 0; elsewhere the pieces are only sent."""
+    everyone = group.all_gather_json([[list(side) for side in box] for box in held.boxes])
+    have = [[tuple((a, b) for a, b in box) for box in boxes] for boxes in everyone]
+    want: list[list[Box]] = [[whole(held.shape)], *([] for _ in range(group.size - 1))]
+    return redistribute(held.tensor.detach(), have, want, held.shape, group)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def _numbers(shape: Sequence[int]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+# Reading
+
+
+def load_safetensors(
+    path: str | Path,
+    wanted: Mapping[str, Held],
+    aliases: Mapping[str, str] | None = None,
+    cast: bool = False,
+    allow: Iterable[str] = (),
+) -> None:
+    """Fills the local tensors of `wanted`, this rank's boxes only. Not collective.
+
+    path: a file, a folder with `model.safetensors` or with `model.safetensors.index.json`, or that
+    index. aliases: other names -> names in `wanted`; a stored alias stands for its tensor. cast:
+    whether other floating-point types are converted. allow: wanted names that may be missing.
+    CheckpointError with all faults, before anything is filled.
+    """
+    path = Path(path)
+    sources = _sources(path)
+    stored = dict(sources)
+    for other, name in {**_tied(sources), **(aliases or {})}.items():
+        if other in sources:
+            stored.setdefault(name, sources[other])
+        if name in sources:
+            stored.setdefault(other, sources[name])
+    faults, where = _plan(stored, wanted, cast, set(allow), set(aliases or {}))
+    if faults:
+        raise CheckpointError(f"{path}: does not fit: {'; '.join(faults)}")
+    for file, entries in _by_file(where).items():
+        with safe_open(file, framework="pt") as opened:
+            for held, key in entries:
+                for box in held.boxes:
+                    held.part(box).copy_(_read(opened, key, box))
+
+
+Source = tuple[Path, str, tuple[int, ...], str]  # file, key in it, shape, dtype
+
+
+def _sources(path: Path) -> dict[str, Source]:
+    """Every stored tensor by name."""
+    found: dict[str, Source] = {}
+    for file in _files(path):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for key in opened.keys():  # noqa: SIM118 -- no mapping
+                    entry = opened.get_slice(key)
+                    found[key] = (file, key, tuple(entry.get_shape()), entry.get_dtype())
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file}: is no readable safetensors file: {error}") from None
+    return found
+
+
+def _tied(sources: Mapping[str, Source]) -> dict[str, str]:
+    """The aliases that the files state themselves."""
+    tied: dict[str, str] = {}
+    for file in {source[0] for source in sources.values()}:
+        with safe_open(file, framework="pt") as opened:
+            text = (opened.metadata() or {}).get("tied")
+        if text:
+            value = document.read_json(text, f"{file}: tied")
+            names = document.mapping(value, f"{file}: tied", value)
+            tied |= {other: document.text(n, f"{file}: tied") for other, n in names.items()}
+    return tied
+
+
+def _files(path: Path) -> list[Path]:
+    """The safetensors files that a path stands for."""
+    if path.is_dir():
+        inside = [path / "model.safetensors", path / "model.safetensors.index.json"]
+        path = next((p for p in inside if p.is_file()), inside[0])
+    if not path.is_file():
+        raise CheckpointError(f"{path}: there is no such file")
+    if path.suffix != ".json":
+        return [path]
+    value = document.read(path)
+    if not isinstance(value, dict) or "weight_map" not in value:
+        raise CheckpointError(f"{path}: weight_map is missing: is this an index of safetensors?")
+    names = document.mapping(value["weight_map"], f"{path}: weight_map", value["weight_map"])
+    files = {document.text(name, f"{path}: weight_map") for name in names.values()}
+    for name in files:
+        if os.path.basename(name) != name or name in ("", ".", ".."):
+            raise CheckpointError(f"{path}: {name[:80]!r} is no plain file name")
+    return [path.parent / name for name in sorted(files)]
+
+
+def _plan(
+    stored: Mapping[str, Source],
+    wanted: Mapping[str, Held],
+    cast: bool,
+    allow: set[str],
+    aliases: set[str],
+) -> tuple[list[str], list[tuple[Held, Source]]]:
+    """Where each wanted tensor is stored, and everything that does not fit."""
+    faults, where, used = [], [], set()
+    known = {dtype: name for name, dtype in DTYPES.items()}
+    for name, held in wanted.items():
+        source = stored.get(name)
+        if source is None:
+            if name not in allow:
+                faults.append(f"{name} is missing")
+            continue
+        used.add((source[0], source[1]))
+        dtype = known.get(source[3])
+        if source[2] != tuple(held.shape):
+            faults.append(f"{name} has shape {source[2]} there, {tuple(held.shape)} here")
+        castable = (
+            cast and dtype is not None and dtype.is_floating_point == held.dtype.is_floating_point
+        )
+        if dtype != held.dtype and not castable:
+            faults.append(f"{name} is {dtype or source[3]} there, {held.dtype} here")
+        where.append((held, source))
+    for name, source in stored.items():
+        if (source[0], source[1]) not in used and name not in allow | aliases:
+            faults.append(f"{name} is unexpected")
+    return faults, where
+
+
+def _by_file(where: Iterable[tuple[Held, Source]]) -> dict[Path, list[tuple[Held, str]]]:
+    files: dict[Path, list[tuple[Held, str]]] = {}
+    for held, (file, key, _, _) in where:
+        files.setdefault(file, []).append((held, key))
+    return files
+
+
+def _read(opened: Any, key: str, box: Box) -> Tensor:
+    """One box of a stored tensor."""
+    if not box:
+        tensor: Tensor = opened.get_tensor(key)
+        return tensor
+    part: Tensor = opened.get_slice(key)[tuple(slice(a, b) for a, b in box)]
+    return part

@@ -1,0 +1,269 @@
+"""A manifest: the files of a finished checkpoint with sizes and SHA-256; how it is put in place.
+
+torch's checkpoints have no integrity check: a flipped bit loads in silence, and a crash in the
+middle of overwriting one loses it or leaves a mixture. So a checkpoint is written to a hidden
+folder beside its place, listed in MANIFEST.json, synchronised to the disk, and then renamed:
+
+    .last.new-1f3a/  ->  last/        and what was there before   last/  ->  last.previous/
+
+The exchange of two folders is one system call on Linux. Elsewhere there is a moment between two
+renames; a process killed in it leaves only `last.previous`, which `newest` finds.
+"""
+
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synchromesh import document
+
+NAME = "MANIFEST.json"
+FORMAT = "synchromesh checkpoint 1"
+_EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
+_AT_FDCWD = -100
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be written or should not be read; the message names the file.
+
+    Control characters in names are escaped: a name from a file must not steer the terminal.
+    """
+
+    def __init__(self, message: str) -> None:
+        shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+        super().__init__("".join(shown))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file: its bytes and their SHA-256 in hexadecimal digits."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The files of a checkpoint by name, and when it was finished (seconds since 1970)."""
+
+    files: Mapping[str, Entry]
+    created: float
+
+    def write(self, folder: Path) -> None:
+        """Writes MANIFEST.json and sees to it that folder and file are on the disk."""
+        files = {n: {"bytes": e.bytes, "sha256": e.sha256} for n, e in sorted(self.files.items())}
+        value = {"format": FORMAT, "created": self.created, "files": files}
+        write_durably(folder / NAME, json.dumps(value, indent=1).encode())
+        sync(folder)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """The manifest of a checkpoint folder; CheckpointError where it is none of ours."""
+        path = folder / NAME
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder}: there is no such checkpoint folder")
+        if not path.is_file() or path.is_symlink():
+            raise CheckpointError(
+                f"{folder}: is no finished checkpoint of Synchromesh: it has no {NAME}"
+            )
+        try:
+            value = document.read_json(path.read_text(encoding="utf-8"), str(path))
+            item = document.mapping(value, str(path), ("format", "created", "files"), ("files",))
+            if item.get("format") != FORMAT:
+                raise ValueError(f"{path}: the format is {document.kind(item.get('format'))}")
+            known = document.mapping(item["files"], f"{path}: files", item["files"])
+            files = {name: _entry(entry, name, str(path)) for name, entry in known.items()}
+            created = document.number(item.get("created", 0), f"{path}: created")
+            return cls(files, created)
+        except (ValueError, OSError) as error:
+            raise CheckpointError(f"{error}: the manifest is damaged or foreign") from None
+
+
+def _entry(value: Any, name: str, path: str) -> Entry:
+    keys = ("bytes", "sha256")
+    if not plain(name):
+        raise ValueError(f"{path}: {name[:80]!r} is no plain file name")
+    item = document.mapping(value, f"{path}: {name}", keys, keys)
+    size = document.integer(item["bytes"], f"{path}: {name}: bytes", 0, 2**62)
+    return Entry(size, document.text(item["sha256"], f"{path}: {name}: sha256"))
+
+
+def plain(name: str) -> bool:
+    """Whether `name` names a file of the folder itself and nothing else."""
+    return name not in ("", ".", "..") and os.path.basename(name) == name and "\\" not in name
+
+
+def digest(path: Path) -> Entry:
+    """Size and hash of a file as it is now."""
+    with path.open("rb") as file:
+        return Entry(
+            os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+        )
+
+
+def faults(folder: Path, files: Mapping[str, Entry]) -> list[str]:
+    """A sentence for each of `files` that is not as the manifest says. Reads them to the end."""
+    found = []
+    for name, entry in files.items():
+        path = folder / name
+        try:
+            mode = path.lstat().st_mode
+            if not stat.S_ISREG(mode):
+                found.append(f"{path} is not a regular file")
+                continue
+            size = path.stat().st_size
+            if size != entry.bytes:
+                short = ": it is truncated" if size < entry.bytes else ""
+                found.append(f"{path} has {size} bytes instead of {entry.bytes}{short}")
+            elif digest(path) != entry:
+                found.append(f"{path} is damaged: its contents do not have the recorded SHA-256")
+        except FileNotFoundError:
+            found.append(f"{path} is missing")
+        except OSError as error:
+            found.append(f"{path} cannot be read: {error.strerror}")
+    return found
+
+
+def verify(folder: str | Path) -> Manifest:
+    """The manifest, if every file is as it says. CheckpointError with all faults."""
+    folder = Path(folder)
+    manifest = Manifest.read(folder)
+    found = faults(folder, manifest.files)
+    if found:
+        raise CheckpointError("; ".join(found))
+    return manifest
+
+
+def newest(folder: str | Path, besides: str | Path | None = None) -> Path | None:
+    """The newest complete and undamaged checkpoint among the folders in `folder`, or None."""
+    skipped = Path(besides).absolute() if besides is not None else None
+    try:
+        visible = [p for p in Path(folder).iterdir() if not p.name.startswith(".")]
+        folders = [p for p in visible if p.is_dir() and not p.is_symlink()]
+    except OSError:
+        return None
+    candidates = [
+        (_created(p), p) for p in folders if p.absolute() != skipped and (p / NAME).is_file()
+    ]
+    for _, path in sorted(candidates, reverse=True):
+        try:
+            verify(path)
+            return path
+        except CheckpointError:
+            continue
+    return None
+
+
+def _created(folder: Path) -> float:
+    try:
+        return Manifest.read(folder).created
+    except CheckpointError:
+        return -1.0
+
+
+def offer(folder: str | Path) -> str:
+    """What to say after a refusal: the newest good checkpoint beside the refused one."""
+    other = newest(Path(folder).absolute().parent, besides=folder)
+    if other is None:
+        return "no other good checkpoint lies beside it"
+    return f"the newest good one beside it is {other}"
+
+
+# Writing
+
+
+def check_writable(folder: str | Path) -> None:
+    """Makes `folder` and writes a file in it: an error now instead of at the first save."""
+    folder = Path(folder)
+    probe = folder / f".writable-{uuid.uuid4().hex[:8]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_durably(probe, b"x")
+        probe.unlink()
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: checkpoints cannot be written there: {error.strerror}; "
+            "choose another folder or make room"
+        ) from None
+
+
+def begin(path: Path) -> Path:
+    """A new hidden folder beside `path` to write to; what killed runs left is removed."""
+    parent = path.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    for stale in parent.glob(f".{_glob_free(path.name)}.new-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    fresh = parent / f".{path.name}.new-{uuid.uuid4().hex[:8]}"
+    fresh.mkdir()
+    return fresh
+
+
+def put_in_place(fresh: Path, path: Path) -> None:
+    """Renames the finished folder `fresh` to `path`; what was there becomes `path.previous`."""
+    previous = path.with_name(f"{path.name}.previous")
+    if path.exists():
+        if not (path / NAME).is_file():
+            raise CheckpointError(
+                f"{path}: something that is no checkpoint lies there and is not overwritten"
+            )
+        if not exchange(fresh, path):
+            shutil.rmtree(previous, ignore_errors=True)
+            path.rename(previous)
+            fresh.rename(path)
+        else:
+            shutil.rmtree(previous, ignore_errors=True)
+            fresh.rename(previous)
+    else:
+        fresh.rename(path)
+    sync(path.absolute().parent)
+
+
+def exchange(a: Path, b: Path) -> bool:
+    """Swaps two names in one step; False where the system cannot."""
+    if sys.platform != "linux":
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), str(a))
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Writes a file whose bytes are on the disk when this returns."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(folder: Path) -> None:
+    """Sees to it that the names in a folder are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def manifest_of(entries: Iterable[tuple[str, Entry]]) -> Manifest:
+    return Manifest(dict(entries), time.time())
+
+
+def _glob_free(name: str) -> str:
+    """`name` as a pattern that matches nothing else."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

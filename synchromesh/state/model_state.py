@@ -1,0 +1,352 @@
+"""The state of a model in training: parameters, buffers and optimizer state as pieces on ranks,
+and how they move.
+"""
+
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from synchromesh.engine.batches import fingerprint
+from synchromesh.engine.groups import World
+from synchromesh.engine.model import Model, dtype_name
+from synchromesh.engine.stage import Stage
+from synchromesh.holding import Holding
+from synchromesh.layout import Layout
+from synchromesh.placement import REPLICATED_PARTIAL_GRADIENT, Box
+from synchromesh.state.initial import initial_values
+from synchromesh.state.pieces import Held, local_shape, view, whole
+from synchromesh.state.switch import Move, move, redistribute
+
+Sides = tuple[tuple[Box, ...], ...]  # boxes of each rank of the world
+
+
+class ModelState:
+    """Where every tensor lies now. At first whole on every rank, as the user handed the model
+    over.
+    """
+
+    def __init__(self, model: Model, optimizer: Optimizer, world: World) -> None:
+        self.model, self.optimizer, self.world = model, optimizer, world
+        self.ranks = tuple(range(world.size))
+        everywhere = Layout(world.size, 1)
+        self.held = {
+            n: Holding(d, everywhere, REPLICATED_PARTIAL_GRADIENT)
+            for n, d in model.described.items()
+        }
+        self.firsts: frozenset[str] = frozenset()  # tensors of which rank 0's alone count
+
+    def sides(self, held: Holding, ranks: tuple[int, ...]) -> Sides:
+        """The boxes of `held` at each rank of the world; none at idle ranks."""
+        return tuple(
+            held.boxes(ranks.index(r)) if r in ranks else () for r in range(self.world.size)
+        )
+
+    # Moving
+
+    def move(self, held: Mapping[str, Holding], stage: Stage) -> int:
+        """Brings every tensor to where `held` says on the ranks of `stage`; returns the bytes this
+        rank sent.
+
+        Tensors on the meta device stay there: `start` places them.
+        """
+        self._spread_optimizer_state()
+        moves = []
+        for name, new in held.items():
+            if self.model.local(name).is_meta:
+                continue
+            want = self.sides(new, stage.ranks)
+            moves.append(self._move(name, self._have(name, name), want))
+            moves += [
+                self._move_state(name, key, self._have(name, f"{name}/{key}"), want)
+                for key in self.shaped_state(name)
+            ]
+        moved = move(moves, self.world.everyone)
+        self.held, self.ranks, self.firsts = dict(held), stage.ranks, frozenset()
+        return moved.bytes
+
+    def _have(self, name: str, key: str) -> Sides:
+        """Who holds what counts of a tensor: at first rank 0 alone where ranks were given
+        different values.
+        """
+        everywhere = self.sides(self.held[name], self.ranks)
+        if key not in self.firsts:
+            return everywhere
+        return (everywhere[0], *(() for _ in everywhere[1:]))
+
+    def _move(self, name: str, have: Sides, want: Sides) -> Move:
+        shape = self.model.described[name].shape
+        current = lambda: self.model.local(name).detach()  # noqa: E731
+        return Move(name, shape, have, want, current, lambda new: self.model.place(name, new))
+
+    def _move_state(self, name: str, key: str, have: Sides, want: Sides) -> Move:
+        state = self.optimizer.state[self.model.parameters[name]]
+        shape = self.model.described[name].shape
+        return Move(
+            f"{name}/{key}",
+            shape,
+            have,
+            want,
+            lambda: state[key],
+            lambda new: state.__setitem__(key, new),
+        )
+
+    def start(self, seed: int, without: Collection[str] = ()) -> None:
+        """Tensors on the meta device come into being, this rank's pieces only.
+
+        without: names that are left uninitialised, for weights to be read into.
+        """
+        for name in [n for n in without if self.model.local(n).is_meta]:
+            boxes, shape = self._boxes(name), self.model.described[name].shape
+            dtype = self.model.local(name).dtype
+            local = torch.empty(
+                local_shape(boxes, len(shape)), dtype=dtype, device=self.world.device
+            )
+            self.model.place(name, local)
+        for name, entire in initial_values(self.model, seed, self.world.device, without):
+            boxes = self._boxes(name)
+            local = entire.new_empty(local_shape(boxes, entire.dim()))
+            for box in boxes:
+                view(local, boxes, box).copy_(view(entire, (whole(entire.shape),), box))
+            self.model.place(name, local)
+            del entire
+
+    def _boxes(self, name: str) -> tuple[Box, ...]:
+        """This rank's boxes of a tensor."""
+        return self.sides(self.held[name], self.ranks)[self.world.rank]
+
+    # The first weights
+
+    def compare_first(self) -> None:
+        """Finds the tensors in which ranks differ before anything has moved: of these rank 0's
+        count.
+
+        Optimizer state that exists already is rank 0's too.
+        """
+        if self.world.size == 1:
+            return
+        everyone = self.world.everyone
+        mine = {n: checksum(self.model.local(n)) for n in self.model.described}
+        told = self.describe_optimizer() if self.optimizer.state else None
+        for name in self.model.parameters:
+            mine |= {f"{name}/{k}": checksum(t) for k, t in self.shaped_state(name).items()}
+        marks = everyone.all_gather_json(fingerprint((sorted(mine.items()), repr(told))))
+        if len(set(marks)) == 1:
+            return
+        theirs = everyone.all_gather_json(mine)
+        self.firsts = frozenset(
+            k for k, v in theirs[0].items() if any(t.get(k) != v for t in theirs)
+        )
+        told = everyone.broadcast_json(told)
+        if self.world.rank:
+            self.optimizer.state.clear()
+            if told is not None:
+                self.adopt_optimizer(told)
+
+    # Optimizer state
+
+    def shaped_state(self, name: str) -> dict[str, Tensor]:
+        """Optimizer state of a parameter that has one entry per entry of the parameter."""
+        parameter = self.model.parameters.get(name)
+        if parameter is None or parameter not in self.optimizer.state:
+            return {}
+        state = self.optimizer.state[parameter]
+        return {
+            k: v
+            for k, v in sorted(state.items())
+            if isinstance(v, Tensor) and v.shape == parameter.shape
+        }
+
+    def describe_optimizer(self) -> dict[str, Any]:
+        """Everything of the optimizer but its shaped tensors, as JSON: groups, dtypes, step
+        counters.
+        """
+        names: dict[Tensor, str] = {p: n for n, p in self.model.parameters.items()}
+        groups = [
+            {k: plain(v, f"optimizer group: {k}") for k, v in g.items() if k != "params"}
+            | {"params": [names[p] for p in g["params"]]}
+            for g in self.optimizer.param_groups
+        ]
+        state = {}
+        for parameter, entries in self.optimizer.state.items():
+            name = names[parameter]
+            shaped = self.shaped_state(name)
+            state[name] = {
+                "shaped": {k: dtype_name(v.dtype) for k, v in shaped.items()},
+                "other": {
+                    k: plain(v, f"{name}: {k}") for k, v in entries.items() if k not in shaped
+                },
+            }
+        return {"groups": groups, "state": state}
+
+    def adopt_optimizer(self, told: Mapping[str, Any], only_missing: bool = False) -> None:
+        """Makes the optimizer's groups and counters what `told` says; shaped tensors are zeros
+        where they are new.
+        """
+        if not only_missing:
+            self._adopt_groups(told["groups"])
+        for name, entries in told["state"].items():
+            parameter = self.model.parameters[name]
+            if only_missing and self.optimizer.state.get(parameter):
+                continue
+            state = self.optimizer.state[parameter]
+            known = self.shaped_state(name)
+            for key in [k for k in state if k not in entries["shaped"]]:
+                del state[key]
+            for key, dtype in entries["shaped"].items():
+                if key not in known:
+                    state[key] = torch.zeros_like(parameter, dtype=getattr(torch, dtype)).detach()
+            for key, value in entries["other"].items():
+                state[key] = _tensor(value, parameter.device)
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Leaves the optimizer as it was where the body fails."""
+        groups = [dict(g) for g in self.optimizer.param_groups]
+        state = {p: dict(entries) for p, entries in self.optimizer.state.items()}
+        try:
+            yield
+        except BaseException:
+            for group, old in zip(self.optimizer.param_groups, groups, strict=True):
+                group.update(old)
+            self.optimizer.state.clear()
+            self.optimizer.state.update(state)
+            raise
+
+    def _adopt_groups(self, groups: list[dict[str, Any]]) -> None:
+        names = {p: n for n, p in self.model.parameters.items()}
+        mine = [[names[p] for p in g["params"]] for g in self.optimizer.param_groups]
+        if mine != [g["params"] for g in groups]:
+            raise ValueError(
+                f"the optimizer has other parameter groups ({[len(g) for g in mine]} parameters) "
+                "than the "
+                f"checkpoint ({[len(g['params']) for g in groups]}): build it as the saved run did"
+            )
+        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
+            for key, value in saved.items():
+                if key != "params":
+                    group[key] = (
+                        tuple(value) if isinstance(group.get(key), tuple) else _tensor(value, None)
+                    )
+
+    def _spread_optimizer_state(self) -> None:
+        """Idle ranks learn which optimizer state exists before they receive any (they have done no
+        update).
+        """
+        if len(self.ranks) == self.world.size or self.world.size == 1:
+            return
+        root = self.ranks[0]
+        told = self.world.everyone.broadcast_json(
+            self.describe_optimizer() if self.world.rank == root else None, root
+        )
+        self.adopt_optimizer(told, only_missing=self.world.rank in self.ranks)
+
+    # Whole tensors
+
+    def gathered(
+        self, local: Mapping[str, Tensor], root: int | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Pieces that lie as the parameters and buffers of the same names, whole at `root` (None:
+        everywhere).
+        """
+        for name, piece in local.items():
+            have = self.sides(self.held[name], self.ranks)
+            shape = self.model.described[name].shape
+            all_of_it = (whole(shape),)
+            want = tuple(all_of_it if root in (None, r) else () for r in range(self.world.size))
+            yield name, redistribute(piece, have, want, shape, self.world.everyone)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The model's names, aliases included, with whole tensors on the host."""
+        local = {
+            n: self.model.local(n).detach()
+            for n in self.model.described
+            if n in self.model.persistent
+        }
+        entire = {n: t.cpu().clone() for n, t in self.gathered(local)}
+        return {alias: entire[name] for alias, name in self.model.aliases.items()}
+
+    # Pieces for a checkpoint
+
+    def pieces(self) -> dict[str, Held]:
+        """Everything that a checkpoint carries, as this rank's boxes: `model/NAME`,
+        `optimizer/NAME/KEY`.
+        """
+        found = {f"model/{name}": held for name, held in self.model_pieces("model/").items()}
+        for name in self.model.parameters:
+            for key, tensor in self.shaped_state(name).items():
+                full = f"optimizer/{name}/{key}"
+                found[full] = self._held(full, name, tensor)
+        return found
+
+    def model_pieces(self, prefix: str = "") -> dict[str, Held]:
+        """What `state_dict` has, as this rank's boxes; names in the pieces begin with `prefix`."""
+        return {
+            name: self._held(f"{prefix}{name}", name, self.model.local(name).detach())
+            for name in self.held
+            if name in self.model.persistent
+        }
+
+    def _held(self, full: str, name: str, tensor: Tensor) -> Held:
+        shape, boxes = self.model.described[name].shape, self._boxes(name)
+        return Held(full, shape, boxes, tensor.reshape(local_shape(boxes, len(shape))))
+
+    def copies(self) -> list[tuple[nn.Parameter, float]]:
+        """This rank's parameters, each with the number of ranks that hold an equal piece."""
+        return [(p, float(self.held[n].copies)) for n, p in self.model.parameters.items()]
+
+    # Statistics of batch norm
+
+    def settle_buffers(self, stage: Stage) -> None:
+        """Averages the running statistics of batch norm over data ranks, each of which saw other
+        rows.
+        """
+        if stage.position is None:
+            return
+        for name in self.model.statistics:
+            held = self.held[name]
+            group = stage.whole if held.home else stage.data_group(held.layout)
+            buffer = self.model.buffers[name]
+            if group.size > 1:
+                group.all_reduce(buffer, counted=False)
+                buffer.div_(group.size)
+
+
+def checksum(tensor: Tensor) -> int:
+    """Of all bytes of a tensor; 0 on the meta device."""
+    if tensor.is_meta or not tensor.numel():
+        return 0
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy().data)
+
+
+def plain(value: Any, where: str) -> Any:
+    """A JSON form of a setting or a small tensor. ValueError for what has none."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"{where} is a tensor of shape {tuple(value.shape)} unlike its parameter's, which "
+                "cannot be moved or "
+                "saved: use an optimizer whose state is per-parameter tensors, such as AdamW or "
+                "SGD"
+            )
+        return {"tensor": value.item(), "dtype": dtype_name(value.dtype), "dims": value.dim()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v, where) for v in value]
+    if isinstance(value, Mapping):
+        return {str(k): plain(v, f"{where}: {k}") for k, v in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ValueError(f"{where} is a {type(value).__name__}, which has no form in a checkpoint")
+
+
+def _tensor(value: Any, device: torch.device | None) -> Any:
+    """The inverse of `plain`; step counters of most optimizers stay on the host."""
+    if isinstance(value, dict) and "tensor" in value:
+        tensor = torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+        return tensor.reshape((1,) * value["dims"])
+    return value

@@ -1,0 +1,197 @@
+"""A switch: tensors move from one set of boxes to another, a few megabytes at a time.
+
+Every rank knows the boxes of all ranks, so each computes the same list of chunks and the same
+rounds of at most 16 MB per rank; nothing is negotiated. A tensor's old pieces are freed as soon
+as its new ones are complete; shrinking tensors go first (the smallest first) and growing ones
+last (the largest first), so that memory stays near that of the larger of the two layouts.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from synchromesh.placement import Box
+from synchromesh.state.pieces import local_shape, split, view
+from synchromesh.transfer import Piece, transfer, volume
+
+ROUND_BYTES = 16 * 2**20  # that one rank sends and receives at once
+CHUNK_BYTES = ROUND_BYTES // 4
+
+Sides = Sequence[Sequence[Box]]  # boxes of each rank of the group
+
+
+class Messages(Protocol):
+    """What a switch needs of a group: who I am, and messages point to point."""
+
+    index: int
+    size: int
+
+    def exchange(
+        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
+    ) -> None: ...
+
+
+@dataclass
+class Move:
+    """One tensor that changes its boxes: `replace` drops the old local tensor for the new one."""
+
+    name: str
+    shape: tuple[int, ...]
+    have: Sides
+    want: Sides
+    current: Callable[[], Tensor]  # the local tensor; an empty one of its dtype where none is held
+    replace: Callable[[Tensor], None]
+
+    @property
+    def before(self) -> int:
+        return sum(volume(box) for boxes in self.have for box in boxes)
+
+    @property
+    def after(self) -> int:
+        return sum(volume(box) for boxes in self.want for box in boxes)
+
+    @property
+    def changes(self) -> bool:
+        return [list(boxes) for boxes in self.have] != [list(boxes) for boxes in self.want]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a switch took: seconds of pause here, bytes that this rank sent."""
+
+    seconds: float
+    bytes: int
+
+
+@dataclass
+class _Open:
+    """A move under way: its old and new local tensors on this rank."""
+
+    move: Move
+    old: Tensor
+    new: Tensor
+    kept: bool  # this rank's boxes do not change
+
+
+@dataclass
+class _Round:
+    """Chunks that are exchanged at once, and the moves that are complete after them."""
+
+    chunks: list[tuple[int, Piece]] = field(default_factory=list)
+    begins: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    load: dict[int, int] = field(default_factory=dict)  # bytes that each rank sends and receives
+
+
+def move(moves: Iterable[Move], group: Messages) -> Moved:
+    """Carries out `moves`, which every rank of the group lists alike. Collective."""
+    start = time.perf_counter()
+    sent = 0
+    ordered = in_order(m for m in moves if m.changes)
+    opened: dict[int, _Open] = {}
+    for batch in _rounds(ordered):
+        for i in batch.begins:
+            opened[i] = _begin(ordered[i], group.index)
+        sent += _exchange(batch, opened, group)
+        for i in batch.ends:
+            done = opened.pop(i)
+            if not done.kept:
+                ordered[i].replace(done.new)
+            del done
+    return Moved(time.perf_counter() - start, sent)
+
+
+def redistribute(
+    local: Tensor, have: Sides, want: Sides, shape: tuple[int, ...], group: Messages
+) -> Tensor:
+    """The local tensor for the boxes `want`, where `local` holds `have`. Collective."""
+    out = [local]
+    move([Move("", shape, have, want, lambda: out[0], lambda new: out.__setitem__(0, new))], group)
+    return out[0]
+
+
+def in_order(moves: Iterable[Move]) -> list[Move]:
+    """Shrinking tensors first, the smallest first; then growing ones, the largest first."""
+
+    def key(m: Move) -> tuple[bool, int, str]:
+        grows = m.after > m.before
+        return grows, -m.after if grows else m.before, m.name
+
+    return sorted(moves, key=key)
+
+
+def _rounds(moves: Sequence[Move]) -> Iterator[_Round]:
+    """The chunks of all moves in rounds, computed from the boxes alone: equal on every rank.
+
+    A round ends before any rank would send and receive more than 16 MB in it, and after moves
+    whose new tensors have come to 16 MB on some rank: their old ones are not kept longer.
+    """
+    batch, opened = _Round(), 0
+    for i, m in enumerate(moves):
+        item = m.current().element_size()
+        batch.begins.append(i)
+        for piece in transfer(m.have, m.want):
+            if piece.stays:
+                batch.chunks.append((i, piece))
+                continue
+            for box in split(piece.box, CHUNK_BYTES // item):
+                size = volume(box) * item
+                ends = (piece.source, piece.target)
+                if max(batch.load.get(r, 0) for r in ends) + size > ROUND_BYTES:
+                    yield batch
+                    batch = _Round()
+                batch.chunks.append((i, Piece(piece.source, piece.target, box)))
+                for r in ends:
+                    batch.load[r] = batch.load.get(r, 0) + size
+        batch.ends.append(i)
+        opened += item * max(sum(map(volume, boxes)) for boxes in m.want)
+        if opened > ROUND_BYTES:
+            yield batch
+            batch, opened = _Round(), 0
+    if batch.begins or batch.chunks or batch.ends:
+        yield batch
+
+
+def _begin(m: Move, index: int) -> _Open:
+    old = m.current().detach()
+    kept = list(m.have[index]) == list(m.want[index])
+    new = old if kept else old.new_empty(local_shape(m.want[index], len(m.shape)))
+    return _Open(m, old, new, kept)
+
+
+def _exchange(batch: _Round, opened: dict[int, _Open], group: Messages) -> int:
+    """Sends, receives and copies the chunks of a round; returns the bytes sent."""
+    me = group.index
+    sends: list[tuple[int, Tensor]] = []
+    receives: list[tuple[int, Tensor]] = []
+    landing: list[tuple[Tensor, Tensor]] = []
+    for i, piece in batch.chunks:
+        if me not in (piece.source, piece.target):
+            continue
+        state = opened[i]
+        if piece.source == me:
+            source = view(state.old, state.move.have[me], piece.box)
+        if piece.target == me:
+            target = view(state.new, state.move.want[me], piece.box)
+        if piece.stays:
+            if not state.kept:
+                target.copy_(source)
+        elif piece.source == me:
+            sends.append((piece.target, source.contiguous()))
+        else:
+            buffer = (
+                target
+                if target.is_contiguous()
+                else torch.empty_like(target, memory_format=torch.contiguous_format)
+            )
+            receives.append((piece.source, buffer))
+            if buffer is not target:
+                landing.append((target, buffer))
+    group.exchange(sends, receives)
+    for target, buffer in landing:
+        target.copy_(buffer)
+    return sum(x.numel() * x.element_size() for _, x in sends)

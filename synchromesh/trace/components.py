@@ -1,0 +1,131 @@
+"""Pieces, the modules that become components: found in the module tree by its repeated blocks.
+
+    encoder.layer.0 (a block)           pieces
+      attention                    ->   encoder.layer.0.attention
+      layernorm_after              ->   joins what it feeds: encoder.layer.0.mlp
+      mlp                          ->   encoder.layer.0.mlp
+    classifier                     ->   classifier
+
+A block is a child of a container (ModuleList, Sequential, ModuleDict) with at least two direct
+children that hold parameters and are no norms, and with no further block inside.
+"""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+LISTS = (nn.ModuleList, nn.ModuleDict)
+Child = tuple[str, nn.Module]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A module that is a component, or a norm that joins one of the pieces of its `group`."""
+
+    path: str
+    norm: bool = False
+    batch_norm: bool = False  # joins the piece before it
+    group: str | None = None  # path of the block or container; None: stands freely
+
+
+def pieces(model: nn.Module, cuts: Sequence[str] = ()) -> tuple[Piece, ...]:
+    """The pieces of a model, in the order of its module tree, and those that `cuts` names."""
+    found = list(visit(model, ""))
+    if not found and any(True for _ in model.parameters()):
+        found = [Piece("")]
+    return with_cuts(model, found, cuts)
+
+
+def root_name(model: nn.Module) -> str:
+    """Name of the one component of a model without parts: its class in lower case."""
+    return type(model).__name__.lower()
+
+
+def with_cuts(model: nn.Module, found: list[Piece], cuts: Sequence[str]) -> tuple[Piece, ...]:
+    names = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    for cut in cuts:
+        if cut not in names:
+            near = difflib.get_close_matches(cut, sorted(names - {""}), n=3)
+            raise ValueError(
+                f"the model has no module {cut!r}"
+                + (f" (near: {', '.join(near)})" if near else "")
+            )
+        at = next((i for i, p in enumerate(found) if p.path == cut), None)
+        if at is not None:
+            found[at] = replace(found[at], norm=False)
+        elif not any(p.path.startswith(f"{cut}.") for p in found):
+            found.append(Piece(cut))
+    return tuple(found)
+
+
+def visit(module: nn.Module, path: str) -> Iterator[Piece]:
+    """Pieces of a module that is no piece itself: the root, or one with blocks inside."""
+    if is_container(module):
+        yield from visit_container(module, path)
+        return
+    for name, child in children(module, path):
+        if is_container(child):
+            yield from visit_container(child, name)
+        elif holds_block(child):
+            yield from visit(child, name)
+        else:
+            yield piece(name, child, None)
+
+
+def visit_container(container: nn.Module, path: str) -> Iterator[Piece]:
+    for name, child in children(container, path):
+        if isinstance(child, LISTS):
+            yield from visit_container(child, name)
+        elif holds_block(child):
+            yield from visit(child, name)
+        elif is_block(child):
+            for part, inner in parts(child, name):
+                yield piece(part, inner, name)
+        else:
+            yield piece(name, child, path if isinstance(container, nn.Sequential) else None)
+
+
+def piece(path: str, module: nn.Module, group: str | None) -> Piece:
+    return Piece(
+        path, is_norm(module), is_norm(module) and "BatchNorm" in type(module).__name__, group
+    )
+
+
+def children(module: nn.Module, path: str) -> Iterator[Child]:
+    """Direct children that hold parameters."""
+    for name, child in module._modules.items():
+        if child is not None and any(True for _ in child.parameters()):
+            yield f"{path}.{name}" if path else name, child
+
+
+def parts(module: nn.Module, path: str) -> Iterator[Child]:
+    """Direct children that hold parameters, looking through lists."""
+    for name, child in children(module, path):
+        if isinstance(child, LISTS):
+            yield from parts(child, name)
+        else:
+            yield name, child
+
+
+def is_container(module: nn.Module) -> bool:
+    plain = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    return plain or isinstance(module, LISTS)
+
+
+def is_norm(module: nn.Module) -> bool:
+    return "Norm" in type(module).__name__
+
+
+def is_block(module: nn.Module) -> bool:
+    """Whether a child of a container is cut into its parts (if no block is inside)."""
+    if isinstance(module, LISTS):
+        return False
+    return sum(not is_norm(m) for _, m in parts(module, "")) >= 2
+
+
+def holds_block(module: nn.Module) -> bool:
+    """Whether a block is somewhere below `module`."""
+    containers = (m for m in module.modules() if is_container(m))
+    return any(is_block(child) for c in containers for _, child in children(c, ""))

@@ -1,0 +1,103 @@
+"""Rules for embeddings and for reading entries by index."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.nn import functional as F
+
+from synchromesh.placement import shard
+from synchromesh.trace.rules.operator import Choice, Emit, Operator, P, dim_of
+
+
+def embedding(op: Operator) -> Iterator[Choice]:
+    """weight [vocabulary, hidden]: by hidden, by vocabulary (partial), by a dim of the indices."""
+    assert op.output is not None
+    w, indices = op.tensor("weight"), op.tensor("indices")
+    last = len(op.output.shape) - 1
+    if op.constant("sparse"):
+        return
+    found = {s.segments for s in op.output.states if s.dim == last} | {
+        s.segments for s in w.states if s.dim == 1
+    }
+    for n in sorted(found):
+        yield op.choice({"weight": shard(1, n)}, shard(last, n))
+    if w.shape[0] % op.m == 0 and not op.constant("scale_grad_by_freq"):
+
+        def emit(to: Emit, given: dict[str, Any]) -> Node:
+            padding = given.get("padding_idx", -1)
+            return to.call(embedding_of_part, to.axis, given["weight"], given["indices"], padding)
+
+        yield op.choice({"weight": shard(0)}, P, replace=emit)
+    for s in sorted({*indices.states, *(s for s in op.output.states if s.dim < last)}):
+        if not op.constant("scale_grad_by_freq"):
+            yield op.choice({"indices": s}, s)
+
+
+def embedding_of_part(axis: Any, weight: Tensor, indices: Tensor, padding: int) -> Tensor:
+    """Rows of this rank's part of the table, zeros where another rank has the row.
+
+    `padding`: the global index whose row gets no gradient, -1 for none.
+    """
+    n = weight.shape[0]
+    local = indices - axis.index * n
+    elsewhere = (local < 0) | (local >= n)
+    padding -= axis.index * n
+    row = padding if 0 <= padding < n else None
+    found = F.embedding(local.masked_fill(elsewhere, 0), weight)
+    if row is not None:  # not handed to F.embedding: foreign indices are mapped to row 0
+        elsewhere_or_padding = (local == row).unsqueeze(-1)
+        found = torch.where(elsewhere_or_padding, found.detach(), found)
+    return found.masked_fill(elsewhere.unsqueeze(-1), 0)
+
+
+def index(op: Operator) -> Iterator[Choice]:
+    """table[.., i, j, ..]: dims of the table that no index reads; the indices are whole."""
+    assert op.output is not None
+    given = op.constant("indices")
+    slots = op.slots("indices")
+    read = [d for d, item in enumerate(given) if item is not None]
+    table = op.tensor("self")
+    if not read or read != list(range(read[0], read[-1] + 1)):
+        return  # indices apart from each other: their dims move to the front
+    if any(slots[d] is None for d in read):
+        return
+    chosen = [op.inputs[slot] for d in read if (slot := slots[d]) is not None]
+    made = max(len(x.shape) for x in chosen)
+    shift = made - len(read)
+    if len(op.output.shape) != len(table.shape) + shift:
+        return  # a mask of more than one dim
+    for s in table.states:
+        if s.dim < read[0]:
+            yield op.choice({"self": s}, s)
+        elif s.dim > read[-1]:
+            yield op.choice({"self": s}, shard(s.dim + shift, s.segments))
+
+
+def index_select(op: Operator) -> Iterator[Choice]:
+    x = op.tensor("self")
+    dim = dim_of(op.constant("dim"), x.shape)
+    for s in x.states:
+        if s.dim != dim:
+            yield op.choice({"self": s}, s)
+    yield op.choice({"self": P}, P, share=1.0)
+
+
+def gather(op: Operator) -> Iterator[Choice]:
+    """Every dim but the one that is read along, where the index covers it whole."""
+    assert op.output is not None
+    x, idx = op.tensor("self"), op.tensor("index")
+    dim = dim_of(op.constant("dim"), x.shape)
+    for s in sorted({*x.states, *idx.states}):
+        if s.dim != dim and x.shape[s.dim] == idx.shape[s.dim]:
+            yield op.choice({"self": s, "index": s}, s)
+
+
+RULES = {
+    "embedding": embedding,
+    "index": index,
+    "index_select": index_select,
+    **dict.fromkeys(("gather", "take_along_dim"), gather),
+}

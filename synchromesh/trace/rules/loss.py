@@ -1,0 +1,113 @@
+"""Rules for losses: cross-entropy on vocabulary-sharded logits, and losses that are elementwise
+before a sum."""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from synchromesh.placement import REPLICATED, shard
+from synchromesh.trace.rules.operator import ROWS, Choice, Emit, Operator, P
+from synchromesh.trace.rules.reduce import mean_of_part
+from synchromesh.traffic import Collective
+
+MEAN, SUM = 1, 2  # aten's numbers for reductions
+
+
+def cross_entropy(op: Operator) -> Iterator[Choice]:
+    """By classes (whole targets, class indices only), or by a dim behind them where nothing is
+    averaged."""
+    assert op.output is not None
+    logits, target = op.tensor("self"), op.tensor("target")
+    classes = 1 if len(logits.shape) > 1 else 0
+    if target.floating:
+        return
+    reduction = op.constant("reduction")
+    if op.slot("weight") is None and shard(classes) in logits.states:
+
+        def emit(to: Emit, given: dict[str, Any]) -> Node:
+            return to.call(
+                cross_entropy_of_part, to.axis, given["self"], given["target"], reduction,
+                given.get("ignore_index", -100), given.get("label_smoothing", 0.0),
+            )  # fmt: skip
+
+        smooth = bool(op.constant("label_smoothing"))
+        yield op.choice(
+            {"self": shard(classes)},
+            REPLICATED,
+            replace=emit,
+            collectives=_collectives(op, smooth),
+        )
+    if reduction != MEAN and op.slot("weight") is None:
+        for s in logits.states:
+            if s.dim > 1:
+                out = P if reduction == SUM else shard(s.dim - 1, s.segments)
+                yield op.choice({"self": s, "target": shard(s.dim - 1, s.segments)}, out)
+
+
+def _collectives(op: Operator, smooth: bool) -> tuple[Collective, ...]:
+    """A maximum and one sum of two (three when smoothing) numbers for every target; forward
+    only."""
+    target, logits = op.tensor("target"), op.tensor("self")
+    count = prod(target.shape)
+    per_row, fixed = (count // ROWS, 0) if logits.rows_dim is not None else (0, count)
+    item = logits.item
+    return tuple(
+        Collective("all_reduce", "forward", op.m, n * item * per_row, n * item * fixed)
+        for n in (1, 3 if smooth else 2)
+    )
+
+
+def cross_entropy_of_part(
+    axis: Any, logits: Tensor, target: Tensor, reduction: int, ignore_index: int, smoothing: float
+) -> Tensor:
+    """Cross-entropy where `logits` are this rank's part of the classes and `target` is whole.
+
+    loss = log sum exp(l) - (1 - s) l[target] - s mean(l), with the sums over the classes of all
+    ranks.
+    """
+    dim = 1 if logits.dim() > 1 else 0
+    n = logits.shape[dim]
+    top = axis.maximum(logits.detach().amax(dim))
+    shifted = logits - top.unsqueeze(dim)
+    local = target - axis.index * n
+    elsewhere = (local < 0) | (local >= n)
+    own = shifted.gather(dim, local.masked_fill(elsewhere, 0).unsqueeze(dim)).squeeze(dim)
+    sums = [shifted.exp().sum(dim), own.masked_fill(elsewhere, 0)]
+    if smoothing:
+        sums.append(shifted.sum(dim))
+    total = axis.move(torch.stack(sums), "P", "R")
+    each: Tensor = total[0].log() - (1 - smoothing) * total[1]
+    if smoothing:
+        each = each - smoothing / (n * axis.size) * total[2]
+    ignored = target == ignore_index
+    each = each.masked_fill(ignored, 0)
+    if reduction == MEAN:
+        each = each.sum() / (~ignored).sum()
+    return each.sum() if reduction == SUM else each
+
+
+def distance(op: Operator) -> Iterator[Choice]:
+    """mse, l1, smooth l1, huber, binary cross-entropy: elementwise, then none, sum or mean
+    (partial)."""
+    assert op.output is not None
+    reduction = op.constant("reduction", MEAN)
+    x = op.inputs[0]
+    if any(y.shape != x.shape for y in op.inputs):
+        return
+    for s in sorted({s for y in op.inputs for s in y.states}):
+        same = dict.fromkeys(range(len(op.inputs)), s)
+        if reduction == MEAN:
+            yield op.choice(same, P, replace=mean_of_part(op))
+        else:
+            yield op.choice(same, P if reduction == SUM else s)
+
+
+DISTANCES = (
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+)  # fmt: skip
+RULES = {"cross_entropy_loss": cross_entropy, **dict.fromkeys(DISTANCES, distance)}

@@ -1,0 +1,339 @@
+"""Rules for operators that only rearrange entries: views, permutations, slices, concatenation.
+
+A shard of a dimension is a digit of the flat index: with `O` the product of all sizes before it
+(times its segments), entry i belongs to rank (i // inner) % m where outer O, m and inner
+multiply to all entries. A view keeps the flat index, so the digit is found again in the
+target's prefix products:
+
+    [rows, 12, 3*8] S(2, 3)     O = rows * 12 * 3
+    [rows, 12, 3, 8]            prefix products 1, rows, rows*12, rows*12*3   ->   S(3)
+"""
+
+from collections.abc import Callable, Iterator
+from math import gcd, prod
+from operator import floordiv
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from synchromesh.placement import Placement, shard
+from synchromesh.trace.rules.operator import Choice, Emit, Operator, P, dim_of, inside_rows
+
+aten = torch.ops.aten
+
+
+def through(
+    source: tuple[int, ...], target: tuple[int, ...], state: Placement, m: int
+) -> Placement | None:
+    """Where `state` of a tensor of shape `source` is found after a view as `target`."""
+    outer = prod(source[: state.dim]) * state.segments
+    before = 1
+    for dim, size in enumerate(target):
+        if before > outer:
+            return None
+        if before and outer % before == 0 and size % (outer // before * m) == 0:
+            return shard(dim, outer // before)
+        before *= size
+    return None
+
+
+def reshape(op: Operator) -> Iterator[Choice]:
+    """view, reshape, flatten, unflatten: digits keep their place; sizes become local."""
+    if op.overload == "dtype" or op.output is None or not op.inputs:
+        return
+    source, target, m = op.inputs[0].shape, op.output.shape, op.m
+    if prod(source) == 0:
+        return
+    states = set(op.inputs[0].states)
+    states |= {b for s in op.output.states if (b := through(target, source, s, m)) is not None}
+    for before in sorted(states):
+        after = through(source, target, before, m)
+        if after is None:
+            continue
+        yield op.choice({0: before}, after, replace=_reshape(op, after))
+    yield op.choice({0: P}, P, share=1.0)
+
+
+def _reshape(op: Operator, state: Placement) -> Callable[[Emit, dict[str, Any]], Node]:
+    assert op.output is not None
+    local = op.output.shape[state.dim] // op.m
+
+    def emit(to: Emit, given: dict[str, Any]) -> Node:
+        x = given["self"]
+        if op.name == "flatten":
+            return to.call(aten.flatten.using_ints, *given.values())
+        name = next(n for n in ("size", "shape", "sizes") if n in given)
+        sizes = list(given[name])
+        if op.name == "unflatten":
+            at = state.dim - dim_of(given["dim"], op.inputs[0].shape)
+            if 0 <= at < len(sizes) and isinstance(sizes[at], Node):
+                sizes[at] = to.call(floordiv, sizes[at], op.m)
+            elif 0 <= at < len(sizes) and sizes[at] != -1:
+                sizes[at] = local
+            return to.call(aten.unflatten.int, x, given["dim"], sizes)
+        if isinstance(sizes[state.dim], Node):  # rows x something that is sharded
+            sizes[state.dim] = to.call(floordiv, sizes[state.dim], op.m)
+        elif sizes[state.dim] != -1:
+            sizes[state.dim] = local
+        # a shard need not be contiguous where the whole tensor was
+        return to.call(aten.reshape.default, x, sizes)
+
+    return emit
+
+
+def as_reshape(to: Emit, given: dict[str, Any]) -> Node:
+    """A view of a tensor that may lie otherwise in memory than it did when it was traced."""
+    if "dtype" in given:
+        return to.call(aten.view.dtype, *given.values())
+    return to.call(aten.reshape.default, given["self"], given["size"])
+
+
+def mapped(
+    op: Operator, dims: list[int | None], linear: bool = True, **rest: Any
+) -> Iterator[Choice]:
+    """Choices of an operator whose input dim d becomes output dim `dims[d]` with all its
+    entries in order."""
+    states = set(op.inputs[0].states)
+    back = {to: d for d, to in enumerate(dims) if to is not None}
+    for made in op.outputs:
+        states |= {shard(back[s.dim], s.segments) for s in made.states if s.dim in back}
+    for state in sorted(states):
+        to = dims[state.dim]
+        if to is not None:
+            yield op.choice({0: state}, shard(to, state.segments), **rest)
+    if linear and all(o.floating for o in op.outputs):
+        yield op.choice({0: P}, P, share=1.0)
+
+
+def permute(op: Operator) -> Iterator[Choice]:
+    shape = op.inputs[0].shape
+    order = list(range(len(shape)))
+    if op.name == "permute":
+        order = [dim_of(d, shape) for d in op.constant("dims")]
+    elif op.name in ("transpose", "swapaxes", "swapdims"):
+        names = ("dim0", "dim1") if op.name != "swapaxes" else ("axis0", "axis1")
+        a, b = (dim_of(op.constant(n), shape) for n in names)
+        order[a], order[b] = order[b], order[a]
+    elif op.name == "movedim":
+        if op.overload != "int":
+            return
+        order.insert(
+            dim_of(op.constant("destination"), shape),
+            order.pop(dim_of(op.constant("source"), shape)),
+        )
+    else:  # t, mT, numpy_T
+        order = order[:-2] + order[-2:][::-1] if op.name in ("t", "mT") else order[::-1]
+    yield from mapped(op, [order.index(d) for d in range(len(shape))])
+
+
+def unsqueeze(op: Operator) -> Iterator[Choice]:
+    n = len(op.inputs[0].shape)
+    dim = op.constant("dim")
+    dim = dim + n + 1 if dim < 0 else dim
+    yield from mapped(op, [d + (d >= dim) for d in range(n)])
+
+
+def squeeze(op: Operator) -> Iterator[Choice]:
+    assert op.output is not None
+    shape = op.inputs[0].shape
+    given = op.constant("dim")
+    given = range(len(shape)) if given is None else [given] if isinstance(given, int) else given
+    gone = {dim_of(d, shape) for d in given if shape[dim_of(d, shape)] == 1}
+    kept = [d for d in range(len(shape)) if d not in gone]
+    yield from mapped(op, [kept.index(d) if d not in gone else None for d in range(len(shape))])
+
+
+def expand(op: Operator) -> Iterator[Choice]:
+    """Kept dims stay sharded; a new or repeated dim can be made in parts (the input's gradient
+    is partial)."""
+    assert op.output is not None
+    x, out = op.inputs[0], op.output
+    if len(op.inputs) > 1:  # expand_as
+        return
+    offset = len(out.shape) - len(x.shape)
+    found = set(out.states) | {
+        shard(s.dim + offset, s.segments)
+        for s in x.states
+        if x.shape[s.dim] == out.shape[s.dim + offset]
+    }
+    for state in sorted(s for s in found if not inside_rows(s)):
+        sizes = list(op.constant("size"))
+        dim = state.dim - offset
+        kept = dim >= 0 and x.shape[dim] == out.shape[state.dim]
+        if sizes[state.dim] != -1:
+            sizes[state.dim] = out.shape[state.dim] // op.m
+        before = shard(dim, state.segments) if kept else None
+        yield op.choice({0: before}, state, constants={"size": sizes})
+    yield op.choice({0: P}, P, share=1.0)
+
+
+def part(op: Operator) -> Iterator[Choice]:
+    """select, slice, narrow, unbind: every dim but the one that is cut; a slice of everything
+    cuts none."""
+    x = op.inputs[0]
+    dim = dim_of(op.constant("dim", 0), x.shape)
+    removed = op.name in ("select", "unbind")
+    whole = not removed and all(o.shape[dim] == x.shape[dim] for o in op.outputs)
+    dims: list[int | None] = [d - (removed and d > dim) for d in range(len(x.shape))]
+    for choice in mapped(op, dims):
+        state = choice.inputs[0]
+        if state.sharded and state.dim == dim and not (whole and _open(op)):
+            continue
+        yield choice
+
+
+def _open(op: Operator) -> bool:
+    """Whether a slice means everything, whatever the size of its dimension."""
+    end, start = op.constant("end"), op.constant("start")
+    return op.name == "slice" and (start in (None, 0)) and (end is None or end == 2**63 - 1)
+
+
+def split(op: Operator) -> Iterator[Choice]:
+    """Other dims pass; along `dim` every part is sharded if the whole has one segment per
+    greatest divisor."""
+    x = op.inputs[0]
+    dim = dim_of(op.constant("dim", 0), x.shape)
+    sizes = [o.shape[dim] for o in op.outputs]
+    dims: list[int | None] = [d if d != dim else None for d in range(len(x.shape))]
+    yield from mapped(op, dims)
+    if not sizes or dim == x.rows_dim:
+        return
+    unit = _unit(op, sizes, [x.shape[dim]])
+    for size in unit:
+        constants: dict[str, Any] = {}
+        if op.name in ("split", "split_with_sizes"):
+            name = (
+                "split_sizes"
+                if op.name == "split_with_sizes" or op.overload == "sizes"
+                else "split_size"
+            )
+            given = op.constant(name)
+            if given is None:
+                return
+            local = given // op.m if isinstance(given, int) else [s // op.m for s in sizes]
+            if isinstance(given, int) and given % op.m:
+                continue
+            constants = {name: local}
+        elif len(set(sizes)) > 1:
+            return  # chunk of uneven parts
+        outputs = tuple(shard(dim, s // size) for s in sizes)
+        yield op.choice({0: shard(dim, x.shape[dim] // size)}, outputs, constants=constants)
+
+
+def cat(op: Operator) -> Iterator[Choice]:
+    """Other dims pass; along `dim` the parts are segments of the whole."""
+    assert op.output is not None
+    slots = [s for s in op.slots("tensors") if s is not None]
+    if len(slots) != len(op.inputs) or any(
+        len(x.shape) != len(op.output.shape) for x in op.inputs
+    ):
+        return
+    dim = dim_of(op.constant("dim", 0), op.output.shape)
+    states = set(op.output.states).union(*(x.states for x in op.inputs))
+    for state in sorted(states):
+        if state.dim != dim:
+            yield op.choice(dict.fromkeys(slots, state), state)
+    if all(x.floating for x in op.inputs):
+        yield op.choice(dict.fromkeys(slots, P), P, share=1.0)
+    sizes = [x.shape[dim] for x in op.inputs]
+    for size in _unit(op, sizes, [op.output.shape[dim]]):
+        inputs = {i: shard(dim, s // size) for i, s in zip(slots, sizes, strict=True)}
+        yield op.choice(inputs, shard(dim, op.output.shape[dim] // size))
+
+
+def _unit(op: Operator, parts: list[int], wholes: list[int]) -> list[int]:
+    """Sizes of a segment that the parts are made of: their greatest divisor, and those asked
+    for."""
+    common = gcd(*parts)
+    if common == 0:
+        return []
+    asked = {common}
+    for x in (*op.inputs, *op.outputs):
+        for s in x.states:
+            if s.dim < len(x.shape) and x.shape[s.dim] in (*parts, *wholes):
+                asked.add(x.shape[s.dim] // s.segments)
+    return sorted(s for s in asked if s and common % s == 0 and s % op.m == 0)
+
+
+def stack(op: Operator) -> Iterator[Choice]:
+    assert op.output is not None
+    dim = dim_of(op.constant("dim", 0), op.output.shape)
+    slots = list(range(len(op.inputs)))
+    states = {s for x in op.inputs for s in x.states}
+    states |= {shard(s.dim - (s.dim > dim), s.segments) for s in op.output.states if s.dim != dim}
+    for state in sorted(states):
+        yield op.choice(
+            dict.fromkeys(slots, state), shard(state.dim + (state.dim >= dim), state.segments)
+        )
+
+
+def roll(op: Operator) -> Iterator[Choice]:
+    """roll and flip: dims that are not moved."""
+    x = op.inputs[0]
+    given = op.constant("dims") or ()
+    if not given:
+        return
+    moved = {dim_of(d, x.shape) for d in ([given] if isinstance(given, int) else given)}
+    yield from mapped(op, [None if d in moved else d for d in range(len(x.shape))])
+
+
+def pad(op: Operator) -> Iterator[Choice]:
+    """Dims without padding. Padding by zeros is linear."""
+    x, given = op.inputs[0], op.constant("pad")
+    if not all(isinstance(p, int) for p in given):
+        return
+    n = len(x.shape)
+    padded = {n - 1 - i // 2 for i, p in enumerate(given) if p}
+    zeros = op.constant("mode", "constant") != "constant" or not op.constant("value")
+    yield from mapped(op, [None if d in padded else d for d in range(n)], linear=zeros)
+
+
+def repeat(op: Operator) -> Iterator[Choice]:
+    """Tiles: the segments of a repeated dim are repeated."""
+    assert op.output is not None
+    x, counts = op.inputs[0], op.constant("repeats")
+    if not all(isinstance(c, int) for c in counts):
+        return
+    offset = len(counts) - len(x.shape)
+    for s in x.states:
+        yield op.choice({0: s}, shard(s.dim + offset, s.segments * counts[s.dim + offset]))
+    yield op.choice({0: P}, P, share=1.0)
+
+
+def repeat_interleave(op: Operator) -> Iterator[Choice]:
+    if (
+        op.overload != "self_int"
+        or op.constant("dim") is None
+        or op.constant("output_size") is not None
+    ):
+        return
+    yield from mapped(op, list(range(len(op.inputs[0].shape))))
+
+
+def triangle(op: Operator) -> Iterator[Choice]:
+    """tril, triu: all but the last two dims."""
+    n = len(op.inputs[0].shape)
+    yield from mapped(op, [d if d < n - 2 else None for d in range(n)])
+
+
+RULES = {
+    **dict.fromkeys(
+        ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_copy"), reshape
+    ),
+    **dict.fromkeys(
+        ("permute", "transpose", "t", "swapaxes", "swapdims", "movedim", "numpy_T", "mT"), permute
+    ),
+    "unsqueeze": unsqueeze,
+    "squeeze": squeeze,
+    "expand": expand,
+    **dict.fromkeys(("select", "slice", "narrow", "unbind"), part),
+    **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), split),
+    **dict.fromkeys(("cat", "concat", "concatenate"), cat),
+    "stack": stack,
+    **dict.fromkeys(("roll", "flip"), roll),
+    **dict.fromkeys(("pad", "constant_pad_nd", "reflection_pad2d", "replication_pad2d"), pad),
+    "repeat": repeat,
+    "repeat_interleave": repeat_interleave,
+    **dict.fromkeys(("tril", "triu"), triangle),
+}

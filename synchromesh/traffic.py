@@ -1,0 +1,84 @@
+"""Bytes that one rank sends in a collective, by the bandwidth-optimal (ring) algorithms.
+
+With m ranks and n bytes of payload (source: Chan et al. 2007, "Collective communication: theory,
+practice, and experience", section 7):
+
+    all_reduce       2 (m-1)/m n    n: bytes of the tensor, equal on every rank
+    reduce_scatter     (m-1)/m n    n: bytes of the whole tensor before it is scattered
+    all_gather         (m-1)/m n    n: bytes of the whole tensor after it is gathered
+    all_to_all         (m-1)/m n    n: bytes that one rank holds
+    broadcast                  n    from its root only, 0 elsewhere (counted at the root)
+
+The engine counts live calls with this function and `explain` predicts with it, so that both can be
+compared. It counts the operation that was asked for, whichever implementation carries it out.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+Direction = Literal["forward", "backward", "gradient"]
+
+
+def sent_bytes(kind: CollectiveKind, payload: int, ranks: int) -> int:
+    """Bytes one of `ranks` ranks sends for a collective over `payload` bytes."""
+    if ranks == 1:
+        return 0
+    return (2 if kind == "all_reduce" else 1) * payload * (ranks - 1) // ranks
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of one step on one group: payload is `bytes_per_row * rows + fixed_bytes`.
+
+    rows: of one data block of the component that runs it, or of a layout of `data` degrees where
+    that is given.
+    """
+
+    kind: CollectiveKind
+    direction: Direction
+    ranks: int
+    bytes_per_row: int = 0
+    fixed_bytes: int = 0
+    data: int = 0
+
+    def payload(self, rows: int) -> int:
+        return self.bytes_per_row * rows + self.fixed_bytes
+
+
+def batch_norm_collectives(channels: int, item_bytes: int, ranks: int) -> tuple[Collective, ...]:
+    """What one batch norm that is synchronised over `ranks` data ranks sends in a step.
+
+    channels: of one rank. item_bytes: of the type it computes in, at least float32.
+    """
+    numbers = 2 * channels
+    return (
+        Collective("all_gather", "forward", ranks, 0, (numbers + 1) * item_bytes * ranks),
+        Collective("all_reduce", "backward", ranks, 0, numbers * item_bytes),
+    )
+
+
+class Tally:
+    """Payload bytes by kind and group size, and what one rank sends for them.
+
+    Bytes are rounded once per (kind, group size), not per call: how gradients fall into buckets
+    does not show.
+    """
+
+    def __init__(self) -> None:
+        self.payload: Counter[tuple[CollectiveKind, int]] = Counter()
+        self.calls: Counter[CollectiveKind] = Counter()
+
+    def add(self, kind: CollectiveKind, payload: int, ranks: int) -> None:
+        if ranks > 1:
+            self.payload[kind, ranks] += payload
+            self.calls[kind] += 1
+
+    def reset(self) -> None:
+        self.payload.clear()
+        self.calls.clear()
+
+    @property
+    def sent(self) -> int:
+        return sum(sent_bytes(kind, n, ranks) for (kind, ranks), n in self.payload.items())

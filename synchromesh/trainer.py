@@ -1,0 +1,536 @@
+"""The trainer: a model that trains under a plan, seen from one rank; `step`, `evaluate`, `switch`,
+`save`.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from synchromesh.arrangement import Arrangement, Loss, Options
+from synchromesh.engine import batches
+from synchromesh.engine import optimizer as rebinding
+from synchromesh.engine.agreement import compare_ranks
+from synchromesh.engine.batches import GlobalRows
+from synchromesh.engine.groups import World
+from synchromesh.engine.model import Model
+from synchromesh.engine.optimizer import clip_norm
+from synchromesh.engine.overlap import PIECES
+from synchromesh.plan import Plan
+from synchromesh.state import checkpoint
+from synchromesh.state.checkpoint import CheckpointError
+from synchromesh.state.cursor import Cursor, Loader
+from synchromesh.state.export import save_safetensors
+from synchromesh.state.model_state import plain
+from synchromesh.trace.capture import signature
+from synchromesh.trace.partition import Partition
+from synchromesh.trace.step import Step
+
+Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a switch took: seconds of pause, bytes that all ranks sent together."""
+
+    seconds: float
+    bytes: int
+
+
+@dataclass
+class Pending:
+    """An accumulation: what the backward calls since the last update add up to."""
+
+    unit: float = 0.0  # global weight for which a gradient is not scaled
+    calls: int = 0
+    totals: list[tuple[Tensor, Any]] = field(
+        default_factory=list
+    )  # ([loss sum, weight], work under way)
+
+
+class Trainer:
+    """A model under a plan. Made by `prepare`; all ranks call its methods alike and in the same
+    order.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        loss: Loss,
+        example: Any,
+        plan: Plan,
+        world: World,
+        options: Options,
+    ) -> None:
+        self.model, self.optimizer, self.world = model, optimizer, world
+        self.options = options
+        self.scheduler: LRScheduler | None = None
+        self.steps = 0  # updates done
+        self._loaders: list[Loader] = []
+        self._seeds: dict[int, int] = {}  # of the loaders, as they were asked for
+        self._resumed: list[Cursor] = []  # of a checkpoint, for loaders to come, in their order
+        self._everyone = world.everyone
+        self._pending = Pending()
+        self._arranged = Arrangement(model, optimizer, loss, example, plan, world, options)
+        self.state = self._arranged.state
+
+    # The plan: trace, partition, pieces
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def plan(self) -> Plan:
+        return self._arranged.now.plan
+
+    @property
+    def traced(self) -> Step:
+        return self._arranged.now.traced
+
+    @property
+    def partition(self) -> Partition:
+        return self._arranged.now.partition
+
+    # Training
+
+    def shard(self, batch: Any) -> Any:
+        """This rank's rows of a global batch, under the current plan (none on an idle rank)."""
+        return batches.take_rows(batch, *self.row_range(batches.row_count(batch)))
+
+    def row_range(self, rows: int) -> tuple[int, int]:
+        """[start, stop) of a global batch of `rows` rows that this rank works on."""
+        position = self._arranged.now.stage.position
+        if position is None:
+            return (0, 0)
+        layout = self._arranged.now.leaf_layout
+        return self.plan.row_ranges(rows, layout.data)[layout.data_index(position)]
+
+    def step(self, batch: Any, micro_batches: int = 1) -> Tensor:
+        """Forward, backward, synchronise, update. batch: this rank's rows. Returns the global mean
+        loss (0-d).
+
+        micro_batches: into how many parts each rank cuts its rows to save memory; gradients
+        accumulate.
+        """
+        if micro_batches < 1:
+            raise ValueError(f"micro_batches must be at least 1, got {micro_batches}")
+        began = time.perf_counter()
+        if self._pending.calls:
+            self._clear()
+        value = self._backward(batch, True, micro_batches)
+        self.update()
+        self._arranged.overlap.tell(time.perf_counter() - began)
+        return value
+
+    def backward(self, batch: Any, last: bool = True) -> Tensor:
+        """Forward and backward of this rank's rows; gradients add up until `update`.
+
+        last: whether the accumulation ends here (gradients are summed over ranks then). Returns
+        the global mean loss of everything since the last update.
+        """
+        return self._backward(batch, last, 1)
+
+    def _backward(self, batch: Any, last: bool, parts: int) -> Tensor:
+        batch = batches.to_device(batch, self.world.device)
+        rows = self._arranged.now.agree(batch, self._key(batch))
+        if self.model.trained() != self._arranged.trained:
+            self._between_steps("freezing or releasing parameters")
+            self._arranged.follow_frozen()
+        if rows.total == 0:
+            raise ValueError(
+                "a step needs at least one row, but every rank's batch is empty (0 rows)"
+            )
+        pending = self._pending
+        start = 0
+        with self._arranged.streams.preserved():
+            for index, part in enumerate(rows.micro(parts) if parts > 1 else (rows,)):
+                count = self._mine(part)
+                piece = batch if parts == 1 else batches.take_rows(batch, start, start + count)
+                start += count
+                final = last and index == parts - 1
+                if final:
+                    self._arranged.sync.begin()
+                self._forward_backward(piece, part, rows.total)
+        value = self._loss_so_far()
+        if last:
+            weight = float(sum(total[1] for total, _ in pending.totals))
+            self._arranged.sync.finish(None if weight == pending.unit else pending.unit / weight)
+        return value
+
+    def _mine(self, rows: GlobalRows) -> int:
+        position = self._arranged.now.stage.position
+        return (
+            0
+            if position is None
+            else rows.counts[self._arranged.now.leaf_layout.data_index(position)]
+        )
+
+    def _key(self, batch: Any) -> int:
+        now = (signature(batch), self._arranged.now.fingerprint, self.steps, self.model.trained())
+        return batches.fingerprint(now)
+
+    def _forward_backward(self, batch: Any, rows: GlobalRows, total: int) -> None:
+        """One micro-batch: adds to gradients and to the pending loss."""
+        pending = self._pending
+        program = self._arranged.program(batch, self._arranged.loss)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
+        values: list[Tensor] = []
+        seeds: list[Tensor] = []
+        if program is not None:
+            for result in program.run(self._in_pieces(batch, rows), self.steps, pending.calls):
+                value = result.outputs[0]
+                weighted = len(result.outputs) == 2
+                pending.unit = pending.unit or (1.0 if weighted else float(total))
+                weight = (1.0 if weighted else result.rows) if result.rows else 0.0
+                values.append(value)
+                seeds.append(torch.full_like(value, weight / pending.unit))
+                if result.rows and result.leads:
+                    sums[0] += value.detach() * weight
+                    sums[1] += result.outputs[1].detach() if weighted else weight
+        work = self._everyone.all_reduce(sums, asynchronous=True, counted=False)
+        if any(value.requires_grad for value in values):
+            torch.autograd.backward(values, seeds)
+        pending.totals.append((sums, work))
+        pending.calls += PIECES
+
+    def _in_pieces(self, batch: Any, rows: GlobalRows) -> list[tuple[Any, GlobalRows]]:
+        """The batch whole, or cut so that computation and traffic overlap."""
+        count = self._arranged.overlap.pieces(min(rows.counts))
+        if count == 1:
+            return [(self._arranged.filled(batch), rows)]
+        pieces, start = [], 0
+        for part in rows.micro(count):
+            stop = start + self._mine(part)
+            pieces.append((batches.take_rows(batch, start, stop), part))
+            start = stop
+        return pieces
+
+    def _loss_so_far(self) -> Tensor:
+        """The global mean loss of the accumulation; waits for the small all-reduces."""
+        for index, (total, work) in enumerate(self._pending.totals):
+            if work is not None:
+                work.wait()
+                self._pending.totals[index] = (total, None)
+        value = torch.stack([total for total, _ in self._pending.totals]).sum(0)
+        return value[0] / value[1]
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scales gradients so that their global norm is at most `max_norm`; returns the norm
+        before (0-d).
+        """
+        return clip_norm(self.state.copies(), self._everyone, max_norm)
+
+    def update(self) -> None:
+        """The optimizer's step (and the scheduler's, where `prepare` was given one); forgets
+        gradients.
+        """
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.steps += 1
+        self._clear()
+
+    def _between_steps(self, what: str) -> None:
+        if self._pending.calls:
+            raise ValueError(
+                f"{what} in the middle of an accumulation ({len(self._pending.totals)} backward "
+                "calls since the last update) would lose its gradients: call update first"
+            )
+
+    def _clear(self) -> None:
+        for parameter in self.model.parameters.values():
+            parameter.grad = None
+        self._pending = Pending()
+
+    # Evaluation
+
+    def evaluate(self, loader: Iterable[Any], metric: Metric) -> dict[str, float]:
+        """Means over the rows of `loader`: metric(model, batch) -> {name: sum over the batch's
+        rows}.
+        """
+        cursor = loader.cursor if isinstance(loader, Loader) else None
+        if isinstance(loader, Loader):
+            loader.cursor = replace(loader.cursor, position=0)
+        self._settle()
+        try:
+            return self._evaluated(loader, metric)
+        finally:
+            if isinstance(loader, Loader) and cursor is not None:
+                loader.cursor = cursor  # evaluation is no training: the data order does not move
+
+    def _settle(self) -> None:
+        """Makes running statistics of batch norm equal on all ranks (they are where they are
+        synchronised).
+        """
+        if not self.options.sync_batch_norm:
+            self.state.settle_buffers(self._arranged.now.stage)
+
+    def _evaluated(self, loader: Iterable[Any], metric: Metric) -> dict[str, float]:
+        sums: dict[str, Tensor] = {}
+        count = 0
+        with torch.no_grad(), self._arranged.streams.preserved():
+            for raw in loader:
+                batch = batches.to_device(raw, self.world.device)
+                rows = self._arranged.now.agree(batch, self._key(batch))
+                program = self._arranged.program(batch, metric)
+                count += rows.total
+                if program is None:
+                    continue
+                (result,) = program.run([(self._arranged.filled(batch), rows)], self.steps)
+                if result.leads and result.rows:
+                    for name, value in zip(result.names, result.outputs, strict=True):
+                        sums[name] = (
+                            sums.get(name, torch.zeros((), dtype=torch.float64))
+                            + value.double().cpu()
+                        )
+        return self._global_means(sums, count)
+
+    def _global_means(self, sums: Mapping[str, Tensor], count: int) -> dict[str, float]:
+        if not count:
+            raise ValueError("there is nothing to evaluate: the loader gave no rows")
+        names = {
+            name: None for rank in self._everyone.all_gather_json(list(sums)) for name in rank
+        }
+        zero = torch.zeros((), dtype=torch.float64)
+        total = torch.stack([sums.get(name, zero) for name in names]).to(self.world.device)
+        self._everyone.all_reduce(total, counted=False)
+        return {name: float(value) / count for name, value in zip(names, total, strict=True)}
+
+    def loader(
+        self,
+        dataset: Any,
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        timeout: float = 0.0,
+    ) -> Loader:
+        """Global batches of `batch_size` rows, of which each rank loads its own under any plan.
+
+        Iterating takes one epoch, or what is left of it after `resume`; the next iteration goes on
+        with the next epoch. A second call for the same data set and `shuffle` gives the same
+        loader; its `batch_size` may be set at any time. The order depends on `seed` and epoch
+        alone. timeout: seconds to wait for a worker, 0 for ever.
+        """
+        asked = {"batch_size": batch_size, "drop_last": drop_last, "num_workers": num_workers}
+        for loader in self._loaders:
+            if loader.dataset is dataset and loader.shuffle == shuffle:
+                asked["seed"] = seed
+                there = {k: getattr(loader, k) for k in asked if k != "seed"}
+                there["seed"] = self._seeds[id(loader)]
+                odd = [f"{k}={asked[k]} (was {there[k]})" for k in asked if asked[k] != there[k]]
+                if odd:
+                    raise ValueError(
+                        "this data set has a loader already, with other settings: "
+                        f"{', '.join(odd)}; set "
+                        "loader.batch_size on it, or wrap the data set for a second order"
+                    )
+                return loader
+        cursor = self._resumed.pop(0) if self._resumed else Cursor(seed)
+        loader = Loader(
+            dataset,
+            batch_size,
+            self.row_range,
+            cursor,
+            shuffle,
+            drop_last,
+            collate,
+            num_workers,
+            timeout,
+        )
+        self._loaders.append(loader)
+        self._seeds[id(loader)] = seed
+        return loader
+
+    # Plans and state
+
+    def switch(self, plan: Plan | str) -> Moved:
+        """Shifts to another plan between two steps; parameters, optimizer state and buffers move
+        over the network.
+        """
+        began = time.perf_counter()
+        self._between_steps("switch")
+        plan = checked_plan(plan)
+        sent = self._arranged.shift(plan)
+        total = self._everyone.all_gather_json(sent)
+        return Moved(time.perf_counter() - began, sum(total))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The model's own names and shapes, whole, on every rank's host memory."""
+        return self.state.state_dict()
+
+    def parameters(self) -> dict[str, Tensor]:
+        """This rank's pieces of the parameters by name."""
+        return {n: p.detach() for n, p in self.model.parameters.items()}
+
+    def gradients(self) -> dict[str, Tensor]:
+        """This rank's pieces of the gradients by name (zeros where a trained parameter has
+        none).
+        """
+        return {
+            n: torch.zeros_like(p) if p.grad is None else p.grad
+            for n, p in self.model.parameters.items()
+            if p.requires_grad
+        }
+
+    def gathered(self, local: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Each tensor of `local`, pieces that lie like the parameters of the same name, whole on
+        every rank.
+        """
+        return self.state.gathered(local)
+
+    def gather_numbers(self, number: int) -> list[int]:
+        """One number of every rank."""
+        return [int(n) for n in self._everyone.all_gather_json(number)]
+
+    def parameter_bytes(self) -> int:
+        """Bytes of the parameters of the chain that live on this rank."""
+        names = {p.name for c in self.traced.chain.components for p in c.parameters}
+        mine = (p for n, p in self.model.parameters.items() if n in names)
+        return sum(p.numel() * p.element_size() for p in mine)
+
+    def computes_in(self, dtype: torch.dtype) -> bool:
+        """Whether the traced step makes values of this floating-point type."""
+        if self.traced.graph is None:
+            return False
+        values = (n.meta.get("val") for n in self.traced.graph.nodes if n.op == "call_function")
+        return any(isinstance(v, Tensor) and v.dtype is dtype for v in values)
+
+    def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Writes a checkpoint that any plan on any number of devices can resume; a crash leaves
+        the old one.
+        """
+        self._between_steps("save")
+        self._settle()
+        scheduler = self.scheduler
+        told = {
+            "steps": self.steps,
+            "seed": self.options.seed,
+            "plan": str(self.plan),
+            "ranks": self.world.size,
+            "overlap": self._arranged.overlap.to_dict(),
+            "optimizer": self.state.describe_optimizer(),
+            "scheduler": None if scheduler is None else plain(scheduler.state_dict(), "scheduler"),
+            "cursors": [loader.cursor.to_dict() for loader in self._loaders],
+            "extra": dict(extra or {}),
+        }
+        told = self._everyone.broadcast_json(told, self._arranged.now.stage.ranks[0])
+        checkpoint.save(Path(path), self.state.pieces(), told, self.world)
+
+    def export(self, path: str | Path) -> None:
+        """Writes the model's whole weights to one safetensors file, under its own names."""
+        self._settle()
+        save_safetensors(path, self.state.model_pieces(), self.world, self.model.aliases)
+
+    def resume(self, path: str | Path) -> dict[str, Any]:
+        """Continues from a checkpoint of any plan; returns what `save` was given as `extra`.
+
+        CheckpointError, on all ranks, for one that is damaged or of another model; nothing has
+        changed then.
+        """
+        told = checkpoint.read_extra(Path(path), self.world)
+        keys = ("steps", "seed", "overlap", "optimizer", "scheduler", "cursors", "extra")
+        if not isinstance(told, dict) or any(key not in told for key in keys):
+            raise CheckpointError(
+                f"{path}: is no checkpoint of a trainer: trainer.save writes them"
+            )
+        with self.state.undone_on_error():
+            try:
+                self.state.adopt_optimizer(told["optimizer"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise CheckpointError(f"{path}: does not fit: {error}") from None
+            checkpoint.load(Path(path), self.state.pieces(), self.world)
+        self.steps = int(told["steps"])
+        if (told.get("plan"), told.get("ranks")) == (str(self.plan), self.world.size):
+            self._arranged.overlap.go_on(told["overlap"])
+        self.options = replace(self.options, seed=int(told["seed"]))
+        self._arranged.reseed(self.options.seed)
+        if self.scheduler is not None and told["scheduler"] is not None:
+            self.scheduler.load_state_dict(told["scheduler"])
+        self._resumed = [Cursor.from_dict(c) for c in told["cursors"]]
+        for loader in self._loaders:
+            if self._resumed:
+                loader.cursor = self._resumed.pop(0)
+        return dict(told["extra"])
+
+    def close(self) -> None:
+        """Ends the groups; the model stays cut unless this is the only rank."""
+        self._arranged.close()
+        self.model.unblock()
+        self.world.close()
+
+
+def checked_plan(plan: Plan | str) -> Plan:
+    """The plan of a text. ValueError where this version cannot execute it."""
+    plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    faults = plan.unsupported()
+    if faults:
+        raise ValueError(f"plan {str(plan)!r}: " + "; ".join(faults))
+    return plan
+
+
+def prepare(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: Loss,
+    example_batch: Any,
+    plan: Plan | str = "data",
+    *,
+    scheduler: LRScheduler | None = None,
+    seed: int = 0,
+    sync_batch_norm: bool = False,
+    autocast: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    timeout: timedelta = timedelta(minutes=5),
+    weights: str | Path | None = None,
+) -> Trainer:
+    """A trainer of `model` under `plan` on the ranks of this run (one, where nothing says
+    otherwise).
+
+    optimizer: over parameters of the model; it stays the caller's, schedulers go on working.
+    loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight).
+    example_batch: a global batch; the model is traced with it.
+    scheduler: stepped once per update and saved in checkpoints; leave it out to step it yourself.
+    seed: of dropout and other random operators. autocast: e.g. torch.bfloat16.
+    timeout: of every collective.
+    weights: a checkpoint, or a safetensors file or folder, to begin with.
+
+    All ranks start from rank 0's weights. Of a model on the meta device only this rank's pieces
+    come into being, from `weights` or its own initialisers. Raises ValueError for a plan that does
+    not fit or for ranks that disagree.
+    """
+    chosen = checked_plan(plan)
+    world = World.open(device, timeout)
+    held: Model | None = None
+    try:
+        rebinding.check(optimizer, sharded=False)
+        held = Model(model if _is_meta(model) else model.to(world.device))
+        compare_ranks(world.everyone, held, chosen, optimizer, seed, example_batch)
+        source = None if weights is None else Path(weights)
+        trainer = Trainer(
+            held, optimizer, loss, batches.to_device(example_batch, world.device), chosen, world,
+            Options(seed, sync_batch_norm, autocast, source),
+        )  # fmt: skip
+        trainer.scheduler = scheduler
+        held.block()
+        return trainer
+    except BaseException:
+        if held is not None:
+            held.unblock()
+        world.close()
+        raise
+
+
+def _is_meta(model: nn.Module) -> bool:
+    return any(p.is_meta for p in model.parameters())

@@ -1,0 +1,18 @@
+"""Bundled workloads by name: digits bring their data, others read the folder that --data names."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from synchromesh.workload import Workload
+from synchromesh.workloads import cifar100, digits, mnist
+
+# name -> (data folder or None, synthetic rows instead of data) -> Workload
+BUNDLED: dict[str, Callable[[Path | None, bool], Workload]] = {
+    "digits/cnn": digits.cnn,
+    "digits/vit": digits.vit,
+    "mnist/vgg11": mnist.vgg11,
+    "cifar100/resnet18": cifar100.resnet18,
+    "cifar100/resnet50": cifar100.resnet50,
+    "cifar100/vit_tiny": cifar100.vit_tiny,
+    "cifar100/vit_b16": cifar100.vit_b16,
+}

@@ -1,0 +1,74 @@
+"""Handwritten digits (8 x 8, from scikit-learn, no download): a convolutional net and a ViT."""
+
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from synchromesh.workload import MapDataset, Workload
+from synchromesh.workloads.images import Images, Look, SyntheticImages, loss, metric
+from synchromesh.workloads.training import adamw, warm_up
+
+LOOK = Look(mean=(0.3053,), deviation=(0.3760,), size=8)
+TRAIN_ROWS = 1437  # of 1797: the rest, one in five, validates
+
+
+def _data(folder: Path | None, synthetic: bool) -> tuple[MapDataset, MapDataset]:
+    if folder is not None:
+        raise ValueError(
+            f"digits come with scikit-learn and read no folder: leave --data {folder} out"
+        )
+    if synthetic:
+        return SyntheticImages(LOOK, 10), SyntheticImages(LOOK, 10, seed=1)
+    from sklearn.datasets import (
+        load_digits,
+    )  # a second of import that other workloads need not pay
+
+    bunch = load_digits()
+    pixels = torch.from_numpy(bunch.images).to(torch.uint8)[:, None]
+    labels = torch.from_numpy(bunch.target).to(torch.int64)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    first, last = order[:TRAIN_ROWS], order[TRAIN_ROWS:]
+    return (
+        Images(pixels[first], labels[first], LOOK, scale=16.0),
+        Images(pixels[last], labels[last], LOOK, scale=16.0),
+    )
+
+
+def _cnn() -> nn.Module:
+    features = nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+    )  # fmt: skip
+    classifier = nn.Sequential(nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+    return nn.Sequential(OrderedDict(features=features, classifier=classifier))
+
+
+def _vit() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        image_size=8, patch_size=4, num_channels=1, hidden_size=64, intermediate_size=128,
+        num_hidden_layers=2, num_attention_heads=4, hidden_dropout_prob=0.1,
+    )  # fmt: skip
+    config.num_labels = 10
+    return ViTForImageClassification(config)
+
+
+def cnn(folder: Path | None, synthetic: bool) -> Workload:
+    train, valid = _data(folder, synthetic)
+    return Workload(
+        model=_cnn, loss=loss, optimizer=adamw(2e-3), train_data=train, batch_size=64,
+        valid_data=valid, metric=metric, epochs=10, name="digits/cnn",
+    )  # fmt: skip
+
+
+def vit(folder: Path | None, synthetic: bool) -> Workload:
+    train, valid = _data(folder, synthetic)
+    return Workload(
+        model=_vit, loss=loss, optimizer=adamw(2e-3, 0.05), train_data=train, batch_size=32,
+        valid_data=valid, metric=metric, scheduler=warm_up(50, decay=1400), epochs=30,
+        name="digits/vit",
+    )  # fmt: skip

@@ -1,0 +1,84 @@
+"""Images with labels, held as bytes and normalised one by one; a classifier's loss and metric."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a model expects: mean and deviation per channel (of values 0 to 1), edge length."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    size: int
+
+    def normalise(self, image: Tensor, scale: float) -> Tensor:
+        """A float image (channel, size, size) of a square uint8 one with values 0 to `scale`."""
+        values = image.to(torch.float32) / scale
+        mean = torch.tensor(self.mean).view(-1, 1, 1)
+        values = (values - mean) / torch.tensor(self.deviation).view(-1, 1, 1)
+        height = values.shape[-1]
+        if (
+            0 < self.size - height <= 8
+        ):  # a small margin (28 to 32) is padded, anything larger resized
+            margin = (self.size - height) // 2
+            return F.pad(values, (margin, self.size - height - margin) * 2)
+        if height != self.size:
+            values = F.interpolate(
+                values[None], size=(self.size, self.size), mode="bilinear", align_corners=False
+            )[0]
+        return values
+
+
+class Images:
+    """A data set of images: `pixels` uint8 (n, channel, height, width), `labels` int64 (n)."""
+
+    def __init__(self, pixels: Tensor, labels: Tensor, look: Look, scale: float = 255.0) -> None:
+        assert pixels.dtype == torch.uint8 and len(pixels) == len(labels)
+        self.pixels, self.labels, self.look, self.scale = pixels, labels, look, scale
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.look.normalise(self.pixels[index], self.scale), self.labels[index]
+
+
+@dataclass(frozen=True)
+class SyntheticImages:
+    """Seeded rows of the shapes of a real data set, for `explain` and `verify`."""
+
+    look: Look
+    classes: int
+    rows: int = 4096
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+        shape = (len(self.look.mean), self.look.size, self.look.size)
+        image = torch.randn(shape, generator=generator)
+        return image, torch.randint(self.classes, (), generator=generator)
+
+
+def _logits(output: Any) -> Tensor:
+    """The scores of a plain module or of one from `transformers`."""
+    return output if isinstance(output, Tensor) else output.logits
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Cross-entropy, the mean over the rows."""
+    images, labels = batch
+    return F.cross_entropy(_logits(model(images)), labels)
+
+
+def metric(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    """Rows whose best score is at their label."""
+    images, labels = batch
+    return {"accuracy": (_logits(model(images)).argmax(-1) == labels).to(torch.float32).sum()}

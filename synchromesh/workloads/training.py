@@ -1,0 +1,38 @@
+"""Optimizers and learning-rate schedules of the bundled workloads."""
+
+from collections.abc import Callable
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from synchromesh.workload import Parameters
+
+
+def adamw(rate: float, decay: float = 0.01) -> Callable[[Parameters], torch.optim.Optimizer]:
+    def build(parameters: Parameters) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
+
+    return build
+
+
+def momentum(rate: float, decay: float = 5e-4) -> Callable[[Parameters], torch.optim.Optimizer]:
+    def build(parameters: Parameters) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=rate, momentum=0.9, weight_decay=decay)
+
+    return build
+
+
+def warm_up(updates: int, decay: int = 0) -> Callable[[torch.optim.Optimizer], LambdaLR]:
+    """The learning rate rises for `updates` updates; then stays, or falls to a fiftieth.
+
+    decay: updates from the start to the end of the fall.
+    """
+
+    def factor(step: int) -> float:
+        rise = min(1.0, (step + 1) / updates)
+        return rise * max(0.02, 1 - step / decay) if decay else rise
+
+    def build(optimizer: torch.optim.Optimizer) -> LambdaLR:
+        return LambdaLR(optimizer, factor)
+
+    return build

@@ -1,0 +1,104 @@
+"""A run of a partition with one layout on threads: loss and whole gradients, and what was sent."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from synchromesh.component import Value
+from synchromesh.placement import Placement
+from synchromesh.trace.export import leaves, rows_of
+from synchromesh.trace.partition import Partition
+from synchromesh.trace.step import Step
+from tests.threads import ThreadAxis, ThreadGroup, join, part, spin
+
+
+def held(whole: Tensor, state: Placement, group: ThreadGroup) -> Tensor:
+    """This rank's part of a parameter or buffer, a leaf of its own."""
+    mine = (
+        part(whole.detach(), state, group.size, group.index) if state.sharded else whole.detach()
+    )
+    return mine.clone()
+
+
+def forward(
+    step: Step, found: Partition, axis: ThreadAxis, tensors: Mapping[str, Tensor], batch: Any
+) -> list[Tensor]:
+    """The step's outputs on one rank; every border move is made once."""
+    rows = rows_of(batch)
+    values: dict[tuple[str, Placement], Tensor] = {
+        (leaf.name, Placement("R")): leaf.tensor for leaf in leaves(batch)
+    }
+    for c in found.components:
+        inputs = []
+        for item in c.inputs:
+            key = (item.value.name, item.want)
+            if key not in values:
+                have = values[item.value.name, item.have]
+                values[key] = axis.move(have, str(item.have), str(item.want))
+            inputs.append(values[key])
+        rest = [tensors[n] for n in (*c.parameters, *c.buffers)] + [
+            step.constants[n] for n in c.constants
+        ]
+        made = c.graph(axis, rows, *inputs, *rest)
+        for out, x in zip(c.outputs, made, strict=True):
+            check_shape(out.value, out.placement, x, rows, axis.size)
+            values[out.value.name, out.placement] = x
+    return [values[o.value.name, o.placement] for o in found.outputs]
+
+
+def check_shape(value: Value, state: Placement, x: Tensor, rows: int, size: int) -> None:
+    shape = list(value.shape)
+    if value.rows:
+        shape[value.rows.dim] *= rows
+    assert tuple(x.shape) == state.local_shape(tuple(shape), size), (
+        f"{value} in {state}: {tuple(x.shape)}"
+    )
+
+
+def placements(found: Partition) -> dict[str, Placement]:
+    return {name: state for (name, _), state in found.placements.items()}
+
+
+def run(
+    step: Step, found: Partition, model: nn.Module, batch: Any, backward: bool = True
+) -> tuple[list[Any], list[ThreadGroup]]:
+    """Per rank: outputs, and gradients by parameter, assembled to whole ones; buffers after the
+    step."""
+    size = found.components[0].layout.tensor
+    states = placements(found)
+    wholes = {
+        **dict(model.named_parameters()),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    groups: list[ThreadGroup] = [None] * size  # type: ignore[list-item]
+
+    def rank(group: ThreadGroup) -> Any:
+        groups[group.index] = group
+        tensors = {n: held(wholes[n], s, group) for n, s in states.items()}
+        for n, p in model.named_parameters():
+            if n in tensors:
+                tensors[n].requires_grad_(p.requires_grad)
+        outputs = forward(step, found, ThreadAxis(group), tensors, batch)
+        if backward:
+            outputs[0].backward()
+        gradients = {n: t.grad for n, t in tensors.items() if t.requires_grad}
+        return [o.detach() for o in outputs], gradients, tensors
+
+    return spin(size, rank), groups
+
+
+def assembled(parts: list[Tensor | None], state: Placement) -> Tensor:
+    """The whole gradient from what the ranks have."""
+    some = next((p for p in parts if p is not None), None)
+    if some is None:
+        return torch.zeros(())
+    full = torch.stack([torch.zeros_like(some) if p is None else p for p in parts])
+    if state.sharded:
+        return join(list(full), state)
+    return full.sum(0) if state.kind == "r" else full[0]
+
+
+def joined(parts: list[Tensor], state: Placement) -> Tensor:
+    return join(parts, state) if state.sharded else parts[0]

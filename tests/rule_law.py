@@ -1,0 +1,160 @@
+"""The law of placement rules, checked for every choice an operator has: value and gradient are
+those of the whole.
+
+`check(op, args, kwargs, m=2)` splits the inputs as each choice says, runs the local operator on
+m threads, and compares. It returns the choices as text, `"r, S(0), S(0) -> S(2)"`, so that a
+test can ask for those that matter.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from synchromesh.component import Value
+from synchromesh.placement import Placement
+from synchromesh.trace.analysis import Work, menu, reads
+from synchromesh.trace.rules import Choice
+from synchromesh.trace.rules.operator import Emit, arguments
+from tests.threads import ThreadAxis, ThreadGroup, join, part, spin
+
+
+def node_of(
+    op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Node, list[Tensor], list[Tensor]]:
+    """A graph node of `op` on placeholders for its tensors, with values; the tensors, and what
+    it makes."""
+    graph = torch.fx.Graph()
+    tensors: list[Tensor] = []
+
+    def hold(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        for place, other in zip(graph.find_nodes(op="placeholder"), tensors, strict=True):
+            if other is x:
+                return place
+        node = graph.placeholder(f"x{len(tensors)}")
+        node.meta |= {"value": value(node.name, x), "role": "leaf", "name": node.name}
+        tensors.append(x)
+        return node
+
+    held = pytree.tree_map(hold, (tuple(args), dict(kwargs)))
+    node = graph.call_function(op, *held)
+    made = op(*args, **kwargs)
+    outputs = list(made) if isinstance(made, list | tuple) else [made]
+    values = tuple(value(f"y{i}", y) for i, y in enumerate(outputs))
+    node.meta["value"] = values if isinstance(made, list | tuple) else values[0]
+    return node, tensors, outputs
+
+
+def value(name: str, x: Tensor) -> Value:
+    return Value(name, tuple(x.shape), str(x.dtype).removeprefix("torch."), None, x.requires_grad)
+
+
+def check(
+    op: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, m: int = 2
+) -> set[str]:
+    """Every choice of the operator on m ranks against the whole; the choices as text."""
+    node, tensors, outputs = node_of(op, args, kwargs or {})
+    generator = torch.Generator().manual_seed(1)
+    seeds = [
+        torch.randn(y.shape, dtype=y.dtype, generator=generator) if y.is_floating_point() else y
+        for y in outputs
+    ]
+    live = [(y, g) for y, g in zip(outputs, seeds, strict=True) if y.requires_grad]
+    wants = [x for x in tensors if x.requires_grad]
+    found = (
+        torch.autograd.grad([y for y, _ in live], wants, [g for _, g in live], allow_unused=True)
+        if live
+        else []
+    )
+    expected = {
+        id(x): torch.zeros_like(x) if g is None else g for x, g in zip(wants, found, strict=False)
+    }
+    work = Work(0, (node,), (), (), (), tuple(dict.fromkeys(reads(node))), ())
+    places = {n: t for n, t in zip(node.graph.find_nodes(op="placeholder"), tensors, strict=True)}
+    operands = [places[n] for n, _ in reads(node)]
+    names = set()
+    for choice in menu(work, m).choices[0]:
+        text = f"{', '.join(map(str, choice.inputs))} -> {', '.join(map(str, choice.outputs))}"
+        assert text not in names, f"{text} twice"
+        names.add(text)
+        try:
+            check_choice(node, choice, operands, outputs, seeds, expected, m)
+        except Exception as error:
+            error.add_note(f"{node.target}: {text} on {m} ranks")
+            raise
+    return names
+
+
+def local_graph(node: Node, choice: Choice, count: int) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    axis = graph.placeholder("axis")
+    inputs = iter([graph.placeholder(f"x{i}") for i in range(count)])
+    given = {name: map_arg(x, lambda n: next(inputs)) for name, x in arguments(node).items()}
+    given |= choice.constants
+    emit = Emit(graph, axis)
+    graph.output(choice.replace(emit, given) if choice.replace else emit.original(node, given))
+    return torch.fx.GraphModule({}, graph)
+
+
+def split(x: Tensor, state: Placement, kind: str, group: ThreadGroup) -> Tensor:
+    """This rank's share of a value (`kind` P is partial) or of a gradient (`kind` r is
+    partial)."""
+    if state.sharded:
+        return part(x, state, group.size, group.index).clone()
+    if state.kind != kind or not x.is_floating_point():
+        return x.clone()
+    generator = torch.Generator().manual_seed(7)
+    noise = [torch.randn(x.shape, dtype=x.dtype, generator=generator) for _ in range(group.size)]
+    return x / group.size + noise[group.index] - sum(noise, torch.zeros_like(x)) / group.size
+
+
+def whole(parts: list[Tensor], state: Placement, kind: str) -> Tensor:
+    if state.sharded:
+        return join(parts, state)
+    if state.kind == kind:
+        return torch.stack(parts).sum(0)
+    for p in parts[1:]:
+        torch.testing.assert_close(p, parts[0], atol=1e-12, rtol=1e-12)
+    return parts[0]
+
+
+def check_choice(
+    node: Node, choice: Choice, operands: list[Tensor], outputs: list[Tensor], seeds: list[Tensor],
+    expected: Mapping[int, Tensor], m: int,
+) -> None:  # fmt: skip
+    module = local_graph(node, choice, len(operands))
+
+    def rank(group: ThreadGroup) -> Any:
+        inputs = [
+            split(x.detach(), s, "P", group).requires_grad_(x.requires_grad)
+            for x, s in zip(operands, choice.inputs, strict=True)
+        ]
+        made = module(ThreadAxis(group), *inputs)
+        made = list(made) if isinstance(made, list | tuple) else [made]
+        pairs = [
+            (y, split(g, s, "r", group))
+            for y, g, s, o in zip(made, seeds, choice.outputs, outputs, strict=True)
+            if o.requires_grad
+        ]
+        if pairs:
+            torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
+        gradients = [x.grad if x.grad is not None else torch.zeros_like(x) for x in inputs]
+        return [y.detach() for y in made], gradients
+
+    ranks = spin(m, rank)
+    for k, (y, s) in enumerate(zip(outputs, choice.outputs, strict=True)):
+        mine = whole([r[0][k] for r in ranks], s, "P")
+        torch.testing.assert_close(mine, y.detach(), atol=1e-11, rtol=1e-11)
+    totals: dict[int, Tensor] = {}
+    for k, (x, s) in enumerate(zip(operands, choice.inputs, strict=True)):
+        if x.requires_grad and outputs[0].requires_grad:
+            mine = whole([r[1][k] for r in ranks], s, "r")
+            totals[id(x)] = totals.get(id(x), torch.zeros_like(mine)) + mine
+    for k, mine in totals.items():
+        torch.testing.assert_close(mine, expected[k], atol=1e-11, rtol=1e-11)

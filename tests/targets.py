@@ -1,0 +1,51 @@
+"""The models of `models.py` as TARGETs of the command: `synchromesh verify tests/targets.py:bert
+--plan tensor`."""
+
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from synchromesh.workload import Workload
+from tests.models import FAMILIES
+
+SAMPLES = 30
+
+
+class Rows(Dataset[Any]):
+    """The rows of one batch, a dictionary or a tuple of tensors, as samples."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        parts = self.batch.values() if isinstance(self.batch, dict) else self.batch
+        return len(next(iter(parts)))
+
+    def __getitem__(self, index: int) -> Any:
+        if isinstance(self.batch, dict):
+            return {key: value[index] for key, value in self.batch.items()}
+        return tuple(value[index] for value in self.batch)
+
+
+def target(family: str) -> Workload:
+    """A workload of 30 random rows in global batches of 12."""
+
+    def model() -> torch.nn.Module:
+        return FAMILIES[family]()[0]
+
+    _, loss, make = FAMILIES[family]()
+    return Workload(
+        model=model,
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        train_data=Rows(make(SAMPLES, seed=7)),
+        batch_size=12,
+        name=family,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name in FAMILIES:
+        return lambda: target(name)
+    raise AttributeError(name)

@@ -1,0 +1,154 @@
+"""The user's optimizer on pieces: which are exact, rebinding in mid-training, global norms."""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from synchromesh.engine.groups import World
+from synchromesh.engine.optimizer import (
+    ELEMENTWISE,
+    check,
+    clip_norm,
+    global_norm,
+    rebind,
+    state_scalars,
+    state_tensors,
+)
+from tests.ranks import run
+
+
+def _train(optimizer: torch.optim.Optimizer, p: nn.Parameter, steps: range, piece: slice) -> None:
+    for step in steps:
+        p.grad = torch.sin(torch.arange(24.0, dtype=torch.float64).view(6, 4) + step)[
+            piece
+        ].clone()
+        optimizer.step()
+
+
+def _start() -> Tensor:
+    return torch.linspace(-1, 1, 24, dtype=torch.float64).view(6, 4)
+
+
+@pytest.mark.parametrize("name", sorted(ELEMENTWISE))
+@pytest.mark.parametrize("foreach", [False, True])
+def test_elementwise_optimizers_are_exact_on_pieces_taken_in_mid_training(
+    name: str, foreach: bool
+) -> None:
+    kind = getattr(torch.optim, name)
+    settings = {"foreach": foreach, "lr": 0.1, "weight_decay": 0.01}
+    if name == "SGD":
+        settings |= {"momentum": 0.9}
+    if name == "Rprop":
+        del settings["weight_decay"]
+    whole = nn.Parameter(_start())
+    reference = kind([whole], **settings)
+    _train(reference, whole, range(6), slice(None))
+
+    p = nn.Parameter(_start())
+    optimizer = kind([p], **settings)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    _train(optimizer, p, range(3), slice(None))
+    piece = slice(2, 5)
+    rebind(p, p.detach()[piece].clone(), optimizer, lambda t: t[piece].clone())
+    check(optimizer, sharded=True)
+    _train(optimizer, p, range(3, 6), piece)
+    scheduler.step()
+    assert torch.equal(p.detach(), whole.detach()[piece])
+    for key, value in state_tensors(optimizer, p).items():
+        assert torch.equal(value, reference.state[whole][key][piece])
+    assert set(state_tensors(optimizer, p)) | set(state_scalars(optimizer, p)) == set(
+        optimizer.state[p]
+    )
+
+
+def test_a_meta_parameter_becomes_real_and_stays_the_same_object() -> None:
+    layer = nn.Linear(3, 2, device="meta")
+    optimizer = torch.optim.AdamW(layer.parameters())
+    p = layer.weight
+    rebind(p, torch.ones(1, 3), optimizer, lambda t: t)
+    assert layer.weight is p and optimizer.param_groups[0]["params"][0] is p
+    assert p.tolist() == [[1, 1, 1]] and p.requires_grad and p.is_leaf
+    p.sum().backward()
+    optimizer.step()
+    assert p in optimizer.state
+
+
+class Lamb(torch.optim.Adam):
+    def step(self, closure=None):
+        return None
+
+
+class Homemade(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+
+class Renamed(torch.optim.AdamW):
+    """An AdamW with other defaults: its update is AdamW's."""
+
+
+def _parameters() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(2, 2))]
+
+
+def test_what_cannot_update_pieces_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="LBFGS cannot be used: it keeps own copies"):
+        check(torch.optim.LBFGS(_parameters()), sharded=False)
+    with pytest.raises(ValueError, match="SparseAdam cannot be used"):
+        check(torch.optim.SparseAdam(_parameters()), sharded=False)
+    for optimizer in (
+        torch.optim.Adafactor(_parameters()),
+        torch.optim.Muon(_parameters()),
+        Lamb(_parameters()),
+    ):
+        name = type(optimizer).__name__
+        with pytest.raises(ValueError, match=f"{name} cannot update pieces .* the plan 'data'"):
+            check(optimizer, sharded=True)
+        check(optimizer, sharded=False)
+    with pytest.warns(UserWarning, match="not known whether the optimizer Homemade"):
+        check(Homemade(_parameters()), sharded=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(Homemade(_parameters()), sharded=False)
+        check(Renamed(_parameters()), sharded=True)
+
+
+def test_every_optimizer_of_torch_is_classified() -> None:
+    """A new one in a later torch must be looked at."""
+    known = {*(n.lower() for n in ELEMENTWISE), "adafactor", "muon", "lbfgs", "sparseadam"}
+    found = {
+        name.lower()
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type)
+        and issubclass(kind, torch.optim.Optimizer)
+        and kind is not torch.optim.Optimizer
+    }
+    assert found == known
+
+
+def _norms() -> tuple[float, list[float], list[float]]:
+    """A parameter in two pieces (each on two of four ranks), one on all, one without gradient."""
+    world = World.open("cpu")
+    pieces = torch.arange(8.0).view(2, 4)
+    sharded = nn.Parameter(torch.zeros(4))
+    sharded.grad = pieces[world.rank % 2].clone()
+    whole = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    whole.grad = torch.full((3,), 2.0, dtype=torch.float64)
+    copies = [(sharded, 2), (whole, 4), (nn.Parameter(torch.zeros(1)), 4)]
+    if world.rank == 3:
+        norm = global_norm(copies, world.everyone)
+    else:
+        norm = global_norm(iter(copies), world.everyone)
+    assert clip_norm(copies, world.everyone, 1e9) == norm
+    before = sharded.grad.clone()
+    assert clip_norm(copies, world.everyone, 1.0) == norm
+    torch.testing.assert_close(sharded.grad, before / (norm + 1e-6).float())
+    assert whole.grad.dtype is torch.float64 and world.ledger.sent == 0
+    world.close()
+    return float(norm)
+
+
+def test_the_global_norm_counts_every_entry_once() -> None:
+    assert run(4, _norms) == [pytest.approx((140 + 12) ** 0.5)] * 4
