@@ -22,9 +22,8 @@ needs_hosts = pytest.mark.skipif(
 def traces(tag: str) -> list[str]:
     """What an owner has on this machine: namespaces and control groups."""
     spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split()
-    return [
-        name for name in (*spaces, *(p.name for p in CGROUPS.glob("*"))) if name.startswith(tag)
-    ]
+    names = (*spaces, *(path.name for path in CGROUPS.glob("*")))
+    return [name for name in names if name.startswith(f"{tag}-")]  # not those of a longer tag
 
 
 def alive(pid: int) -> bool:

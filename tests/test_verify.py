@@ -15,7 +15,7 @@ from synchromesh.verify import Deviation, global_batches, verify, without_dropou
 from synchromesh.workload import Workload
 from tests.models import FAMILIES
 from tests.ranks import run
-from tests.test_switch_training import Rows
+from tests.targets import Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing of")
 FAMILY_PLANS = {
@@ -36,7 +36,7 @@ def workload(family: str, rows: int = 12) -> Workload:
         model=model,
         loss=loss,
         optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3),
-        train_data=Rows(make, 24),
+        train_data=Rows(make(24)),
         batch_size=rows,
         name=family,
     )
