@@ -9,6 +9,7 @@ from synchromesh.layout import Layout
 from synchromesh.placement import REPLICATED
 from synchromesh.plan import Plan
 from synchromesh.trace.edges import edge_collectives
+from synchromesh.trace.local import Hop
 from synchromesh.trace.partition import Input, LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.traffic import (
@@ -170,7 +171,7 @@ def _with_norms(local: LocalComponent, made: Partition) -> LocalComponent:
         (channels,) = placement.local_shape(tensors[name].shape, local.layout.tensor)
         item = max(4, ITEM_BYTES[tensors[name].dtype])
         found += batch_norm_collectives(channels, item, local.layout.data)
-    return replace(local, collectives=(*local.collectives, *found))
+    return replace(local, events=(*local.events, Hop(tuple(found))))
 
 
 def _held(step: Step, made: Partition, devices: int) -> dict[str, Holding]:

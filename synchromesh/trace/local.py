@@ -30,6 +30,23 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Computation between two moves: rough operations per batch row, for shares of measured time."""
+
+    work: float
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A move: the collectives it runs, maybe none; other pieces of the rows run meanwhile."""
+
+    collectives: tuple[Collective, ...] = ()
+
+
+Event = Span | Hop
+
+
+@dataclass(frozen=True)
 class LocalComponent:
     """One component as one rank runs it; the same for every rank of the axis."""
 
@@ -41,8 +58,13 @@ class LocalComponent:
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
     constants: tuple[str, ...]
-    collectives: tuple[Collective, ...]  # per row of the data block (on edges: the producer's)
+    events: tuple[Event, ...]  # what one walk through the graph computes and sends, in order
     unsharded: Mapping[str, str]  # parameter -> why every rank holds it whole
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """All that it sends, per row of the data block (on edges: the producer's)."""
+        return tuple(c for e in self.events if isinstance(e, Hop) for c in e.collectives)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from synchromesh.placement import Placement
 from synchromesh.trace.analysis import Tensor, Work, origin, reads, value_of, values_of
 from synchromesh.trace.draft import Assignment, Draft
 from synchromesh.trace.edges import edge_collectives
-from synchromesh.trace.local import Input, LocalComponent, Output, Partition
+from synchromesh.trace.local import Event, Hop, Input, LocalComponent, Output, Partition, Span
 from synchromesh.trace.moves import move_collectives
 from synchromesh.trace.reasons import why_whole
 from synchromesh.trace.rules import draws
@@ -45,7 +45,7 @@ class Traffic:
         self._read()
         self.handed: dict[int, list[tuple[Tensor, Placement]]] = {w.index: [] for w in draft.works}
         self.inputs: dict[int, list[tuple[Tensor, Input]]] = {w.index: [] for w in draft.works}
-        self.moved: dict[int, list[Collective]] = {w.index: [] for w in draft.works}
+        self.moved: dict[int, list[Hop]] = {w.index: [] for w in draft.works}
         self._cross()
 
     def _read(self) -> None:
@@ -112,7 +112,7 @@ class Traffic:
             key = (value.name, target.tensor, want)
             if key not in done:
                 done.add(key)
-                self.moved[work.index] += found or ()
+                self.moved[work.index].append(Hop(tuple(found or ())))
         item = Input(value, maker, have, want)
         if (tensor, item) not in self.inputs[work.index]:
             self.inputs[work.index].append((tensor, item))
@@ -131,7 +131,8 @@ class Writer:
         self.layout = self.draft.layouts[work.index]
         self.m = self.layout.tensor
         self.graph = torch.fx.Graph()
-        self.collectives: list[Collective] = list(traffic.moved[work.index])
+        self.events: list[Event] = list(traffic.moved[work.index])
+        self.computed = 0.0  # operations since the last event
         self.forms: dict[tuple[Tensor, Placement], Node] = {}
         self.base: dict[Tensor, Placement] = {}
         self.numbers: dict[Node, Node] = {}
@@ -166,10 +167,18 @@ class Writer:
                 made = self.graph.call_method("move", (self.axis, x, str(source), str(state)))
                 self.forms[tensor, state] = made
                 gradient = self.traffic.gradient(tensor, self.m, state)
-                self.collectives += move_collectives(
-                    value_of(tensor), source, state, self.m, gradient
-                )
+                self.hop(move_collectives(value_of(tensor), source, state, self.m, gradient))
         return self.forms[tensor, state]
+
+    def hop(self, collectives: tuple[Collective, ...]) -> None:
+        """Notes a move, after what was computed before it."""
+        self.span()
+        self.events.append(Hop(collectives))
+
+    def span(self) -> None:
+        if self.computed:
+            self.events.append(Span(self.computed))
+            self.computed = 0.0
 
     def number(self, node: Node) -> Node:
         """An integer of the step, computed from this component's rows."""
@@ -198,7 +207,10 @@ class Writer:
                 self.graph.call_method("stream", (self.axis, i, choice.sharded))
             emit = Emit(self.graph, self.axis)
             made = choice.replace(emit, given) if choice.replace else emit.original(node, given)
-            self.collectives += choice.collectives
+            operator = self.draft.menus[self.work.index].operators[i]
+            self.computed += operator.work * choice.share
+            if choice.collectives:
+                self.hop(choice.collectives)
             if isinstance(node.meta["value"], tuple):
                 self.forms[(node, -1), R] = made
             else:
@@ -207,6 +219,7 @@ class Writer:
                 self.base[node, k] = state
         handed = self.traffic.handed[self.work.index]
         self.graph.output(tuple(self.form(t, s) for t, s in handed))
+        self.span()
 
     def result(self) -> LocalComponent:
         self.placeholders()
@@ -230,7 +243,7 @@ class Writer:
             parameters=tuple(n.meta["name"] for n in work.parameters),
             buffers=tuple(n.meta["name"] for n in work.buffers),
             constants=tuple(n.meta["name"] for n in work.constants),
-            collectives=tuple(self.collectives),
+            events=tuple(self.events),
             unsharded=whole,
         )
 

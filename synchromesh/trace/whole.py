@@ -6,7 +6,7 @@ import torch
 
 from synchromesh.layout import Layout
 from synchromesh.placement import REPLICATED
-from synchromesh.trace.local import LocalComponent, Partition
+from synchromesh.trace.local import LocalComponent, Partition, Span
 from synchromesh.trace.step import Step
 
 
@@ -28,7 +28,7 @@ def whole_partition(step: Step, layouts: Sequence[Layout]) -> Partition:
         parameters=parameters,
         buffers=buffers,
         constants=(),
-        collectives=(),
+        events=(Span(1.0),),
         unsharded=dict.fromkeys(parameters, reason) if layout.tensor > 1 else {},
     )
     placements = {(name, layout): REPLICATED for name in (*parameters, *buffers)}
