@@ -33,7 +33,7 @@ class Collective:
     """A collective of one step on one group: payload is `bytes_per_row * rows + fixed_bytes`.
 
     rows: of one data block of the component that runs it, or of a layout of `data` degrees where
-    that is given.
+    that is given. stride: how far apart the ranks of a group are.
     """
 
     kind: CollectiveKind
@@ -42,6 +42,7 @@ class Collective:
     bytes_per_row: int = 0
     fixed_bytes: int = 0
     data: int = 0
+    stride: int = 1
 
     def payload(self, rows: int) -> int:
         return self.bytes_per_row * rows + self.fixed_bytes

@@ -11,7 +11,8 @@ refused, so movers send it as bytes and reductions as int32.
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -45,6 +46,15 @@ class Ledger(Tally):
         """One communication of which `bytes_sent` left this rank."""
         self.messages += bytes_sent
         self.calls[kind] += 1  # type: ignore[index]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Counts nothing inside: measuring is no traffic of a step."""
+        kept = self.payload.copy(), self.calls.copy(), self.messages
+        try:
+            yield
+        finally:
+            self.payload, self.calls, self.messages = kept
 
     def reset(self) -> None:
         super().reset()

@@ -80,16 +80,15 @@ def edge_collectives(
         k, payload, forward, back = source.devices, each, "all_to_all", "all_to_all"
     else:
         return None
-    found = [] if forward is None else [_one(forward, "forward", k, payload, source)]
+    stride = min(a, b) if k * min(a, b) == max(a, b) else 1
+
+    def one(kind: CollectiveKind, direction: Direction) -> Collective:
+        return Collective(kind, direction, k, payload, 0, source.data, stride)
+
+    found = [] if forward is None else [one(forward, "forward")]
     if backward and back is not None:
-        found.append(_one(back, "backward", k, payload, source))
+        found.append(one(back, "backward"))
     return tuple(found)
-
-
-def _one(
-    kind: CollectiveKind, direction: Direction, ranks: int, per_row: int, source: Layout
-) -> Collective:
-    return Collective(kind, direction, ranks, per_row, 0, source.data)
 
 
 def _rowless(

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
 
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from synchromesh.component import Component, Value
 from synchromesh.layout import Layout
-from synchromesh.placement import Placement
+from synchromesh.placement import REPLICATED, Placement
 from synchromesh.traffic import Collective
 
 
@@ -74,3 +76,46 @@ class Partition:
     components: tuple[LocalComponent, ...]
     placements: Mapping[tuple[str, Layout], Placement]
     outputs: tuple[Output, ...]
+
+    def local_shape(self, local: LocalComponent, name: str) -> tuple[int, ...]:
+        """The shape of one rank's part of parameter or buffer `name`, as `local` uses it."""
+        tensors = (*local.component.parameters, *local.component.buffers)
+        shape = next(t.shape for t in tensors if t.name == name)
+        placement = self.placements.get((name, local.layout), REPLICATED)
+        return placement.local_shape(shape, local.layout.tensor)
+
+    def program(self, local: LocalComponent) -> str:
+        """A key that components share whose local graphs compute the same on the same shapes."""
+        inputs = [
+            (v.shape, v.dtype, v.rows, v.differentiable, str(i.want))
+            for i in local.inputs
+            for v in (i.value,)
+        ]
+        tensors = {t.name: t for t in (*local.component.parameters, *local.component.buffers)}
+        held = [
+            (self.local_shape(local, n), tensors[n].dtype, tensors[n].trainable)
+            for n in (*local.parameters, *local.buffers)
+        ]
+        told = (_structure(local.graph.graph), inputs, held, local.layout.tensor)
+        return blake2b(repr(told).encode(), digest_size=10).hexdigest()
+
+
+def _structure(graph: Graph) -> list[Any]:
+    """The graph without names: what each node does with which earlier ones."""
+    place: dict[Node, int] = {}
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, Node):
+            return ("node", place[x])
+        if isinstance(x, list | tuple):
+            return [plain(y) for y in x]
+        if isinstance(x, dict):
+            return [(k, plain(v)) for k, v in x.items()]
+        return str(x)
+
+    found = []
+    for node in graph.nodes:
+        target = "" if node.op == "placeholder" else str(node.target)
+        found.append((node.op, target, plain(node.args), plain(node.kwargs)))
+        place[node] = len(place)
+    return found

@@ -1,0 +1,95 @@
+"""A timeline: one rank's computation and traffic, walked with durations instead of tensors.
+
+    computes      [ c0 ][ c1 ]......[ c2 ]          . waits for what is under way
+    under way        ~~~~~~~~~~~~~~~~  ~~~~~~
+
+Durations of computation are those of lasting work, undisturbed; a device does 1 second of such work
+a second. Of that, traffic under way takes a part, and computing slows traffic down (`Overlap`, by
+kind of collective). n collectives under way share the links evenly, 1/n each. Work begun after a
+pause is quicker at first (`Sprint`):
+
+    capacity =  1 - mean of (1 - overlap.compute) over what is under way
+    speed    =  sprint.speed while there is credit, else capacity
+    credit'  =  capacity - speed (capacity alone while waiting), between 0 and sprint.credit
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from synchromesh.profile import Overlap, Sprint
+
+_NOTHING = 1e-12  # seconds
+_UNDISTURBED = Overlap()
+
+
+@dataclass
+class Flight:
+    """A collective under way: seconds left if alone, how it and computation disturb each other."""
+
+    left: float
+    overlap: Overlap
+
+
+@dataclass
+class Timeline:
+    """`compute`, `depart`, `arrive` in the order in which a rank does them; `clock` is now."""
+
+    overlap: Mapping[str, Overlap] = field(default_factory=dict)
+    sprint: Sprint = Sprint()
+    clock: float = 0.0
+    computed: float = 0.0  # seconds of computation if nothing disturbed it
+    waited: float = 0.0  # seconds in which nothing was computed
+    credit: float = 0.0  # seconds of work that go at the sprint's speed
+    under_way: dict[object, Flight] = field(default_factory=dict)
+
+    @property
+    def capacity(self) -> float:
+        """Seconds of work that a lasting second holds now."""
+        taken = [1.0 - f.overlap.compute for f in self.under_way.values()]
+        return 1.0 - sum(taken) / len(taken) if taken else 1.0
+
+    def compute(self, seconds: float) -> None:
+        self.computed += seconds
+        left = seconds
+        while left > _NOTHING:
+            capacity = speed = self.capacity
+            spans = [self._next(computing=True)] if self.under_way else []
+            if self.credit > _NOTHING and self.sprint.speed > capacity:
+                speed = self.sprint.speed
+                spans.append(self.credit / (speed - capacity))
+            took = min([left / speed, *spans])
+            left -= took * speed
+            self._pass(took, capacity - speed, computing=True)
+
+    def depart(self, key: object, kind: str, seconds: float) -> None:
+        """A collective of `kind` that takes `seconds` alone begins."""
+        if seconds > 0.0:
+            assert key not in self.under_way, f"{key} is under way"
+            self.under_way[key] = Flight(seconds, self.overlap.get(kind, _UNDISTURBED))
+
+    def arrive(self, key: object) -> None:
+        """Waits for a collective that began."""
+        while key in self.under_way:
+            took = self._next(computing=False)
+            self.waited += took
+            self._pass(took, self.capacity, computing=False)
+
+    def finish(self) -> None:
+        """Waits for everything that began."""
+        for key in list(self.under_way):
+            self.arrive(key)
+
+    def _rate(self, flight: Flight, computing: bool) -> float:
+        return (flight.overlap.network if computing else 1.0) / len(self.under_way)
+
+    def _next(self, computing: bool) -> float:
+        """Seconds until the first of those under way has arrived."""
+        return min(f.left / self._rate(f, computing) for f in self.under_way.values())
+
+    def _pass(self, seconds: float, earned: float, computing: bool) -> None:
+        """`seconds` go by, in which traffic goes on and credit is earned or spent."""
+        self.clock += seconds
+        self.credit = min(self.sprint.credit, max(0.0, self.credit + earned * seconds))
+        for flight in self.under_way.values():
+            flight.left -= seconds * self._rate(flight, computing)
+        self.under_way = {k: f for k, f in self.under_way.items() if f.left > _NOTHING}

@@ -1,0 +1,177 @@
+"""Compute measured: seconds and memory of the local programs of a partition, on this rank.
+
+A program is timed as it will run, its graph walked with the engine's own axis, on a silent group:
+what moves between ranks costs nothing here and is measured apart. Under a CPU quota a short run
+is either untouched or stopped for the rest of a period, so runs are timed in blocks long enough
+to hold several periods, and a block's mean is what counts.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from synchromesh.component import Parameter
+from synchromesh.engine.batch_norm import BatchNormPolicy
+from synchromesh.engine.collectives import Axis
+from synchromesh.engine.groups import Group
+from synchromesh.engine.program import walking
+from synchromesh.engine.random import Streams
+from synchromesh.measure.borders import local_part, tiled
+from synchromesh.measure.memory import LiveBytes, storage_bytes
+from synchromesh.measure.silent import SilentGroup
+from synchromesh.placement import REPLICATED
+from synchromesh.trace.local import LocalComponent, Partition
+from synchromesh.trace.step import Step
+
+BLOCK_SECONDS = 0.08  # eight periods of an emulated host's quota
+BLOCKS = 3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One program at some rows: seconds forward and backward (median of blocks), their spread."""
+
+    forward: float
+    backward: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Memory of one program at some rows, as `profile.Memory` has it over rows."""
+
+    kept: int
+    forward: int
+    backward: int
+    kept_inputs: tuple[int, ...]
+    kept_outputs: tuple[int, ...]
+
+
+class Bench:
+    """One local program with tensors of its own, ready to run again and again at `rows` rows."""
+
+    def __init__(
+        self,
+        step: Step,
+        partition: Partition,
+        local: LocalComponent,
+        tensors: Mapping[str, Tensor],
+        borders: Mapping[str, Tensor],
+        rows: int,
+        device: torch.device,
+    ) -> None:
+        self.device, self.rows = device, rows
+        size = local.layout.tensor
+        group = cast(Group, SilentGroup(size))
+        self.axis = Axis(group, Streams(0, device), BatchNormPolicy(None))
+        self.axis.real_rows = rows
+        self.walk = walking(local.graph)
+        described = {p.name: p for p in (*local.component.parameters, *local.component.buffers)}
+        self.held = [
+            self._held(described[name], partition, local, tensors[name])
+            for name in (*local.parameters, *local.buffers)
+        ]
+        self.constants = [step.constants[name].to(device) for name in local.constants]
+        self.inputs = []
+        for item in local.inputs:
+            whole = tiled(borders[item.value.name].to(device), item.value.rows, rows)
+            x = local_part(whole, item.want, size)
+            self.inputs.append(
+                x.requires_grad_(item.source is not None and item.value.differentiable)
+            )
+
+    def _held(
+        self, described: Parameter, partition: Partition, local: LocalComponent, whole: Tensor
+    ) -> Tensor:
+        placement = partition.placements.get((described.name, local.layout), REPLICATED)
+        part = local_part(whole.to(self.device), placement, local.layout.tensor)
+        return part.requires_grad_(described.trainable)
+
+    def forward(self) -> tuple[Tensor, ...]:
+        walk = self.walk(self.axis, self.rows, *self.inputs, *self.held, *self.constants)
+        while True:
+            try:
+                next(walk)
+            except StopIteration as end:
+                return tuple(end.value)
+
+    def seeds(self, outputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Outputs through which a gradient flows, each with one of ordinary size."""
+        return [(y, torch.full_like(y, 1e-3)) for y in outputs if y.requires_grad]
+
+    def backward(self, seeded: Sequence[tuple[Tensor, Tensor]]) -> None:
+        if seeded:
+            torch.autograd.backward([y for y, _ in seeded], [g for _, g in seeded])
+
+    def clear(self) -> None:
+        for x in (*self.inputs, *self.held):
+            x.grad = None
+
+    def once(self) -> tuple[float, float]:
+        """Seconds of one forward and one backward."""
+        began = self._now()
+        outputs = self.forward()
+        middle = self._now()
+        seeded = self.seeds(outputs)
+        del outputs
+        start = self._now()
+        self.backward(seeded)
+        end = self._now()
+        self.clear()
+        return middle - began, end - start
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def block(self) -> tuple[float, float]:
+        """Mean seconds of forward and backward over a block of runs."""
+        forward = backward = 0.0
+        runs = 0
+        while runs == 0 or forward + backward < BLOCK_SECONDS:
+            f, b = self.once()
+            forward, backward, runs = forward + f, backward + b, runs + 1
+        return forward / runs, backward / runs
+
+    def timing(self, blocks: int = BLOCKS) -> Timing:
+        self.once()  # the first run allocates, and may choose algorithms
+        taken = [self.block() for _ in range(blocks)]
+        forward, backward = (median(t) for t in zip(*taken, strict=True))
+        total = forward + backward
+        spread = max(abs(f + b - total) for f, b in taken) / total if total else 0.0
+        return Timing(forward, backward, spread)
+
+    def bytes(self) -> Bytes:
+        """What a forward and a backward have alive, inputs, parameters and gradients apart."""
+        own = {x.untyped_storage()._cdata for x in (*self.held, *self.constants)}
+        inputs = {x.untyped_storage()._cdata: i for i, x in enumerate(self.inputs)}
+        saved: dict[int, Any] = {}
+
+        def pack(x: Tensor) -> Tensor:
+            storage = x.untyped_storage()
+            if storage._cdata not in own:
+                saved[storage._cdata] = storage
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            with LiveBytes() as live:
+                outputs = self.forward()
+            kept = sum(s.nbytes() for key, s in saved.items() if key not in inputs)
+            kept_inputs = tuple(sorted(inputs[key] for key in saved if key in inputs))
+            kept_outputs = tuple(
+                i for i, y in enumerate(outputs) if y.untyped_storage()._cdata in saved
+            )
+            saved.clear()
+            peak = live.peak
+            seeded = self.seeds(outputs)
+            with LiveBytes() as live:
+                self.backward(seeded)
+        gradients = storage_bytes(x.grad for x in self.held if x.grad is not None)
+        self.clear()
+        return Bytes(kept, peak, max(0, live.peak - gradients), kept_inputs, kept_outputs)

@@ -1,0 +1,161 @@
+"""The network measured: seconds of the collectives that layouts ask for, all groups at once.
+
+Every rank calls `collectives` alike. A size is timed by a few calls in a row, after one that is
+not counted, and what counts is the slowest rank: nobody goes on before it has what it needs.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from synchromesh.engine.groups import Group, World
+from synchromesh.profile import Curve, Overlap, Pattern
+
+SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)  # payload bytes
+CALLS = 3
+MOST_SECONDS = 0.6  # one call longer than this ends a curve: the line goes on from there
+
+
+def collectives(
+    world: World, ranks: Sequence[int], wanted: Iterable[tuple[str, Pattern, int]]
+) -> dict[tuple[str, Pattern], Curve]:
+    """Curves by kind and pattern; `wanted` says up to which payload each must reach.
+
+    ranks: the rank at each position of the stage; ranks that are not named take no part.
+    """
+    most: dict[tuple[str, Pattern], int] = {}
+    for kind, pattern, size in wanted:
+        most[kind, pattern] = max(size, most.get((kind, pattern), 0))
+    idle = [(r,) for r in range(world.size) if r not in set(ranks)]
+    found = {}
+    for (kind, pattern), size in sorted(most.items()):
+        groups = [tuple(ranks[p] for p in group) for group in pattern.groups(len(ranks))]
+        group = world.groups([*groups, *idle])
+        found[kind, pattern] = Curve.of(_curve(world, group, kind, pattern, size))
+    return found
+
+
+def _curve(
+    world: World, group: Group, kind: str, pattern: Pattern, most: int
+) -> list[tuple[float, float]]:
+    points: list[tuple[float, float]] = []
+    upper = next((s for s in SIZES if s >= most), SIZES[-1])
+    for size in (s for s in SIZES if s <= upper):
+        seconds = _seconds(world, group, kind, pattern.size, size)
+        points.append((float(size), seconds))
+        if seconds > MOST_SECONDS:
+            break
+    return points
+
+
+def _seconds(world: World, group: Group, kind: str, ranks: int, payload: int) -> float:
+    """The median of a few calls, of the rank that is slowest."""
+    taken = []
+    for turn in range(CALLS + 1):
+        world.everyone.barrier()
+        began = time.perf_counter()
+        if group.size == ranks:
+            with world.ledger.paused():
+                _start(group, kind, payload, world.device)()
+        if world.device.type == "cuda":
+            torch.cuda.synchronize(world.device)
+        if turn:
+            taken.append(time.perf_counter() - began)
+    slowest = torch.tensor(taken, dtype=torch.float64, device=world.device)
+    world.everyone.all_reduce(slowest, "max", counted=False)
+    return float(median(slowest.tolist()))
+
+
+def _start(group: Group, kind: str, payload: int, device: torch.device) -> Callable[[], Any]:
+    """Begins a collective of `payload` bytes as `traffic.sent_bytes` counts them."""
+    numbers = max(1, payload // 4)
+    part = torch.zeros(max(1, numbers // group.size), device=device)
+    match kind:
+        case "all_reduce":
+            return group.start_all_reduce(torch.zeros(numbers, device=device))
+        case "all_gather":
+            return group.start_all_gather(part)
+        case "reduce_scatter":
+            return group.start_reduce_scatter(part.repeat(group.size, 1))
+        case "all_to_all":
+            return group.start_all_to_all([part] * group.size)
+    raise AssertionError(f"no collective {kind!r}")
+
+
+def overlap(
+    world: World, ranks: Sequence[int], kinds: Iterable[str], seconds: float = 0.08
+) -> dict[str, Overlap]:
+    """How computation and a large collective of each kind slow each other down on a stage's ranks.
+
+    With Tn the seconds of the collective alone, two trials tell the rates a of computation and b
+    of traffic while both go on:
+
+        computes for Tn / 2, then waits until Tn'     (1 - b) Tn / 2 = Tn' - Tn
+        computes long past the arrival, Tc' not Tc    (1 - a) Tn / b = Tc' - Tc
+    """
+    everyone = tuple(ranks)
+    group = world.groups([everyone, *((r,) for r in range(world.size) if r not in everyone)])
+    if len(everyone) < 2:
+        return {}
+    found = {}
+    for kind in sorted(set(kinds)):
+        payload, alone = _payload(world, group, kind, seconds)
+        trials = [_trial(world, group, kind, payload, alone) for _ in range(CALLS)]
+        mine = torch.tensor([median(t) for t in zip(*trials, strict=True)], dtype=torch.float64)
+        shared = mine.to(world.device)
+        world.everyone.all_reduce(shared, counted=False)
+        late, lost = (shared / world.size).tolist()
+        b = min(1.0, max(0.05, 1 - 2 * late / alone))
+        a = min(1.0, max(0.05, 1 - lost * b / alone))
+        found[kind] = Overlap(a, b)
+    return found
+
+
+def _trial(
+    world: World, group: Group, kind: str, payload: int, alone: float
+) -> tuple[float, float]:
+    """Seconds that the collective was late, and that computation lost."""
+    world.everyone.barrier()
+    began = time.perf_counter()
+    finish = _begun(world, group, kind, payload)
+    _compute(world, alone / 2)
+    finish()
+    late = time.perf_counter() - began - alone
+    products = int(_compute(world, 3 * alone))  # undisturbed
+    world.everyone.barrier()
+    finish = _begun(world, group, kind, payload)
+    lost = _compute(world, 0.0, products) - 3 * alone
+    finish()
+    return max(0.0, late), max(0.0, lost)
+
+
+def _begun(world: World, group: Group, kind: str, payload: int) -> Callable[[], Any]:
+    if group.size == 1:  # an idle rank
+        return lambda: None
+    with world.ledger.paused():
+        return _start(group, kind, payload, world.device)
+
+
+def _compute(world: World, seconds: float, products: int = 0) -> float:
+    """Runs products for `seconds` and returns how many; or so many, and returns their seconds."""
+    x = torch.ones(128, 128, device=world.device)
+    began, done = time.perf_counter(), 0
+    while done < products or (not products and time.perf_counter() - began < seconds):
+        torch.mm(x, x)
+        done += 1
+        if world.device.type == "cuda":
+            torch.cuda.synchronize(world.device)
+    return time.perf_counter() - began if products else float(done)
+
+
+def _payload(world: World, group: Group, kind: str, seconds: float) -> tuple[int, float]:
+    """Bytes (64 KB to 16 MB) with which a collective takes about `seconds`, and what it takes."""
+    size, once = 1 << 16, 0.0
+    while True:
+        once = _seconds(world, group, kind, group.size, size)
+        if once >= seconds / 2 or size >= 1 << 24:
+            return size, once
+        size *= 4

@@ -1,0 +1,312 @@
+"""A profile: what was measured of a model and of the links; seconds and bytes, and where from.
+
+    compute      seconds of a component's forward and backward by batch rows of one rank, on each rank
+    network      seconds of a collective by payload bytes, on a group pattern, all its groups at once
+    overlap      how much computation and traffic slow each other down while both are under way
+    sprint       how much faster computation is at first after a pause
+    update       seconds of the optimizer step by parameter bytes and by tensors
+    host         seconds of a step that none of these explain: Python, agreement, the loss
+
+Units: seconds, bytes (payload as `traffic.sent_bytes` counts it), batch rows.
+"""
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from synchromesh import document
+from synchromesh.traffic import CollectiveKind
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds over a size: measured points, straight lines between and beyond them.
+
+    points: (size, seconds), sizes ascending. One point alone is a line through the origin. Bytes
+    over rows are such curves too.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        sizes = [x for x, _ in self.points]
+        if not sizes or sizes != sorted(set(sizes)) or min(sizes) < 0:
+            raise ValueError(f"a curve needs ascending sizes, not {sizes[:8]}")
+        if any(not 0 <= y < float("inf") for _, y in self.points):
+            raise ValueError(f"a curve needs finite seconds, not {self.points[:8]}")
+
+    @classmethod
+    def of(cls, points: Iterable[tuple[float, float]]) -> "Curve":
+        """The curve through `points`, made non-decreasing: more takes no less time."""
+        found: list[tuple[float, float]] = []
+        for x, y in sorted(points):
+            found.append((x, max(y, found[-1][1]) if found else y))
+        return cls(tuple(found))
+
+    def __call__(self, size: float) -> float:
+        """Seconds at `size`; beyond the ends the nearest line goes on, never below zero."""
+        if len(self.points) == 1:
+            ((x, y),) = self.points
+            return y * size / x if x else y
+        sizes = [x for x, _ in self.points]
+        i = min(max(bisect_right(sizes, size), 1), len(sizes) - 1)
+        (x0, y0), (x1, y1) = self.points[i - 1], self.points[i]
+        return max(0.0, y0 + (y1 - y0) * (size - x0) / (x1 - x0))
+
+    def scaled(self, factor: float) -> "Curve":
+        return Curve(tuple((x, y * factor) for x, y in self.points))
+
+
+@dataclass(frozen=True)
+class Compute:
+    """One local program: seconds over rows, forward and backward, of each rank; its memory.
+
+    spread: the largest distance of a timed block from the median of its blocks, over that median.
+    """
+
+    forward: tuple[Curve, ...]
+    backward: tuple[Curve, ...]
+    memory: "Memory"
+    spread: float = 0.0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a local program over rows, inputs and parameters not counted.
+
+    kept: what its forward keeps for backward. kept_inputs, kept_outputs: which of the inputs and
+    outputs (outputs are part of `kept` then) autograd keeps alive. forward, backward: the most
+    that is alive at once during each, of what it made itself; parameter gradients not counted.
+    """
+
+    kept: Curve = Curve(((0.0, 0.0),))
+    forward: Curve = Curve(((0.0, 0.0),))
+    backward: Curve = Curve(((0.0, 0.0),))
+    kept_inputs: tuple[int, ...] = ()
+    kept_outputs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, order=True)
+class Pattern:
+    """Groups over K positions that talk at once: `size` ranks each, `stride` apart.
+
+    size 2, stride 1:   (0 1) (2 3)        size 2, stride 2:   (0 2) (1 3)
+    """
+
+    size: int
+    stride: int = 1
+
+    def groups(self, devices: int) -> tuple[tuple[int, ...], ...]:
+        """Positions of every group; those that make no whole group stay alone."""
+        block = self.size * self.stride
+        whole = devices - devices % block
+        made = [
+            tuple(start + i * self.stride for i in range(self.size))
+            for first in range(0, whole, block)
+            for start in range(first, first + self.stride)
+        ]
+        return (*made, *((p,) for p in range(whole, devices)))
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Rates at which computation and traffic go on while both are under way; 1.0 is undisturbed."""
+
+    compute: float = 1.0
+    network: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.compute <= 1.0 and 0.0 < self.network <= 1.0):
+            raise ValueError(f"rates of overlap lie in (0, 1]: {self.compute}, {self.network}")
+
+
+@dataclass(frozen=True)
+class Sprint:
+    """What a device does after a pause: it computes `speed` times as fast until it has done
+    `credit` seconds of work more than at its lasting speed.
+
+    A CPU quota gives a host a whole period's share at once; processors raise their clock for a
+    while. 1 and 0 where there is no such thing. Waiting earns credit back, a second a second.
+    """
+
+    speed: float = 1.0
+    credit: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.speed >= 1.0 and self.credit >= 0.0):
+            raise ValueError(f"a sprint is no slowdown: speed {self.speed}, credit {self.credit}")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Everything that was measured; see the module's docstring."""
+
+    devices: int
+    compute: Mapping[str, Compute] = field(default_factory=dict)  # by program (trace.local.key)
+    network: Mapping[tuple[str, Pattern], Curve] = field(default_factory=dict)
+    overlap: Mapping[str, Overlap] = field(default_factory=dict)  # by kind of collective
+    sprint: Sprint = Sprint()
+    update_byte: float = 0.0  # seconds of the optimizer step a parameter byte
+    update_tensor: float = 0.0  # ... and a tensor
+    copy_byte: float = 0.0  # seconds to copy a byte of a gradient into its bucket
+    state_factor: float = 0.0  # bytes of optimizer state a parameter byte
+    host: float = 0.0  # seconds a step
+    source: str = "measured"
+    seconds: float = 0.0  # that measuring took
+    emulated: bool = False
+    missing: tuple[str, ...] = ()  # what could not be measured, and why
+
+    def joined(self, other: "Profile") -> "Profile":
+        """This profile with the programs and collectives of `other` besides."""
+        return replace(
+            self,
+            compute={**self.compute, **other.compute},
+            network={**self.network, **other.network},
+            seconds=self.seconds + other.seconds,
+            missing=tuple(dict.fromkeys((*self.missing, *other.missing))),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "devices": self.devices,
+            "source": self.source,
+            "emulated": self.emulated,
+            "seconds": self.seconds,
+            "compute": {
+                key: {
+                    "forward": [_points(c) for c in found.forward],
+                    "backward": [_points(c) for c in found.backward],
+                    "memory": {
+                        "kept": _points(found.memory.kept),
+                        "forward": _points(found.memory.forward),
+                        "backward": _points(found.memory.backward),
+                        "kept_inputs": list(found.memory.kept_inputs),
+                        "kept_outputs": list(found.memory.kept_outputs),
+                    },
+                    "spread": found.spread,
+                }
+                for key, found in self.compute.items()
+            },
+            "network": [
+                {"kind": kind, "size": p.size, "stride": p.stride, "points": _points(curve)}
+                for (kind, p), curve in sorted(self.network.items())
+            ],
+            "overlap": {
+                kind: {"compute": o.compute, "network": o.network}
+                for kind, o in sorted(self.overlap.items())
+            },
+            "sprint": {"speed": self.sprint.speed, "credit": self.sprint.credit},
+            "update": {
+                "seconds_per_byte": self.update_byte,
+                "seconds_per_tensor": self.update_tensor,
+                "copy_seconds_per_byte": self.copy_byte,
+                "state_factor": self.state_factor,
+            },
+            "host_seconds": self.host,
+            "missing": list(self.missing),
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, value: Any, name: str = "profile") -> "Profile":
+        keys = (
+            "devices", "source", "emulated", "seconds", "compute", "network", "overlap", "sprint",
+            "update", "host_seconds", "missing",
+        )  # fmt: skip
+        item = document.mapping(value, name, keys, keys)
+        rates = document.mapping(item["overlap"], f"{name}: overlap", get_args(CollectiveKind))
+        sprint = document.mapping(item["sprint"], f"{name}: sprint", ("speed", "credit"))
+        update = document.mapping(
+            item["update"],
+            f"{name}: update",
+            ("seconds_per_byte", "seconds_per_tensor", "copy_seconds_per_byte", "state_factor"),
+        )
+        links = enumerate(document.sequence(item["network"], f"{name}: network"))
+        missing = enumerate(document.sequence(item["missing"], f"{name}: missing"))
+
+        def number(x: Any, path: str) -> float:
+            return document.number(x, f"{name}: {path}", 0)
+
+        with document.at(name):
+            return cls(
+                devices=document.integer(item["devices"], f"{name}: devices", 1, 1_000_000),
+                compute={
+                    k: _compute(v, f"{name}: compute.{k}") for k, v in item["compute"].items()
+                },
+                network=dict(_link(v, f"{name}: network[{i}]") for i, v in links),
+                overlap={k: _overlap(v, f"{name}: overlap.{k}") for k, v in rates.items()},
+                sprint=Sprint(*(number(sprint[k], f"sprint.{k}") for k in ("speed", "credit"))),
+                update_byte=number(update["seconds_per_byte"], "update.seconds_per_byte"),
+                update_tensor=number(update["seconds_per_tensor"], "update.seconds_per_tensor"),
+                copy_byte=number(update["copy_seconds_per_byte"], "update.copy_seconds_per_byte"),
+                state_factor=number(update["state_factor"], "update.state_factor"),
+                host=number(item["host_seconds"], "host_seconds"),
+                source=document.text(item["source"], f"{name}: source"),
+                seconds=number(item["seconds"], "seconds"),
+                emulated=document.boolean(item["emulated"], f"{name}: emulated"),
+                missing=tuple(document.text(m, f"{name}: missing[{i}]") for i, m in missing),
+            )
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Profile":
+        """The profile in a `.json` or `.yaml` file."""
+        return cls.from_dict(document.read(path), str(path))
+
+
+def _points(curve: Curve) -> list[list[float]]:
+    return [[x, y] for x, y in curve.points]
+
+
+def _curve(value: Any, path: str) -> Curve:
+    points = []
+    for i, point in enumerate(document.sequence(value, path)):
+        x, y = document.sequence(point, f"{path}[{i}]")
+        points.append((document.number(x, path, 0), document.number(y, path, 0)))
+    return Curve(tuple(points))
+
+
+def _compute(value: Any, path: str) -> Compute:
+    keys = ("forward", "backward", "memory", "spread")
+    item = document.mapping(value, path, keys, keys)
+
+    def curves(key: str) -> tuple[Curve, ...]:
+        listed: Sequence[Any] = document.sequence(item[key], f"{path}.{key}")
+        return tuple(_curve(c, f"{path}.{key}[{i}]") for i, c in enumerate(listed))
+
+    return Compute(
+        curves("forward"),
+        curves("backward"),
+        _memory(item["memory"], f"{path}.memory"),
+        document.number(item["spread"], f"{path}.spread", 0),
+    )
+
+
+def _overlap(value: Any, path: str) -> Overlap:
+    item = document.mapping(value, path, ("compute", "network"), ("compute", "network"))
+    return Overlap(*(document.number(item[k], f"{path}.{k}", 0) for k in ("compute", "network")))
+
+
+def _memory(value: Any, path: str) -> Memory:
+    keys = ("kept", "forward", "backward", "kept_inputs", "kept_outputs")
+    item = document.mapping(value, path, keys, keys)
+    kept, forward, backward = (_curve(item[k], f"{path}.{k}") for k in keys[:3])
+
+    def places(key: str) -> tuple[int, ...]:
+        listed = document.sequence(item[key], f"{path}.{key}")
+        return tuple(document.integer(n, f"{path}.{key}", 0, 1_000_000) for n in listed)
+
+    return Memory(kept, forward, backward, places("kept_inputs"), places("kept_outputs"))
+
+
+def _link(value: Any, path: str) -> tuple[tuple[str, Pattern], Curve]:
+    item = document.mapping(value, path, ("kind", "size", "stride", "points"))
+    size, stride = (
+        document.integer(item[k], f"{path}.{k}", 1, 1_000_000) for k in ("size", "stride")
+    )
+    kind = document.text(item["kind"], f"{path}.kind")
+    return (kind, Pattern(size, stride)), _curve(item["points"], f"{path}.points")
