@@ -21,7 +21,7 @@ from synchromesh.engine.groups import Group, World
 from synchromesh.engine.model import Model
 from synchromesh.engine.opaque import OpaqueProgram
 from synchromesh.engine.overlap import Overlap
-from synchromesh.engine.program import Program, overlaps
+from synchromesh.engine.program import Program
 from synchromesh.engine.random import Streams
 from synchromesh.engine.stage import Stage
 from synchromesh.holding import holdings
@@ -33,7 +33,7 @@ from synchromesh.state.model_state import ModelState
 from synchromesh.trace.capture import opaque, signature
 from synchromesh.trace.capture import trace as capture
 from synchromesh.trace.gradients import compare_gradients
-from synchromesh.trace.partition import Partition, partition
+from synchromesh.trace.partition import Partition, overlaps, partition
 from synchromesh.trace.row_mean import uneven_rows
 from synchromesh.trace.step import Step
 
@@ -78,7 +78,9 @@ class Arrangement:
         plan: Plan,
         world: World,
         options: Options,
+        decide: Callable[[Step], Plan] | None = None,
     ) -> None:
+        """decide: finds the plan where `plan` is `auto`."""
         self.model, self.optimizer, self.loss = model, optimizer, loss
         self.world, self.options = world, options
         self.streams = Streams(options.seed, world.device)
@@ -92,6 +94,10 @@ class Arrangement:
         step = self.trace(plan, example)
         if options.weights is None:
             self.state.compare_first()
+        if plan.default.name == "auto":
+            assert decide is not None, "somebody must find the plan"
+            plan = decide(step)
+            self.cuts = plan.cuts(self.model.paths())  # names of components: it is cut there
         self.adopt(plan, step, first=True)
 
     def _start(self) -> None:
@@ -169,7 +175,7 @@ class Arrangement:
         )  # fmt: skip
         self.programs: dict[tuple[Any, Hashable], Program | OpaqueProgram | None] = {}
         self.sync = GradientSync(self._gradient_groups())
-        self.overlap = Overlap(self.world.everyone, overlaps(step, made))
+        self.overlap = Overlap(self.world.everyone, overlaps(step, made), plan.pieces)
         return sent
 
     def follow_frozen(self) -> None:

@@ -15,6 +15,8 @@ an error. Settings:
     @synchronisation=every-step                      or local:8 (every 8 steps), stale:1 (1 late)
     @rows=3,3,2                                      shares of the rows, largest data degree
     @ranks=0,2,1                                     order of the ranks; those left out are idle
+    @pieces=4                 in how many pieces a step's rows walk side by side, to hide traffic
+                              (not given: one and four are tried in the first steps)
 
 `Plan.parse(str(plan)) == plan`; JSON and YAML forms say the same with one key per field.
 """
@@ -41,6 +43,7 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 EVERY_STEP = "every-step"
 _SETTINGS = (
     "stages", "micro_batches", "schedule", "global_batch", "synchronisation", "rows", "ranks",
+    "pieces",
 )  # fmt: skip
 _WHOLE_PLAN = ("single", "pipeline", "auto")  # words that say nothing about one component
 
@@ -90,6 +93,7 @@ class Plan:
     synchronisation: str = EVERY_STEP
     rows: tuple[int, ...] | None = None  # None: equal shares
     ranks: tuple[int, ...] | None = None  # None: 0, 1, 2, ... all of them
+    pieces: int | None = None  # None: tried in the first steps
 
     def __post_init__(self) -> None:
         self._join_micro_batches()
@@ -106,7 +110,7 @@ class Plan:
                 )
             if self.synchronisation == "local:1":
                 object.__setattr__(self, "synchronisation", EVERY_STEP)
-        for name in ("micro_batches", "global_batch"):
+        for name in ("micro_batches", "global_batch", "pieces"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= 2**31:
                 raise ValueError(f"{name}={value} should be at least 1 and at most {2**31}")
@@ -427,7 +431,7 @@ def _setting(name: str, value: str) -> Any:
             return tuple(int(n) for n in value.split(","))
         case "ranks":
             return _ranks(value, "ranks")
-        case "micro_batches" | "global_batch":
+        case "micro_batches" | "global_batch" | "pieces":
             if not re.fullmatch(r"[0-9]{1,10}", value):
                 raise ValueError(f"{name}={value[:40]}: should be a whole number")
             return int(value)
@@ -446,7 +450,7 @@ def _field(key: str, value: Any, path: str) -> Any:
             return tuple(make(item, f"{path}[{i}]") for i, item in items)
         case "rows" | "ranks":
             return None if value is None else _integers(value, path)
-        case "global_batch":
+        case "global_batch" | "pieces":
             return None if value is None else document.integer(value, path, 1, 2**31)
         case "micro_batches":
             return document.integer(value, path, 1, 2**31)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from synchromesh.arrangement import Arrangement, Loss, Options
+from synchromesh.choosing import Choice, Question, choose, predict
 from synchromesh.engine import batches
 from synchromesh.engine import optimizer as rebinding
 from synchromesh.engine.agreement import compare_ranks
@@ -24,6 +25,8 @@ from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import clip_norm
 from synchromesh.engine.overlap import PIECES
 from synchromesh.plan import Plan
+from synchromesh.planner.candidate import Candidate
+from synchromesh.profile import Profile
 from synchromesh.state import checkpoint
 from synchromesh.state.checkpoint import CheckpointError
 from synchromesh.state.cursor import Cursor, Loader
@@ -33,6 +36,7 @@ from synchromesh.trace.capture import signature
 from synchromesh.trace.partition import Partition
 from synchromesh.trace.step import Step
 
+AUTO = Plan.parse("auto")
 Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
 
@@ -79,7 +83,16 @@ class Trainer:
         self._resumed: list[Cursor] = []  # of a checkpoint, for loaders to come, in their order
         self._everyone = world.everyone
         self._pending = Pending()
-        self._arranged = Arrangement(model, optimizer, loss, example, plan, world, options)
+        self._example = example
+        self.choice: Choice | None = None  # how the plan was found, where it was `auto`
+        self._profile: Profile | None = None
+
+        def decide(step: Step) -> Plan:
+            self.choice = choose(self._question(step))
+            self._profile = self.choice.profile
+            return self.choice.chosen.plan
+
+        self._arranged = Arrangement(model, optimizer, loss, example, plan, world, options, decide)
         self.state = self._arranged.state
 
     # The plan: trace, partition, pieces
@@ -99,6 +112,21 @@ class Trainer:
     @property
     def partition(self) -> Partition:
         return self._arranged.now.partition
+
+    def _question(self, step: Step) -> Question:
+        rows = batches.row_count(self._example)
+        return Question(self.world, self.model, step, self.optimizer, self._example, rows)
+
+    def predict(self) -> Candidate:
+        """What a step of a global batch like the example takes under the current plan, composed
+        of measurements of components and collectives, and the memory of each device.
+
+        Measures what is not known yet, which takes seconds; all ranks call alike.
+        """
+        if self.choice is not None and self.choice.chosen.plan == self.plan:
+            return self.choice.chosen
+        found, self._profile = predict(self._question(self.traced), self.plan, self._profile)
+        return found
 
     # Training
 
@@ -362,6 +390,9 @@ class Trainer:
         began = time.perf_counter()
         self._between_steps("switch")
         plan = checked_plan(plan)
+        if plan == AUTO:
+            self.choice = choose(self._question(self.traced))
+            plan = self.choice.chosen.plan
         sent = self._arranged.shift(plan)
         total = self._everyone.all_gather_json(sent)
         return Moved(time.perf_counter() - began, sum(total))
@@ -472,9 +503,9 @@ class Trainer:
 
 
 def checked_plan(plan: Plan | str) -> Plan:
-    """The plan of a text. ValueError where this version cannot execute it."""
+    """The plan of a text, or `auto`. ValueError where this version cannot execute it."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
-    faults = plan.unsupported()
+    faults = () if plan == AUTO else plan.unsupported()
     if faults:
         raise ValueError(f"plan {str(plan)!r}: " + "; ".join(faults))
     return plan
@@ -485,7 +516,7 @@ def prepare(
     optimizer: Optimizer,
     loss: Loss,
     example_batch: Any,
-    plan: Plan | str = "data",
+    plan: Plan | str = "auto",
     *,
     scheduler: LRScheduler | None = None,
     seed: int = 0,
@@ -500,7 +531,9 @@ def prepare(
 
     optimizer: over parameters of the model; it stays the caller's, schedulers go on working.
     loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight).
-    example_batch: a global batch; the model is traced with it.
+    example_batch: a global batch; the model is traced with it, and measured under `auto`.
+    plan: a Plan or its text; `auto` measures the model and the links and takes what is predicted
+    to be the quickest (`trainer.choice` says why).
     scheduler: stepped once per update and saved in checkpoints; leave it out to step it yourself.
     seed: of dropout and other random operators. autocast: e.g. torch.bfloat16.
     timeout: of every collective.

@@ -246,13 +246,6 @@ def walking(graph: torch.fx.GraphModule) -> Callable[..., Walk]:
     return partial(space["forward"], None)
 
 
-def overlaps(step: Step, partition: Partition) -> bool:
-    """Whether walking in pieces can hide traffic and computes the same (batch norm would not)."""
-    if step.graph is None or any(node.meta.get("effect") for node in step.graph.nodes):
-        return False
-    return any(c.collectives for c in partition.components)
-
-
 def leaf_layout(layouts: Sequence[Layout]) -> Layout:
     """How a batch's rows lie over a stage: by the largest data degree of its components."""
     data = max(layout.data for layout in layouts)

@@ -28,7 +28,8 @@ from synchromesh.placement import REPLICATED
 from synchromesh.trace.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 
-BLOCK_SECONDS = 0.08  # eight periods of an emulated host's quota
+BLOCK_SECONDS = 0.02
+LONG_BLOCK_SECONDS = 0.08  # under a quota: eight of its periods
 BLOCKS = 3
 
 
@@ -130,18 +131,19 @@ class Bench:
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def block(self) -> tuple[float, float]:
-        """Mean seconds of forward and backward over a block of runs."""
+    def block(self, least: float) -> tuple[float, float]:
+        """Mean seconds of forward and backward over runs that take `least` seconds together."""
         forward = backward = 0.0
         runs = 0
-        while runs == 0 or forward + backward < BLOCK_SECONDS:
+        while runs == 0 or forward + backward < least:
             f, b = self.once()
             forward, backward, runs = forward + f, backward + b, runs + 1
         return forward / runs, backward / runs
 
-    def timing(self, blocks: int = BLOCKS) -> Timing:
+    def timing(self, least: float = BLOCK_SECONDS) -> Timing:
+        """Seconds of blocks of at least `least` seconds each."""
         self.once()  # the first run allocates, and may choose algorithms
-        taken = [self.block() for _ in range(blocks)]
+        taken = [self.block(least) for _ in range(BLOCKS)]
         forward, backward = (median(t) for t in zip(*taken, strict=True))
         total = forward + backward
         spread = max(abs(f + b - total) for f, b in taken) / total if total else 0.0

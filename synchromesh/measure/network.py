@@ -16,6 +16,7 @@ from synchromesh.profile import Curve, Overlap, Pattern
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)  # payload bytes
 CALLS = 3
+LONG_SECONDS = 0.1  # calls longer than this are not repeated often
 MOST_SECONDS = 0.6  # one call longer than this ends a curve: the line goes on from there
 
 
@@ -52,21 +53,24 @@ def _curve(
 
 
 def _seconds(world: World, group: Group, kind: str, ranks: int, payload: int) -> float:
-    """The median of a few calls, of the rank that is slowest."""
-    taken = []
-    for turn in range(CALLS + 1):
-        world.everyone.barrier()
-        began = time.perf_counter()
-        if group.size == ranks:
-            with world.ledger.paused():
-                _start(group, kind, payload, world.device)()
-        if world.device.type == "cuda":
-            torch.cuda.synchronize(world.device)
-        if turn:
-            taken.append(time.perf_counter() - began)
-    slowest = torch.tensor(taken, dtype=torch.float64, device=world.device)
-    world.everyone.all_reduce(slowest, "max", counted=False)
-    return float(median(slowest.tolist()))
+    """The median of a few calls, of the rank that is slowest; of one more call if it is long."""
+    first = _slowest(world, group, kind, ranks, payload)
+    calls = CALLS if first < LONG_SECONDS else 1
+    return median(_slowest(world, group, kind, ranks, payload) for _ in range(calls))
+
+
+def _slowest(world: World, group: Group, kind: str, ranks: int, payload: int) -> float:
+    """Seconds of one call on the rank that is slowest."""
+    world.everyone.barrier()
+    began = time.perf_counter()
+    if group.size == ranks:
+        with world.ledger.paused():
+            _start(group, kind, payload, world.device)()
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+    taken = torch.tensor(time.perf_counter() - began, dtype=torch.float64, device=world.device)
+    world.everyone.all_reduce(taken, "max", counted=False)
+    return float(taken)
 
 
 def _start(group: Group, kind: str, payload: int, device: torch.device) -> Callable[[], Any]:
@@ -86,7 +90,7 @@ def _start(group: Group, kind: str, payload: int, device: torch.device) -> Calla
 
 
 def overlap(
-    world: World, ranks: Sequence[int], kinds: Iterable[str], seconds: float = 0.08
+    world: World, ranks: Sequence[int], kinds: Iterable[str], seconds: float
 ) -> dict[str, Overlap]:
     """How computation and a large collective of each kind slow each other down on a stage's ranks.
 

@@ -62,6 +62,7 @@ class LocalComponent:
     constants: tuple[str, ...]
     events: tuple[Event, ...]  # what one walk through the graph computes and sends, in order
     unsharded: Mapping[str, str]  # parameter -> why every rank holds it whole
+    arrivals: int = 0  # how many of the first events bring inputs over the border
 
     @property
     def collectives(self) -> tuple[Collective, ...]:

@@ -245,6 +245,7 @@ class Writer:
             constants=tuple(n.meta["name"] for n in work.constants),
             events=tuple(self.events),
             unsharded=whole,
+            arrivals=len(self.traffic.moved[work.index]),
         )
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "assign",
     "draft_of",
     "obstacle",
+    "overlaps",
     "partition",
 ]
 
@@ -97,3 +98,10 @@ def assign(draft: Draft, chance: random.Random | None) -> Assignment:
     if chance is not None:
         return draft.assignment(sample(draft.problem, chance))
     return draft.assignment(choose(draft.problem, draft.weighty))
+
+
+def overlaps(step: Step, partition: Partition) -> bool:
+    """Whether walking in pieces can hide traffic and computes the same (batch norm would not)."""
+    if step.graph is None or any(node.meta.get("effect") for node in step.graph.nodes):
+        return False
+    return any(c.collectives for c in partition.components)

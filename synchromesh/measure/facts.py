@@ -1,11 +1,11 @@
-"""A survey: everything a choice of plan needs, measured on the ranks that would run it.
+"""The facts of a choice: everything a choice of plan needs, measured on the ranks that would run it.
 
     partitions   of the step under the layouts on the table
       -> programs      each distinct one, at the rows it would get and at a piece of them
       -> collectives   each kind on each pattern, up to the largest payload asked for
       -> overlap, optimizer, what a step costs besides
 
-All ranks call `survey` alike and get equal profiles. What is known already is not measured again.
+All ranks call `facts` alike and get equal profiles. What is known already is not measured again.
 """
 
 import time
@@ -22,7 +22,7 @@ from synchromesh.engine.groups import World
 from synchromesh.engine.overlap import PIECES
 from synchromesh.measure import network
 from synchromesh.measure.borders import record, stand_ins
-from synchromesh.measure.compute import Bench
+from synchromesh.measure.compute import BLOCK_SECONDS, LONG_BLOCK_SECONDS, Bench
 from synchromesh.measure.sprint import sprint
 from synchromesh.measure.update import update
 from synchromesh.layout import Layout
@@ -45,30 +45,32 @@ class Subject:
     rows: int  # of a global batch
 
 
-def survey(
+def facts(
     world: World,
     ranks: Sequence[int],
     subject: Subject,
     partitions: Iterable[Partition],
     known: Profile | None = None,
+    besides: Iterable[tuple[str, Pattern, int]] = (),
 ) -> Profile:
-    """The profile of `partitions`, each on all of `ranks`, with what `known` has besides."""
+    """The profile of `partitions`, each on all of `ranks`, with what `known` has besides.
+
+    besides: kinds, patterns and payloads of further collectives that may be asked for.
+    """
     began = time.perf_counter()
-    before = known or Profile(len(ranks))
     made = list(partitions)
-    compute, missing = _programs(world, ranks, subject, made, before)
-    wanted = [w for p in made for w in traffic(p, subject.rows, len(ranks))]
-    new = [w for w in wanted if w[:2] not in before.network]
+    wanted = [w for p in made for w in traffic(p, subject.rows, len(ranks))] + list(besides)
+    kinds = {kind for kind, _, _ in wanted}
+    profile = _besides(world, ranks, subject, kinds) if known is None else known
+    compute, missing = _programs(world, ranks, subject, made, profile)
+    new = [w for w in wanted if w[:2] not in profile.network]
     found = network.collectives(world, ranks, new)
-    profile = before
-    if known is None:
-        profile = _besides(world, ranks, subject, {kind for kind, _, _ in wanted})
     return replace(
         profile,
-        compute={**before.compute, **compute},
-        network={**before.network, **found},
-        missing=tuple(dict.fromkeys((*before.missing, *missing))),
-        seconds=before.seconds + time.perf_counter() - began,
+        compute={**profile.compute, **compute},
+        network={**profile.network, **found},
+        missing=tuple(dict.fromkeys((*profile.missing, *missing))),
+        seconds=profile.seconds + time.perf_counter() - began,
     )
 
 
@@ -93,8 +95,9 @@ def _programs(
     sample = batches.take_rows(subject.example, 0, min(SAMPLE_ROWS, subject.rows))
     borders = record(subject.step, batches.to_device(sample, device), tensors, device)
     mine: dict[str, Any] = {}
+    least = LONG_BLOCK_SECONDS if known.sprint.credit else BLOCK_SECONDS
     for key, (partition, local) in wanted.items():
-        mine[key] = _measured(subject, partition, local, tensors, borders, world)
+        mine[key] = _measured(subject, partition, local, tensors, borders, world.device, least)
     everyone = world.everyone.all_gather_json(mine)
     return _joined(wanted, [everyone[r] for r in ranks])
 
@@ -111,14 +114,15 @@ def _measured(
     local: LocalComponent,
     tensors: Mapping[str, Tensor],
     borders: Mapping[str, Tensor],
-    world: World,
+    device: torch.device,
+    least: float,
 ) -> dict[str, Any]:
     """Numbers of one program on this rank, or why there are none."""
     points, memory, spread = [], [], 0.0
     try:
         for rows in sizes(subject.rows, local.layout):
-            bench = Bench(subject.step, partition, local, tensors, borders, rows, world.device)
-            taken, held = bench.timing(), bench.bytes()
+            bench = Bench(subject.step, partition, local, tensors, borders, rows, device)
+            taken, held = bench.timing(least), bench.bytes()
             points.append((rows, taken.forward, taken.backward))
             memory.append((rows, held.kept, held.forward, held.backward))
             spread = max(spread, taken.spread)
@@ -177,10 +181,12 @@ def _besides(
     numbers = [taken.byte, taken.tensor, taken.copy_byte]
     table = world.everyone.all_gather_json(numbers)
     byte, tensor, copy_byte = (max(column) for column in zip(*table, strict=True))
+    quick = sprint(world)
+    seconds = LONG_BLOCK_SECONDS if quick.credit else BLOCK_SECONDS
     return Profile(
         devices=len(ranks),
-        overlap=network.overlap(world, ranks, kinds),
-        sprint=sprint(world),
+        overlap=network.overlap(world, ranks, kinds, seconds),
+        sprint=quick,
         update_byte=byte,
         update_tensor=tensor,
         copy_byte=copy_byte,

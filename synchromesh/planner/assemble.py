@@ -1,0 +1,334 @@
+"""The planner's problem of a model: options and link prices, from uniform partitions and a profile.
+
+For every tensor degree m of K devices the whole step is partitioned under K/m x m. Component i
+under that degree is option m: what it computes and sends inside, as it stands in that partition.
+A value between components of equal degree costs the move that this partition makes on the border;
+between degrees a and b it leaves in the state that a's maker makes and arrives in the state that
+b's reader wants, over the cheapest way that `trace.edges` knows.
+
+    forward    compute + blocking collectives                            seconds
+    backward   the same + what gradient traffic takes of the device      seconds
+    gradient   the all-reduce of its gradients                           seconds
+    memory     parameters, gradients, optimizer state, kept activations  bytes
+
+A component of which a degree shards nothing is not offered under it. The prediction of a plan is
+made anew, exactly, by `planner.candidate`; this is what the search adds up.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+
+import numpy as np
+
+from synchromesh.component import Value
+from synchromesh.cost.step_time import (
+    Unmeasured,
+    collective_seconds,
+    gradient_pattern,
+    held_bytes,
+    pattern,
+)
+from synchromesh.holding import Holding, holdings
+from synchromesh.layout import Layout
+from synchromesh.placement import PARTIAL, REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement
+from synchromesh.planner.problem import BATCH, Link, Option, Prices, Problem
+from synchromesh.profile import Overlap, Pattern, Profile
+from synchromesh.trace.edges import edge_collectives
+from synchromesh.trace.local import Hop, Input, LocalComponent, Partition
+from synchromesh.trace.moves import TABLE, move_collectives
+from synchromesh.trace.step import Step
+from synchromesh.traffic import Collective
+
+DIRECTIONS = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """The partitions of a step under every tensor degree of K devices."""
+
+    step: Step
+    devices: int
+    rows: int
+    partitions: Mapping[int, Partition]  # by tensor degree, ascending
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        return tuple(self.partitions)
+
+    def layout(self, degree: int) -> Layout:
+        return Layout(self.devices // degree, degree)
+
+
+def degrees(devices: int) -> tuple[int, ...]:
+    """The tensor degrees of layouts on `devices`: their divisors."""
+    return tuple(m for m in range(1, devices + 1) if devices % m == 0)
+
+
+def crossings(uniform: Uniform) -> list[tuple[str, Pattern, int]]:
+    """Kinds, patterns and payloads of what may cross between degrees, for the survey."""
+    found: dict[tuple[str, Pattern], int] = {}
+
+    def note(collectives: Sequence[Collective], degree: int) -> None:
+        for c in collectives:
+            key = (c.kind, pattern(c))
+            size = _payload(uniform, c, uniform.layout(degree))
+            found[key] = max(size, found.get(key, 0))
+
+    for link in _values(uniform):
+        if link.source == BATCH:
+            continue
+        for a, b in permutations(uniform.degrees, 2):
+            wants = dict.fromkeys(link.wanted[b, i] for i in link.readers)
+            for have, want in product((link.made[a], REPLICATED), (*wants, REPLICATED)):
+                note(_edge(uniform, link.value, have, want, a, b) or (), a)
+            note(_move(uniform, link.value, link.made[a], REPLICATED, a), a)
+            for want in wants:
+                note(_move(uniform, link.value, REPLICATED, want, b), b)
+    return [(kind, where, size) for (kind, where), size in sorted(found.items())]
+
+
+def assemble(uniform: Uniform, profile: Profile) -> Problem:
+    """Options and links. Unmeasured where the profile lacks what every option would need."""
+    held = {m: _held(uniform, m) for m in uniform.degrees}
+    known: dict[tuple[object, ...], tuple[Option, ...]] = {}
+    components = []
+    for i in range(len(uniform.step.chain.components)):
+        options = tuple(
+            option
+            for border, m in enumerate(uniform.degrees)
+            if (option := _option(uniform, m, border, i, held[m], profile)) is not None
+        )
+        if not options:
+            name = uniform.step.chain.names[i]
+            raise Unmeasured(f"no layout of {name} could be measured")
+        components.append(known.setdefault(options, options))
+    shared: dict[object, Prices] = {}
+    links = []
+    for found in _values(uniform):
+        prices = _prices(uniform, found, profile)
+        key = (prices.forward.tobytes(), prices.backward.tobytes(), prices.form)
+        links.append(Link(found.source, found.readers, shared.setdefault(key, prices)))
+    return Problem(tuple(components), tuple(links))
+
+
+# Options
+
+
+def _held(uniform: Uniform, degree: int) -> Mapping[str, Holding]:
+    chain = uniform.step.chain
+    tensors = {t.name: t for c in chain.components for t in (*c.parameters, *c.buffers)}
+    return holdings(
+        tensors.values(), uniform.partitions[degree].placements, uniform.devices
+    )
+
+
+def _option(
+    uniform: Uniform,
+    degree: int,
+    border: int,
+    index: int,
+    held: Mapping[str, Holding],
+    profile: Profile,
+) -> Option | None:
+    """The component under one degree; None where nothing is sharded or nothing is known of it."""
+    made = uniform.partitions[degree]
+    local = made.components[index]
+    if degree > 1 and local.parameters and not any(
+        made.placements[n, local.layout].sharded for n in local.parameters
+    ):
+        return None
+    measured = profile.compute.get(made.program(local))
+    if measured is None:
+        return None
+    rows = max(1, -(-uniform.rows // local.layout.data))
+    hops = [e for e in local.events[local.arrivals :] if isinstance(e, Hop)]
+    inside = [c for hop in hops for c in hop.collectives]
+    try:
+        sent = {d: _sum(uniform, inside, local.layout, d, profile) for d in DIRECTIONS}
+        traffic = _gradient(local, index, uniform, held, profile)
+    except Unmeasured:
+        return None
+    taken = 1.0 - profile.overlap.get("all_reduce", Overlap()).compute
+    own = _own(local, index, uniform, held)
+    trained = sum(held_bytes(h) for h in own if h.tensor.trainable)
+    count = sum(h.tensor.trainable for h in own)
+    factor = 2.0 + profile.state_factor
+    frozen = sum(held_bytes(h) for h in own if not h.tensor.trainable)
+    return Option(
+        forward=max(c(rows) for c in measured.forward) + sent["forward"],
+        backward=max(c(rows) for c in measured.backward)
+        + sent["backward"]
+        + taken * traffic
+        + profile.copy_byte * trained * (traffic > 0),
+        gradient=traffic,
+        update=profile.update_byte * trained + profile.update_tensor * count,
+        memory=round(factor * trained + frozen + measured.memory.kept(rows)),
+        border=border,
+    )
+
+
+def _own(
+    local: LocalComponent, index: int, uniform: Uniform, held: Mapping[str, Holding]
+) -> list[Holding]:
+    """Tensors that this component is the first to use."""
+    chain = uniform.step.chain.components
+    before = {t.name for c in chain[:index] for t in (*c.parameters, *c.buffers)}
+    mine = (*local.component.parameters, *local.component.buffers)
+    return [held[t.name] for t in mine if t.name not in before]
+
+
+def _gradient(
+    local: LocalComponent,
+    index: int,
+    uniform: Uniform,
+    held: Mapping[str, Holding],
+    profile: Profile,
+) -> float:
+    """Seconds of the all-reduces of its gradients; small ones ride in shared buckets."""
+    sizes: dict[Pattern, int] = {}
+    for h in _own(local, index, uniform, held):
+        if h.tensor.trainable:
+            ranks = gradient_pattern(h)
+            sizes[ranks] = sizes.get(ranks, 0) + held_bytes(h)
+    return sum(
+        max(0.0, collective_seconds("all_reduce", ranks, size, profile) - _latency(ranks, profile))
+        for ranks, size in sizes.items()
+    )
+
+
+def _latency(ranks: Pattern, profile: Profile) -> float:
+    return collective_seconds("all_reduce", ranks, 1e-9, profile)
+
+
+def _payload(uniform: Uniform, c: Collective, layout: Layout) -> int:
+    return c.payload(-(-uniform.rows // (c.data or layout.data)))
+
+
+def _sum(
+    uniform: Uniform,
+    found: Sequence[Collective],
+    layout: Layout,
+    direction: str,
+    profile: Profile,
+) -> float:
+    return sum(
+        collective_seconds(c.kind, pattern(c), _payload(uniform, c, layout), profile)
+        for c in found
+        if c.direction == direction
+    )
+
+
+# Links
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value between components: the state it is made in and read in, by degree."""
+
+    value: Value
+    source: int  # BATCH: a leaf
+    readers: tuple[int, ...]
+    made: Mapping[int, Placement]
+    wanted: Mapping[tuple[int, int], Placement]  # by degree and reader
+
+
+def _values(uniform: Uniform) -> list[_Value]:
+    """Every value that crosses a border in some uniform partition, in order of its name's use."""
+    inputs: dict[tuple[str, int], dict[int, dict[int, Input]]] = {}
+    for m, made in uniform.partitions.items():
+        for i, local in enumerate(made.components):
+            for item in local.inputs:
+                source = BATCH if item.source is None else item.source
+                by_degree = inputs.setdefault((item.value.name, source), {})
+                by_degree.setdefault(m, {}).setdefault(i, item)
+    found = []
+    for (_, source), by_degree in inputs.items():
+        readers = tuple(sorted({i for items in by_degree.values() for i in items}))
+        value = next(iter(next(iter(by_degree.values())).values())).value
+        made_in = {
+            m: next((x.have for x in by_degree.get(m, {}).values()), REPLICATED)
+            for m in uniform.degrees
+        }
+        wanted = {
+            (m, i): by_degree[m][i].want if i in by_degree.get(m, {}) else REPLICATED
+            for m in uniform.degrees
+            for i in readers
+        }
+        found.append(_Value(value, source, readers, made_in, wanted))
+    return found
+
+
+def _prices(uniform: Uniform, link: _Value, profile: Profile) -> Prices:
+    """Seconds by (border of the source, border of the reader): one form for each degree."""
+    count = len(uniform.degrees)
+    sources = (0,) if link.source == BATCH else range(count)
+    tables = {d: np.zeros((len(sources), count)) for d in DIRECTIONS}
+    for row in sources:
+        for column, b in enumerate(uniform.degrees):
+            a = uniform.degrees[row] if link.source != BATCH else None
+            for direction, seconds in zip(
+                DIRECTIONS, _cheapest(uniform, link, a, b, profile), strict=True
+            ):
+                tables[direction][row, column] = seconds
+    return Prices(tables["forward"], tables["backward"], tuple(range(count)))
+
+
+def _cheapest(
+    uniform: Uniform, link: _Value, a: int | None, b: int, profile: Profile
+) -> tuple[float, float]:
+    """Seconds forward and backward from degree `a` to degree `b` (None: leaves of the batch, which
+    are there on every rank or nearly so)."""
+    if a is None:
+        return 0.0, 0.0
+    wants = dict.fromkeys(link.wanted[b, i] for i in link.readers)
+    if a == b:
+        moves = [m for w in wants for m in _move(uniform, link.value, link.made[a], w, a)]
+        return _both(uniform, moves, uniform.layout(a), profile)
+    best = (float("inf"), float("inf"))
+    for have in dict.fromkeys((link.made[a], *_STATES)):
+        leaving = _move(uniform, link.value, link.made[a], have, a)
+        for want in dict.fromkeys((*wants, REPLICATED)):
+            edge = _edge(uniform, link.value, have, want, a, b)
+            if edge is None or leaving is None:
+                continue
+            arriving = [m for w in wants for m in _move(uniform, link.value, want, w, b)]
+            try:
+                crossed = [
+                    _both(uniform, leaving, uniform.layout(a), profile),
+                    _both(uniform, edge, uniform.layout(a), profile),
+                    _both(uniform, arriving, uniform.layout(b), profile),
+                ]
+            except Unmeasured:
+                continue
+            forward, backward = (sum(x) for x in zip(*crossed, strict=True))
+            best = min(best, (forward, backward), key=sum)
+    return best
+
+
+_STATES = (REPLICATED, REPLICATED_PARTIAL_GRADIENT, PARTIAL)
+
+
+def _both(
+    uniform: Uniform, found: Sequence[Collective], layout: Layout, profile: Profile
+) -> tuple[float, float]:
+    forward, backward = (_sum(uniform, found, layout, d, profile) for d in DIRECTIONS)
+    return forward, backward
+
+
+def _move(
+    uniform: Uniform, value: Value, have: Placement, want: Placement, degree: int
+) -> tuple[Collective, ...]:
+    """The collectives of a move on one axis; through the whole value where there is no way."""
+    if have == want or degree == 1:
+        return ()
+    if (have.kind, want.kind) not in TABLE:
+        return ()
+    return move_collectives(value, have, want, degree, value.differentiable)
+
+
+def _edge(
+    uniform: Uniform, value: Value, have: Placement, want: Placement, a: int, b: int
+) -> tuple[Collective, ...] | None:
+    source, target = uniform.layout(a), uniform.layout(b)
+    return edge_collectives(value, have, want, source, target, value.differentiable)

@@ -1,0 +1,67 @@
+"""The wording of a plan: the shortest text found for a layout of every component.
+
+    encoder.layer.0.attention  1x4        data; encoder.layer.*.attention=tensor
+    encoder.layer.0.mlp        4x1   ->
+    encoder.layer.1.attention  1x4
+    ...
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from synchromesh.layout import Layout
+from synchromesh.plan import Override, Plan
+from synchromesh.word import Word
+
+
+def word(layout: Layout) -> Word:
+    """The word whose layout this is."""
+    if layout.tensor == 1:
+        return Word("data")
+    return Word("tensor") if layout.data == 1 else Word("hybrid", tensor=layout.tensor)
+
+
+def worded(
+    names: Sequence[str],
+    layouts: Sequence[Layout],
+    modules: Mapping[str, Sequence[str]] | None = None,
+) -> Plan:
+    """A plan under which each component has its layout; equal layouts give an equal plan.
+
+    The commonest layout is the default; the others are patterns with numbers replaced by `*`
+    where that matches no component of another layout, else names.
+    """
+    devices = layouts[0].devices
+    assert all(layout.devices == devices for layout in layouts)
+    count = Counter(layouts)
+    default = max(count, key=lambda x: (count[x], x.data))
+    wanted = dict(zip(names, layouts, strict=True))
+    overrides: list[Override] = []
+    named: set[str] = set()
+    for name, layout in wanted.items():
+        if layout == default or name in named:
+            continue
+        for pattern in _patterns(name):
+            trial = Plan(word(default), (Override(pattern, word(layout)),))
+            found = trial.layouts(names, devices, modules)
+            hit = {n for n, x in zip(names, found, strict=True) if x == layout}
+            if all(wanted[n] == layout for n in hit) and name in hit:
+                overrides.append(Override(pattern, word(layout)))
+                named |= hit
+                break
+    plan = Plan(word(default), tuple(overrides))
+    assert plan.layouts(names, devices, modules) == tuple(layouts), f"{plan} is not {layouts}"
+    return plan
+
+
+def _patterns(name: str) -> list[str]:
+    """From the most general to the very name: numbers starred from the right, then all."""
+    parts = name.split(".")
+    numbers = [i for i, part in enumerate(parts) if re.fullmatch(r"\d+", part)]
+    found = []
+    for keep in range(len(numbers) + 1):
+        starred = set(numbers[keep:])
+        found.append(".".join("*" if i in starred else p for i, p in enumerate(parts)))
+    literal = name.replace("[", "[[]") if "[" in name else name
+    return [p for p in found if p.strip("*.")] + [literal]
