@@ -124,12 +124,12 @@ def threads(machines: tuple[Machine, ...]) -> Answers:
     for host, group in _hosts(machines).items():
         there, wanted = _cores(group), sum(m.threads for m in group)
         fit = max(1, int(there) // len(group))
-        unset = [m.rank for m in group if OMP not in m.variables]
+        unset = [m for m in group if OMP not in m.variables]
         if len(group) > 1 and unset:
             yield (
                 "warning",
-                f"{OMP} is not set for ranks {_list(unset)} of {host}, which then use "
-                f"{group[0].threads} threads each: set it to {fit}",
+                f"{OMP} is not set for {_list([m.rank for m in unset])} of {host}, which then use "
+                f"{unset[0].threads} threads each: set it to {fit}",
             )
         elif wanted > max(1.0, there) and any(m.threads > 1 for m in group):
             yield (
@@ -220,14 +220,14 @@ def gpus(machines: tuple[Machine, ...] | list[Machine]) -> Answers:
     if without:
         yield (
             "problem",
-            f"ranks {_list(without)} have CUDA but a torch without NCCL, so that their GPUs "
+            f"{_list(without)}: CUDA, but a torch without NCCL, so that the GPUs "
             "cannot talk: install the torch that PyTorch's page gives for CUDA on Linux",
         )
     unused = [m.rank for m in machines if m.nvidia and not m.cuda]
     if unused:
         yield (
             "warning",
-            f"ranks {_list(unused)} have an NVIDIA device that their torch cannot use: install a "
+            f"{_list(unused)}: an NVIDIA device that torch there cannot use; install a "
             "torch with CUDA and a driver for it, or unset CUDA_VISIBLE_DEVICES",
         )
 
@@ -266,14 +266,15 @@ def links(survey: Survey) -> Answers:
         if rates[fast] / rates[slow] > UNEQUAL_LINKS:
             yield (
                 "warning",
-                f"{_between(slow)} {rates[slow] / 1e6:.3g} MB/s and {_between(fast)} "
-                f"{rates[fast] / 1e6:.3g}: keep heavy traffic off the slow one, or see why it is",
+                f"messages {_between(slow)} go at {rates[slow] / 1e6:,.0f} MB/s, {_between(fast)} "
+                f"at {rates[fast] / 1e6:,.0f} MB/s: keep heavy traffic off the slow link, or see why "
+                "it is slow",
             )
 
 
 def _between(ends: tuple[str, str]) -> str:
     a, b = ends
-    return f"inside {a} a message travels at" if a == b else f"from {a} to {b} it travels at"
+    return f"inside {a}" if a == b else f"between {a} and {b}"
 
 
 def _hosts(machines: tuple[Machine, ...]) -> dict[str, list[Machine]]:
@@ -294,9 +295,11 @@ def _by(values: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def _ranks(values: Mapping[str, list[int]]) -> str:
-    return "; ".join(f"{value} on ranks {_list(ranks)}" for value, ranks in values.items())
+    return "; ".join(f"{value} on {_list(ranks)}" for value, ranks in values.items())
 
 
 def _list(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:8]))
-    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+    if len(ranks) == 1:
+        return f"rank {shown}"
+    return f"ranks {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
