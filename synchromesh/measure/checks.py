@@ -192,8 +192,7 @@ def memory(machines: tuple[Machine, ...]) -> Answers:
     for host, group in _hosts(machines).items():
         for kind in dict.fromkeys(m.device for m in group):
             ranks = [m for m in group if m.device == kind]
-            shares = len(ranks) if kind == "cpu" else 1
-            least = min(m.free_bytes for m in ranks) // shares
+            least = min(m.free_bytes // m.sharers(machines) for m in ranks)
             if least < LITTLE_MEMORY:
                 limit = ranks[0].limit_bytes if kind == "cpu" else 0
                 why = f" (its control group allows {limit / GB:.1f} GB)" if limit else ""
@@ -267,8 +266,8 @@ def links(survey: Survey) -> Answers:
             yield (
                 "warning",
                 f"messages {_between(slow)} go at {rates[slow] / 1e6:,.0f} MB/s, {_between(fast)} "
-                f"at {rates[fast] / 1e6:,.0f} MB/s: keep heavy traffic off the slow link, or see why "
-                "it is slow",
+                f"at {rates[fast] / 1e6:,.0f} MB/s: keep heavy traffic off the slow link, or see "
+                "why it is slow",
             )
 
 

@@ -6,7 +6,7 @@ import platform
 import shutil
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,14 @@ class Machine:
     """Facts of one rank; bytes, cores (a quota of the control group may be a fraction).
 
     place: equal for the ranks of one host and different for others: network namespaces and
-    containers of one machine count as hosts, since their traffic goes over a network.
+    containers of one machine count as hosts, since their traffic goes over a network. boot: equal
+    for all that run on one kernel.
     """
 
     rank: int
     host: str
     place: str
+    boot: str
     device: str  # cpu, or the GPU's name
     cuda: bool
     nccl: bool
@@ -51,6 +53,15 @@ class Machine:
     own_address: str  # what the host's name resolves to; "" if it does not
     variables: Mapping[str, str]  # those of VARIABLES that are set
 
+    def sharers(self, machines: Sequence["Machine"]) -> int:
+        """How many ranks of `machines` share this one's memory: of its control group where that
+        has a limit, else of its kernel. A GPU is a rank's own.
+        """
+        cpus = [m for m in machines if m.device == self.device == "cpu"]
+        if self.limit_bytes:
+            return sum(m.place == self.place for m in cpus) or 1
+        return sum(m.boot == self.boot for m in cpus) or 1
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -65,6 +76,7 @@ def look(rank: int, device: torch.device) -> Machine:
     """The facts of this process."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit, used = _memory_group(physical)
+    boot = _boot()
     if device.type == "cuda":
         free, memory = torch.cuda.mem_get_info(device)
         kind = torch.cuda.get_device_name(device)
@@ -75,7 +87,8 @@ def look(rank: int, device: torch.device) -> Machine:
     return Machine(
         rank=rank,
         host=socket.gethostname(),
-        place=_place(),
+        place=f"{socket.gethostname()} {boot} {_namespace()}",
+        boot=boot,
         device=kind,
         cuda=torch.cuda.is_available(),
         nccl=dist.is_available() and dist.is_nccl_available(),
@@ -97,15 +110,19 @@ def look(rank: int, device: torch.device) -> Machine:
     )
 
 
-def _place() -> str:
-    """Host name, boot and network namespace, as far as there are such things."""
-    parts = [socket.gethostname()]
-    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"):
-        try:
-            parts.append(os.readlink(path) if "ns" in path else Path(path).read_text().strip())
-        except OSError:
-            parts.append("")
-    return " ".join(parts)
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _namespace() -> str:
+    """The network namespace, where there are such things."""
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:
+        return ""
 
 
 def _processors() -> tuple[int, ...]:

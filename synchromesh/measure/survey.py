@@ -43,18 +43,18 @@ class Survey:
     def cluster(self, name: str = "measured") -> Cluster:
         """The cluster: devices with their rates, links from the messages.
 
-        What several ranks of a host share is divided: memory of a CPU. A collective's start is
-        what the shortest all-reduce takes beyond the latency of its 2 (N-1) steps.
+        Memory that several ranks share is divided. A collective's start is what the shortest
+        all-reduce takes beyond the latency of its 2 (N-1) steps.
         """
-        found, shared = self.hosts, Counter(m.place for m in self.machines)
+        found = self.hosts
         made = tuple(
-            Host(host, tuple(self._device(rank, shared) for rank in ranks))
+            Host(host, tuple(self._device(rank) for rank in ranks))
             for host, ranks in found.items()
         )
         host_of = {rank: host for host, ranks in found.items() for rank in ranks}
         lines = {(host_of[m.a], host_of[m.b]): m.line for m in self.messages}
-        slowest = max((line.latency_seconds for line in lines.values()), default=0.0)
-        start = max(0.0, self._shortest() - 2 * (len(self.machines) - 1) * slowest)
+        step = median([line.latency_seconds for line in lines.values()] or [0.0])
+        start = max(0.0, self._shortest() - 2 * (len(self.machines) - 1) * step)
         wires = {
             (a, b): Link(
                 a, b, _short(line.bytes_per_second), _short(line.latency_seconds),
@@ -73,9 +73,9 @@ class Survey:
             else None,
         )
 
-    def _device(self, rank: int, shared: Counter[str]) -> Device:
+    def _device(self, rank: int) -> Device:
         m = self.machines[rank]
-        memory = m.memory_bytes // (shared[m.place] if m.device == "cpu" else 1)
+        memory = m.memory_bytes // m.sharers(self.machines)
         flops = {dtype: _short(rate) for dtype, rate in self.flops[rank].items()}
         return Device(m.device, memory, flops, _short(self.copied[rank]))
 
@@ -146,7 +146,7 @@ def survey(world: World, mine: Machine, quick: bool = False) -> Survey:
     found = everyone.all_gather_json([flops, copied])
     clocks = _clocks(world)
     timings = links.collectives(world, 4.0 * scale, quick)
-    messages = links.messages(world, pairs(hosts(machines)))
+    messages = links.messages(world, pairs(hosts(machines)), quick)
     world.ledger.reset()
     return Survey(
         tuple(machines),
