@@ -12,7 +12,7 @@ from synchromesh.measure.machine import Machine
 from synchromesh.measure.survey import Survey
 
 FINE = Machine(
-    rank=0, host="a", place="a 1", device="cpu", cuda=False, nccl=False, nvidia=False,
+    rank=0, host="a", place="a 1", boot="a", device="cpu", cuda=False, nccl=False, nvidia=False,
     memory_bytes=16 * GB, physical_bytes=32 * GB, limit_bytes=16 * GB, free_bytes=12 * GB,
     disk_bytes=100 * GB, processors=(0, 1, 2, 3), quota=0.0, threads=2, torch="2.13.0",
     python="3.11.7", synchromesh="0.1.0", addresses={"eth0": "10.0.0.1"},
@@ -27,7 +27,7 @@ def line(rate: float) -> tuple[tuple[int, float], ...]:
 def survey(hosts: int = 2, each: int = 2, **changes: Any) -> Survey:
     """Machines a, b, ... without a fault but `changes`, which are those of the last rank."""
     machines = [
-        replace(FINE, rank=h * each + i, host=chr(97 + h), place=f"{h}")
+        replace(FINE, rank=h * each + i, host=chr(97 + h), place=f"{h}", boot=f"{h}")
         for h in range(hosts)
         for i in range(each)
     ]

@@ -65,10 +65,21 @@ def test_a_cluster_of_what_was_measured() -> None:
     assert cluster.link("a", "a").bytes_per_second == pytest.approx(1e9, rel=0.01)
     wire = cluster.link("a", "b")
     assert wire.bytes_per_second == pytest.approx(1e8, rel=0.01)
-    assert wire.start_seconds == pytest.approx(0.05 - 6 * wire.latency_seconds, rel=0.01)
+    step = (wire.latency_seconds + cluster.link("a", "a").latency_seconds) / 2  # the median
+    assert wire.start_seconds == pytest.approx(0.05 - 6 * step, rel=0.01)
     assert Cluster.from_yaml(cluster.to_yaml()) == cluster
     with pytest.raises(ValueError, match="no link between 'b' and 'b'"):
         cluster.link("b", "b")
+
+
+def test_memory_is_shared_by_what_runs_on_one_kernel_unless_limited() -> None:
+    found = surveyed(hosts=2, each=1)
+    one = [replace(m, boot="x", limit_bytes=0) for m in found.machines]
+    assert [m.sharers(one) for m in one] == [2, 2]
+    limited = [replace(m, boot="x") for m in found.machines]
+    assert [m.sharers(limited) for m in limited] == [1, 1]
+    gpus = [replace(m, device="NVIDIA T4", limit_bytes=0) for m in one]
+    assert [m.sharers(gpus) for m in gpus] == [1, 1]
 
 
 def test_many_hosts_have_a_link_for_pairs_that_were_not_measured() -> None:
@@ -228,3 +239,21 @@ def test_a_problem_is_shown_and_exits_with_one(
     assert Cluster.load("c.json").hosts[1].name == "b"
     assert main(["doctor", "--output", "c.json"]) == 2  # it exists now
     assert "c.json exists" in capsys.readouterr().err
+
+
+def test_ranks_that_do_not_meet_are_told_what_this_host_may_have_to_do_with_it(
+    outside: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: Any) -> None:
+        raise TimeoutError("ranks [1] of 2 did not start")
+
+    monkeypatch.setattr(World, "open", fail)
+    monkeypatch.setattr(machine, "look", lambda *_: replace(FINE, own_address="127.0.1.1"))
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["doctor"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(
+        "synchromesh: the ranks do not reach each other (ranks [1] of 2 did not start); this "
+        "host's own name 'a' resolves to 127.0.1.1"
+    )
