@@ -1,5 +1,6 @@
 """A cluster: its forms, its ranks and links, and documents that describe none."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,25 @@ def test_links() -> None:
         cluster.link("a", "a")
 
 
+def test_links_that_are_not_listed() -> None:
+    inside, network = Link("x", "y", 1e9, kind="loopback"), Link("a", "b", 1e8, lanes=4)
+    cluster = replace(Cluster.from_yaml(TEXT), inside=inside, network=network)
+    assert cluster.link("b", "b") == Link("b", "b", 1e9, kind="loopback")
+    assert cluster.link("b", "a").bytes_per_second == 2.5e7  # what is listed goes first
+    assert replace(cluster, links=()).link("b", "a") == network
+    assert Cluster.from_yaml(cluster.to_yaml()) == cluster == Cluster.from_json(cluster.to_json())
+
+
+def test_equal_clusters_are_equal() -> None:
+    cluster = Cluster.from_yaml(TEXT)
+    hosts, default = cluster.hosts, Link("*", "*", 1e9)
+    ab, aa = Link("b", "a", 2.5e7), Link("a", "a", 1e9)
+    first = Cluster("c", hosts, (ab, aa), inside=default)
+    assert first == Cluster("c", hosts, (Link("a", "b", 2.5e7),), inside=default)
+    assert hash(first) == hash(Cluster("c", hosts, (aa, ab), inside=default))
+    assert first != Cluster("c", hosts, (ab,))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -56,6 +76,15 @@ def test_links() -> None:
         ("count: 2", "count: -2", r"devices\[0\]\.count: should be from 1"),
         ("emulated: true", "emulated: 1", "emulated: should be true or false, not 1"),
         ("date:", "dates:", "unknown key 'dates'"),
+        ("name: b", "name: '*'", "a host is called '\\*', which stands for any"),
+        ("links:", "inside: {latency_seconds: 1}\nlinks:", "inside: bytes_per_second is missing"),
+        ("links:", "network: {between: [a, b]}\nlinks:", "network: unknown key 'between'"),
+        ("latency_seconds: 1e-3}", "lanes: 0}", r"links\[0\]\.lanes: should be from 1"),
+        (
+            "links:",
+            "links:\n  - {between: [b, a], bytes_per_second: 1}",
+            "two links join 'a' and 'b'",
+        ),
     ],
 )
 def test_documents_that_describe_no_cluster(old: str, new: str, message: str) -> None:

@@ -13,8 +13,8 @@ EVERYTHING = sorted(
 )
 RUN = ("engine", "measure", "state", "adapt", "trainer", "cli", "lab")  # what acts
 VOCABULARY = (
-    "cluster", "component", "document", "explain", "fault", "holding", "layout", "placement",
-    "plan", "schedule", "traffic", "transfer", "word", "workload",
+    "catalogue", "cluster", "component", "document", "explain", "fault", "holding", "layout",
+    "placement", "plan", "schedule", "traffic", "transfer", "word", "workload",
 )  # fmt: skip
 
 # part of the package -> parts that it must not import

@@ -1,0 +1,77 @@
+"""The catalogue: clusters one does not have, from data sheets and others' measurements.
+
+A name is DEVICExCOUNT (`h100x16`: two hosts of eight, joined as such hosts usually are) or
+DEVICExCOUNT-NETWORK (`a100x16-ethernet25`). `devices.yaml` and `links.yaml` hold the figures, each
+with its source; the rest of the last host is what remains of COUNT.
+"""
+
+import re
+
+from synchromesh.catalogue.sheet import Sheets, sheets
+from synchromesh.cluster import Cluster, Device, Host
+from synchromesh.word import near
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # that `names` lists; any other count is as good
+SLOWER = ("ethernet25", "ethernet100")  # networks that `names` lists beside the usual one
+MOST = 65_536  # devices of a cluster
+INSIDE = ("nvlink", "pcie")  # kinds of links that join no hosts
+MEASURED = ("seen", "derived")  # statuses of figures that rest on somebody's measurement
+
+
+def names() -> tuple[str, ...]:
+    """The clusters worth listing, device by device; `cluster` knows more."""
+    listed: list[str] = []
+    for name, sheet in sheets().devices.items():
+        listed += [f"{name}x{n}" for n in SIZES]
+        few = [int(sheet.devices_per_host.value) * hosts for hosts in (2, 4)]
+        others = [network for network in SLOWER if network != sheet.network]
+        listed += [f"{name}x{n}-{network}" for n in few for network in others]
+    return tuple(listed)
+
+
+def cluster(name: str) -> Cluster:
+    """The cluster of that name. ValueError, with near names, where the catalogue has none."""
+    found = sheets()
+    devices = sorted(found.devices, key=len, reverse=True)
+    networks = [k for k, link in found.links.items() if link.kind not in INSIDE]
+    match = re.fullmatch(
+        rf"({'|'.join(map(re.escape, devices))})x([1-9][0-9]{{0,8}})(?:-({'|'.join(networks)}))?",
+        name,
+    )
+    if match is None:
+        raise ValueError(
+            f"the catalogue has no cluster {name!r}{near(name, names())}; a name is DEVICExCOUNT "
+            f"or DEVICExCOUNT-NETWORK with a device of {', '.join(found.devices)} and a network "
+            f"of {', '.join(networks)}"
+        )
+    count = int(match[2])
+    if count > MOST:
+        raise ValueError(f"{name}: {count} devices are more than the {MOST} of one cluster")
+    return _cluster(found, name, match[1], count, match[3] or found.devices[match[1]].network)
+
+
+def _cluster(found: Sheets, name: str, kind: str, count: int, network: str) -> Cluster:
+    sheet = found.devices[kind]
+    hosts = _hosts(sheet.device(found.default_fraction), count, int(sheet.devices_per_host.value))
+    used = [sheet.inside] if len(hosts[0].devices) > 1 else []
+    used += [network] if len(hosts) > 1 else []
+    rate = [found.links[link].figures["bytes_per_second"].status for link in used]
+    measured = bool(sheet.achieved_fraction) and all(status in MEASURED for status in rate)
+    band = found.error_band if measured else found.error_band_unmeasured
+    return Cluster(
+        name,
+        hosts,
+        source="datasheet",
+        date=found.date,
+        inside=found.links[sheet.inside].link if sheet.inside in used else None,
+        network=found.links[network].link if network in used else None,
+        error_band=band.value,
+    )
+
+
+def _hosts(device: Device, count: int, each: int) -> tuple[Host, ...]:
+    """Hosts of `each` devices, the last one with what remains."""
+    starts = range(0, count, each)
+    return tuple(
+        Host(f"host{i}", (device,) * min(each, count - start)) for i, start in enumerate(starts)
+    )

@@ -1,0 +1,208 @@
+"""Data sheets of the catalogue: devices and classes of links, each figure with its source."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from synchromesh import document
+from synchromesh.cluster import ANY, DTYPES, Device, Link
+
+STATUS = ("seen", "memory-unverified", "derived", "assumed")
+FIGURE = ("value", "source", "status", "note")
+LINK_FIGURES = (
+    "bytes_per_second", "latency_seconds", "start_seconds", "switch_bytes_per_second", "lanes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number and where it is from: `source` is a key of the catalogue's sources."""
+
+    value: float
+    source: str
+    status: str  # one of STATUS
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceSheet:
+    """A device: peak rates by dtype (dense), the fraction of them that large products reach."""
+
+    name: str
+    title: str
+    memory_bytes: Figure
+    bytes_per_second: Figure
+    peak_flops: Mapping[str, Figure]
+    achieved_fraction: Mapping[str, Figure]
+    inside: str  # the class of link between the devices of a host
+    network: str  # the one between hosts, unless a cluster's name says another
+    devices_per_host: Figure
+
+    def fraction(self, dtype: str, default: Figure) -> Figure:
+        """The achieved fraction of a type's peak: its own, else bfloat16's where the same units
+        compute it, else the default.
+        """
+        own = self.achieved_fraction.get(dtype)
+        same = dtype in ("tf32", "float16", "float8")
+        return own or (self.achieved_fraction.get("bfloat16") if same else None) or default
+
+    def device(self, default: Figure) -> Device:
+        """The device with achieved rates: peak x fraction."""
+        return Device(
+            self.name,
+            int(self.memory_bytes.value),
+            {
+                dtype: peak.value * self.fraction(dtype, default).value
+                for dtype, peak in self.peak_flops.items()
+            },
+            self.bytes_per_second.value,
+        )
+
+
+@dataclass(frozen=True)
+class LinkSheet:
+    """A class of links with its figures by the names of `Link`'s fields."""
+
+    name: str
+    kind: str
+    figures: Mapping[str, Figure]
+
+    @property
+    def link(self) -> Link:
+        values: dict[str, Any] = {name: f.value for name, f in self.figures.items()}
+        values["lanes"] = int(values.get("lanes", 1))
+        return Link(ANY, ANY, kind=self.kind, **values)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A document that figures are from."""
+
+    title: str
+    url: str = ""
+
+
+@dataclass(frozen=True)
+class Sheets:
+    """All data sheets, the date they were taken, and how far estimates from them are off."""
+
+    date: str
+    sources: Mapping[str, Source]
+    devices: Mapping[str, DeviceSheet]
+    links: Mapping[str, LinkSheet]
+    default_fraction: Figure
+    error_band: Figure  # where product rates and links of the cluster were measured by somebody
+    error_band_unmeasured: Figure  # where they are data-sheet rates alone
+
+
+@cache
+def sheets() -> Sheets:
+    """The catalogue that comes with the package."""
+    folder = resources.files(__package__)
+    texts = {name: (folder / name).read_text("utf-8") for name in ("devices.yaml", "links.yaml")}
+    return parse(*texts.values())
+
+
+def parse(devices: str, links: str) -> Sheets:
+    """The catalogue that two YAML texts describe; ValueError names the key at fault."""
+    first, second = document.read_yaml(devices, "devices"), document.read_yaml(links, "links")
+    bands = ("error_band", "error_band_unmeasured")
+    of_devices = ("date", "sources", "default_achieved_fraction", *bands, "devices")
+    of_links = ("date", "sources", "links")
+    document.mapping(first, "devices", of_devices, of_devices)
+    document.mapping(second, "links", of_links, of_links)
+    sources = {**_sources(first, "devices"), **_sources(second, "links")}
+    found = Sheets(
+        max(document.text(x["date"], "date") for x in (first, second)),
+        sources,
+        {k: _device(k, v) for k, v in first["devices"].items()},
+        {k: _link(k, v) for k, v in second["links"].items()},
+        _figure(first["default_achieved_fraction"], "default_achieved_fraction"),
+        *(_figure(first[name], name) for name in bands),
+    )
+    _check(found)
+    return found
+
+
+def _sources(item: dict[str, Any], path: str) -> dict[str, Source]:
+    known = document.mapping(item["sources"], f"{path}: sources", list(item["sources"]))
+    return {
+        k: Source(**document.mapping(v, f"{path}: {k}", ("title", "url"), ("title",)))
+        for k, v in known.items()
+    }
+
+
+def _figure(value: Any, path: str) -> Figure:
+    item = document.mapping(value, path, FIGURE, FIGURE[:3])
+    status = document.text(item["status"], f"{path}.status")
+    if status not in STATUS:
+        raise ValueError(f"{path}.status: should be one of {', '.join(STATUS)}, not {status!r}")
+    return Figure(
+        document.number(item["value"], f"{path}.value"),
+        document.text(item["source"], f"{path}.source"),
+        status,
+        document.text(item.get("note", ""), f"{path}.note"),
+    )
+
+
+def _device(name: str, value: Any) -> DeviceSheet:
+    needed = (
+        "title", "memory_bytes", "bytes_per_second", "peak_flops", "inside", "network",
+        "devices_per_host",
+    )  # fmt: skip
+    item = document.mapping(value, name, (*needed, "achieved_fraction"), needed)
+
+    def single(key: str) -> Figure:
+        return _figure(item[key], f"{name}.{key}")
+
+    def rates(key: str) -> dict[str, Figure]:
+        known = document.mapping(item.get(key, {}), f"{name}.{key}", DTYPES)
+        return {dtype: _figure(f, f"{name}.{key}.{dtype}") for dtype, f in known.items()}
+
+    return DeviceSheet(
+        name,
+        document.text(item["title"], f"{name}.title"),
+        single("memory_bytes"),
+        single("bytes_per_second"),
+        rates("peak_flops"),
+        rates("achieved_fraction"),
+        document.text(item["inside"], f"{name}.inside"),
+        document.text(item["network"], f"{name}.network"),
+        single("devices_per_host"),
+    )
+
+
+def _link(name: str, value: Any) -> LinkSheet:
+    item = document.mapping(value, name, ("kind", *LINK_FIGURES), ("kind", *LINK_FIGURES[:3]))
+    figures = {k: _figure(v, f"{name}.{k}") for k, v in item.items() if k != "kind"}
+    return LinkSheet(name, document.text(item["kind"], f"{name}.kind"), figures)
+
+
+def _check(found: Sheets) -> None:
+    """That every figure's source and every device's links are there."""
+    for device in found.devices.values():
+        for link in (device.inside, device.network):
+            if link not in found.links:
+                raise ValueError(f"{device.name}: there is no class of links {link!r}")
+    for path, figure in figures(found):
+        if figure.source not in found.sources:
+            raise ValueError(f"{path}: there is no source {figure.source!r}")
+
+
+def figures(found: Sheets) -> list[tuple[str, Figure]]:
+    """Every figure of the catalogue with its path, `h100.peak_flops.float16`."""
+    told: list[tuple[str, Figure]] = []
+    for d in found.devices.values():
+        told += [
+            (f"{d.name}.{key}", getattr(d, key))
+            for key in ("memory_bytes", "bytes_per_second", "devices_per_host")
+        ]
+        for key in ("peak_flops", "achieved_fraction"):
+            told += [(f"{d.name}.{key}.{k}", f) for k, f in getattr(d, key).items()]
+    for link in found.links.values():
+        told += [(f"{link.name}.{k}", f) for k, f in link.figures.items()]
+    for name in ("default_fraction", "error_band", "error_band_unmeasured"):
+        told.append((name, getattr(found, name)))
+    return told
