@@ -94,7 +94,7 @@ class Arrangement:
         step = self.trace(plan, example)
         if options.weights is None:
             self.state.compare_first()
-        if plan.default.name == "auto":
+        if plan.automatic:
             assert decide is not None, "somebody must find the plan"
             plan = decide(step)
             self.cuts = plan.cuts(self.model.paths())  # names of components: it is cut there

@@ -89,7 +89,9 @@ def choose(question: Question, say: Say = lambda _: None) -> Choice:
         world.size,
         question.rows,
         {
-            m: planned.partition(worded(planned.names, _uniform(planned, world.size, m)), world.size)
+            m: planned.partition(
+                worded(planned.names, _uniform(planned, world.size, m)), world.size
+            )
             for m in degrees(world.size)
         },
     )
@@ -118,7 +120,9 @@ def choose(question: Question, say: Say = lambda _: None) -> Choice:
     return Choice(tuple(found), profile, spent)
 
 
-def predict(question: Question, plan: Plan, known: Profile | None = None) -> tuple[Candidate, Profile]:
+def predict(
+    question: Question, plan: Plan, known: Profile | None = None
+) -> tuple[Candidate, Profile]:
     """The prediction of a given plan, with the measurements that it takes."""
     world, planned = question.world, question.planned
     if question.step.opaque:

@@ -232,6 +232,11 @@ class Plan:
     # What it means on a number of devices, for a model
 
     @property
+    def automatic(self) -> bool:
+        """Whether the planner is to find the plan: the word `auto` alone."""
+        return self == Plan(Word("auto"))
+
+    @property
     def stage_count(self) -> int:
         return len(self.stages) or self.default.stages or 1
 
@@ -347,7 +352,7 @@ class Plan:
         words = (self.default, *(o.word for o in self.overrides))
         told = []
         if self.default.name == "auto":
-            told.append("auto needs the planner, which replaces it by a plan first")
+            told.append("auto stands for the whole plan: write it alone")
         if self.stage_count > 1:
             told.append(f"{self.stage_count} pipeline stages are not executed yet: use one")
         if self.micro_batches > 1:

@@ -36,7 +36,6 @@ from synchromesh.trace.capture import signature
 from synchromesh.trace.partition import Partition
 from synchromesh.trace.step import Step
 
-AUTO = Plan.parse("auto")
 Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
 
@@ -390,7 +389,7 @@ class Trainer:
         began = time.perf_counter()
         self._between_steps("switch")
         plan = checked_plan(plan)
-        if plan == AUTO:
+        if plan.automatic:
             self.choice = choose(self._question(self.traced))
             plan = self.choice.chosen.plan
         sent = self._arranged.shift(plan)
@@ -505,7 +504,7 @@ class Trainer:
 def checked_plan(plan: Plan | str) -> Plan:
     """The plan of a text, or `auto`. ValueError where this version cannot execute it."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
-    faults = () if plan == AUTO else plan.unsupported()
+    faults = () if plan.automatic else plan.unsupported()
     if faults:
         raise ValueError(f"plan {str(plan)!r}: " + "; ".join(faults))
     return plan

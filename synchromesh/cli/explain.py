@@ -22,7 +22,7 @@ def add_parser(commands: options.Commands) -> None:
         "not cut.",
     )  # fmt: skip
     options.add_target(parser)
-    options.add_plan(parser)
+    options.add_plan(parser, default="data")
     options.add_nproc(parser, "ranks to pretend")
     options.add_json(parser)
     parser.set_defaults(main=main)
@@ -30,6 +30,11 @@ def add_parser(commands: options.Commands) -> None:
 
 def main(args: argparse.Namespace) -> int:
     plan = options.plan(args.plan)
+    if plan.automatic:
+        raise ValueError(
+            "plan auto: explain describes a given plan and starts no processes; `synchromesh train` "
+            "finds one and says why (its run folder has it as plan.yaml)"
+        )
     count = options.processes(args.nproc)
     options.check_degrees(plan, count)
     from synchromesh.explain import text

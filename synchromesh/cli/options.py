@@ -42,10 +42,11 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_plan(parser: argparse.ArgumentParser) -> None:
+def add_plan(parser: argparse.ArgumentParser, default: str = "auto") -> None:
     parser.add_argument(
-        "--plan", default="data", metavar="PLAN",
-        help="a plan's text (`data; classifier=tensor`) or its .yaml or .json file; default data",
+        "--plan", default=default, metavar="PLAN",
+        help="a plan's text (`data; classifier=tensor`), its .yaml or .json file, or `auto`: what "
+        f"is measured to be the quickest; default {default}",
     )  # fmt: skip
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="default 0")
 
@@ -76,7 +77,7 @@ def plan(text: str) -> "Plan":
     from synchromesh.plan import Plan
 
     said = Plan.load(Path(text)) if text.endswith((".yaml", ".yml", ".json")) else Plan.parse(text)
-    missing = said.unsupported()
+    missing = () if said.automatic else said.unsupported()
     if missing:
         raise ValueError(f"plan {said}: {'; '.join(missing)}")
     return said
@@ -84,6 +85,8 @@ def plan(text: str) -> "Plan":
 
 def check_degrees(plan: "Plan", ranks: int) -> None:
     """Raises ValueError where a word of `plan` has no layout on so many ranks, for any model."""
+    if plan.automatic:
+        return
     devices, faults = len(plan.devices(ranks)), []
     for word in (plan.default, *(o.word for o in plan.overrides)):
         try:

@@ -32,6 +32,11 @@ class Display:
         elif self.shown:
             print(printable(text), file=sys.stderr, flush=True)
 
+    def table(self, table: Table) -> None:
+        """A table that stays."""
+        if self.shown:
+            self.console.print(table)
+
     def start_epoch(self, title: str, done: int, steps: int) -> None:
         if self.live:
             self._bar = Progress(

@@ -83,6 +83,8 @@ class RunFolder:
             "workload": document.text(value["workload"], f"{path}: workload"),
             "seed": document.integer(value["seed"], f"{path}: seed", 0, 2**63),
             "batch_size": document.integer(value["batch_size"], f"{path}: batch_size", 1),
+            "plan": document.text(value.get("plan", "auto"), f"{path}: plan"),
+            "ranks": document.integer(value.get("ranks", 0), f"{path}: ranks"),
         }
 
     def saved(self) -> list[Path]:

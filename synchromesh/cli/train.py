@@ -37,7 +37,7 @@ def add_parser(commands: options.Commands) -> None:
     )  # fmt: skip
     options.add_target(parser)
     options.add_plan(parser)
-    parser.set_defaults(seed=None)  # a resumed run keeps its own
+    parser.set_defaults(seed=None, plan=None)  # a resumed run keeps its own
     options.add_nproc(parser)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=options.positive, metavar="N", help="the workload's")
@@ -69,9 +69,9 @@ def main(args: argparse.Namespace) -> int:
 
 def asked(args: argparse.Namespace) -> Job:
     """The job that the command line describes; every fault that shows without processes, first."""
-    plan = options.plan(args.plan)
     resumed = Resumed.of(args.resume) if args.resume else None
     before = resumed.folder.asked() if resumed and resumed.folder else {}
+    plan = options.plan(args.plan or _plan_before(args, before))
     workload = _workload(args, before)
     seed = before.get("seed", 0) if args.seed is None else args.seed
     if seed != before.get("seed", seed):
@@ -84,6 +84,12 @@ def asked(args: argparse.Namespace) -> Job:
         epochs=args.epochs or workload.epochs, steps=args.steps, every=args.checkpoint_every,
         resumed=resumed, bf16=args.bf16,
     )  # fmt: skip
+
+
+def _plan_before(args: argparse.Namespace, before: dict[str, object]) -> str:
+    """The plan of the resumed run, if as many ranks go on; else the planner's choice."""
+    count = int(os.environ["WORLD_SIZE"]) if ranks.inside() else options.processes(args.nproc)
+    return str(before["plan"]) if before.get("ranks") == count else "auto"
 
 
 def _workload(args: argparse.Namespace, before: dict[str, object]) -> "Workload":

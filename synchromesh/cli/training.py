@@ -6,11 +6,13 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from synchromesh.cli.choice import choice_table, component_table, prediction_text
 from synchromesh.cli.progress import Display, summary
 from synchromesh.cli.run_folder import Resumed, RunFolder
 from synchromesh.cli.stop import Stop
@@ -21,6 +23,7 @@ from synchromesh.trainer import Trainer, prepare
 if TYPE_CHECKING:
     from synchromesh.cli.train import Job
 
+WARM_UP = 13  # steps: twelve may be trials of how the rows walk (engine/overlap.py)
 READ_EVERY = 10  # steps between readings of the loss, each of which waits for the device
 
 
@@ -32,6 +35,13 @@ class Tally:
     loss: float | None = None  # mean over the last epoch's steps
     metrics: dict[str, float] = field(default_factory=dict)
     speed: float = 0.0  # samples per second of the last epoch
+    seconds: list[float] = field(default_factory=list)  # of full-size steps after warm-up
+    predicted: float | None = None  # seconds of a step, before the first one
+
+    @property
+    def measured(self) -> float | None:
+        """Median seconds of a full-size step; None where the run was too short to know."""
+        return median(self.seconds) if self.seconds else None
 
     def carried(self) -> dict[str, Any]:
         return {"best": self.best}
@@ -108,6 +118,19 @@ class _Training:
             f"({trainer.world.device.type}), batch {job.workload.batch_size}; "
             f"run folder {self.folder.path}"
         )
+        self._predict()
+
+    def _predict(self) -> None:
+        """What a step should take, said before the first one; how the plan was found."""
+        trainer = self.trainer
+        found = trainer.predict()
+        self.tally.predicted = None if found.time is None else found.seconds
+        self._log("prediction", **found.to_dict())
+        if trainer.choice is not None:
+            self._log("choice", **trainer.choice.to_dict())
+            self.display.table(choice_table(trainer.choice))
+            self.display.table(component_table(trainer))
+        self.display.say(prediction_text(found))
 
     def _resume(self, resumed: Resumed) -> None:
         carried = self.trainer.resume(resumed.checkpoint)
@@ -147,8 +170,10 @@ class _Training:
         started = time.monotonic()
         for batch in loader:
             self.stop.ask()
+            began = time.perf_counter()
             self.losses.append(self.trainer.step(batch))
             done += 1
+            self._time(began, full=done * loader.batch_size <= loader.samples)
             self._after_step(epoch, done, length)
             if self.stopped or (limit == self.trainer.steps and done < length):
                 break
@@ -160,6 +185,14 @@ class _Training:
         self._measure(done - first, seconds)
         self._validate(epoch, seconds)
         self._save(f"epoch-{epoch}" if done == length else f"step-{self.trainer.steps}")
+
+    def _time(self, began: float, full: bool) -> None:
+        """Notes what a step took, on a GPU only where its end is waited for."""
+        step, device = self.trainer.steps, self.trainer.world.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if full and step > min(WARM_UP, (self.job.steps or WARM_UP) // 2):
+            self.tally.seconds.append(time.perf_counter() - began)
 
     def _measure(self, steps: int, seconds: float) -> None:
         """Loss and speed of the epoch, of which this process may have done a part only."""
@@ -238,13 +271,14 @@ class _Training:
 
     def _end(self, as_json: bool, seconds: float) -> None:
         tally, trainer = self.tally, self.trainer
-        values = {
+        values: dict[str, Any] = {
             "workload": self.job.workload.name, "plan": str(trainer.plan),
             "ranks": trainer.world.size, "steps": trainer.steps,
             "epochs": self.loader.cursor.epoch,
-            "loss": tally.loss, **tally.metrics, "best": tally.best,
+            "loss": tally.loss, "metrics": tally.metrics, "best": tally.best,
             "samples_per_second": round(tally.speed, 1), "seconds": round(seconds, 3),
-            "output": str(self.folder.path),
+            "predicted_step_seconds": tally.predicted, "measured_step_seconds": tally.measured,
+            "switches": [], "run_directory": str(self.folder.path),
             "stopped": signal.Signals(self.stopped).name if self.stopped else None,
         }  # fmt: skip
         if not self.first:
@@ -261,6 +295,8 @@ class _Training:
             "best": "-" if tally.best is None else _shown(tally.best),
             "samples per second": f"{tally.speed:,.0f}",
             "seconds": f"{seconds:.1f}",
+            "step": f"{_milliseconds(tally.measured)} measured, "
+            f"{_milliseconds(tally.predicted)} predicted",
             "plan": f"{trainer.plan} on {_ranks(trainer)}",
             "run folder": str(self.folder.path),
         }
@@ -270,6 +306,10 @@ class _Training:
 def _ranks(trainer: Trainer) -> str:
     size = trainer.world.size
     return "1 rank" if size == 1 else f"{size} ranks"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
 
 
 def _number(value: float | None) -> str:
