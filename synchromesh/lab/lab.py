@@ -245,7 +245,10 @@ class Lab:
         return Running(processes, timeout, self._thaw_all, listener)
 
     def _variables(self, host: int, port: int) -> dict[str, str]:
+        # sudo's path leaves out the folder of a virtual environment, and so `synchromesh` itself
+        path = [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
         return {
+            "PATH": os.pathsep.join(path),
             "OMP_NUM_THREADS": "1",
             "RANK": str(host),
             "LOCAL_RANK": "0",

@@ -232,6 +232,14 @@ def test_the_time_of_a_wait_is_not_that_of_the_run(pair: Lab) -> None:
     assert [r.output for r in running.wait()] == ["done\n"] * 2
 
 
+def test_programs_beside_the_interpreter_are_found(
+    pair: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # as sudo sets it
+    name = Path(sys.executable).name
+    assert [r.code for r in pair.run([name, "-S", "-c", ""], timeout=20)] == [0, 0]
+
+
 def test_a_program_that_does_not_exist_is_told(pair: Lab) -> None:
     with pytest.raises(HostFailed, match=r"(?s)code 127.*nonesuch cannot be started: No such"):
         pair.run(["nonesuch"], timeout=20)
