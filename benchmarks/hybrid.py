@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.by_hand import ByHand
-from benchmarks.hosts import HostFailed, Hosts
 from benchmarks.machine import machine
+from synchromesh.lab import HostFailed, Lab
 
 HOSTS, MBIT, CPU = 4, 200.0, 0.4
 ROWS, RATE = 256, 0.05
@@ -231,11 +231,11 @@ def main() -> int:
         )
     command = [sys.executable, "-m", "benchmarks.hybrid", "--rank", *sys.argv[1:]]
     try:
-        with Hosts(HOSTS, MBIT, CPU) as hosts:
+        with Lab(HOSTS, f"{MBIT:g}mbit", CPU) as lab:
             print(f"{len(names)} strategies, {options.rounds} alternations ...", file=sys.stderr)
             each = options.rounds * (options.warmup + options.steps) + SETTLE
             timeout = 60 + 2.0 * len(names) * each
-            results = hosts.run(command, timeout=timeout, cwd=Path(__file__).parents[1])
+            results = lab.run(command, timeout=timeout, cwd=Path(__file__).parents[1])
     except (ValueError, HostFailed) as error:
         print(error, file=sys.stderr)
         return 1

@@ -26,7 +26,7 @@ FORBIDDEN = {
     "engine": ("cost", "planner", "measure", "state", "adapt", "trainer", "cli", "workloads"),
     "state": ("cost", "planner", "measure", "adapt", "trainer", "cli", "workloads"),
     "measure": ("cost", "planner", "adapt", "trainer", "cli"),
-    "lab": ("engine", "cost", "planner"),
+    "lab": ("trace", "cost", "planner", "workloads", *RUN[:-1]),  # but itself
     "workloads": ("engine", "cost", "planner", "lab", "trainer", "cli"),
 }
 PURE = (*VOCABULARY, "trace", "cost", "planner", "workloads")  # import no torch.distributed

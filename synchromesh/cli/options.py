@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from synchromesh.plan import Plan
 
 Commands = Any  # argparse's own class of subcommands is private
+LAB = "lab"  # the name of the lab where none is given
 
 
 def positive(text: str) -> int:
@@ -29,6 +30,17 @@ def natural(text: str) -> int:
         number = -1
     if not 0 <= number < 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
+    return number
+
+
+def seconds(text: str) -> float:
+    """A time limit."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 10**9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return number
 
 
@@ -61,6 +73,13 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="one document on stdout, everything else on stderr"
     )
+
+
+def add_lab(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--name", default=LAB, metavar="NAME",
+        help="of the lab, where several are up; default lab",
+    )  # fmt: skip
 
 
 def processes(asked: int | None) -> int:

@@ -1,1 +1,21 @@
-"""The lab: emulated hosts on one machine. Not here yet."""
+"""The lab: emulated hosts on one machine, by network namespaces and control groups (root, Linux).
+
+`Lab` is the face for tests and benchmarks; `synchromesh lab` the command.
+"""
+
+from synchromesh.lab.description import Description, Emulated
+from synchromesh.lab.lab import HostState, Lab, labs
+from synchromesh.lab.requirements import reason_unavailable
+from synchromesh.lab.running import HostFailed, Result, Running
+
+__all__ = [
+    "Description",
+    "Emulated",
+    "HostFailed",
+    "HostState",
+    "Lab",
+    "Result",
+    "Running",
+    "labs",
+    "reason_unavailable",
+]

@@ -1,0 +1,64 @@
+"""The way into a host: joins its control groups, cores and namespaces, then becomes the command.
+
+    python -S -I entry.py NAMESPACE CORES PARENT DOORS... -- COMMAND...
+
+PARENT is the process whose death is this one's (0: none); CORES and the host's cgroup.procs files
+(DOORS) come from `Lab`. A program of its own, with nothing imported that starts slowly, so that
+nothing of the command runs outside, and a process with threads need run no code between fork and
+exec.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
+MS_REC, MS_SLAVE, MNT_DETACH = 0x4000, 1 << 19, 2
+PR_SET_PDEATHSIG = 1
+
+
+def enter(namespace: str, cores: set[int], parent: int, doors: list[str]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if parent:
+        _done(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+        if os.getppid() != parent:  # it died before
+            os.kill(os.getpid(), signal.SIGKILL)
+    handle = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
+    _done(libc.setns(handle, CLONE_NEWNET), "setns")
+    os.close(handle)
+    # As `ip netns exec` does: /sys/class/net shows the interfaces of the namespace it was
+    # mounted in.
+    _done(libc.unshare(CLONE_NEWNS), "unshare")
+    _done(libc.mount(b"", b"/", b"none", MS_SLAVE | MS_REC, None), "mount /")
+    os.sched_setaffinity(0, cores)
+    for door in doors:
+        with open(door, "w") as file:
+            file.write(str(os.getpid()))
+    libc.umount2(b"/sys", MNT_DETACH)  # with the control groups below it: none can be left
+    _done(libc.mount(namespace.encode(), b"/sys", b"sysfs", 0, None), "mount /sys")
+
+
+def _done(code: int, what: str) -> None:
+    if code != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def main(words: list[str]) -> None:
+    split = words.index("--")
+    namespace, cores, parent, *doors = words[:split]
+    command = words[split + 1 :]
+    try:
+        enter(namespace, {int(core) for core in cores.split(",")}, int(parent), doors)
+    except OSError as error:
+        sys.exit(f"synchromesh: the way into {namespace} is barred: {error}")
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"synchromesh: {command[0]} cannot be started: {error.strerror}", file=sys.stderr)
+        os._exit(127)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

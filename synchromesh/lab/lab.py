@@ -1,0 +1,439 @@
+"""A lab: emulated hosts on one machine, with a stated link rate and share of a core each.
+
+    with Lab(hosts=4, bandwidth="200mbit", cpu=0.4) as lab:
+        results = lab.run([sys.executable, "train.py"], timeout=120)
+
+    running = lab.start([sys.executable, "train.py"])     # ... while something runs:
+    lab.set(host=2, bandwidth="20mbit", cpu=0.1)
+    lab.freeze(1); lab.thaw(1); lab.cut(3); lab.heal(3)
+    results = running.wait()
+
+A keeper process owns the namespaces and control groups (keeper.py); a lab whose keeper was killed
+as well is removed by the next command or `Lab`. Needs Linux, root, and the cpu controller of
+cgroup v1 or v2. Figures from it are emulated, and its cluster says so.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+import synchromesh
+from synchromesh.cluster import Cluster
+from synchromesh.lab import cgroup, entry, quantity, removal
+from synchromesh.lab.description import Description, Emulated
+from synchromesh.lab.network import Network
+from synchromesh.lab.record import Record, Records
+from synchromesh.lab.requirements import reason_unavailable
+from synchromesh.lab.running import Listener, Result, Running
+from synchromesh.lab.tag import Tag
+
+CLUSTER = "SYNCHROMESH_LAB"  # names the file of the lab's cluster to what runs on its hosts
+PORTS = (20_000, 30_000)  # of the rendezvous; below those that the kernel gives away
+END_SECONDS = 60.0  # for a keeper to remove its lab
+Bandwidth = str | float  # `200mbit`, or bits a second
+Share = str | float  # `40%`, or cores
+
+
+@dataclass(frozen=True)
+class HostState:
+    """What one host is at this moment, as the kernel has it."""
+
+    host: int
+    address: str
+    bandwidth: int  # bits a second each way
+    cpu: float  # cores
+    state: str  # up, frozen, cut, frozen and cut
+    processes: int
+
+
+class Lab:
+    """`hosts` emulated hosts; `bandwidth` and `cpu` are one value for all, or one by host.
+
+    `racks`, two lists of hosts, and `uplink`, the rate between them, go together. ValueError for
+    what cannot be, in one sentence.
+    """
+
+    def __init__(
+        self,
+        hosts: int | None = None,
+        bandwidth: Bandwidth | Sequence[Bandwidth] = "200mbit",
+        cpu: Share | Sequence[Share] = 0.4,
+        racks: Sequence[Sequence[int]] = (),
+        uplink: Bandwidth | None = None,
+    ) -> None:
+        self._begin(Description.alike(hosts, bandwidth, cpu, racks, uplink), None)
+
+    @classmethod
+    def of(cls, description: Description, name: str | None = None) -> "Lab":
+        """A lab that is described already, under a name that `Lab.open` finds."""
+        lab = cls.__new__(cls)
+        lab._begin(description, name)
+        return lab
+
+    @classmethod
+    def open(cls, name: str) -> "Lab":
+        """The lab of this name that is up, whoever brought it up. ValueError where none is."""
+        lab = cls.__new__(cls)
+        _require()
+        records = Records()
+        with records.locked():
+            record = records.read(name) if records.has(name) else None
+        if record is None or not record.tag.alive:
+            raise ValueError(f"there is no lab {name!r}: synchromesh lab up --name {name}")
+        lab._begin(record.description, name)
+        lab._belongs_to(record.tag)
+        return lab
+
+    def _begin(self, description: Description, name: str | None) -> None:
+        self.description, self.name = description, name or ""
+        self._records = Records()
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._tag: Tag | None = None
+
+    def _belongs_to(self, tag: Tag) -> None:
+        groups = cgroup.detect()
+        assert groups is not None
+        self._tag, self._groups = tag, groups
+        self._network = Network(tag, self.description)
+
+    def __enter__(self) -> "Lab":
+        self.up()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.down()
+
+    # ---- up and down
+
+    def up(self) -> None:
+        """Make the hosts. They end with this process, unless `stay` is called."""
+        assert self._tag is None, "this lab is up already"
+        _require()
+        self._warn(self.description)
+        with self._records.locked():
+            removal.remove_stale(_groups(), self._records)
+            self._check_name()
+            self._start_keeper()
+            try:
+                self._build()
+            except BaseException:
+                self.down()
+                raise
+
+    def stay(self) -> None:
+        """Leave the lab to its keeper: it stays when this process ends, until `down`."""
+        assert self._keeper is not None and self._keeper.stdin is not None, "brought up elsewhere"
+        from synchromesh.lab.keeper import STAY
+
+        self._keeper.stdin.write(STAY)
+        self._keeper.stdin.flush()
+
+    def down(self) -> None:
+        """Remove the hosts with all that runs in them; a second call does nothing."""
+        if self._tag is None:
+            return
+        self._tag.end(END_SECONDS)
+        if self._keeper is not None:
+            assert self._keeper.stdin is not None and self._keeper.stdout is not None
+            self._keeper.wait(timeout=END_SECONDS)
+            self._keeper.stdout.close()
+            with suppress(BrokenPipeError):
+                self._keeper.stdin.close()
+        removal.remove(self._tag, self._groups, self._records)  # what a killed keeper left
+        self._tag = self._keeper = None
+
+    def _check_name(self) -> None:
+        if self.name and self._records.has(self.name):
+            pid = self._records.read(self.name).tag.pid
+            raise ValueError(
+                f"a lab {self.name!r} is up already (its keeper is process {pid}): end it with "
+                f"synchromesh lab down --name {self.name}, or give this one another --name"
+            )
+
+    def _start_keeper(self) -> None:
+        home = str(Path(synchromesh.__file__).parents[1])
+        path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-m", "synchromesh.lab.keeper"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # a Ctrl-C at the terminal is not for the keeper
+        )
+        tag = Tag.of(self._keeper.pid)
+        if tag is None:
+            raise ValueError("the lab's keeper ended before it began: see its message above")
+        self._belongs_to(tag)
+        self.name = self.name or str(tag)
+
+    def _build(self) -> None:
+        assert self._tag is not None and self._keeper is not None
+        for host, shape in enumerate(self.description.hosts):
+            self._groups.make(self._tag.part(host))
+            self._groups.set_cpu(self._tag.part(host), shape.cpu)
+        self._network.build()
+        assert self._keeper.stdout is not None
+        if not self._keeper.stdout.read(1):
+            raise ValueError("the lab's keeper cannot start: see its message above")
+        date = time.strftime("%Y-%m-%d")
+        self._records.write(Record(self.name, self._tag, self.description, date))
+        self._write_cluster()
+
+    # ---- what runs in it
+
+    def run(
+        self,
+        command: Sequence[str],
+        timeout: float | None = 120.0,
+        environment: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+    ) -> list[Result]:
+        """Start `command` once on every host and wait; the results by rank.
+
+        Raises `HostFailed` for the host that failed first, or when the command runs longer than
+        `timeout` seconds; nothing of it is left running.
+        """
+        running = self.start(command, timeout, environment, cwd)
+        try:
+            return running.wait()
+        finally:
+            running.end()
+
+    def start(
+        self,
+        command: Sequence[str],
+        timeout: float | None = None,
+        environment: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        listener: Listener | None = None,
+    ) -> Running:
+        """Start `command` once on every host. The process on host r has RANK, WORLD_SIZE,
+        LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and SYNCHROMESH_LAB (the file of
+        the lab's cluster) set and one thread per operator. It dies with this process where the
+        main thread starts it.
+        """
+        for now in self._states():
+            if now.state != "up":
+                raise ValueError(
+                    f"host {now.host} of lab {self.name} is {now.state}: thaw or heal it first"
+                )
+        port = random.SystemRandom().randrange(*PORTS)  # an earlier run's may not be free yet
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for host in self._hosts():
+                variables = {**os.environ, **self._variables(host, port), **(environment or {})}
+                processes.append(self._enter(host, command, variables, cwd))
+        except BaseException:
+            for process in processes:
+                process.kill()
+                process.communicate()
+            raise
+        return Running(processes, timeout, self._thaw_all, listener)
+
+    def _variables(self, host: int, port: int) -> dict[str, str]:
+        # sudo's path leaves out the folder of a virtual environment, and so `synchromesh` itself
+        path = [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
+        return {
+            "PATH": os.pathsep.join(path),
+            "OMP_NUM_THREADS": "1",
+            "RANK": str(host),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(len(self.description.hosts)),
+            "MASTER_ADDR": self._network.address(0),
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "eth0",
+            CLUSTER: str(self._records.cluster(self.name)),
+        }
+
+    def _enter(
+        self,
+        host: int,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        cwd: str | Path | None,
+    ) -> "subprocess.Popen[bytes]":
+        # The signal of a parent's death is that of its thread: no other may end before the run.
+        main = threading.current_thread() is threading.main_thread()
+        cores = self.description.pins(_cores())[host]
+        parent = os.getpid() if main else 0
+        place = [
+            self._part(host), ",".join(str(core) for core in cores), str(parent),
+            *(str(door) for door in self._groups.doors(self._part(host))),
+        ]  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, "-S", "-I", entry.__file__, *place, "--", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=variables,
+            cwd=cwd,
+            start_new_session=True,  # its group is ended as one
+        )
+
+    # ---- what happens to its hosts
+
+    def set(
+        self,
+        host: int | None = None,
+        bandwidth: Bandwidth | None = None,
+        cpu: Share | None = None,
+        uplink: Bandwidth | None = None,
+    ) -> None:
+        """Change the link or the share of one host, or of all, or the uplink; also during a run.
+
+        A share is at most the cores the host came up with, as its processes are pinned to them.
+        """
+        if bandwidth is None and cpu is None and uplink is None:
+            raise ValueError("nothing to set: give a bandwidth, a share of a core, or an uplink")
+        if uplink is not None and self.description.uplink is None:
+            raise ValueError(f"lab {self.name} has no racks, so there is no uplink to set")
+        hosts = self._hosts(host)
+        shares = {
+            h: quantity.share(cpu, self.description.hosts[h].cores)
+            for h in hosts
+            if cpu is not None
+        }
+        rate = None if bandwidth is None else quantity.bandwidth(bandwidth)
+        with self._records.locked():
+            for h in hosts:
+                if rate is not None:
+                    self._network.set_rate(h, rate)
+                if h in shares:
+                    self._groups.set_cpu(self._part(h), shares[h])
+            if uplink is not None:
+                self._network.set_uplink(quantity.bandwidth(uplink))
+            self._write_cluster()
+        if shares:
+            self._warn(self.current())
+
+    def freeze(self, host: int) -> None:
+        """Stop every process of the host where it is; its link stays."""
+        self._groups.freeze(self._part(host))
+
+    def thaw(self, host: int) -> None:
+        """Let a frozen host go on."""
+        self._groups.thaw(self._part(host))
+
+    def cut(self, host: int) -> None:
+        """Cut the host off: its port on the switch goes down, and nothing passes."""
+        self._network.connect(self._one(host), False)
+
+    def heal(self, host: int) -> None:
+        """Reconnect a host that was cut off, at the rate it had."""
+        self._network.connect(self._one(host), True)
+
+    def kill(self, host: int) -> None:
+        """SIGKILL to everything on the host; it is thawed for that, and stays usable."""
+        cgroup.kill(self._groups, self._part(host))
+
+    # ---- what it is
+
+    def states(self) -> list[HostState]:
+        """What each host is at this moment, read from the kernel."""
+        return list(self._states())
+
+    def current(self) -> Description:
+        """The description with the rates and shares of this moment."""
+        hosts = tuple(
+            Emulated(self._network.rate(h), self._groups.cpu(self._part(h))) for h in self._hosts()
+        )
+        uplink = None if self.description.uplink is None else self._network.uplink()
+        return replace(self.description, hosts=hosts, uplink=uplink)
+
+    def cluster(self) -> Cluster:
+        """The lab as a cluster: emulated, with the rates of this moment."""
+        return self.current().cluster(self.name, _memory_bytes(), time.strftime("%Y-%m-%d"))
+
+    @property
+    def cluster_file(self) -> Path:
+        """Where `cluster()` is on disk, as what runs in the lab sees it."""
+        return self._records.cluster(self.name)
+
+    @property
+    def tag(self) -> Tag:
+        assert self._tag is not None, "bring the lab up first: with Lab(...) as lab"
+        return self._tag
+
+    def _states(self) -> Iterator[HostState]:
+        for host, now in enumerate(self.current().hosts):
+            part = self._part(host)
+            faults = ["frozen"] if self._groups.frozen(part) else []
+            faults += [] if self._network.connected(host) else ["cut"]
+            yield HostState(
+                host, self._network.address(host), now.bandwidth, now.cpu,
+                " and ".join(faults) or "up", len(self._groups.processes(part)),
+            )  # fmt: skip
+
+    def _hosts(self, host: int | None = None) -> list[int]:
+        """That host, or all of them."""
+        return [*range(len(self.description.hosts))] if host is None else [self._one(host)]
+
+    def _one(self, host: int) -> int:
+        """`host`, which must be one of the lab's."""
+        count = len(self.description.hosts)
+        if not 0 <= host < count:
+            raise ValueError(
+                f"there is no host {host}: lab {self.name} has {count}, 0 to {count - 1}"
+            )
+        return host
+
+    def _part(self, host: int) -> str:
+        """The name of the host's namespace and control group."""
+        return self.tag.part(self._one(host))
+
+    def _thaw_all(self) -> None:
+        for host in self._hosts():
+            with suppress(FileNotFoundError):  # the lab is going down
+                self._groups.thaw(self._part(host))
+
+    def _write_cluster(self) -> None:
+        self._records.write_cluster(self.name, self.cluster().to_json())
+
+    def _warn(self, description: Description) -> None:
+        excess = description.excess(_cores())
+        if excess is not None:
+            warnings.warn(excess, stacklevel=1)
+
+
+def _require() -> None:
+    reason = reason_unavailable()
+    if reason is not None:
+        raise ValueError(reason)
+
+
+def _groups() -> cgroup.Groups:
+    groups = cgroup.detect()
+    assert groups is not None
+    return groups
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def labs() -> tuple[list[str], list[str]]:
+    """Names of the labs that are up, and of those that were not and have been removed now."""
+    _require()
+    records = Records()
+    with records.locked():
+        gone = removal.remove_stale(_groups(), records)
+        removed = [name for tag, names in gone.items() for name in (names or [str(tag)])]
+        return [record.name for record in records.all()], removed

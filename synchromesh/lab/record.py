@@ -1,0 +1,123 @@
+"""Records of the labs that are up: a file each in a private folder, written when all is built."""
+
+import fcntl
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synchromesh import document
+from synchromesh.lab.description import Description
+from synchromesh.lab.tag import Tag
+
+FOLDER = Path("/run/synchromesh/lab")  # not $XDG_RUNTIME_DIR: sudo and root's own shell differ
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A lab's name, its keeper, what it was brought up as, and the day (2026-01-31)."""
+
+    name: str
+    tag: Tag
+    description: Description
+    date: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "tag": str(self.tag),
+            "date": self.date,
+            "lab": self.description.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, value: Any, path: str) -> "Record":
+        keys = ("name", "tag", "date", "lab")
+        item = document.mapping(value, path, keys, keys)
+        with document.at(path):
+            tag = Tag.parse(document.text(item["tag"], "tag"))
+        return cls(
+            document.text(item["name"], f"{path}: name"),
+            tag,
+            Description.from_dict(item["lab"], f"{path}: lab"),
+            document.text(item["date"], f"{path}: date"),
+        )
+
+
+class Records:
+    """The folder of records. Whoever builds, changes or looks up labs holds its lock."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        self._make()
+        with open(self.folder / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # given back by the kernel when this process dies
+            yield
+
+    def all(self) -> list[Record]:
+        """Every record, also of labs whose keeper is no more."""
+        return [self.read(name) for name in self._names()]
+
+    def read(self, name: str) -> Record:
+        path = self._path(name)
+        return Record.from_dict(document.read(path), str(path))
+
+    def has(self, name: str) -> bool:
+        return self._path(name).exists()
+
+    def write(self, record: Record) -> None:
+        _replace(self._path(record.name), json.dumps(record.to_dict(), indent=2))
+
+    def cluster(self, name: str) -> Path:
+        """Where the description of the lab as a cluster is, for what runs in it."""
+        return self.folder / f"{name}.cluster.json"
+
+    def write_cluster(self, name: str, text: str) -> None:
+        _replace(self.cluster(name), text)
+
+    def forget(self, tag: Tag) -> list[str]:
+        """Remove the records of the lab with this tag; their names."""
+        names = [name for name in self._names() if self._is_of(name, tag)]
+        for name in names:
+            self._path(name).unlink(missing_ok=True)
+            self.cluster(name).unlink(missing_ok=True)
+        return names
+
+    def _names(self) -> list[str]:
+        return sorted(path.stem for path in self.folder.glob("*.json") if "." not in path.stem)
+
+    def _is_of(self, name: str, tag: Tag) -> bool:
+        try:
+            return self.read(name).tag == tag
+        except ValueError:  # spoilt: no reason to leave a lab where it is
+            return False
+
+    def _path(self, name: str) -> Path:
+        if not NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} cannot name a lab: use letters, digits, - and _, at most 61"
+            )
+        return self.folder / f"{name}.json"
+
+    def _make(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = self.folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise ValueError(f"{self.folder} is not a folder of user id {os.geteuid()}: remove it")
+        self.folder.chmod(0o700)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write so that a reader sees the old text or the new one, whole."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    draft.write_text(text)
+    draft.replace(path)

@@ -1,0 +1,220 @@
+"""A command that runs once on every host of a lab: its output, its first failure, its end.
+
+A thread of its own reads what the hosts write and watches them, so that the owner may change the
+lab meanwhile. The first host that fails ends the run: the others get SIGTERM and, `END_SECONDS`
+later, SIGKILL, each with all of its process group.
+"""
+
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+END_SECONDS = 3.0  # for hosts that outlive a failed one or the time limit
+GRACE_SECONDS = 30.0  # to checkpoint, after a signal that was passed on
+POLL_SECONDS = 0.02
+LONGEST_LINE = 64 * 1024  # bytes; a longer one is passed on in pieces
+DRAIN_SECONDS = 1.0  # for what is still in the pipes
+
+OUTPUT, ERROR = 1, 2
+# Called with the host, OUTPUT or ERROR, and a line with its end; in the thread of the run.
+Listener = Callable[[int, int, bytes], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one host's process said and how it ended (code -9: killed by signal 9)."""
+
+    rank: int
+    code: int
+    output: str
+    error: str
+
+
+class HostFailed(RuntimeError):
+    """A command failed or ran out of time on a host; the message ends with its last words."""
+
+    def __init__(self, results: Sequence[Result], rank: int, timeout: float | None) -> None:
+        result = results[rank]
+        fate = f"ended with code {result.code}"
+        if timeout is not None:
+            fate = f"did not finish in {timeout:g} s"
+        elif result.code < 0:
+            fate = f"was ended by {signal.Signals(-result.code).name}"
+        words = result.error[-3000:] or result.output[-3000:]
+        super().__init__(
+            f"host {rank} of {len(results)} {fate}" + (f":\n{words}" if words else "")
+        )
+        self.results, self.rank, self.late = tuple(results), rank, timeout is not None
+
+    @property
+    def code(self) -> int:
+        """Exit code as a shell has it: 124 for a time limit, 128 + N for signal N."""
+        code = self.results[self.rank].code
+        return 124 if self.late else 128 - code if code < 0 else code
+
+
+class Running:
+    """Processes by host under watch; `listener` hears every line, without one results keep them.
+
+    `thaw` is called before processes are killed: one of a frozen host cannot die.
+    """
+
+    def __init__(
+        self,
+        processes: "Sequence[subprocess.Popen[bytes]]",
+        timeout: float | None,
+        thaw: Callable[[], None],
+        listener: Listener | None = None,
+    ) -> None:
+        self._processes, self._timeout, self._thaw = processes, timeout, thaw
+        self._listener = listener
+        self._late_at = None if timeout is None else time.monotonic() + timeout
+        self._kill_at: float | None = None  # when SIGTERM has had its time; set by the thread
+        self._asked: float | None = None  # when the owner wants the end; set by the owner
+        self._first: int | None = None  # the rank that failed first or was late
+        self._late = False
+        self._error: BaseException | None = None
+        self._kept = {(r, s): bytearray() for r in range(len(processes)) for s in (OUTPUT, ERROR)}
+        self._part = {key: b"" for key in self._kept}  # a line without its end
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, name="lab-run", daemon=True)
+        self._thread.start()
+
+    def poll(self) -> list[Result] | None:
+        """None while the command runs, then the results by rank. Raises `HostFailed`."""
+        if not self._done.is_set():
+            return None
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        results = [
+            Result(rank, process.returncode, self._text(rank, OUTPUT), self._text(rank, ERROR))
+            for rank, process in enumerate(self._processes)
+        ]
+        if self._first is not None and self._asked is None:
+            raise HostFailed(results, self._first, self._timeout if self._late else None)
+        return results
+
+    def wait(self, timeout: float | None = None) -> list[Result]:
+        """The results by rank. Raises `HostFailed`, and TimeoutError after `timeout` seconds; the
+        command then still runs.
+        """
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"the command still runs after {timeout:g} s")
+        results = self.poll()
+        assert results is not None
+        return results
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal to the command on every host; what outlives it by 30 s is killed."""
+        grace = 0.0 if number == signal.SIGKILL else GRACE_SECONDS
+        self._asked = time.monotonic() + grace
+        for process in self._processes:
+            _signal_group(process, number)
+
+    def end(self) -> None:
+        """Kill the command on every host, and wait until it is gone. Results then are no
+        failures.
+        """
+        self._asked = time.monotonic()
+        self._done.wait()
+
+    def _supervise(self) -> None:
+        try:
+            with selectors.DefaultSelector() as selector:
+                for rank, process in enumerate(self._processes):
+                    for stream, pipe in ((OUTPUT, process.stdout), (ERROR, process.stderr)):
+                        assert pipe is not None
+                        selector.register(pipe, selectors.EVENT_READ, (rank, stream))
+                while not all([self._ended(process) for process in self._processes]):
+                    self._read(selector, POLL_SECONDS)
+                    self._judge()
+                limit = time.monotonic() + DRAIN_SECONDS
+                while selector.get_map() and time.monotonic() < limit:
+                    self._read(selector, POLL_SECONDS)
+            for rank, stream in self._kept:
+                self._tell(rank, stream, b"", last=True)
+        except BaseException as error:  # of the listener: a reader that has gone away
+            self._error = error
+        finally:
+            self._judge()
+            self._kill()
+            for process in self._processes:
+                process.wait()
+                for pipe in (process.stdout, process.stderr):
+                    assert pipe is not None
+                    pipe.close()
+            self._done.set()
+
+    def _ended(self, process: "subprocess.Popen[bytes]") -> bool:
+        """Whether it has ended; what is left of its group is killed before it is reaped, while
+        the group's number cannot be another's yet.
+        """
+        if process.returncode is None:
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            if os.waitid(os.P_PID, process.pid, options) is None:
+                return False
+            _signal_group(process, signal.SIGKILL)
+            process.wait()
+        return True
+
+    def _judge(self) -> None:
+        """Find the first failure, and end the others once their time is over."""
+        now = time.monotonic()
+        if self._first is None and self._asked is None:  # a second signal would cut grace short
+            codes = [process.returncode for process in self._processes]
+            failed = [rank for rank, code in enumerate(codes) if code]
+            self._late = not failed and self._late_at is not None and now > self._late_at
+            late = [rank for rank, code in enumerate(codes) if code is None and self._late]
+            if first := (failed or late)[:1]:
+                self._first = first[0]
+                self._kill_at = now + END_SECONDS
+                for process in self._processes:
+                    _signal_group(process, signal.SIGTERM)
+        if any(at is not None and now >= at for at in (self._kill_at, self._asked)):
+            self._kill()
+
+    def _kill(self) -> None:
+        left = [process for process in self._processes if process.returncode is None]
+        for process in left:
+            _signal_group(process, signal.SIGKILL)
+        if left:
+            self._thaw()
+
+    def _read(self, selector: selectors.BaseSelector, seconds: float) -> None:
+        if not selector.get_map():
+            time.sleep(seconds)  # the pipes are closed, the processes run on
+        for key, _ in selector.select(seconds):
+            data = os.read(key.fd, 1 << 16)
+            if not data:
+                selector.unregister(key.fileobj)
+            rank, stream = key.data
+            self._tell(rank, stream, data, last=not data)
+
+    def _tell(self, rank: int, stream: int, data: bytes, last: bool) -> None:
+        if self._listener is None:
+            self._kept[rank, stream] += data
+            return
+        text = self._part[rank, stream] + data
+        *lines, rest = text.split(b"\n")
+        for line in lines:
+            self._listener(rank, stream, line + b"\n")
+        if rest and (last or len(rest) > LONGEST_LINE):
+            self._listener(rank, stream, rest + b"\n")
+            rest = b""
+        self._part[rank, stream] = rest
+
+    def _text(self, rank: int, stream: int) -> str:
+        return self._kept[rank, stream].decode(errors="replace")
+
+
+def _signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)

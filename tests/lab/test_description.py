@@ -1,0 +1,122 @@
+"""Descriptions of labs: their file, the cores that hosts get, the cluster, what is none."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from synchromesh.lab import Description, Emulated
+
+TEXT = """
+hosts:
+  - {bandwidth: 200mbit, cpu: 40%, count: 3}
+  - {bandwidth: 20mbit, cpu: 10%}
+racks: [[0, 1], [2, 3]]
+uplink: 100mbit
+"""
+
+
+def load(text: str, folder: Path) -> Description:
+    (folder / "lab.yaml").write_text(text)
+    return Description.load(folder / "lab.yaml")
+
+
+def test_a_file_describes_hosts_and_racks(tmp_path: Path) -> None:
+    found = load(TEXT, tmp_path)
+    fast, slow = Emulated(200_000_000, 0.4), Emulated(20_000_000, 0.1)
+    assert found == Description((fast, fast, fast, slow), ((0, 1), (2, 3)), 100_000_000)
+    assert Description.from_dict(found.to_dict()) == found
+    assert [found.rack(host) for host in range(4)] == [0, 0, 1, 1]
+    assert str(slow) == "20mbit, 10% of a core"
+
+
+def test_hosts_alike_or_not() -> None:
+    alike = Description.alike(2, "200mbit", "40%")
+    assert alike == Description.alike(None, ["200mbit", 2e8], 0.4)
+    with pytest.raises(ValueError, match="3 hosts need 3 bandwidths and shares, or one for all"):
+        Description.alike(3, ["200mbit", "100mbit"], 0.4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("uplink:", "uplinks:", "lab.yaml: unknown key 'uplinks'; known are hosts, racks, uplink"),
+        ("uplink: 100mbit", "", "lab.yaml: racks and uplink belong together"),
+        ("racks: [[0, 1], [2, 3]]", "", "lab.yaml: racks and uplink belong together"),
+        ("100mbit", "100", "lab.yaml: uplink: should be text with its unit, as 100mbit, not 100"),
+        ("100mbit", "100MB", "lab.yaml: uplink: '100MB' is not a bandwidth"),
+        ("[2, 3]", "[2]", r"lab.yaml: racks: should hold each of the hosts 0 to 3 once, not \[0,"),
+        ("[2, 3]", "[1, 2, 3]", "lab.yaml: racks: should hold each of the hosts 0 to 3 once"),
+        (
+            "[2, 3]",
+            "[2], [3]",
+            r"racks: should be two lists of hosts, as .*, not \[\[0, 1\], \[2\], \[3\]\]",
+        ),
+        ("[2, 3]", "[2, three]", r"racks\[1\]: should be a whole number, not text 'three'"),
+        ("cpu: 10%", "cpu: 0.1", r"hosts\[1\].cpu: should be text with its unit, as 40%, not 0.1"),
+        ("cpu: 10%", "cpu: 5%", r"hosts\[1\].cpu: a share of 5% of a core is outside 10% to"),
+        ("cpu: 10%", "cpus: 10%", r"hosts\[1\]: unknown key 'cpus'"),
+        (", cpu: 10%", "", r"hosts\[1\]: cpu is missing"),
+        (": 20mbit", ": 20", r"hosts\[1\].bandwidth: should be text with its unit, as 200mbit"),
+        ("count: 3", "count: 0", r"hosts\[0\].count: should be from 1 to 200, not 0"),
+        ("count: 3", "count: 200", "the number of emulated hosts must be 1 to 200, not 201"),
+        ("hosts:", "hosts: []\nhosts:", "lab.yaml: the key 'hosts' stands there twice"),
+    ],
+)
+def test_files_that_describe_no_lab(old: str, new: str, message: str, tmp_path: Path) -> None:
+    assert TEXT.count(old) >= 1
+    with pytest.raises(ValueError, match=message):
+        load(TEXT.replace(old, new), tmp_path)
+
+
+def pinned(cpus: list[float], cores: int) -> list[tuple[int, ...]]:
+    shapes = tuple(Emulated(10**8, cpu) for cpu in cpus)
+    return [*Description(shapes).pins(range(cores))]
+
+
+def test_hosts_are_dealt_out_over_the_cores() -> None:
+    assert pinned([0.4] * 4, 2) == [(0,), (1,), (0,), (1,)]
+    assert pinned([0.9, 0.1, 0.9, 0.1], 2) == [(0,), (0,), (1,), (1,)]
+    assert pinned([0.5, 1.5, 0.5], 4) == [(2,), (0, 1), (3,)]
+    assert pinned([0.4] * 3, 1) == [(0,)] * 3
+
+
+def excess(cpus: list[float], cores: int) -> str:
+    shapes = tuple(Emulated(10**8, cpu) for cpu in cpus)
+    return Description(shapes).excess(range(cores)) or ""
+
+
+def test_more_than_there_is() -> None:
+    assert excess([0.4] * 4, 2) == excess([0.5] * 4, 2) == excess([1.5], 2) == ""
+    assert excess([0.4] * 8, 2) == (
+        "8 hosts x 40% ask for 3.2 cores, but this machine has 2 and the busiest would carry "
+        "160%: the hosts will be slower than stated; --cpu 25% would fit"
+    )
+    assert excess([0.6] * 3, 2).endswith("the busiest would carry 120%: the hosts will be slower "
+                                         "than stated; --cpu 50% would fit")  # fmt: skip
+    assert excess([0.2] * 30, 2).endswith("; 10 hosts would fit")
+    assert excess([0.8, 0.4, 0.4, 0.4, 0.4], 2).endswith("; 83 % of each share would fit")
+
+
+def test_a_remedy_is_one(tmp_path: Path) -> None:
+    for count in (3, 5, 8, 13):
+        words = excess([0.9] * count, 2)
+        share = float(words.split("--cpu ")[1].split("%")[0]) / 100
+        assert excess([share] * count, 2) == ""
+
+
+def test_the_cluster_of_a_lab_is_emulated(tmp_path: Path) -> None:
+    cluster = load(TEXT, tmp_path).cluster("mine", 8 * 10**9, "2026-01-31")
+    assert cluster.emulated and cluster.source == "lab" and cluster.date == "2026-01-31"
+    assert str(cluster) == "mine: 4 hosts, 4 devices, emulated"
+    assert {device.memory_bytes for _, device in cluster.ranks} == {2 * 10**9}
+    speeds = {(x.a[-1], x.b[-1]): x.bytes_per_second * 8 / 1e6 for x in cluster.links}
+    assert speeds == {
+        ("0", "1"): 200, ("0", "2"): 100, ("0", "3"): 20,
+        ("1", "2"): 100, ("1", "3"): 20, ("2", "3"): 20,
+    }  # fmt: skip
+
+
+def test_a_share_may_be_all_cores() -> None:
+    cores = os.cpu_count() or 1
+    assert Description.alike(1, "1gbit", f"{cores * 100}%").hosts[0].cores == cores
