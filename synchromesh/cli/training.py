@@ -1,6 +1,7 @@
 """The training of one rank of `train`: epochs, validation, log, checkpoints, a clean stop."""
 
 import json
+import math
 import signal
 import sys
 import time
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from synchromesh.cli.progress import Display, summary
-from synchromesh.cli.run_folder import Resumed, RunFolder
+from synchromesh.cli.run_folder import Resumed, RunFolder, finite
 from synchromesh.cli.stop import Stop
 from synchromesh.fault import Stopped
 from synchromesh.state.manifest import CheckpointError
@@ -21,6 +22,13 @@ from synchromesh.trainer import Trainer, prepare
 if TYPE_CHECKING:
     from synchromesh.cli.train import Job
 
+LOGGED = frozenset(
+    {
+        "event", "time", "epoch", "epochs", "step", "steps", "loss", "seconds", "workload", "plan",
+        "ranks", "best", "samples_per_second", "output", "stopped", "samples per second",
+        "run folder",
+    }
+)  # fmt: skip
 READ_EVERY = 10  # steps between readings of the loss, each of which waits for the device
 
 
@@ -192,9 +200,8 @@ class _Training:
         tally, w = self.tally, self.job.workload
         if w.valid_data is not None and w.metric is not None:
             loader = self.trainer.loader(w.valid_data, w.batch_size, collate=w.collate)
-            tally.metrics = {
-                k: float(v) for k, v in self.trainer.evaluate(loader, w.metric).items()
-            }
+            found = self.trainer.evaluate(loader, w.metric)
+            tally.metrics = {_name(k): float(v) for k, v in found.items()}
         self._log(
             "epoch", epoch=epoch, step=self.trainer.steps, loss=tally.loss,
             seconds=round(seconds, 3), samples_per_second=round(tally.speed, 1), **tally.metrics,
@@ -205,7 +212,9 @@ class _Training:
             f"{shown}  {tally.speed:,.0f} samples/s"
         )
         value = next(iter(tally.metrics.values()), None)
-        if value is not None and (tally.best is None or value > tally.best):
+        if value is None or math.isnan(value):
+            return
+        if tally.best is None or value > tally.best:
             tally.best = value
             self._save("best")
 
@@ -251,7 +260,7 @@ class _Training:
             return
         self.folder.log("end", **values)
         if as_json:
-            print(json.dumps(values))
+            print(json.dumps(finite(values)))
             sys.stdout.flush()
             return
         rows = {
@@ -270,6 +279,11 @@ class _Training:
 def _ranks(trainer: Trainer) -> str:
     size = trainer.world.size
     return "1 rank" if size == 1 else f"{size} ranks"
+
+
+def _name(metric: str) -> str:
+    """A metric's name in the log, which has words of its own: `loss` is the training loss."""
+    return f"valid_{metric}" if metric in LOGGED else metric
 
 
 def _number(value: float | None) -> str:
