@@ -29,7 +29,7 @@ from synchromesh.layout import Layout
 from synchromesh.plan import Plan
 from synchromesh.state import checkpoint, manifest
 from synchromesh.state.export import load_safetensors
-from synchromesh.state.model_state import ModelState
+from synchromesh.state.model_state import ModelState, checksum
 from synchromesh.trace.capture import opaque, signature
 from synchromesh.trace.capture import trace as capture
 from synchromesh.trace.gradients import compare_gradients
@@ -129,15 +129,42 @@ class Arrangement:
                 cuts=self.cuts,
                 autocast=self.options.autocast,
             )
+            fault: str | None = step.reason
             if not step.opaque and self.model.complete():
                 fault = compare_gradients(module, self.loss, example, step, self.options.autocast)
-                step = opaque(module, example, fault) if fault else step
+            fault = self._anybodys(fault or "")
+            if fault and not step.opaque:
+                step = opaque(module, example, fault)
+            if not step.opaque and self.model.complete():
                 uneven = uneven_rows(module, self.loss, example, self.options.autocast)
                 if uneven and self.world.size > 1:
                     self._warn(uneven)
         if step.opaque:
             self._warn(f"the model runs whole on every device: {step.reason}")
+        else:
+            self._compare_constants(step)
         return step
+
+    def _anybodys(self, fault: str) -> str:
+        """The first rank's fault of a trace, on all ranks: rounding may let the ranks, of which
+        each has traced the weights that it was given, come to different answers.
+        """
+        return next((f for f in self.world.everyone.all_gather_json(fault) if f), "")
+
+    def _compare_constants(self, step: Step) -> None:
+        """ValueError where tensors that are neither parameters nor buffers differ between ranks:
+        nothing would ever make them equal.
+        """
+        mine = {name: checksum(tensor) for name, tensor in sorted(step.constants.items())}
+        told = self.world.everyone.all_gather_json(mine)
+        for rank, theirs in enumerate(told):
+            odd = [n for n in told[0].keys() | theirs.keys() if told[0].get(n) != theirs.get(n)]
+            if odd:
+                raise ValueError(
+                    f"ranks 0 and {rank} have different values of {len(odd)} tensors that the "
+                    f"model or the loss use and that are no parameters or buffers ({min(odd)}): "
+                    "register_buffer them, or make them alike with torch.manual_seed"
+                )
 
     def _warn(self, text: str) -> None:
         if self.world.rank == 0:
@@ -153,7 +180,9 @@ class Arrangement:
         made = partition(step, layouts, rows=self._rows)
         held = holdings(self.model.described.values(), made.placements, len(ranks))
         rebinding.check(self.optimizer, any(h.placement.sharded for h in held.values()))
-        mark = batches.fingerprint((str(plan), sorted((n, str(h)) for n, h in held.items())))
+        order = [(c.name, [p.name for p in c.parameters]) for c in step.chain.components]
+        lies = sorted((n, str(h)) for n, h in held.items())
+        mark = batches.fingerprint((str(plan), step.opaque, order, lies))
         if len(set(self.world.everyone.all_gather_json(mark))) > 1:
             raise ValueError(
                 f"ranks came to different partitions of the model under {str(plan)!r}: start "

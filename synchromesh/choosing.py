@@ -1,7 +1,7 @@
 """The choice of a plan on the ranks of this run: measure, search, measure what is new, decide.
 
-    uniform partitions  ->  survey  ->  search (rank 0)  ->  best few and the plain plans
-                                                         ->  survey of new programs  ->  exact prices
+    uniform partitions -> facts -> search (rank 0) -> best few and the plain plans
+                                                   -> facts of new programs -> exact prices
 All ranks call alike; what rank 0 found is told to the others, so that no two can disagree.
 """
 

@@ -53,6 +53,7 @@ class Pending:
 
     unit: float = 0.0  # global weight for which a gradient is not scaled
     calls: int = 0
+    summed: bool = False  # the last backward has summed the gradients over the ranks
     totals: list[tuple[Tensor, Any]] = field(
         default_factory=list
     )  # ([loss sum, weight], work under way)
@@ -151,8 +152,7 @@ class Trainer:
         if micro_batches < 1:
             raise ValueError(f"micro_batches must be at least 1, got {micro_batches}")
         began = time.perf_counter()
-        if self._pending.calls:
-            self._clear()
+        self._between_steps("step")
         value = self._backward(batch, True, micro_batches)
         self.update()
         self._arranged.overlap.tell(time.perf_counter() - began)
@@ -176,8 +176,20 @@ class Trainer:
             raise ValueError(
                 "a step needs at least one row, but every rank's batch is empty (0 rows)"
             )
-        pending = self._pending
-        start = 0
+        if self._pending.summed:
+            raise ValueError(
+                "backward after the last one of an accumulation: its gradients are summed over "
+                "the ranks already; call update first, or give last=False to all but the last"
+            )
+        try:
+            return self._accumulate(batch, rows, last, parts)
+        except BaseException:
+            self._arranged.sync.abandon()  # a part of an accumulation is of no use
+            self._clear()
+            raise
+
+    def _accumulate(self, batch: Any, rows: GlobalRows, last: bool, parts: int) -> Tensor:
+        pending, start = self._pending, 0
         with self._arranged.streams.preserved():
             for index, part in enumerate(rows.micro(parts) if parts > 1 else (rows,)):
                 count = self._mine(part)
@@ -190,7 +202,13 @@ class Trainer:
         value = self._loss_so_far()
         if last:
             weight = float(sum(total[1] for total, _ in pending.totals))
+            if not weight:
+                raise ValueError(
+                    "the loss's weight is 0 over all ranks (nothing in the batch counts), so its "
+                    "mean is not defined: leave such a batch out"
+                )
             self._arranged.sync.finish(None if weight == pending.unit else pending.unit / weight)
+            pending.summed = True
         return value
 
     def _mine(self, rows: GlobalRows) -> int:
@@ -254,12 +272,14 @@ class Trainer:
         """Scales gradients so that their global norm is at most `max_norm`; returns the norm
         before (0-d).
         """
+        self._after_last("clip")
         return clip_norm(self.state.copies(), self._everyone, max_norm)
 
     def update(self) -> None:
         """The optimizer's step (and the scheduler's, where `prepare` was given one); forgets
         gradients.
         """
+        self._after_last("update")
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
@@ -271,6 +291,14 @@ class Trainer:
             raise ValueError(
                 f"{what} in the middle of an accumulation ({len(self._pending.totals)} backward "
                 "calls since the last update) would lose its gradients: call update first"
+            )
+
+    def _after_last(self, what: str) -> None:
+        if not self._pending.summed:
+            raise ValueError(
+                f"{what} needs the whole gradient, which is summed over the ranks by the last "
+                f"backward of an accumulation ({len(self._pending.totals)} backward calls so far, "
+                "none of them the last): call backward(batch) before"
             )
 
     def _clear(self) -> None:

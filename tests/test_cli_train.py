@@ -116,6 +116,22 @@ def test_resuming_continues_the_same_curve(capsys: pytest.CaptureFixture[str]) -
     assert whole["accuracy"] == part["accuracy"]
 
 
+@pytest.mark.filterwarnings("ignore:the model runs whole")  # NaN equals nothing, its trace's too
+def test_numbers_that_json_does_not_have_and_a_metric_named_as_the_loss(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = Path("tiny.py").read_text()
+    held_out = '{"loss": model(batch[0]).square().sum() * (batch[1] * float("nan")).sum()}'
+    target = target.replace('{"accuracy": (model(batch[0]).argmax(-1) == batch[1]).double().sum()}', held_out)  # fmt: skip  # noqa: E501
+    target = target.replace("(model(batch[0]), batch[1])", "(model(batch[0]) / 0, batch[1])")
+    Path("tiny.py").write_text(target)
+    document = train("--output run --epochs 1", capsys)
+    assert document["loss"] is None and document["valid_loss"] is None
+    assert document["best"] is None and not Path("run/checkpoints/best").exists()
+    lines = Path("run/log.jsonl").read_text().splitlines()
+    assert not [x for x in lines if "NaN" in x] and losses("run") == dict.fromkeys(range(1, 7))
+
+
 def test_a_run_that_is_over_says_what_to_ask_for(capsys: pytest.CaptureFixture[str]) -> None:
     train("--output run --epochs 2", capsys)
     for words, sentence in {

@@ -280,3 +280,116 @@ def test_a_data_set_has_one_order() -> None:
     ((same, told, position, sizes),) = run(1, loaders)
     assert same and position == 4 and sizes == [3, 3]
     assert "other settings: batch_size=5 (was 4), seed=4 (was 3)" in told
+
+
+def weightless(model: nn.Module, b: Any) -> tuple[Tensor, Tensor]:
+    """Only rows of class 3 count."""
+    counts = (b[1] == 3).to(b[0].dtype)
+    return (F.cross_entropy(model(b[0]), b[1], reduction="none") * counts).sum(), counts.sum()
+
+
+def out_of_order() -> tuple[dict[str, str], bool]:
+    """Parts of a step in an order that would lose or double gradients; training goes on after."""
+    trainer = start(Net(), loss=weightless)
+    x, y = batch(8)
+    good, void = (trainer.shard((x, torch.full_like(y, c))) for c in (3, 0))
+    told = {"update first": fault(trainer.update)}
+    trainer.backward(good, last=False)
+    told["clip"] = fault(lambda: trainer.clip(1.0))
+    told["update"] = fault(trainer.update)
+    told["step"] = fault(lambda: trainer.step(good))
+    trainer.backward(good)
+    told["twice"] = fault(lambda: trainer.backward(good))
+    trainer.update()
+    told["void"] = fault(lambda: trainer.step(void))
+    trainer.backward(void, last=False)  # the one that failed is forgotten: nothing is summed here
+    trainer.backward(good)
+    trainer.update()
+    plain = Net()
+    optimizer = adamw(plain)
+    for _ in range(2):
+        optimizer.zero_grad()
+        total, weight = weightless(plain, (x, torch.full_like(y, 3)))
+        (total / weight).backward()
+        optimizer.step()
+    state = trainer.state_dict()
+    trainer.close()
+    return told, all(torch.allclose(state[n], t) for n, t in plain.state_dict().items())
+
+
+def test_parts_of_a_step_out_of_order_are_told_so_and_nothing_is_lost() -> None:
+    expected = {
+        "update first": r"update needs the whole gradient, .* \(0 backward calls so far",
+        "clip": r"clip needs the whole gradient, .* \(1 backward calls so far.*call backward",
+        "update": r"update needs the whole gradient, .* \(1 backward calls so far",
+        "step": r"step in the middle of an accumulation \(1 backward calls .*call update first",
+        "twice": r"backward after the last one .*call update first, or give last=False",
+        "void": "weight is 0 over all ranks .* leave such a batch out",
+    }
+    for told, same in run(2, out_of_order):
+        assert same
+        for key, pattern in expected.items():
+            assert re.search(f"ValueError: .*{pattern}", f"{told[key]}"), (key, told[key])
+
+
+class Backwards(nn.Module):
+    """Its parameters are used in the reverse of the order in which they are declared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.z, self.y, self.x = (nn.Linear(6, 6).double() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.z(self.y(self.x(x).tanh()).tanh())  # type: ignore[no-any-return]
+
+
+def traced_on_one_rank(doubtful: int) -> tuple[bool, bool]:
+    """One rank finds that its trace is not to be trusted, as rounding may let it."""
+    from synchromesh import arrangement
+
+    if dist.get_rank() == doubtful:
+        arrangement.compare_gradients = lambda *_: "the gradient of y differs"
+    trainer = start(Backwards())
+    for i in range(2):
+        trainer.step(trainer.shard(batch(8, i)))
+    plain = Backwards()
+    optimizer = adamw(plain)
+    for i in range(2):
+        optimizer.zero_grad()
+        mean_loss(plain, batch(8, i)).backward()
+        optimizer.step()
+    state, whole = trainer.state_dict(), trainer.traced.opaque
+    trainer.close()
+    return whole, all(torch.allclose(state[n], t) for n, t in plain.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:the model runs whole")
+@pytest.mark.parametrize("doubtful", [0, 1])
+def test_a_trace_that_one_rank_does_not_trust_is_used_by_none(doubtful: int) -> None:
+    assert run(2, traced_on_one_rank, doubtful) == [(True, True)] * 2
+
+
+class Shifted(Net):
+    """Has a tensor that is neither parameter nor buffer."""
+
+    def __init__(self, shift: float) -> None:
+        super().__init__()
+        self.shift = torch.full((4,), shift, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.shift
+
+
+def with_constants() -> list[str]:
+    alike, unlike = Shifted(1.0), Shifted(float(dist.get_rank()))
+    return [fault(lambda m=model: start(m).close()) for model in (alike, unlike)]
+
+
+def test_constants_that_differ_between_ranks_are_refused() -> None:
+    for alike, unlike in run(2, with_constants):
+        assert alike == "nothing was raised"
+        assert re.search(
+            r"ranks 0 and 1 have different values of 1 tensors .*\(.*shift.*register_buffer",
+            unlike,
+        )

@@ -8,6 +8,7 @@ runs/digits-cnn-20260102-030405/
 """
 
 import json
+import math
 import os
 import re
 import tempfile
@@ -28,6 +29,13 @@ def default(name: str) -> Path:
     """`runs/NAME-TIME`; what a path part cannot hold becomes a dash."""
     part = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
     return Path("runs") / f"{part}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def finite(values: dict[str, Any]) -> dict[str, Any]:
+    """`values` with null for NaN and infinities, which JSON does not have."""
+    return {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()
+    }
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
@@ -69,7 +77,8 @@ class RunFolder:
 
     def log(self, event: str, **values: Any) -> None:
         """Appends one line, in one write, so that a killed run leaves whole lines but the last."""
-        line = json.dumps({"event": event, "time": round(time.time(), 3), **values}) + "\n"
+        said = {"event": event, "time": round(time.time(), 3), **finite(values)}
+        line = json.dumps(said, allow_nan=False) + "\n"
         with open(self.path / "log.jsonl", "a", encoding="utf-8") as file:
             file.write(line)
 

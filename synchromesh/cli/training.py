@@ -1,6 +1,7 @@
 """The training of one rank of `train`: epochs, validation, log, checkpoints, a clean stop."""
 
 import json
+import math
 import signal
 import sys
 import time
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from synchromesh.cli.choice import choice_table, component_table, prediction_text
 from synchromesh.cli.progress import Display, summary
-from synchromesh.cli.run_folder import Resumed, RunFolder
+from synchromesh.cli.run_folder import Resumed, RunFolder, finite
 from synchromesh.cli.stop import Stop
 from synchromesh.fault import Stopped
 from synchromesh.state.manifest import CheckpointError
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
     from synchromesh.cli.train import Job
 
 WARM_UP = 13  # steps: twelve may be trials of how the rows walk (engine/overlap.py)
+LOGGED = frozenset(
+    {
+        "event", "time", "epoch", "epochs", "step", "steps", "loss", "seconds", "workload", "plan",
+        "ranks", "best", "samples_per_second", "output", "stopped", "samples per second",
+        "run folder",
+    }
+)  # fmt: skip
 READ_EVERY = 10  # steps between readings of the loss, each of which waits for the device
 
 
@@ -225,9 +233,8 @@ class _Training:
         tally, w = self.tally, self.job.workload
         if w.valid_data is not None and w.metric is not None:
             loader = self.trainer.loader(w.valid_data, w.batch_size, collate=w.collate)
-            tally.metrics = {
-                k: float(v) for k, v in self.trainer.evaluate(loader, w.metric).items()
-            }
+            found = self.trainer.evaluate(loader, w.metric)
+            tally.metrics = {_name(k): float(v) for k, v in found.items()}
         self._log(
             "epoch", epoch=epoch, step=self.trainer.steps, loss=tally.loss,
             seconds=round(seconds, 3), samples_per_second=round(tally.speed, 1), **tally.metrics,
@@ -238,7 +245,9 @@ class _Training:
             f"{shown}  {tally.speed:,.0f} samples/s"
         )
         value = next(iter(tally.metrics.values()), None)
-        if value is not None and (tally.best is None or value > tally.best):
+        if value is None or math.isnan(value):
+            return
+        if tally.best is None or value > tally.best:
             tally.best = value
             self._save("best")
 
@@ -285,7 +294,7 @@ class _Training:
             return
         self.folder.log("end", **values)
         if as_json:
-            print(json.dumps(values))
+            print(json.dumps(finite(values)))
             sys.stdout.flush()
             return
         rows = {
@@ -310,6 +319,11 @@ def _ranks(trainer: Trainer) -> str:
 
 def _milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
+
+
+def _name(metric: str) -> str:
+    """A metric's name in the log, which has words of its own: `loss` is the training loss."""
+    return f"valid_{metric}" if metric in LOGGED else metric
 
 
 def _number(value: float | None) -> str:

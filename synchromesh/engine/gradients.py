@@ -150,6 +150,10 @@ class GradientSync:
         if scale is not None and own:
             torch._foreach_mul_(own, scale)
 
+    def abandon(self) -> None:
+        """After a backward that failed: the next one sums nothing until `begin`."""
+        self._armed = False
+
     def close(self) -> None:
         """Takes the hooks away; gradients stay as they are."""
         for hook in self._hooks:

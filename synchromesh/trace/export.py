@@ -144,8 +144,8 @@ def flat_outputs(result: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
     like = next((v for v in values if isinstance(v, Tensor)), None)
     if like is None:
         raise BadOutput(
-            f"the loss returned no tensor but {result!r}: return the tensor itself, without "
-            ".item()"
+            f"the loss or metric returned no tensor but {result!r}: return the tensor itself, "
+            "without .item()"
         )
     tensors = [
         v if isinstance(v, Tensor) else torch.full((), v, dtype=like.dtype, device=like.device)
