@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
-from synchromesh.measure.memory import device_bytes, process_bytes
 from synchromesh.measure.facts import Subject, facts
+from synchromesh.measure.memory import device_bytes, process_bytes
 from synchromesh.plan import Plan
 from synchromesh.planner import candidate as pricing
 from synchromesh.planner.assemble import Uniform, assemble, crossings, degrees

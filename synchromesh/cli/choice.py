@@ -1,4 +1,4 @@
-"""The choice of a plan shown: the candidates with what they are predicted to take, the components."""
+"""The choice of a plan shown: the candidates and what they should take, the components."""
 
 from itertools import groupby
 

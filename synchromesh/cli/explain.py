@@ -32,8 +32,8 @@ def main(args: argparse.Namespace) -> int:
     plan = options.plan(args.plan)
     if plan.automatic:
         raise ValueError(
-            "plan auto: explain describes a given plan and starts no processes; `synchromesh train` "
-            "finds one and says why (its run folder has it as plan.yaml)"
+            "plan auto: explain describes a given plan and starts no processes; `synchromesh "
+            "train` finds one and says why (its run folder has it as plan.yaml)"
         )
     count = options.processes(args.nproc)
     options.check_degrees(plan, count)

@@ -17,7 +17,7 @@ PIECES = (4,)  # besides one
 
 @dataclass(frozen=True)
 class Model:
-    """What is planned for: a traced step, module paths inside components, rows of a global batch."""
+    """What is planned for: a traced step, module paths inside its components, global rows."""
 
     step: Step
     rows: int
