@@ -117,7 +117,8 @@ def show(rows: list[dict[str, Any]], told: dict[str, Any]) -> None:
         memory = r["predicted_bytes"] / r["measured_bytes"] - 1
         mark = " " if r["measured"] >= LEAST else "-"
         print(
-            f"{r['model']:9} {r['lab']:7} {r['predicted'] * 1e3:7.0f}ms {r['measured'] * 1e3:7.0f}ms"
+            f"{r['model']:9} {r['lab']:7} "
+            f"{r['predicted'] * 1e3:7.0f}ms {r['measured'] * 1e3:7.0f}ms"
             f"{mark}{error:+7.1%} {memory:+7.1%}  {r['plan']}"
         )
     print(f"\n{told['pairs']} pairs of at least {LEAST * 1e3:.0f} ms")
