@@ -6,7 +6,7 @@ All ranks call alike; what rank 0 found is told to the others, so that no two ca
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
+from synchromesh.layout import Layout
 from synchromesh.measure.facts import Subject, facts
 from synchromesh.measure.memory import device_bytes, process_bytes
 from synchromesh.plan import Plan
@@ -23,12 +24,13 @@ from synchromesh.planner.assemble import Uniform, assemble, crossings, degrees
 from synchromesh.planner.candidate import Candidate, price, with_pieces
 from synchromesh.planner.chain import search
 from synchromesh.planner.wording import worded
-from synchromesh.profile import Profile
-from synchromesh.trace.partition import overlaps
+from synchromesh.profile import Pattern, Profile
+from synchromesh.trace.partition import Partition, overlaps
 from synchromesh.trace.step import Step
 from synchromesh.word import Word
 
 MARGIN = 0.02  # a mixed plan must be predicted this much quicker than a plain one
+NEAR = 1.4  # times the best other plan: one device is timed with all rows then
 ALTERNATIVES = 4  # of the search, priced exactly besides the best
 Say = Callable[[str], None]
 
@@ -70,6 +72,17 @@ class Question:
         tensors: Mapping[str, Tensor] = {**self.model.parameters, **self.model.buffers}
         return Subject(self.step, tensors, self.example, self.optimizer, self.rows)
 
+    def measured(
+        self,
+        partitions: Iterable[Partition],
+        known: Profile | None,
+        besides: Iterable[tuple[str, Pattern, int]] = (),
+        ranks: Sequence[int] | None = None,
+    ) -> Profile:
+        """The facts of `partitions` on `ranks` (all), besides what is known."""
+        where = range(self.world.size) if ranks is None else ranks
+        return facts(self.world, where, self.subject, partitions, known, besides)
+
     @property
     def planned(self) -> pricing.Model:
         names = self.step.chain.names
@@ -79,45 +92,42 @@ class Question:
 def choose(question: Question, say: Say = lambda _: None) -> Choice:
     """The plan of least predicted time that fits every device. ValueError where none does."""
     world, step = question.world, question.step
-    planned = question.planned
     if step.opaque:
         return _opaque(question)
-    limits = memory_limits(world)
+    planned, limits = question.planned, memory_limits(world)
     say(f"measuring {len(step.chain.components)} components on {world.size} ranks ...")
-    uniform = Uniform(
-        step,
-        world.size,
-        question.rows,
-        {
-            m: planned.partition(
-                worded(planned.names, _uniform(planned, world.size, m)), world.size
-            )
-            for m in degrees(world.size)
-        },
-    )
-    ranks = range(world.size)
-    profile = facts(
-        world, ranks, question.subject, uniform.partitions.values(), None, crossings(uniform)
-    )
+    uniform = _uniform(planned, world.size)
+    besides = crossings(uniform)
+    profile = question.measured(uniform.partitions.values(), None, besides)
+    say(f"measured for {profile.seconds:.1f} s; searching ...")
     began = time.perf_counter()
     texts = [str(p) for p in _searched(planned, uniform, profile, min(limits))]
     spent = time.perf_counter() - began
     texts = world.everyone.broadcast_json(texts)
     plans = [Plan.parse(t) for t in dict.fromkeys([*texts, *map(str, plain(world.size))])]
-    say(f"measured for {profile.seconds:.1f} s, searched for {spent:.2f} s")
-    made = [
-        planned.partition(p, world.size) for p in plans if len(p.devices(world.size)) == world.size
-    ]
-    profile = facts(world, ranks, question.subject, made, profile)
+    whole = [p for p in plans if len(p.devices(world.size)) == world.size]
+    profile = question.measured([planned.partition(p, world.size) for p in whole], profile)
     began = time.perf_counter()
     found = [price(planned, p, world.size, profile, limits) for p in plans]
-    spent += time.perf_counter() - began
+    if _alone_is_near(found) and world.size > 1:
+        # one device has more rows than any program was timed with: no guess where it matters
+        alone = planned.partition(Plan(Word("single")), world.size)
+        profile = question.measured([alone], profile)
+        found = [price(planned, p, world.size, profile, limits) for p in plans]
     found = decided([_pieced(planned, c, world.size) for c in found])
+    spent += time.perf_counter() - began
     chosen = world.everyone.broadcast_json(str(found[0].plan))
     found = sorted(found, key=lambda c: str(c.plan) != chosen)
     if not found[0].fits:
         raise ValueError(_misfit(found))
     return Choice(tuple(found), profile, spent)
+
+
+def _alone_is_near(found: Sequence[Candidate]) -> bool:
+    """Whether one device may be the quickest, as far as is known."""
+    alone = min((c.seconds for c in found if c.plan.default.name == "single"), default=0.0)
+    others = min((c.seconds for c in found if c.plan.default.name != "single"), default=0.0)
+    return alone <= NEAR * others
 
 
 def predict(
@@ -131,14 +141,17 @@ def predict(
         )
     ranks = plan.devices(world.size)
     made = planned.partition(plan, world.size)
-    profile = facts(world, ranks, question.subject, [made], known)
+    profile = question.measured([made], known, ranks=ranks)
     return price(planned, plan, world.size, profile, memory_limits(world)), profile
 
 
-def _uniform(planned: pricing.Model, devices: int, degree: int) -> tuple[Any, ...]:
-    from synchromesh.layout import Layout
-
-    return (Layout(devices // degree, degree),) * len(planned.names)
+def _uniform(planned: pricing.Model, devices: int) -> Uniform:
+    """The partition of the step under every tensor degree."""
+    partitions = {}
+    for m in degrees(devices):
+        layouts = (Layout(devices // m, m),) * len(planned.names)
+        partitions[m] = planned.partition(worded(planned.names, layouts), devices)
+    return Uniform(planned.step, devices, planned.rows, partitions)
 
 
 def plain(devices: int) -> list[Plan]:

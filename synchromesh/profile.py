@@ -56,6 +56,15 @@ class Curve:
         (x0, y0), (x1, y1) = self.points[i - 1], self.points[i]
         return max(0.0, y0 + (y1 - y0) * (size - x0) / (x1 - x0))
 
+    @property
+    def reach(self) -> float:
+        """The largest size that was measured."""
+        return self.points[-1][0]
+
+    def joined(self, other: "Curve") -> "Curve":
+        """Both curves' points; where both have a size, those of `other`."""
+        return Curve.of({**dict(self.points), **dict(other.points)}.items())
+
     def scaled(self, factor: float) -> "Curve":
         return Curve(tuple((x, y * factor) for x, y in self.points))
 
@@ -71,6 +80,31 @@ class Compute:
     backward: tuple[Curve, ...]
     memory: "Memory"
     spread: float = 0.0
+
+    @property
+    def reach(self) -> float:
+        """The most rows at which every rank was timed."""
+        return min(curve.reach for curve in self.forward)
+
+    def joined(self, other: "Compute") -> "Compute":
+        """What was measured at further rows besides."""
+
+        def curves(mine: tuple[Curve, ...], new: tuple[Curve, ...]) -> tuple[Curve, ...]:
+            return tuple(a.joined(b) for a, b in zip(mine, new, strict=True))
+
+        m, n = self.memory, other.memory
+        memory = replace(
+            n,
+            kept=m.kept.joined(n.kept),
+            forward=m.forward.joined(n.forward),
+            backward=m.backward.joined(n.backward),
+        )
+        return Compute(
+            curves(self.forward, other.forward),
+            curves(self.backward, other.backward),
+            memory,
+            max(self.spread, other.spread),
+        )
 
 
 @dataclass(frozen=True)
@@ -158,16 +192,6 @@ class Profile:
     seconds: float = 0.0  # that measuring took
     emulated: bool = False
     missing: tuple[str, ...] = ()  # what could not be measured, and why
-
-    def joined(self, other: "Profile") -> "Profile":
-        """This profile with the programs and collectives of `other` besides."""
-        return replace(
-            self,
-            compute={**self.compute, **other.compute},
-            network={**self.network, **other.network},
-            seconds=self.seconds + other.seconds,
-            missing=tuple(dict.fromkeys((*self.missing, *other.missing))),
-        )
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -31,7 +31,7 @@ from synchromesh.trace.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 
 SAMPLE_ROWS = 8  # real rows from which larger batches are tiled
-SMALL = 256  # bytes of the messages that every step sends to agree
+EXTRAPOLATE = 1.5  # times the rows that were timed, beyond which a program is timed again
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,13 @@ def facts(
     found = network.collectives(world, ranks, new)
     return replace(
         profile,
-        compute={**profile.compute, **compute},
+        compute={
+            **profile.compute,
+            **{
+                k: profile.compute[k].joined(c) if k in profile.compute else c
+                for k, c in compute.items()
+            },
+        },
         network={**profile.network, **found},
         missing=tuple(dict.fromkeys((*profile.missing, *missing))),
         seconds=profile.seconds + time.perf_counter() - began,
@@ -86,7 +92,8 @@ def _programs(
     for partition in partitions:
         for local in partition.components:
             key = partition.program(local)
-            if key not in known.compute:
+            most = sizes(subject.rows, local.layout)[-1]
+            if key not in known.compute or most > EXTRAPOLATE * known.compute[key].reach:
                 wanted.setdefault(key, (partition, local))
     if not wanted:
         return {}, []

@@ -14,10 +14,10 @@ import torch
 from synchromesh.engine.groups import Group, World
 from synchromesh.profile import Curve, Overlap, Pattern
 
-SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)  # payload bytes
+SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)  # bytes of payload
 CALLS = 3
 LONG_SECONDS = 0.1  # calls longer than this are not repeated often
-MOST_SECONDS = 0.6  # one call longer than this ends a curve: the line goes on from there
+MOST_SECONDS = 0.3  # one call longer than this ends a curve: the line goes on from there
 
 
 def collectives(
