@@ -8,6 +8,7 @@ All ranks call alike; what rank 0 found is told to the others, so that no two ca
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +32,8 @@ from synchromesh.word import Word
 
 MARGIN = 0.02  # a mixed plan must be predicted this much quicker than a plain one
 NEAR = 1.4  # times the best other plan: one device is timed with all rows then
+UNEQUAL = 1.1  # times the slowest rank's speed: rows are shared in proportion from there
+SHARES = 16  # of rows that the fastest data index has
 ALTERNATIVES = 4  # of the search, priced exactly besides the best
 Say = Callable[[str], None]
 
@@ -83,7 +86,17 @@ class Question:
         where = range(self.world.size) if ranks is None else ranks
         return facts(self.world, where, self.subject, partitions, known, besides)
 
-    @property
+    @cached_property
+    def uniform(self) -> Uniform:
+        """The partition of the step under every tensor degree."""
+        devices, planned = self.world.size, self.planned
+        partitions = {}
+        for m in degrees(devices):
+            layouts = (Layout(devices // m, m),) * len(planned.names)
+            partitions[m] = planned.partition(worded(planned.names, layouts), devices)
+        return Uniform(planned.step, devices, planned.rows, partitions)
+
+    @cached_property
     def planned(self) -> pricing.Model:
         names = self.step.chain.names
         return pricing.Model(self.step, self.rows, self.model.inside(names))
@@ -94,20 +107,29 @@ def choose(question: Question, say: Say = lambda _: None) -> Choice:
     world, step = question.world, question.step
     if step.opaque:
         return _opaque(question)
-    planned, limits = question.planned, memory_limits(world)
     say(f"measuring {len(step.chain.components)} components on {world.size} ranks ...")
-    uniform = _uniform(planned, world.size)
-    besides = crossings(uniform)
-    profile = question.measured(uniform.partitions.values(), None, besides)
+    uniform = question.uniform
+    profile = question.measured(uniform.partitions.values(), None, crossings(uniform))
     say(f"measured for {profile.seconds:.1f} s; searching ...")
+    return reconsider(question, profile)
+
+
+def reconsider(question: Question, profile: Profile, current: Plan | None = None) -> Choice:
+    """The choice from facts that are known; what is new in the best plans is measured.
+
+    current: the plan in force, which is priced among the candidates.
+    """
+    world, planned, limits = question.world, question.planned, memory_limits(question.world)
     began = time.perf_counter()
-    texts = [str(p) for p in _searched(planned, uniform, profile, min(limits))]
+    texts = [str(p) for p in _searched(planned, question.uniform, profile, min(limits))]
     spent = time.perf_counter() - began
     texts = world.everyone.broadcast_json(texts)
     plans = [Plan.parse(t) for t in dict.fromkeys([*texts, *map(str, plain(world.size))])]
+    plans += [p for p in [current] if p is not None and p not in plans]
     whole = [p for p in plans if len(p.devices(world.size)) == world.size]
     profile = question.measured([planned.partition(p, world.size) for p in whole], profile)
     began = time.perf_counter()
+    plans += [p for p in (_shared(p, profile, world.size) for p in plans) if p is not None]
     found = [price(planned, p, world.size, profile, limits) for p in plans]
     if _alone_is_near(found) and world.size > 1:
         # one device has more rows than any program was timed with: no guess where it matters
@@ -121,6 +143,27 @@ def choose(question: Question, say: Say = lambda _: None) -> Choice:
     if not found[0].fits:
         raise ValueError(_misfit(found))
     return Choice(tuple(found), profile, spent)
+
+
+def _shared(plan: Plan, profile: Profile, world: int) -> Plan | None:
+    """The plan with rows in proportion to the ranks' speeds; None where these hardly differ.
+
+    A data index is as fast as the slowest of its tensor ranks. Under `single`, `tensor` and plans
+    whose largest data degree is unknown here there is nothing to share.
+    """
+    speeds = profile.speeds()
+    if len(speeds) != world or len(plan.devices(world)) != world or plan.rows is not None:
+        return None
+    if max(speeds) < UNEQUAL * min(speeds):
+        return None
+    words = (plan.default, *(o.word for o in plan.overrides))
+    data = max(w.layout(world).data for w in words)
+    if data == 1:
+        return None
+    tensor = world // data
+    blocks = [min(speeds[i * tensor : (i + 1) * tensor]) for i in range(data)]
+    shares = tuple(max(1, round(SHARES * b / max(blocks))) for b in blocks)
+    return None if len(set(shares)) == 1 else replace(plan, rows=shares)
 
 
 def _alone_is_near(found: Sequence[Candidate]) -> bool:
@@ -143,15 +186,6 @@ def predict(
     made = planned.partition(plan, world.size)
     profile = question.measured([made], known, ranks=ranks)
     return price(planned, plan, world.size, profile, memory_limits(world)), profile
-
-
-def _uniform(planned: pricing.Model, devices: int) -> Uniform:
-    """The partition of the step under every tensor degree."""
-    partitions = {}
-    for m in degrees(devices):
-        layouts = (Layout(devices // m, m),) * len(planned.names)
-        partitions[m] = planned.partition(worded(planned.names, layouts), devices)
-    return Uniform(planned.step, devices, planned.rows, partitions)
 
 
 def plain(devices: int) -> list[Plan]:

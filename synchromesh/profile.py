@@ -193,6 +193,19 @@ class Profile:
     emulated: bool = False
     missing: tuple[str, ...] = ()  # what could not be measured, and why
 
+    def speeds(self) -> tuple[float, ...]:
+        """How fast each rank computes what was measured, the mean being 1; none: not known."""
+        totals: list[float] = []
+        for found in self.compute.values():
+            each = [
+                f(f.reach) + b(b.reach) for f, b in zip(found.forward, found.backward, strict=True)
+            ]
+            totals = each if not totals else [a + b for a, b in zip(totals, each, strict=True)]
+        if not totals or min(totals) <= 0.0:
+            return ()
+        rates = [1 / t for t in totals]
+        return tuple(rate * len(rates) / sum(rates) for rate in rates)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "devices": self.devices,

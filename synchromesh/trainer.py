@@ -86,6 +86,7 @@ class Trainer:
         self._example = example
         self.choice: Choice | None = None  # how the plan was found, where it was `auto`
         self._profile: Profile | None = None
+        self._asked: Question | None = None
 
         def decide(step: Step) -> Plan:
             self.choice = choose(self._question(step))
@@ -114,8 +115,13 @@ class Trainer:
         return self._arranged.now.partition
 
     def _question(self, step: Step) -> Question:
-        rows = batches.row_count(self._example)
-        return Question(self.world, self.model, step, self.optimizer, self._example, rows)
+        """What a plan is wanted for; partitions that were solved for it are kept with it."""
+        if self._asked is None or self._asked.step is not step:
+            rows = batches.row_count(self._example)
+            self._asked = Question(
+                self.world, self.model, step, self.optimizer, self._example, rows
+            )
+        return self._asked
 
     def predict(self) -> Candidate:
         """What a step of a global batch like the example takes under the current plan, composed

@@ -69,7 +69,7 @@ class _Bucket:
     def finish(self, scale: float | None) -> None:
         """Waits for the sum; gradients that other ranks alone had appear."""
         if self.work is not None:
-            self.work.wait()
+            self.group.world.wait(self.work)
             self.work = None
         if scale is not None:
             self.values.mul_(scale)

@@ -130,7 +130,7 @@ class Group:
         work = _all_gather_single(whole.view(-1), part.view(-1), group=self.handle, async_op=True)
 
         def finish() -> Tensor:
-            work.wait()
+            self.world.wait(work)
             return (
                 whole if whole.dtype is x.dtype else whole.view(x.dtype).view(self.size, *x.shape)
             )
@@ -147,7 +147,7 @@ class Group:
 
         def finish() -> Tensor:
             if work is not None:
-                work.wait()
+                self.world.wait(work)
             return whole
 
         return finish
@@ -172,15 +172,22 @@ class Group:
             whole = x.to(torch.int32) if x.dtype is torch.int16 else x.clone()
             work = dist.all_reduce(whole, group=self.handle, async_op=True)
             # a view would keep all of it alive
-            return lambda: (work.wait(), whole[self.index].to(x.dtype, copy=True))[1]
+            return self._after(work, lambda: whole[self.index].to(x.dtype, copy=True))
         if way == "all-to-all":
             parts = torch.empty_like(x)
             work = dist.all_to_all_single(parts, x, group=self.handle, async_op=True)
-            return lambda: (work.wait(), parts.sum(0))[1]
+            return self._after(work, lambda: parts.sum(0))
         assert way == "native", way
         part = torch.empty_like(x[0])
         work = _reduce_scatter_single(part.view(-1), x.view(-1), group=self.handle, async_op=True)
-        return lambda: (work.wait(), part)[1]
+        return self._after(work, lambda: part)
+
+    def _after(self, work: Any, result: Finish) -> Finish:
+        def finish() -> Tensor:
+            self.world.wait(work)
+            return result()
+
+        return finish
 
     def measure_reduce_scatter(self, payload: int) -> str:
         """The quickest way for about `payload` bytes, agreed over the group; collective.
@@ -230,7 +237,7 @@ class Group:
         )
 
         def finish() -> list[Tensor]:
-            work.wait()
+            self.world.wait(work)
             pieces = received.split(inward)
             return [p.view(dtype).view(s) for p, s in zip(pieces, wanted, strict=True)]
 
@@ -268,7 +275,7 @@ class Group:
 
         def finish() -> None:
             for item in begun:
-                item.wait()
+                self.world.wait(item)
             outward.clear()  # what is being sent lives until here
 
         return finish
@@ -316,6 +323,7 @@ class World:
         self.rank, self.size, self.device, self.timeout = rank, size, device, timeout
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self.ledger = Ledger()
+        self.waited = 0.0  # seconds in which this rank waited for traffic, since it began
         self.choices: dict[tuple[int, ...], str] = {}  # how a group's reduce-scatter is done
         self._groups: dict[tuple[int, ...], Group] = {}
         self._owner = owner  # of the default process group
@@ -345,6 +353,13 @@ class World:
             backend, store=store, rank=here.rank, world_size=here.size, timeout=timeout
         )
         return cls(here.rank, here.size, chosen, timeout, owner=True)
+
+    def wait(self, work: Any) -> None:
+        """Waits for a collective under way, and counts the seconds (on CUDA the host never
+        waits)."""
+        began = time.perf_counter()
+        work.wait()
+        self.waited += time.perf_counter() - began
 
     @property
     def everyone(self) -> Group:

@@ -217,3 +217,83 @@ def _agreement(world: World) -> float:
         )
     spent = (time.perf_counter() - began) / runs
     return max(float(t) for t in world.everyone.all_gather_json(spent))
+
+
+def again(
+    world: World,
+    ranks: Sequence[int],
+    subject: Subject,
+    partition: Partition,
+    known: Profile,
+    devices: bool,
+    links: bool,
+) -> Profile:
+    """`known` after a change: what drifted is sampled and its curves are scaled accordingly.
+
+    devices: the longest program of `partition` is timed once more on every rank, and each rank's
+    curves change by its own ratio. links: an all-reduce on all ranks at a few sizes; curves of all
+    collectives change by the ratio at their payload. Takes seconds; all ranks call alike.
+    """
+    began = time.perf_counter()
+    profile = known
+    if devices:
+        profile = _devices_again(world, ranks, subject, partition, profile)
+    if links:
+        profile = _links_again(world, ranks, profile)
+    return replace(profile, seconds=known.seconds + time.perf_counter() - began)
+
+
+def _devices_again(
+    world: World, ranks: Sequence[int], subject: Subject, partition: Partition, known: Profile
+) -> Profile:
+    profile = replace(known, sprint=sprint(world))
+    locals_ = {partition.program(c): c for c in partition.components}
+
+    def seconds(key: str) -> float:
+        return sum(max(c(c.reach) for c in side) for side in _sides(known.compute[key]))
+
+    longest = max((k for k in locals_ if k in known.compute), key=seconds)
+    fresh = replace(profile, compute={})
+    single = replace(partition, components=(locals_[longest],))
+    measured, _ = _programs(world, ranks, subject, [single], fresh)
+    if longest not in measured:
+        return known
+    ratios = []
+    for before, now in zip(
+        zip(*_sides(known.compute[longest]), strict=True),
+        zip(*_sides(measured[longest]), strict=True),
+        strict=True,
+    ):
+        size = before[0].reach
+        ratios.append(sum(c(size) for c in now) / max(1e-9, sum(c(size) for c in before)))
+    scaled = {
+        key: replace(
+            found,
+            forward=tuple(c.scaled(r) for c, r in zip(found.forward, ratios, strict=True)),
+            backward=tuple(c.scaled(r) for c, r in zip(found.backward, ratios, strict=True)),
+        )
+        for key, found in known.compute.items()
+    }
+    return replace(profile, compute=scaled)
+
+
+def _sides(found: Compute) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
+    return found.forward, found.backward
+
+
+def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
+    pattern = Pattern(len(ranks))
+    before = known.network.get(("all_reduce", pattern))
+    if before is None:
+        return known
+    sizes = [size for size, _ in before.points]
+    chosen = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+    now = network.at_sizes(world, ranks, "all_reduce", pattern, [int(s) for s in chosen])
+    ratio = Curve(tuple((x, y / max(1e-9, before(x))) for x, y in now))
+
+    def scaled(curve: Curve) -> Curve:
+        return Curve.of(
+            (x, y * ratio(min(max(x, chosen[0]), chosen[-1]))) for x, y in curve.points
+        )
+
+    return replace(known, network={key: scaled(c) for key, c in known.network.items()})
