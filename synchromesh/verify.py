@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from synchromesh.engine.batches import to_device
 from synchromesh.explain import explain
 from synchromesh.trainer import Trainer, prepare
 from synchromesh.workload import Workload
@@ -96,7 +97,9 @@ def verify(
         model, optimizer, workload.loss, example, plan=plan, seed=seed, sync_batch_norm=True
     )
     try:
-        return _compare(trainer, reference, workload, steps, dtype, dropped)
+        # CUDA convolutions would round float32 to 10 bits, more than what is allowed here
+        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+            return _compare(trainer, reference, workload, steps, dtype, dropped)
     finally:
         trainer.close()
 
@@ -109,7 +112,8 @@ def _compare(
     dtype: str,
     dropped: int,
 ) -> dict[str, Any]:
-    alone = Alone(reference, workload) if trainer.rank == 0 else None
+    device = trainer.world.device
+    alone = Alone(reference.to(device), workload) if trainer.rank == 0 else None
     loss, gradient, parameter = Deviation(), Deviation(), Deviation()
     worst_loss = 0.0
     sent: list[int] = []
@@ -123,7 +127,7 @@ def _compare(
                     alone.want_gradient[name] = whole
         trainer.update()
         if alone is not None:
-            expected = alone.step(batch, gradient if index == 0 else None)
+            expected = alone.step(to_device(batch, device), gradient if index == 0 else None)
             loss = Deviation()
             loss.add(value, expected)
             worst_loss = (

@@ -160,3 +160,17 @@ def test_one_rank_moves_nothing() -> None:
     world = World(0, 1, torch.device("cpu"), None, owner=False)  # type: ignore[arg-type]
     x = torch.ones(3)
     assert move(x, world.everyone, parse("P"), parse("R")) is x
+
+
+def _two_terms_of_one_sum() -> list[float]:
+    world = World.open("cpu")
+    terms = [torch.zeros(3, requires_grad=True) for _ in range(2)]
+    for _ in range(2):  # an accumulation
+        moved = [move(t, world.everyone, parse("R"), parse("P")) for t in terms]
+        ((moved[0] + moved[1]) * torch.ones(3)).sum().backward()
+    world.close()
+    return [t.grad[0].item() for t in terms if t.grad is not None]
+
+
+def test_gradients_that_accumulate_do_not_share_memory() -> None:
+    assert run(2, _two_terms_of_one_sum) == [[2.0, 2.0]] * 2

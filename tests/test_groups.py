@@ -198,8 +198,8 @@ def test_a_listener_that_never_answers_is_a_sentence_long_before_the_deadline(
         listener.listen()
         here = rendezvous.Place(1, 2, "127.0.0.1", listener.getsockname()[1])
         with pytest.raises(TimeoutError) as caught:
-            rendezvous.meet(here, timedelta(seconds=6))
-    assert time.monotonic() - started < 3
+            rendezvous.meet(here, timedelta(seconds=60))
+    assert time.monotonic() - started < 30
     fault = Fault.of(caught.value)
     assert str(fault).startswith("synchromesh: ") and "\n" not in str(fault) and fault.code == 2
 
@@ -232,7 +232,7 @@ def test_missing_ranks_and_disagreeing_sizes_are_named() -> None:
     thread = threading.Thread(target=second)
     thread.start()
     with pytest.raises(ValueError, match="different WORLD_SIZE"):
-        rendezvous.meet(rendezvous.Place(0, 2, "127.0.0.1", port), timedelta(seconds=2))
+        rendezvous.meet(rendezvous.Place(0, 2, "127.0.0.1", port), timedelta(seconds=30))
     thread.join()
     assert len(errors) == 1
 
@@ -266,7 +266,7 @@ def test_processes_meet_by_environment_twice_and_end_cleanly() -> None:
             )
         )
     try:
-        results = [p.communicate(timeout=80) for p in processes]
+        results = [p.communicate(timeout=110) for p in processes]
     finally:
         for p in processes:
             p.kill()

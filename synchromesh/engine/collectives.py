@@ -45,6 +45,13 @@ def _identity(x: Tensor, group: Group, source: Placement, target: Placement) -> 
     return lambda: x.view_as(x)
 
 
+def _copy(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
+    """As `_identity` for gradients, which may become a leaf's `grad`: autograd would take a view
+    of another leaf's memory for it, and add to it in place.
+    """
+    return lambda: x.clone()
+
+
 def _divide(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
     if x.is_floating_point() or x.is_complex():
         return lambda: x / group.size
@@ -56,7 +63,9 @@ def _all_reduce(x: Tensor, group: Group, source: Placement, target: Placement) -
 
 
 def _slice(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
-    return lambda: part(x, target, group.size, group.index).contiguous()
+    # a copy, as in `_copy`; a view would keep all of `x` alive besides
+    mine = part(x, target, group.size, group.index)
+    return lambda: mine.clone(memory_format=torch.contiguous_format)
 
 
 def _zeros(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
@@ -131,14 +140,14 @@ TABLE: dict[tuple[str, str], tuple[Primitive, Primitive]] = {
     ("S", "r"): (_all_gather, _reduce_scatter),
     ("P", "S"): (_reduce_scatter, _all_gather),
     ("S", "P"): (_zeros, _slice),
-    ("R", "P"): (_divide, _identity),
+    ("R", "P"): (_divide, _copy),
     ("r", "P"): (_divide, _divide),
     ("r", "R"): (_identity, _divide),
     ("S", "S"): (_all_to_all, _all_to_all),
 }
 
 
-QUIET = {_identity, _divide, _slice, _zeros}  # primitives that send nothing
+QUIET = {_identity, _copy, _divide, _slice, _zeros}  # primitives that send nothing
 
 
 class _Move(torch.autograd.Function):

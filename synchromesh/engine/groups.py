@@ -375,12 +375,21 @@ class World:
             messages = self._new(ranks) if apart else handle
             if self.rank not in ranks:
                 handle = messages = None
+            for made in {id(h): h for h in (handle, messages) if h is not None}.values():
+                self._meet(made)
             self._groups[ranks] = Group(self, ranks, handle, messages)
         return self._groups[ranks]
 
     def _new(self, ranks: tuple[int, ...]) -> Any:
         order: dict[str, Any] = {} if list(ranks) == sorted(ranks) else {"sort_ranks": False}
         return dist.new_group(list(ranks), timeout=self.timeout, backend=self.backend, **order)
+
+    def _meet(self, handle: Any) -> None:
+        """All members of a new NCCL group call it once: a first call that is a batch of messages,
+        in which some have no part, might wait for them for ever (`dist.batch_isend_irecv`).
+        """
+        if self.backend == "nccl":
+            dist.all_reduce(torch.zeros(1, device=self.device), group=handle)
 
     def groups(self, partition: Sequence[tuple[int, ...]]) -> Group:
         """Makes all groups of a partition of the world and returns the one with this rank."""

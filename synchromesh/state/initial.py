@@ -35,7 +35,10 @@ def initial_values(
             continue
         done |= own.keys()
         around = [modules[p] for p in _around(path)]  # the innermost first
-        with torch.random.fork_rng(devices=[]), _real(module, own.values(), device):
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            _real(module, own.values(), device),
+        ):
             torch.manual_seed(mix(seed, index))
             with torch.no_grad():
                 for initialise in _initialisers(around):

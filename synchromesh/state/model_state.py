@@ -200,8 +200,17 @@ class ModelState:
             for key, dtype in entries["shaped"].items():
                 if key not in known:
                     state[key] = torch.zeros_like(parameter, dtype=getattr(torch, dtype)).detach()
+            device = self._counters_device(parameter)
             for key, value in entries["other"].items():
-                state[key] = _tensor(value, parameter.device)
+                state[key] = _tensor(value, device)
+
+    def _counters_device(self, parameter: nn.Parameter) -> torch.device | None:
+        """Where step counters lie: on the host, but for kernels that read them on the device."""
+        for group in self.optimizer.param_groups:
+            if any(parameter is p for p in group["params"]):
+                on_device = group.get("fused") or group.get("capturable")
+                return parameter.device if on_device else None
+        return None
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
@@ -228,10 +237,11 @@ class ModelState:
             )
         for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
             for key, value in saved.items():
-                if key != "params":
-                    group[key] = (
-                        tuple(value) if isinstance(group.get(key), tuple) else _tensor(value, None)
-                    )
+                if key == "params":
+                    continue
+                old = group.get(key)
+                device = old.device if isinstance(old, Tensor) else None
+                group[key] = tuple(value) if isinstance(old, tuple) else _tensor(value, device)
 
     def _spread_optimizer_state(self) -> None:
         """Idle ranks learn which optimizer state exists before they receive any (they have done no
@@ -345,8 +355,9 @@ def plain(value: Any, where: str) -> Any:
 
 
 def _tensor(value: Any, device: torch.device | None) -> Any:
-    """The inverse of `plain`; step counters of most optimizers stay on the host."""
+    """The inverse of `plain`, on the host where no device is given."""
     if isinstance(value, dict) and "tensor" in value:
-        tensor = torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+        dtype = getattr(torch, value["dtype"])
+        tensor = torch.tensor(value["tensor"], dtype=dtype, device=device)
         return tensor.reshape((1,) * value["dims"])
     return value
