@@ -105,8 +105,8 @@ class Question:
 def choose(question: Question, say: Say = lambda _: None) -> Choice:
     """The plan of least predicted time that fits every device. ValueError where none does."""
     world, step = question.world, question.step
-    if step.opaque:
-        return _opaque(question)
+    if step.opaque or world.size == 1:
+        return _only(question)
     say(f"measuring {len(step.chain.components)} components on {world.size} ranks ...")
     uniform = question.uniform
     profile = question.measured(uniform.partitions.values(), None, crossings(uniform))
@@ -258,12 +258,12 @@ def _ranks_here(world: World) -> int:
     return names.count(names[world.rank])
 
 
-def _opaque(question: Question) -> Choice:
-    """The one plan of a model that could not be traced."""
-    plan = Plan(Word("data" if question.world.size > 1 else "single"))
-    reason = f"the model runs whole: {question.step.reason}"
-    only = Candidate(plan, None, (), True, reason)
-    return Choice((only,), Profile(question.world.size), 0.0)
+def _only(question: Question) -> Choice:
+    """The one plan of a model that could not be traced, or on one device."""
+    devices = question.world.size
+    plan = Plan(Word("data" if devices > 1 else "single"))
+    reason = f"the model runs whole: {question.step.reason}" if devices > 1 else "one device"
+    return Choice((Candidate(plan, None, (), True, reason),), Profile(devices), 0.0)
 
 
 def _misfit(found: Sequence[Candidate]) -> str:

@@ -352,7 +352,7 @@ class Plan:
         words = (self.default, *(o.word for o in self.overrides))
         told = []
         if self.default.name == "auto":
-            told.append("auto stands for the whole plan: write it alone")
+            told.append("auto is found by the planner: write it alone")
         if self.stage_count > 1:
             told.append(f"{self.stage_count} pipeline stages are not executed yet: use one")
         if self.micro_batches > 1:

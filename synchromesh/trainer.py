@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from synchromesh.adapt.adapter import Adapter, Event
 from synchromesh.arrangement import Arrangement, Loss, Options
 from synchromesh.choosing import Choice, Question, choose, predict
 from synchromesh.engine import batches
@@ -87,10 +88,15 @@ class Trainer:
         self.choice: Choice | None = None  # how the plan was found, where it was `auto`
         self._profile: Profile | None = None
         self._asked: Question | None = None
+        self.adapter: Adapter | None = None  # where the plan may change while training runs
+        self.steps_to_come = 0  # as far as the caller knows; 0: not known
+        self.on_event: Callable[[Event], None] | None = None
+        self._cost: tuple[int, ...] = (0, 0)  # microseconds computing, waiting, of the last step
+        self._rows_done = 0
 
         def decide(step: Step) -> Plan:
             self.choice = choose(self._question(step))
-            self._profile = self.choice.profile
+            self._profile = self.choice.profile if self.choice.chosen.time else None
             return self.choice.chosen.plan
 
         self._arranged = Arrangement(model, optimizer, loss, example, plan, world, options, decide)
@@ -129,10 +135,23 @@ class Trainer:
 
         Measures what is not known yet, which takes seconds; all ranks call alike.
         """
-        if self.choice is not None and self.choice.chosen.plan == self.plan:
-            return self.choice.chosen
+        chosen = None if self.choice is None else self.choice.chosen
+        if chosen is not None and chosen.time is not None and chosen.plan == self.plan:
+            return chosen
         found, self._profile = predict(self._question(self.traced), self.plan, self._profile)
         return found
+
+    def adapt(self) -> None:
+        """From now on `step` watches what steps take and may switch at its end (`adapter.events`
+        are its decisions). Measures the model and the links first, where that has not been done;
+        all ranks call alike.
+        """
+        if self.traced.opaque or self.world.size == 1:
+            return
+        if self._profile is None:
+            self.predict()
+        assert self._profile is not None
+        self.adapter = Adapter(self._profile, self.switch)
 
     # Training
 
@@ -157,12 +176,32 @@ class Trainer:
         """
         if micro_batches < 1:
             raise ValueError(f"micro_batches must be at least 1, got {micro_batches}")
-        began = time.perf_counter()
+        began, waited = time.perf_counter(), self.world.waited
         self._between_steps("step")
         value = self._backward(batch, True, micro_batches)
         self.update()
-        self._arranged.overlap.tell(time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self._arranged.overlap.tell(seconds)
+        if self.adapter is not None:
+            self._adapt(seconds, self.world.waited - waited)
         return value
+
+    def _adapt(self, seconds: float, waited: float) -> None:
+        """Notes what the step took, for all ranks to know with the next one; acts on a drift."""
+        assert self.adapter is not None
+        full = self._rows_done == batches.row_count(self._example)
+        settled = self._arranged.overlap.chosen is not None
+        waited = min(waited, seconds)
+        self._cost = (
+            (int((seconds - waited) * 1e6), int(waited * 1e6)) if full and settled else (0, 0)
+        )
+        event = self.adapter.act(
+            self._question(self.traced), self.plan, self.partition, self.steps, self.steps_to_come
+        )
+        if event is not None:
+            self._cost = (0, 0)  # of a plan that may be gone
+            if self.on_event is not None:
+                self.on_event(event)
 
     def backward(self, batch: Any, last: bool = True) -> Tensor:
         """Forward and backward of this rank's rows; gradients add up until `update`.
@@ -174,7 +213,9 @@ class Trainer:
 
     def _backward(self, batch: Any, last: bool, parts: int) -> Tensor:
         batch = batches.to_device(batch, self.world.device)
-        rows = self._arranged.now.agree(batch, self._key(batch))
+        rows = self._arranged.now.agree(batch, self._key(batch), self._cost)
+        self._rows_done = rows.total
+        self._hear()
         if self.model.trained() != self._arranged.trained:
             self._between_steps("freezing or releasing parameters")
             self._arranged.follow_frozen()
@@ -216,6 +257,14 @@ class Trainer:
             self._arranged.sync.finish(None if weight == pending.unit else pending.unit / weight)
             pending.summed = True
         return value
+
+    def _hear(self) -> None:
+        """Shows the adapter what the last step cost every rank that takes part."""
+        if self.adapter is not None:
+            told = [self._arranged.now.agree.told[r] for r in self._arranged.now.stage.ranks]
+            if all(sum(cost) > 0 for cost in told):
+                self.adapter.see([(cost[0], cost[1]) for cost in told])
+            self._cost = (0, 0)
 
     def _mine(self, rows: GlobalRows) -> int:
         position = self._arranged.now.stage.position

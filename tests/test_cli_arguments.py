@@ -44,7 +44,7 @@ def told(words: str | list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("train digits/cnn --plan dtaa", "unknown plan word 'dtaa'; did you mean 'data'"),
         ("train digits/cnn --plan nowhere.yaml", "nowhere.yaml: cannot be read"),
         ("train digits/cnn --plan pipeline:stages=2", "2 pipeline stages are not executed yet"),
-        ("train digits/cnn --plan auto", "auto needs the planner"),
+        ("explain digits/cnn --plan auto", "explain describes a given plan"),
         ("train digits/cnn --nproc 2 --plan data;@ranks=0,5", "rank 5, but there are 2 ranks"),
         (
             "train digits/cnn --nproc 3 --plan hybrid:tensor=2",

@@ -53,7 +53,8 @@ def test_a_checkpoint_knows_its_run(tmp_path: Path) -> None:
     folder.write({"workload": "w", "seed": 3, "batch_size": 8, "ranks": 2}, "default: data\n")
     resumed = Resumed.of(str(folder.checkpoints / "epoch-1"))
     assert resumed.folder == folder and resumed.checkpoint.name == "epoch-1"
-    assert folder.asked() == {"workload": "w", "seed": 3, "batch_size": 8}
+    asked = {"workload": "w", "seed": 3, "batch_size": 8, "plan": "auto", "ranks": 2}
+    assert folder.asked() == asked
 
 
 def test_a_damaged_run_json_is_named(tmp_path: Path) -> None:

@@ -96,19 +96,21 @@ def test_a_run_leaves_its_log_plan_and_checkpoints(capsys: pytest.CaptureFixture
     assert list(losses("run")) == list(range(1, 19))
     assert [(x["epoch"], x["step"]) for x in events("run", "epoch")] == [(1, 6), (2, 12), (3, 18)]
     accuracies = [x["accuracy"] for x in events("run", "epoch")]
-    assert document["accuracy"] == accuracies[-1] and document["best"] == max(accuracies)
+    assert document["metrics"]["accuracy"] == accuracies[-1] and document["best"] == max(
+        accuracies
+    )
     assert all(0 <= a <= 1 and round(a * 22) == pytest.approx(a * 22) for a in accuracies)
     assert {p.name for p in Path("run/checkpoints").iterdir()} >= {
         "step-4", "step-8", "step-16", "epoch-1", "epoch-2", "epoch-3", "best",
     }  # fmt: skip
     assert not Path("run/checkpoints/step-12").exists()  # an epoch's end has its own
-    assert Path("run/plan.yaml").read_text() == "{default: data}\n"
+    assert Path("run/plan.yaml").read_text() == "{default: single}\n"
 
 
 def test_resuming_continues_the_same_curve(capsys: pytest.CaptureFixture[str]) -> None:
     train("--output whole", capsys)
     train("--output part --steps 9", capsys)
-    assert train("--resume part", capsys)["output"] == str(Path("part"))
+    assert train("--resume part", capsys)["run_directory"] == str(Path("part"))
     assert losses("part") == losses("whole")  # bit for bit
     train("--resume part/checkpoints/epoch-1 --output again --plan tensor", capsys)
     assert losses("again") == {k: v for k, v in losses("whole").items() if k > 6}
@@ -126,7 +128,7 @@ def test_numbers_that_json_does_not_have_and_a_metric_named_as_the_loss(
     target = target.replace("(model(batch[0]), batch[1])", "(model(batch[0]) / 0, batch[1])")
     Path("tiny.py").write_text(target)
     document = train("--output run --epochs 1", capsys)
-    assert document["loss"] is None and document["valid_loss"] is None
+    assert document["loss"] is None and document["metrics"]["valid_loss"] is None
     assert document["best"] is None and not Path("run/checkpoints/best").exists()
     lines = Path("run/log.jsonl").read_text().splitlines()
     assert not [x for x in lines if "NaN" in x] and losses("run") == dict.fromkeys(range(1, 7))
@@ -287,6 +289,6 @@ def test_verify_says_what_deviates(
 def test_verify_tells_a_reader(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "tiny.py:build", "--steps", "2"]) == 0
     out = capsys.readouterr().out
-    assert "tiny.py:build under data on 1 rank against one process, 2 steps in float64" in out
+    assert "tiny.py:build under single on 1 rank against one process, 2 steps in float64" in out
     assert "dropout is set to zero and batch norm synchronised" in out
     assert out.rstrip().endswith("passed")

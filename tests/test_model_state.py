@@ -183,8 +183,9 @@ def moved_first() -> int:
         with torch.no_grad():
             model.hidden.bias.add_(1.0)
     trainer = prepare(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), loss, make(8, dtype=torch.float64)
-    )
+        model, torch.optim.SGD(model.parameters(), lr=0.1), loss, make(8, dtype=torch.float64),
+        "data",
+    )  # fmt: skip
     sent = trainer.world.ledger.messages
     trainer.close()
     return sent

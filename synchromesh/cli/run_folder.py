@@ -31,11 +31,13 @@ def default(name: str) -> Path:
     return Path("runs") / f"{part}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def finite(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` with null for NaN and infinities, which JSON does not have."""
-    return {
-        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()
-    }
+def finite(value: Any) -> Any:
+    """`value` with None for numbers that JSON does not have (NaN, infinity), also inside it."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def remove_empty(folders: Iterable[Path]) -> None:

@@ -28,7 +28,7 @@ WARM_UP = 13  # steps: twelve may be trials of how the rows walk (engine/overlap
 LOGGED = frozenset(
     {
         "event", "time", "epoch", "epochs", "step", "steps", "loss", "seconds", "workload", "plan",
-        "ranks", "best", "samples_per_second", "output", "stopped", "samples per second",
+        "ranks", "best", "samples_per_second", "stopped", "samples per second",
         "run folder",
     }
 )  # fmt: skip
@@ -134,7 +134,7 @@ class _Training:
         found = trainer.predict()
         self.tally.predicted = None if found.time is None else found.seconds
         self._log("prediction", **found.to_dict())
-        if trainer.choice is not None:
+        if trainer.choice is not None and len(trainer.choice.candidates) > 1:
             self._log("choice", **trainer.choice.to_dict())
             self.display.table(choice_table(trainer.choice))
             self.display.table(component_table(trainer))

@@ -108,7 +108,7 @@ def test_a_remedy_is_one(tmp_path: Path) -> None:
 def test_the_cluster_of_a_lab_is_emulated(tmp_path: Path) -> None:
     cluster = load(TEXT, tmp_path).cluster("mine", 8 * 10**9, "2026-01-31")
     assert cluster.emulated and cluster.source == "lab" and cluster.date == "2026-01-31"
-    assert str(cluster) == "mine: 4 hosts, 4 devices, emulated"
+    assert str(cluster) == "mine: 4 hosts, 4 devices, lab, emulated"
     assert {device.memory_bytes for _, device in cluster.ranks} == {2 * 10**9}
     speeds = {(x.a[-1], x.b[-1]): x.bytes_per_second * 8 / 1e6 for x in cluster.links}
     assert speeds == {

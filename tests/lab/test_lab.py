@@ -54,7 +54,7 @@ def test_what_runs_in_a_lab_can_read_its_cluster(pair: Lab) -> None:
     assert cluster.link("host0", "host1").bytes_per_second == 100e6 / 8
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert [device.memory_bytes for _, device in cluster.ranks] == [memory // 2] * 2
-    assert str(cluster).endswith("2 hosts, 2 devices, emulated")
+    assert str(cluster).endswith("2 hosts, 2 devices, lab, emulated")
 
 
 TRANSFER = """

@@ -1,0 +1,183 @@
+"""The adapter: notices that steps have changed, measures what did, and shifts where that pays.
+
+    step ... step  ->  drift (monitor)  ->  sample what changed (measure.facts.again)
+                   ->  reconsider (choosing)  ->  weigh (policy)  ->  switch, or stay and say why
+
+Algorithm 1 of Baligodugula and Amsaad 2025 (arXiv 2503.23186), on live measurements. Every rank
+sees the same table of times, so all come here at the same step; rank 0 decides for all.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+from synchromesh.adapt.monitor import Drift, Monitor
+from synchromesh.adapt.policy import Verdict, may_measure, weigh
+from synchromesh.choosing import Question, reconsider
+from synchromesh.cost.step_time import collective_seconds, held_bytes
+from synchromesh.measure.facts import again
+from synchromesh.plan import Plan
+from synchromesh.planner.candidate import Candidate, setting
+from synchromesh.profile import Pattern, Profile
+from synchromesh.trace.partition import Partition
+
+SAMPLING = 3.0  # seconds that a look at what changed is expected to take
+FEWEST = 100  # steps that are assumed to come where nobody says how many
+PAUSE_STEPS = 2  # steps that arranging anew is expected to take
+
+
+class Shifted(Protocol):
+    """What a switch took: seconds of pause, bytes that all ranks sent."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Event:
+    """A decision: what was noticed, what was done or why not, predicted and measured."""
+
+    step: int
+    noticed: str
+    switched: bool
+    reason: str
+    plan_from: str
+    plan_to: str
+    measured_before: float  # seconds a step
+    predicted_before: float
+    predicted_after: float
+    measuring_seconds: float
+    bytes_moved: int = 0
+    pause_seconds: float = 0.0
+    measured_after: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the log and `train --json` have it."""
+        told = asdict(self)
+        return {"from": told.pop("plan_from"), "to": told.pop("plan_to"), **told}
+
+
+class Adapter:
+    """`see` every step's table, `act` at the step's end; `events` are the decisions so far."""
+
+    def __init__(self, profile: Profile, switch: Callable[[Plan], Shifted]) -> None:
+        self.profile, self._switch = profile, switch
+        self.monitor = Monitor()
+        self.events: list[Event] = []
+        self.drift: Drift | None = None
+        self._began = time.monotonic()
+        self._measured = 0.0
+        self._awaits = False  # whether the last switch's measured time is still to come
+
+    def see(self, table: Sequence[tuple[int, ...]]) -> None:
+        """table: microseconds computing and waiting of each rank in the last full-size step."""
+        self.drift = self.monitor.tell([(c * 1e-6, w * 1e-6) for c, w in table])
+        usual = self.monitor.usual
+        if self._awaits and usual is not None:
+            self.events[-1] = replace(self.events[-1], measured_after=usual.step)
+            self._awaits = False
+
+    def act(
+        self, question: Question, plan: Plan, partition: Partition, step: int, to_come: int
+    ) -> Event | None:
+        """What comes of a drift, if there is one; all ranks alike."""
+        drift, self.drift = self.drift, None
+        if drift is None:
+            return None
+        everyone = question.world.everyone
+        steps = to_come or max(FEWEST, step)
+        elapsed = time.monotonic() - self._began + steps * drift.now
+        if not everyone.broadcast_json(may_measure(self._measured, elapsed, SAMPLING)):
+            return self._stays(drift, plan, step, "measuring has taken its share of the run", 0.0)
+        began = time.monotonic()
+        ranks = plan.devices(question.world.size)
+        devices = drift.device_drift
+        self.profile = again(
+            question.world, ranks, question.subject, partition, self.profile, devices, not devices
+        )
+        choice = reconsider(question, self.profile, plan)
+        self.profile = choice.profile
+        spent = time.monotonic() - began
+        self._measured += spent
+        told = everyone.broadcast_json(
+            self._weighed(question, choice.candidates, plan, drift, steps)
+        )
+        if not told["switch"]:
+            return self._stays(
+                drift, plan, step, told["reason"], spent, told["now"], told["better"]
+            )
+        better = Plan.parse(told["plan"])
+        moved = self._switch(better)
+        self.monitor.reset()
+        self._awaits = True
+        self.events.append(
+            Event(
+                step, str(drift), True, told["reason"], str(plan), str(better), drift.now,
+                told["now"], told["better"], spent, moved.bytes, moved.seconds,
+            )
+        )  # fmt: skip
+        return self.events[-1]
+
+    def _weighed(
+        self,
+        question: Question,
+        found: Sequence[Candidate],
+        plan: Plan,
+        drift: Drift,
+        steps: int,
+    ) -> dict[str, Any]:
+        """The verdict on the best candidate. A prediction counts times what the plan in force
+        really takes over what it is predicted to take."""
+        best = found[0]
+        current = next((c for c in found if c.plan == plan), None)
+        now = current.seconds if current is not None and current.time is not None else drift.now
+        better = best.seconds * drift.now / now
+        if best.plan == plan:
+            verdict = Verdict(False, "stays: the plan is still the best that was found")
+        else:
+            verdict = weigh(drift.now, better, steps, self._move(question, plan, best.plan, drift))
+        return {
+            "switch": verdict.switch, "reason": verdict.reason, "plan": str(best.plan),
+            "now": now, "better": better,
+        }  # fmt: skip
+
+    def _move(self, question: Question, plan: Plan, better: Plan, drift: Drift) -> float:
+        """Seconds of the pause: the most bytes that a rank must receive, at the links' rate, and
+        arranging anew."""
+        world, planned = question.world.size, question.planned
+        before, after = (
+            setting(planned, p, planned.partition(p, world), world) for p in (plan, better)
+        )
+        factor = 1 + self.profile.state_factor
+        moved = sum(
+            factor * held_bytes(h) for n, h in after.held.items() if before.held.get(n) != h
+        )
+        everyone = Pattern(world)
+        try:
+            seconds = collective_seconds("all_reduce", everyone, moved, self.profile) / 2
+        except ValueError:
+            seconds = 0.0
+        return seconds + PAUSE_STEPS * drift.now
+
+    def _stays(
+        self,
+        drift: Drift,
+        plan: Plan,
+        step: int,
+        reason: str,
+        spent: float,
+        now: float = 0.0,
+        better: float = 0.0,
+    ) -> Event:
+        self.monitor.reset()  # what is measured now is usual from here on
+        self.events.append(
+            Event(
+                step, str(drift), False, reason, str(plan), str(plan), drift.now,
+                now or drift.now, better or now or drift.now, spent,
+            )
+        )  # fmt: skip
+        return self.events[-1]
