@@ -37,8 +37,8 @@ from .runner_up import alternatives
 from .table import Table, table
 from .walk import EXACT, Found, ended, found_of, gap, space_of, walk
 
-WIDTHS = (64, 512, 4096, 32_768)  # labels that the passes keep at a cut
-WORK = 500_000  # labels that a pass may keep in all; the first two passes always run
+WIDTHS = (64, 512, 2048, 8192, 32_768)  # labels that the passes keep at a cut
+WORK = 1_000_000  # labels that a pass may keep in all; the first two passes always run
 
 
 def search(problem: Problem, limit: float = math.inf, most: int = 0) -> Found:
