@@ -37,8 +37,8 @@ from .runner_up import alternatives
 from .table import Table, table
 from .walk import EXACT, Found, ended, found_of, gap, space_of, walk
 
-WIDTHS = (64, 512, 4096, 32_768)  # labels that the passes keep at a cut
-WORK = 500_000  # labels that a pass may keep in all; the first two passes always run
+WIDTHS = (64, 512, 2048, 8192, 32_768)  # labels that the passes keep at a cut
+WORK = 40_000_000  # labels times options of a pass, in all; the first two passes always run
 
 
 def search(problem: Problem, limit: float = math.inf, most: int = 0) -> Found:
@@ -86,8 +86,9 @@ def _quickest(
     allowed = [found for found in every if found.memory <= limit and found.seconds < math.inf]
     known = min(allowed, key=_order, default=None)
     lower, last = space.bound.whole, len(columns.nodes)
+    options = sum(len(node) for node in columns.nodes)
     for k, width in enumerate(WIDTHS):
-        if k >= 2 and last * width > WORK:
+        if k >= 2 and options * width > WORK:
             break
         above = known.seconds * (1 + EXACT) if known else math.inf
         layers = walk(space, {last: start()}, last, above, width)

@@ -1,4 +1,4 @@
-"""The same problem as an integer program for HiGHS: `method="integer"`, and the search's oracle.
+"""The same problem as an integer program for HiGHS: slower than the search, and its oracle.
 
     x[i, o] in {0, 1}     component i takes option o                      sum over o of x[i, o] = 1
     y[l, j, a, f] >= 0    link l leaves its source with border a, and target j wants form f

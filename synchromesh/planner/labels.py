@@ -14,6 +14,7 @@ from .frontier import Crossing, Frontier, Graph
 from .problem import Floats
 from .table import Ints, Node, Table
 
+PARTS = 8  # of the range of lags, and of memory, from which labels are kept
 SHORTLIST = 4  # candidates compared with each other, per label that may stay
 
 
@@ -154,7 +155,30 @@ def _pruned(labels: Labels, least: Floats, width: int, limited: bool) -> Labels:
 
 
 def _narrowed(labels: Labels, least: Floats, width: int) -> tuple[Labels, Floats]:
+    """Three in four are those of least bound, the others spread over what bounds do not tell.
+
+    A bound weighs clocks and memory; where it is nearly flat, the least ones are all of one kind
+    (say, all behind on the network), and no good plan can be made of one kind alone.
+    """
     order = np.argsort(least, kind="stable")
-    kept = np.sort(order[:width])
-    lost = min(labels.lost, float(least[order[width]]))
+    most = width - width // 4
+    first, others = order[:most], order[most:]
+    kind = _part((labels.z - labels.a)[others]) * PARTS + _part(labels.memory[others])
+    by_kind = np.argsort(kind, kind="stable")  # least bounds first in each kind
+    start = np.searchsorted(kind[by_kind], kind[by_kind])
+    turn = np.empty(len(others), dtype=np.int64)
+    turn[by_kind] = np.arange(len(others)) - start
+    dealt = np.argsort(turn, kind="stable")  # the best of each kind, then the second of each ...
+    enough = width - len(first)
+    kept = np.sort(np.concatenate([first, others[dealt[:enough]]]))
+    lost = min(labels.lost, float(least[others[dealt[enough:]]].min()))
     return replace(labels.only(kept), lost=lost), least[kept]
+
+
+def _part(values: Floats) -> Ints:
+    """0 .. PARTS - 1: which part of the range of values each lies in."""
+    low, high = float(values.min()), float(values.max())
+    if high <= low:
+        return np.zeros(len(values), dtype=np.int64)
+    found: Ints = np.minimum((values - low) / (high - low) * PARTS, PARTS - 1).astype(np.int64)
+    return found

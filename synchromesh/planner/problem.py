@@ -89,11 +89,14 @@ class Problem:
 
     def __post_init__(self) -> None:
         seen: dict[int, str] = {}
+        found = []
         for i, options in enumerate(self.components):
             if id(options) not in seen:
                 seen[id(options)] = _fault(options)
             if fault := seen[id(options)]:
-                raise ValueError(f"component {i}: {fault}")
+                found.append(f"component {i}: {fault}")
+        if found:
+            raise ValueError("; ".join(found))
         borders = [{o.border for o in options} for options in self.components]
         found = [f"{link.source} -> {link.targets}: {fault}"
                  for link in self.links for fault in self._faults(link, borders)]  # fmt: skip
