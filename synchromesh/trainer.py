@@ -142,8 +142,8 @@ class Trainer:
         return found
 
     def adapt(self) -> None:
-        """From now on `step` watches what steps take and may switch at its end (`adapter.events`
-        are its decisions). Measures the model and the links first, where that has not been done;
+        """From now on `step` watches what steps take and may switch at its end (`decisions` says
+        why and what came of it). Measures the model and the links first, where that has not been done;
         all ranks call alike.
         """
         if self.traced.opaque or self.world.size == 1:
@@ -152,6 +152,11 @@ class Trainer:
             self.predict()
         assert self._profile is not None
         self.adapter = Adapter(self._profile, self.switch)
+
+    @property
+    def decisions(self) -> list[Event]:
+        """What the adapter has decided so far; none where it was not asked for."""
+        return [] if self.adapter is None else self.adapter.events
 
     # Training
 

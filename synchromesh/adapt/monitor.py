@@ -7,8 +7,13 @@ last `WINDOW` steps,
 
     drift   <=>   | median step / usual step - 1 | > max(LEAST, NOISE * mad / usual step)
 
-with mad the median distance of the usual steps from their median. A median of eight ignores three
-outliers, and a pause that passes by.
+at `SURE` steps in a row, with mad the median distance of the usual steps from their median. A
+median of eight ignores three outliers, and a pause that passes by. What a step takes now is the
+median of the last `SURE`. Devices are the reason where they explain most of the difference,
+
+    explained  =  (slowest rank's computing now - usual) / (step now - usual),
+
+else the links are.
 """
 
 from collections import deque
@@ -16,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-SETTLE, BASE, WINDOW = 3, 16, 8
+SETTLE, BASE, WINDOW, SURE = 3, 16, 8, 4
 LEAST = 0.15  # of the usual step: smaller changes are not worth measuring for
 NOISE = 6.0
 
@@ -39,20 +44,19 @@ class Drift:
     before: float
     now: float
     devices: tuple[float, ...]
+    explained: float  # the part of the difference that devices explain
 
     @property
     def device_drift(self) -> bool:
-        """Whether some device computes at another speed, compared with the others."""
-        usual = median(self.devices)
-        return any(abs(d / usual - 1) > LEAST for d in self.devices)
+        """Whether devices compute at another speed; else the links carry at another one."""
+        return self.explained > 0.5
 
     def __str__(self) -> str:
         what = f"steps take {self.now * 1e3:.0f} ms, {self.before * 1e3:.0f} ms were usual"
-        odd = [(abs(d - 1), r, d) for r, d in enumerate(self.devices) if abs(d - 1) > LEAST]
-        if self.device_drift and odd:
-            _, rank, factor = max(odd)
+        if self.device_drift:
+            _, rank, factor = max((abs(d - 1), r, d) for r, d in enumerate(self.devices))
             return f"{what}; rank {rank} computes {factor:.1f} times as long"
-        return f"{what}; the devices compute as before, so the links have changed"
+        return f"{what}; waiting for traffic explains {1 - self.explained:.0%} of it"
 
 
 class Monitor:
@@ -66,6 +70,7 @@ class Monitor:
         self._steps = 0
         self._learning: list[Sequence[Told]] = []
         self._recent: deque[Sequence[Told]] = deque(maxlen=WINDOW)
+        self._off = 0  # steps in a row at which the recent ones were out of the usual
         self.usual: Usual | None = None
 
     def tell(self, table: Sequence[Told]) -> Drift | None:
@@ -84,18 +89,22 @@ class Monitor:
         now = median(_step(row) for row in self._recent)
         usual = self.usual
         bound = max(LEAST * usual.step, NOISE * usual.spread)
-        if abs(now - usual.step) <= bound:
-            return None
-        ratios = tuple(
-            median(row[r][0] for row in self._recent) / max(1e-9, before)
-            for r, before in enumerate(usual.computing)
-        )
-        return Drift(usual.step, now, ratios)
+        self._off = self._off + 1 if abs(now - usual.step) > bound else 0
+        return _drift(usual, list(self._recent)[-SURE:]) if self._off >= SURE else None
 
 
 def _step(table: Sequence[Told]) -> float:
     """Seconds of a step: of the rank that it took longest."""
     return max(computing + waiting for computing, waiting in table)
+
+
+def _drift(usual: Usual, tables: Sequence[Sequence[Told]]) -> Drift:
+    now = median(_step(row) for row in tables)
+    computing = [median(row[r][0] for row in tables) for r in range(len(usual.computing))]
+    ratios = tuple(c / max(1e-9, b) for c, b in zip(computing, usual.computing, strict=True))
+    difference = now - usual.step
+    by_devices = max(computing) - max(usual.computing)
+    return Drift(usual.step, now, ratios, by_devices / difference if difference else 0.0)
 
 
 def _usual(tables: Sequence[Sequence[Told]]) -> Usual:

@@ -27,6 +27,7 @@ class Job:
     every: int | None  # steps between checkpoints, besides one an epoch
     resumed: Resumed | None
     bf16: bool
+    adapt: bool  # whether the plan may change while training runs
 
 
 def add_parser(commands: options.Commands) -> None:
@@ -48,6 +49,10 @@ def add_parser(commands: options.Commands) -> None:
     )
     parser.add_argument("--resume", metavar="DIR", help="a run's folder, or one checkpoint")
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 by autocast")
+    parser.add_argument(
+        "--adapt", action="store_true",
+        help="watch what steps take and shift to a better plan when links or devices change",
+    )  # fmt: skip
     options.add_json(parser)
     parser.set_defaults(main=main)
 
@@ -82,7 +87,7 @@ def asked(args: argparse.Namespace) -> Job:
     return Job(
         workload=workload, plan=plan, seed=seed, folder=_folder(args, workload, resumed),
         epochs=args.epochs or workload.epochs, steps=args.steps, every=args.checkpoint_every,
-        resumed=resumed, bf16=args.bf16,
+        resumed=resumed, bf16=args.bf16, adapt=args.adapt,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from synchromesh.adapt.adapter import Event
 from synchromesh.cli.choice import choice_table, component_table, prediction_text
 from synchromesh.cli.progress import Display, summary
 from synchromesh.cli.run_folder import Resumed, RunFolder, finite
@@ -139,6 +140,19 @@ class _Training:
             self.display.table(choice_table(trainer.choice))
             self.display.table(component_table(trainer))
         self.display.say(prediction_text(found))
+        if self.job.adapt:
+            trainer.adapt()
+            trainer.on_event = self._decided
+
+    def _decided(self, event: Event) -> None:
+        """A decision of the adapter: logged, and shown with its reasons."""
+        self._log("adapt", **event.to_dict())
+        done = f"switched to {event.plan_to}" if event.switched else "kept the plan"
+        pause = f"; {event.bytes_moved:,} bytes in {event.pause_seconds:.2f} s"
+        self.display.say(
+            f"step {event.step}: {event.noticed}; measured for {event.measuring_seconds:.1f} s; "
+            f"{done}: {event.reason}{pause if event.switched else ''}"
+        )
 
     def _resume(self, resumed: Resumed) -> None:
         carried = self.trainer.resume(resumed.checkpoint)
@@ -178,10 +192,13 @@ class _Training:
         started = time.monotonic()
         for batch in loader:
             self.stop.ask()
+            self.trainer.steps_to_come = self._to_come(length - done)
             began = time.perf_counter()
+            decisions = len(self.trainer.decisions)
             self.losses.append(self.trainer.step(batch))
             done += 1
-            self._time(began, full=done * loader.batch_size <= loader.samples)
+            if len(self.trainer.decisions) == decisions:  # else the step held measuring or a move
+                self._time(began, full=done * loader.batch_size <= loader.samples)
             self._after_step(epoch, done, length)
             if self.stopped or (limit == self.trainer.steps and done < length):
                 break
@@ -193,6 +210,14 @@ class _Training:
         self._measure(done - first, seconds)
         self._validate(epoch, seconds)
         self._save(f"epoch-{epoch}" if done == length else f"step-{self.trainer.steps}")
+
+    def _to_come(self, in_epoch: int) -> int:
+        """Steps until the run is over."""
+        if self.job.steps is not None:
+            return self.job.steps - self.trainer.steps
+        loader = self.loader
+        epochs = self.job.epochs - loader.cursor.epoch - 1
+        return in_epoch + max(0, epochs) * -(-loader.samples // loader.batch_size)
 
     def _time(self, began: float, full: bool) -> None:
         """Notes what a step took, on a GPU only where its end is waited for."""
@@ -287,7 +312,8 @@ class _Training:
             "loss": tally.loss, "metrics": tally.metrics, "best": tally.best,
             "samples_per_second": round(tally.speed, 1), "seconds": round(seconds, 3),
             "predicted_step_seconds": tally.predicted, "measured_step_seconds": tally.measured,
-            "switches": [], "run_directory": str(self.folder.path),
+            "switches": [e.to_dict() for e in trainer.decisions if e.switched],
+            "run_directory": str(self.folder.path),
             "stopped": signal.Signals(self.stopped).name if self.stopped else None,
         }  # fmt: skip
         if not self.first:
