@@ -33,18 +33,24 @@ class Curve:
 
     def __post_init__(self) -> None:
         sizes = [x for x, _ in self.points]
-        if not sizes or sizes != sorted(set(sizes)) or min(sizes) < 0:
+        finite = all(0 <= x < float("inf") for x in sizes)
+        if not sizes or not finite or sizes != sorted(set(sizes)):
             raise ValueError(f"a curve needs ascending sizes, not {sizes[:8]}")
         if any(not 0 <= y < float("inf") for _, y in self.points):
             raise ValueError(f"a curve needs finite seconds, not {self.points[:8]}")
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float]]) -> "Curve":
-        """The curve through `points`, made non-decreasing: more takes no less time."""
-        found: list[tuple[float, float]] = []
+        """The curve through `points`, made non-decreasing: more takes no less time.
+
+        Of several points of one size the highest counts.
+        """
+        found: dict[float, float] = {}
+        highest = 0.0
         for x, y in sorted(points):
-            found.append((x, max(y, found[-1][1]) if found else y))
-        return cls(tuple(found))
+            highest = max(highest, y)
+            found[x] = highest
+        return cls(tuple(found.items()))
 
     def __call__(self, size: float) -> float:
         """Seconds at `size`; beyond the ends the nearest line goes on, never below zero."""
@@ -220,37 +226,38 @@ class Profile:
         )  # fmt: skip
         item = document.mapping(value, name, keys, keys)
         rates = document.mapping(item["overlap"], f"{name}: overlap", get_args(CollectiveKind))
-        sprint = document.mapping(item["sprint"], f"{name}: sprint", ("speed", "credit"))
-        update = document.mapping(
-            item["update"],
-            f"{name}: update",
-            ("seconds_per_byte", "seconds_per_tensor", "copy_seconds_per_byte", "state_factor"),
-        )
-        links = enumerate(document.sequence(item["network"], f"{name}: network"))
+        given = item["compute"] if isinstance(item["compute"], dict) else ()  # any keys
+        programs = document.mapping(item["compute"], f"{name}: compute", given)
+        speeds = ("speed", "credit")
+        sprint = document.mapping(item["sprint"], f"{name}: sprint", speeds, speeds)
+        prices = (
+            "seconds_per_byte", "seconds_per_tensor", "copy_seconds_per_byte", "state_factor",
+        )  # fmt: skip
+        update = document.mapping(item["update"], f"{name}: update", prices, prices)
         missing = enumerate(document.sequence(item["missing"], f"{name}: missing"))
 
         def number(x: Any, path: str) -> float:
             return document.number(x, f"{name}: {path}", 0)
 
-        with document.at(name):
-            return cls(
-                devices=document.integer(item["devices"], f"{name}: devices", 1, 1_000_000),
-                compute={
-                    k: _compute(v, f"{name}: compute.{k}") for k, v in item["compute"].items()
-                },
-                network=dict(_link(v, f"{name}: network[{i}]") for i, v in links),
-                overlap={k: _overlap(v, f"{name}: overlap.{k}") for k, v in rates.items()},
-                sprint=Sprint(*(number(sprint[k], f"sprint.{k}") for k in ("speed", "credit"))),
-                update_byte=number(update["seconds_per_byte"], "update.seconds_per_byte"),
-                update_tensor=number(update["seconds_per_tensor"], "update.seconds_per_tensor"),
-                copy_byte=number(update["copy_seconds_per_byte"], "update.copy_seconds_per_byte"),
-                state_factor=number(update["state_factor"], "update.state_factor"),
-                host=number(item["host_seconds"], "host_seconds"),
-                source=document.text(item["source"], f"{name}: source"),
-                seconds=number(item["seconds"], "seconds"),
-                emulated=document.boolean(item["emulated"], f"{name}: emulated"),
-                missing=tuple(document.text(m, f"{name}: missing[{i}]") for i, m in missing),
-            )
+        speed, credit = (number(sprint[k], f"sprint.{k}") for k in speeds)
+        with document.at(f"{name}: sprint"):
+            quick = Sprint(speed, credit)
+        return cls(
+            devices=document.integer(item["devices"], f"{name}: devices", 1, 1_000_000),
+            compute={k: _compute(v, f"{name}: compute.{k}") for k, v in programs.items()},
+            network=_links(item["network"], f"{name}: network"),
+            overlap={k: _overlap(v, f"{name}: overlap.{k}") for k, v in rates.items()},
+            sprint=quick,
+            update_byte=number(update["seconds_per_byte"], "update.seconds_per_byte"),
+            update_tensor=number(update["seconds_per_tensor"], "update.seconds_per_tensor"),
+            copy_byte=number(update["copy_seconds_per_byte"], "update.copy_seconds_per_byte"),
+            state_factor=number(update["state_factor"], "update.state_factor"),
+            host=number(item["host_seconds"], "host_seconds"),
+            source=document.text(item["source"], f"{name}: source"),
+            seconds=number(item["seconds"], "seconds"),
+            emulated=document.boolean(item["emulated"], f"{name}: emulated"),
+            missing=tuple(document.text(m, f"{name}: missing[{i}]") for i, m in missing),
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> "Profile":
@@ -265,9 +272,13 @@ def _points(curve: Curve) -> list[list[float]]:
 def _curve(value: Any, path: str) -> Curve:
     points = []
     for i, point in enumerate(document.sequence(value, path)):
-        x, y = document.sequence(point, f"{path}[{i}]")
+        pair = document.sequence(point, f"{path}[{i}]")
+        if len(pair) != 2:
+            raise ValueError(f"{path}[{i}]: should be [size, value], not {len(pair)} numbers")
+        x, y = pair
         points.append((document.number(x, path, 0), document.number(y, path, 0)))
-    return Curve(tuple(points))
+    with document.at(path):
+        return Curve(tuple(points))
 
 
 def _compute(value: Any, path: str) -> Compute:
@@ -276,6 +287,8 @@ def _compute(value: Any, path: str) -> Compute:
 
     def curves(key: str) -> tuple[Curve, ...]:
         listed: Sequence[Any] = document.sequence(item[key], f"{path}.{key}")
+        if not listed:
+            raise ValueError(f"{path}.{key}: should have a curve for each rank, not none")
         return tuple(_curve(c, f"{path}.{key}[{i}]") for i, c in enumerate(listed))
 
     return Compute(
@@ -288,7 +301,9 @@ def _compute(value: Any, path: str) -> Compute:
 
 def _overlap(value: Any, path: str) -> Overlap:
     item = document.mapping(value, path, ("compute", "network"), ("compute", "network"))
-    return Overlap(*(document.number(item[k], f"{path}.{k}", 0) for k in ("compute", "network")))
+    compute, network = (document.number(item[k], f"{path}.{k}", 0) for k in ("compute", "network"))
+    with document.at(path):
+        return Overlap(compute, network)
 
 
 def _memory(value: Any, path: str) -> Memory:
@@ -303,10 +318,19 @@ def _memory(value: Any, path: str) -> Memory:
     return Memory(kept, forward, backward, places("kept_inputs"), places("kept_outputs"))
 
 
-def _link(value: Any, path: str) -> tuple[tuple[str, Pattern], Curve]:
-    item = document.mapping(value, path, ("kind", "size", "stride", "points"))
-    size, stride = (
-        document.integer(item[k], f"{path}.{k}", 1, 1_000_000) for k in ("size", "stride")
-    )
-    kind = document.text(item["kind"], f"{path}.kind")
-    return (kind, Pattern(size, stride)), _curve(item["points"], f"{path}.points")
+def _links(value: Any, path: str) -> dict[tuple[str, Pattern], Curve]:
+    found: dict[tuple[str, Pattern], Curve] = {}
+    for i, link in enumerate(document.sequence(value, path)):
+        keys = ("kind", "size", "stride", "points")
+        item = document.mapping(link, f"{path}[{i}]", keys, keys)
+        size, stride = (
+            document.integer(item[k], f"{path}[{i}].{k}", 1, 1_000_000) for k in ("size", "stride")
+        )
+        kind = document.text(item["kind"], f"{path}[{i}].kind")
+        if kind not in get_args(CollectiveKind):
+            known = ", ".join(get_args(CollectiveKind))
+            raise ValueError(f"{path}[{i}].kind: {kind[:60]!r} is none of {known}")
+        if (kind, Pattern(size, stride)) in found:
+            raise ValueError(f"{path}[{i}]: {kind} of size {size}, stride {stride} stands twice")
+        found[kind, Pattern(size, stride)] = _curve(item["points"], f"{path}[{i}].points")
+    return found

@@ -20,12 +20,12 @@ from torch.optim import Optimizer
 from synchromesh.engine import batches
 from synchromesh.engine.groups import World
 from synchromesh.engine.overlap import PIECES
+from synchromesh.layout import Layout
 from synchromesh.measure import network
 from synchromesh.measure.borders import record, stand_ins
 from synchromesh.measure.compute import BLOCK_SECONDS, LONG_BLOCK_SECONDS, Bench
 from synchromesh.measure.sprint import sprint
 from synchromesh.measure.update import update
-from synchromesh.layout import Layout
 from synchromesh.profile import Compute, Curve, Memory, Pattern, Profile
 from synchromesh.trace.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
@@ -61,7 +61,11 @@ def facts(
     made = list(partitions)
     wanted = [w for p in made for w in traffic(p, subject.rows, len(ranks))] + list(besides)
     kinds = {kind for kind, _, _ in wanted}
-    profile = _besides(world, ranks, subject, kinds) if known is None else known
+    profile = _besides(world, ranks, subject) if known is None else known
+    if kinds - set(profile.overlap):
+        seconds = LONG_BLOCK_SECONDS if profile.sprint.credit else BLOCK_SECONDS
+        more = network.overlap(world, ranks, kinds - set(profile.overlap), seconds)
+        profile = replace(profile, overlap={**profile.overlap, **more})
     compute, missing = _programs(world, ranks, subject, made, profile)
     new = [w for w in wanted if w[:2] not in profile.network]
     found = network.collectives(world, ranks, new)
@@ -128,8 +132,8 @@ def _measured(
             spread = max(spread, taken.spread)
             inputs, outputs = held.kept_inputs, held.kept_outputs
             del bench
-    except (RuntimeError, MemoryError) as error:  # torch's allocator raises RuntimeError
-        reason = str(error).partition("\n")[0][:200]
+    except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
+        reason = (str(error) or type(error).__name__).partition("\n")[0][:200]
         return {"fault": f"{local.component.name} ({local.layout}): {reason}"}
     return {
         "points": points, "memory": memory, "spread": spread, "inputs": inputs, "outputs": outputs,
@@ -172,20 +176,16 @@ def traffic(partition: Partition, rows: int, devices: int) -> Iterable[tuple[str
                 yield "all_reduce", pattern, min(bytes_, 26 << 20)
 
 
-def _besides(
-    world: World, ranks: Sequence[int], subject: Subject, kinds: Iterable[str]
-) -> Profile:
-    """What no component has: overlap, the optimizer, agreement and Python of a step."""
+def _besides(world: World, ranks: Sequence[int], subject: Subject) -> Profile:
+    """What no component has: sprint, the optimizer, agreement and Python of a step."""
     dtypes = [p.dtype for p in subject.optimizer.param_groups[0]["params"]]
     taken = update(subject.optimizer, world.device, dtypes[0])
     numbers = [taken.byte, taken.tensor, taken.copy_byte]
     table = world.everyone.all_gather_json(numbers)
     byte, tensor, copy_byte = (max(column) for column in zip(*table, strict=True))
     quick = sprint(world)
-    seconds = LONG_BLOCK_SECONDS if quick.credit else BLOCK_SECONDS
     return Profile(
         devices=len(ranks),
-        overlap=network.overlap(world, ranks, kinds, seconds),
         sprint=quick,
         update_byte=byte,
         update_tensor=tensor,

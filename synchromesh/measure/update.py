@@ -2,6 +2,7 @@
 
 import copy
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -78,8 +79,13 @@ def _step(
 def twin_of(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Any:
     """An optimizer of the same class over `parameters`, with the settings of the first group."""
     twin = copy.copy(optimizer)
-    twin.__dict__ = dict(optimizer.__dict__)
+    # a scheduler puts a `step` of its own there, which steps the original; hooks are the user's
+    twin.__dict__ = {
+        k: type(v)() if k.startswith("_optimizer_") and k.endswith("_hooks") else v
+        for k, v in optimizer.__dict__.items()
+        if k not in ("step", "_opt_called")
+    }
     settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
     twin.param_groups = [{**settings, "params": list(parameters)}]
-    twin.state = type(optimizer.state)(optimizer.state.default_factory)
+    twin.state = defaultdict(dict)
     return twin

@@ -40,9 +40,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Hop:
-    """A move: the collectives it runs, maybe none; other pieces of the rows run meanwhile."""
+    """A move: the collectives it runs, maybe none; other pieces of the rows run meanwhile.
+
+    pauses: whether they do. An operator's own collectives are waited for where they stand.
+    """
 
     collectives: tuple[Collective, ...] = ()
+    pauses: bool = True
 
 
 Event = Span | Hop
