@@ -84,13 +84,16 @@ class Memory:
     """Bytes of a local program over rows, inputs and parameters not counted.
 
     kept: what its forward keeps for backward. kept_inputs, kept_outputs: which of the inputs and
-    outputs (outputs are part of `kept` then) autograd keeps alive. forward, backward: the most
-    that is alive at once during each, of what it made itself; parameter gradients not counted.
+    outputs (outputs are part of `kept` then) autograd keeps alive. forward: the most that is alive
+    at once of what it makes. backward: the most that is alive at once of what was kept, of what it
+    makes and of the gradients of its outputs, a parameter's gradient until it is complete;
+    staying: the same where gradients of parameters stay.
     """
 
     kept: Curve = Curve(((0.0, 0.0),))
     forward: Curve = Curve(((0.0, 0.0),))
     backward: Curve = Curve(((0.0, 0.0),))
+    staying: Curve = Curve(((0.0, 0.0),))
     kept_inputs: tuple[int, ...] = ()
     kept_outputs: tuple[int, ...] = ()
 
@@ -159,6 +162,8 @@ class Profile:
     update_tensor: float = 0.0  # ... and a tensor
     copy_byte: float = 0.0  # seconds to copy a byte of a gradient into its bucket
     state_factor: float = 0.0  # bytes of optimizer state a parameter byte
+    work_largest: float = 0.0  # bytes alive in the optimizer step for a byte of the largest tensor
+    work_byte: float = 0.0  # ... and for a byte of all tensors
     host: float = 0.0  # seconds a step
     source: str = "measured"
     seconds: float = 0.0  # that measuring took
@@ -189,6 +194,7 @@ class Profile:
                         "kept": _points(found.memory.kept),
                         "forward": _points(found.memory.forward),
                         "backward": _points(found.memory.backward),
+                        "staying": _points(found.memory.staying),
                         "kept_inputs": list(found.memory.kept_inputs),
                         "kept_outputs": list(found.memory.kept_outputs),
                     },
@@ -210,6 +216,8 @@ class Profile:
                 "seconds_per_tensor": self.update_tensor,
                 "copy_seconds_per_byte": self.copy_byte,
                 "state_factor": self.state_factor,
+                "work_bytes_per_largest_byte": self.work_largest,
+                "work_bytes_per_byte": self.work_byte,
             },
             "host_seconds": self.host,
             "missing": list(self.missing),
@@ -232,6 +240,7 @@ class Profile:
         sprint = document.mapping(item["sprint"], f"{name}: sprint", speeds, speeds)
         prices = (
             "seconds_per_byte", "seconds_per_tensor", "copy_seconds_per_byte", "state_factor",
+            "work_bytes_per_largest_byte", "work_bytes_per_byte",
         )  # fmt: skip
         update = document.mapping(item["update"], f"{name}: update", prices, prices)
         missing = enumerate(document.sequence(item["missing"], f"{name}: missing"))
@@ -252,6 +261,10 @@ class Profile:
             update_tensor=number(update["seconds_per_tensor"], "update.seconds_per_tensor"),
             copy_byte=number(update["copy_seconds_per_byte"], "update.copy_seconds_per_byte"),
             state_factor=number(update["state_factor"], "update.state_factor"),
+            work_largest=number(
+                update["work_bytes_per_largest_byte"], "update.work_bytes_per_largest_byte"
+            ),
+            work_byte=number(update["work_bytes_per_byte"], "update.work_bytes_per_byte"),
             host=number(item["host_seconds"], "host_seconds"),
             source=document.text(item["source"], f"{name}: source"),
             seconds=number(item["seconds"], "seconds"),
@@ -307,15 +320,16 @@ def _overlap(value: Any, path: str) -> Overlap:
 
 
 def _memory(value: Any, path: str) -> Memory:
-    keys = ("kept", "forward", "backward", "kept_inputs", "kept_outputs")
+    keys = ("kept", "forward", "backward", "staying", "kept_inputs", "kept_outputs")
     item = document.mapping(value, path, keys, keys)
-    kept, forward, backward = (_curve(item[k], f"{path}.{k}") for k in keys[:3])
+    kept, forward, backward, staying = (_curve(item[k], f"{path}.{k}") for k in keys[:4])
 
     def places(key: str) -> tuple[int, ...]:
         listed = document.sequence(item[key], f"{path}.{key}")
         return tuple(document.integer(n, f"{path}.{key}", 0, 1_000_000) for n in listed)
 
-    return Memory(kept, forward, backward, places("kept_inputs"), places("kept_outputs"))
+    inputs, outputs = places("kept_inputs"), places("kept_outputs")
+    return Memory(kept, forward, backward, staying, inputs, outputs)
 
 
 def _links(value: Any, path: str) -> dict[tuple[str, Pattern], Curve]:

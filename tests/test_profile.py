@@ -101,7 +101,9 @@ CURVE = Curve(((1.0, 0.5), (2.0, 0.75)))
 FULL = Profile(
     devices=2,
     compute={
-        "a": Compute((CURVE, CURVE), (CURVE,), Memory(CURVE, CURVE, CURVE, (0,), (1, 2)), 0.1)
+        "a": Compute(
+            (CURVE, CURVE), (CURVE,), Memory(CURVE, CURVE, CURVE, CURVE, (0,), (1, 2)), 0.1
+        )
     },
     network={("all_reduce", Pattern(2)): CURVE, ("all_gather", Pattern(2, 2)): CURVE},
     overlap={"all_reduce": Overlap(0.5, 0.25)},
@@ -110,6 +112,8 @@ FULL = Profile(
     update_tensor=1e-6,
     copy_byte=1e-10,
     state_factor=2.0,
+    work_largest=2.0,
+    work_byte=0.5,
     host=1e-3,
     source="measured here",
     seconds=1.5,

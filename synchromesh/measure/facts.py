@@ -128,7 +128,7 @@ def _measured(
             bench = Bench(subject.step, partition, local, tensors, borders, rows, device)
             taken, held = bench.timing(least), bench.bytes()
             points.append((rows, taken.forward, taken.backward))
-            memory.append((rows, held.kept, held.forward, held.backward))
+            memory.append((rows, held.kept, held.forward, held.backward, held.staying))
             spread = max(spread, taken.spread)
             inputs, outputs = held.kept_inputs, held.kept_outputs
             del bench
@@ -150,13 +150,15 @@ def _joined(
             missing.append(faults[0])
             continue
         first = ranks[0][key]
-        kept, forward, backward = (
-            Curve.of((row[0], row[i]) for row in first["memory"]) for i in (1, 2, 3)
+        kept, forward, backward, staying = (
+            Curve.of((row[0], row[i]) for row in first["memory"]) for i in (1, 2, 3, 4)
         )
         found[key] = Compute(
             tuple(Curve.of((p[0], p[1]) for p in rank[key]["points"]) for rank in ranks),
             tuple(Curve.of((p[0], p[2]) for p in rank[key]["points"]) for rank in ranks),
-            Memory(kept, forward, backward, tuple(first["inputs"]), tuple(first["outputs"])),
+            Memory(
+                kept, forward, backward, staying, tuple(first["inputs"]), tuple(first["outputs"])
+            ),
             max(float(rank[key]["spread"]) for rank in ranks),
         )
     return found, missing
@@ -191,6 +193,8 @@ def _besides(world: World, ranks: Sequence[int], subject: Subject) -> Profile:
         update_tensor=tensor,
         copy_byte=copy_byte,
         state_factor=taken.state_factor,
+        work_largest=taken.work_largest,
+        work_byte=taken.work_byte,
         host=_agreement(world),
     )
 
