@@ -1,4 +1,4 @@
-"""The facts of a choice: everything a choice of plan needs, measured on the ranks that would run it.
+"""The facts of a choice: all that a choice of plan needs, measured on the ranks that would run it.
 
     partitions   of the step under the layouts on the table
       -> programs      each distinct one, at the rows it would get and at a piece of them

@@ -37,7 +37,7 @@ class Update:
 def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> Update:
     """Of an optimizer of the same class and settings on parameters of its own.
 
-    Two mixtures of the same bytes, one large tensor and many small ones, tell the two prices apart.
+    One large tensor and many small ones of the same bytes tell the two prices apart.
     """
     numbers = BYTES // dtype.itemsize
     few, many = (1, numbers), (128, numbers // 128)

@@ -66,7 +66,7 @@ def _patterns(name: str) -> list[str]:
     found = []
     for keep in range(len(numbers) + 1):
         starred = set(numbers[keep:])
-        found.append(".".join("*" if i in starred else p for i, p in enumerate(parts)))
+        found.append(".".join("*" if i in starred else _literal(p) for i, p in enumerate(parts)))
     return [p for p in found if p.strip("*.")] + [_literal(name)]
 
 

@@ -1,4 +1,4 @@
-"""The step time: pictures with exact numbers, laws, and the very order in which the engine runs."""
+"""The step time: pictures with exact numbers, laws, and the order in which the engine runs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The facts of a choice on two ranks: equal everywhere, measured once, faults told and survived."""
+"""The facts of a choice on two ranks: equal everywhere, measured once, faults told."""
 
 from dataclasses import replace
 from typing import Any
@@ -72,7 +72,7 @@ def module_json(text: str) -> Any:
 
 
 def linked() -> Any:
-    """On three ranks of which one is idle."""
+    """On three ranks, one of them idle."""
     world = World.open()
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
     found = network.collectives(world, (0, 1), [(k, PATTERN, 100) for k in kinds])
