@@ -1,6 +1,6 @@
 """A profile: what was measured of a model and of the links; seconds and bytes, and where from.
 
-    compute      seconds of a component's forward and backward by rows of one rank, on each rank
+    compute      seconds of a component's forward and backward by batch rows, on each rank
     network      seconds of a collective by payload bytes, on a pattern of groups, all at once
     overlap      how much computation and traffic slow each other down while both are under way
     sprint       how much faster computation is at first after a pause
@@ -33,18 +33,24 @@ class Curve:
 
     def __post_init__(self) -> None:
         sizes = [x for x, _ in self.points]
-        if not sizes or sizes != sorted(set(sizes)) or min(sizes) < 0:
+        finite = all(0 <= x < float("inf") for x in sizes)
+        if not sizes or not finite or sizes != sorted(set(sizes)):
             raise ValueError(f"a curve needs ascending sizes, not {sizes[:8]}")
         if any(not 0 <= y < float("inf") for _, y in self.points):
             raise ValueError(f"a curve needs finite seconds, not {self.points[:8]}")
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float]]) -> "Curve":
-        """The curve through `points`, made non-decreasing: more takes no less time."""
-        found: list[tuple[float, float]] = []
+        """The curve through `points`, made non-decreasing: more takes no less time.
+
+        Of several points of one size the highest counts.
+        """
+        found: dict[float, float] = {}
+        highest = 0.0
         for x, y in sorted(points):
-            found.append((x, max(y, found[-1][1]) if found else y))
-        return cls(tuple(found))
+            highest = max(highest, y)
+            found[x] = highest
+        return cls(tuple(found.items()))
 
     def __call__(self, size: float) -> float:
         """Seconds at `size`; beyond the ends the nearest line goes on, never below zero."""
@@ -112,13 +118,16 @@ class Memory:
     """Bytes of a local program over rows, inputs and parameters not counted.
 
     kept: what its forward keeps for backward. kept_inputs, kept_outputs: which of the inputs and
-    outputs (outputs are part of `kept` then) autograd keeps alive. forward, backward: the most
-    that is alive at once during each, of what it made itself; parameter gradients not counted.
+    outputs (outputs are part of `kept` then) autograd keeps alive. forward: the most that is alive
+    at once of what it makes. backward: the most that is alive at once of what was kept, of what it
+    makes and of the gradients of its outputs, a parameter's gradient until it is complete;
+    staying: the same where gradients of parameters stay.
     """
 
     kept: Curve = Curve(((0.0, 0.0),))
     forward: Curve = Curve(((0.0, 0.0),))
     backward: Curve = Curve(((0.0, 0.0),))
+    staying: Curve = Curve(((0.0, 0.0),))
     kept_inputs: tuple[int, ...] = ()
     kept_outputs: tuple[int, ...] = ()
 
@@ -147,7 +156,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Rates at which computation and traffic go on while both are under way; 1 is undisturbed."""
+    """Rates at which computation and traffic go on while both are under way; 1.0: undisturbed."""
 
     compute: float = 1.0
     network: float = 1.0
@@ -187,6 +196,8 @@ class Profile:
     update_tensor: float = 0.0  # ... and a tensor
     copy_byte: float = 0.0  # seconds to copy a byte of a gradient into its bucket
     state_factor: float = 0.0  # bytes of optimizer state a parameter byte
+    work_largest: float = 0.0  # bytes alive in the optimizer step for a byte of the largest tensor
+    work_byte: float = 0.0  # ... and for a byte of all tensors
     host: float = 0.0  # seconds a step
     source: str = "measured"
     seconds: float = 0.0  # that measuring took
@@ -220,6 +231,7 @@ class Profile:
                         "kept": _points(found.memory.kept),
                         "forward": _points(found.memory.forward),
                         "backward": _points(found.memory.backward),
+                        "staying": _points(found.memory.staying),
                         "kept_inputs": list(found.memory.kept_inputs),
                         "kept_outputs": list(found.memory.kept_outputs),
                     },
@@ -241,6 +253,8 @@ class Profile:
                 "seconds_per_tensor": self.update_tensor,
                 "copy_seconds_per_byte": self.copy_byte,
                 "state_factor": self.state_factor,
+                "work_bytes_per_largest_byte": self.work_largest,
+                "work_bytes_per_byte": self.work_byte,
             },
             "host_seconds": self.host,
             "missing": list(self.missing),
@@ -257,37 +271,43 @@ class Profile:
         )  # fmt: skip
         item = document.mapping(value, name, keys, keys)
         rates = document.mapping(item["overlap"], f"{name}: overlap", get_args(CollectiveKind))
-        sprint = document.mapping(item["sprint"], f"{name}: sprint", ("speed", "credit"))
-        update = document.mapping(
-            item["update"],
-            f"{name}: update",
-            ("seconds_per_byte", "seconds_per_tensor", "copy_seconds_per_byte", "state_factor"),
-        )
-        links = enumerate(document.sequence(item["network"], f"{name}: network"))
+        given = item["compute"] if isinstance(item["compute"], dict) else ()  # any keys
+        programs = document.mapping(item["compute"], f"{name}: compute", given)
+        speeds = ("speed", "credit")
+        sprint = document.mapping(item["sprint"], f"{name}: sprint", speeds, speeds)
+        prices = (
+            "seconds_per_byte", "seconds_per_tensor", "copy_seconds_per_byte", "state_factor",
+            "work_bytes_per_largest_byte", "work_bytes_per_byte",
+        )  # fmt: skip
+        update = document.mapping(item["update"], f"{name}: update", prices, prices)
         missing = enumerate(document.sequence(item["missing"], f"{name}: missing"))
 
         def number(x: Any, path: str) -> float:
             return document.number(x, f"{name}: {path}", 0)
 
-        with document.at(name):
-            return cls(
-                devices=document.integer(item["devices"], f"{name}: devices", 1, 1_000_000),
-                compute={
-                    k: _compute(v, f"{name}: compute.{k}") for k, v in item["compute"].items()
-                },
-                network=dict(_link(v, f"{name}: network[{i}]") for i, v in links),
-                overlap={k: _overlap(v, f"{name}: overlap.{k}") for k, v in rates.items()},
-                sprint=Sprint(*(number(sprint[k], f"sprint.{k}") for k in ("speed", "credit"))),
-                update_byte=number(update["seconds_per_byte"], "update.seconds_per_byte"),
-                update_tensor=number(update["seconds_per_tensor"], "update.seconds_per_tensor"),
-                copy_byte=number(update["copy_seconds_per_byte"], "update.copy_seconds_per_byte"),
-                state_factor=number(update["state_factor"], "update.state_factor"),
-                host=number(item["host_seconds"], "host_seconds"),
-                source=document.text(item["source"], f"{name}: source"),
-                seconds=number(item["seconds"], "seconds"),
-                emulated=document.boolean(item["emulated"], f"{name}: emulated"),
-                missing=tuple(document.text(m, f"{name}: missing[{i}]") for i, m in missing),
-            )
+        speed, credit = (number(sprint[k], f"sprint.{k}") for k in speeds)
+        with document.at(f"{name}: sprint"):
+            quick = Sprint(speed, credit)
+        return cls(
+            devices=document.integer(item["devices"], f"{name}: devices", 1, 1_000_000),
+            compute={k: _compute(v, f"{name}: compute.{k}") for k, v in programs.items()},
+            network=_links(item["network"], f"{name}: network"),
+            overlap={k: _overlap(v, f"{name}: overlap.{k}") for k, v in rates.items()},
+            sprint=quick,
+            update_byte=number(update["seconds_per_byte"], "update.seconds_per_byte"),
+            update_tensor=number(update["seconds_per_tensor"], "update.seconds_per_tensor"),
+            copy_byte=number(update["copy_seconds_per_byte"], "update.copy_seconds_per_byte"),
+            state_factor=number(update["state_factor"], "update.state_factor"),
+            work_largest=number(
+                update["work_bytes_per_largest_byte"], "update.work_bytes_per_largest_byte"
+            ),
+            work_byte=number(update["work_bytes_per_byte"], "update.work_bytes_per_byte"),
+            host=number(item["host_seconds"], "host_seconds"),
+            source=document.text(item["source"], f"{name}: source"),
+            seconds=number(item["seconds"], "seconds"),
+            emulated=document.boolean(item["emulated"], f"{name}: emulated"),
+            missing=tuple(document.text(m, f"{name}: missing[{i}]") for i, m in missing),
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> "Profile":
@@ -302,9 +322,13 @@ def _points(curve: Curve) -> list[list[float]]:
 def _curve(value: Any, path: str) -> Curve:
     points = []
     for i, point in enumerate(document.sequence(value, path)):
-        x, y = document.sequence(point, f"{path}[{i}]")
+        pair = document.sequence(point, f"{path}[{i}]")
+        if len(pair) != 2:
+            raise ValueError(f"{path}[{i}]: should be [size, value], not {len(pair)} numbers")
+        x, y = pair
         points.append((document.number(x, path, 0), document.number(y, path, 0)))
-    return Curve(tuple(points))
+    with document.at(path):
+        return Curve(tuple(points))
 
 
 def _compute(value: Any, path: str) -> Compute:
@@ -313,6 +337,8 @@ def _compute(value: Any, path: str) -> Compute:
 
     def curves(key: str) -> tuple[Curve, ...]:
         listed: Sequence[Any] = document.sequence(item[key], f"{path}.{key}")
+        if not listed:
+            raise ValueError(f"{path}.{key}: should have a curve for each rank, not none")
         return tuple(_curve(c, f"{path}.{key}[{i}]") for i, c in enumerate(listed))
 
     return Compute(
@@ -325,25 +351,37 @@ def _compute(value: Any, path: str) -> Compute:
 
 def _overlap(value: Any, path: str) -> Overlap:
     item = document.mapping(value, path, ("compute", "network"), ("compute", "network"))
-    return Overlap(*(document.number(item[k], f"{path}.{k}", 0) for k in ("compute", "network")))
+    compute, network = (document.number(item[k], f"{path}.{k}", 0) for k in ("compute", "network"))
+    with document.at(path):
+        return Overlap(compute, network)
 
 
 def _memory(value: Any, path: str) -> Memory:
-    keys = ("kept", "forward", "backward", "kept_inputs", "kept_outputs")
+    keys = ("kept", "forward", "backward", "staying", "kept_inputs", "kept_outputs")
     item = document.mapping(value, path, keys, keys)
-    kept, forward, backward = (_curve(item[k], f"{path}.{k}") for k in keys[:3])
+    kept, forward, backward, staying = (_curve(item[k], f"{path}.{k}") for k in keys[:4])
 
     def places(key: str) -> tuple[int, ...]:
         listed = document.sequence(item[key], f"{path}.{key}")
         return tuple(document.integer(n, f"{path}.{key}", 0, 1_000_000) for n in listed)
 
-    return Memory(kept, forward, backward, places("kept_inputs"), places("kept_outputs"))
+    inputs, outputs = places("kept_inputs"), places("kept_outputs")
+    return Memory(kept, forward, backward, staying, inputs, outputs)
 
 
-def _link(value: Any, path: str) -> tuple[tuple[str, Pattern], Curve]:
-    item = document.mapping(value, path, ("kind", "size", "stride", "points"))
-    size, stride = (
-        document.integer(item[k], f"{path}.{k}", 1, 1_000_000) for k in ("size", "stride")
-    )
-    kind = document.text(item["kind"], f"{path}.kind")
-    return (kind, Pattern(size, stride)), _curve(item["points"], f"{path}.points")
+def _links(value: Any, path: str) -> dict[tuple[str, Pattern], Curve]:
+    found: dict[tuple[str, Pattern], Curve] = {}
+    for i, link in enumerate(document.sequence(value, path)):
+        keys = ("kind", "size", "stride", "points")
+        item = document.mapping(link, f"{path}[{i}]", keys, keys)
+        size, stride = (
+            document.integer(item[k], f"{path}[{i}].{k}", 1, 1_000_000) for k in ("size", "stride")
+        )
+        kind = document.text(item["kind"], f"{path}[{i}].kind")
+        if kind not in get_args(CollectiveKind):
+            known = ", ".join(get_args(CollectiveKind))
+            raise ValueError(f"{path}[{i}].kind: {kind[:60]!r} is none of {known}")
+        if (kind, Pattern(size, stride)) in found:
+            raise ValueError(f"{path}[{i}]: {kind} of size {size}, stride {stride} stands twice")
+        found[kind, Pattern(size, stride)] = _curve(item["points"], f"{path}[{i}].points")
+    return found

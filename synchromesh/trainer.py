@@ -143,8 +143,8 @@ class Trainer:
 
     def adapt(self) -> None:
         """From now on `step` watches what steps take and may switch at its end (`decisions` says
-        why and what came of it). Measures the model and the links first, where that has not been done;
-        all ranks call alike.
+        why and what came of it). Measures the model and the links first, where that has not been
+        done; all ranks call alike.
         """
         if self.traced.opaque or self.world.size == 1:
             return

@@ -3,13 +3,15 @@
     held         parameters, buffers, gradient buckets, optimizer state: always
     batch        this rank's rows of the batch's leaves
     kept         what forwards keep for backwards, and border values until their last reader
+    gradients    of border values until their maker's backward; of parameters in no bucket
     working      the most that the component at work has alive besides
+    update       what the optimizer's step has alive besides
 
 The step's peak is the highest sum; with pieces, all of them are under way at once, so that kept
 bytes are the same in total and working bytes those of one piece.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from synchromesh.component import Value
@@ -24,6 +26,8 @@ from synchromesh.placement import Placement
 from synchromesh.profile import Memory, Profile
 from synchromesh.trace.local import LocalComponent
 
+Form = tuple[str, int, Placement]  # value, tensor degree, placement
+
 
 @dataclass(frozen=True)
 class PeakMemory:
@@ -37,7 +41,16 @@ def peak_memory(setting: Setting, profile: Profile, position: int, pieces: int =
     """The memory of the device at `position`. Unmeasured: of which component nothing is known."""
     held = _held(setting, profile)
     walk = _Walk(setting, profile, position, pieces)
-    return PeakMemory(held, held + round(walk.peak()))
+    update = walk.batch_bytes + _update(setting, profile)
+    return PeakMemory(held, held + round(max(walk.peak(), update)))
+
+
+def _update(setting: Setting, profile: Profile) -> float:
+    """Bytes besides what is held while the optimizer steps: gradients in no bucket, its own."""
+    trained = [h for h in setting.held.values() if h.tensor.trainable]
+    sizes = [held_bytes(h) for h in trained]
+    alone = sum(held_bytes(h) for h in trained if gradient_pattern(h).size == 1)
+    return alone + profile.work_largest * max(sizes, default=0) + profile.work_byte * sum(sizes)
 
 
 def _held(setting: Setting, profile: Profile) -> int:
@@ -60,7 +73,11 @@ class _Walk:
         self.setting, self.position, self.pieces = setting, position, pieces
         self.parts = setting.partition.components
         self.memory = [self._memory(local, profile) for local in self.parts]
-        self.last: dict[tuple[str, int, Placement], int] = {}
+        self.first: dict[str, int] = {}  # user of a parameter
+        for i, local in enumerate(self.parts):
+            for p in local.component.parameters:
+                self.first.setdefault(p.name, i)
+        self.last: dict[Form, int] = {}
         for i, local in enumerate(self.parts):
             for item in local.inputs:
                 self.last[self._form(item.value, local.layout, item.want)] = i
@@ -74,9 +91,7 @@ class _Walk:
             raise Unmeasured(f"{local.component.name} ({local.layout}) was not measured")
         return profile.compute[key].memory
 
-    def _form(
-        self, value: Value, layout: Layout, placement: Placement
-    ) -> tuple[str, int, Placement]:
+    def _form(self, value: Value, layout: Layout, placement: Placement) -> Form:
         return value.name, layout.tensor, placement
 
     def rows(self, layout: Layout) -> int:
@@ -86,20 +101,31 @@ class _Walk:
         size = value.bytes(self.rows(layout))
         return size / layout.tensor if placement.sharded else float(size)
 
+    @property
+    def batch_bytes(self) -> float:
+        """This rank's rows of the batch's leaves."""
+        found = {
+            self._form(item.value, local.layout, item.want): self._bytes(
+                item.value, local.layout, item.want
+            )
+            for local in self.parts
+            for item in local.inputs
+            if item.source is None
+        }
+        return sum(found.values())
+
     def peak(self) -> float:
-        batch: dict[tuple[str, int, Placement], float] = {}
-        alive: dict[tuple[str, int, Placement], float] = {}  # border values, by form
-        kept_forms: set[tuple[str, int, Placement]] = set()
-        kept = 0.0
-        highest = 0.0
+        alive: dict[Form, float] = {}  # border values
+        keepers: dict[Form, int] = {}  # the first component that keeps one for its backward
+        kept = highest = 0.0
         for i, (local, memory) in enumerate(zip(self.parts, self.memory, strict=True)):
             rows, layout = self.rows(local.layout), local.layout
             for number, item in enumerate(local.inputs):
                 form = self._form(item.value, layout, item.want)
-                place = batch if item.source is None else alive
-                place.setdefault(form, self._bytes(item.value, layout, item.want))
-                if number in memory.kept_inputs:
-                    kept_forms.add(form)
+                if item.source is not None:
+                    alive.setdefault(form, self._bytes(item.value, layout, item.want))
+                    if number in memory.kept_inputs:
+                        keepers.setdefault(form, i)
             working = memory.forward(rows / self.pieces)
             done = 1 - 1 / self.pieces  # of the other pieces, what they keep is there already
             highest = max(highest, sum(alive.values()) + kept + done * memory.kept(rows) + working)
@@ -109,23 +135,43 @@ class _Walk:
                 size = self._bytes(output.value, layout, output.placement)
                 # kept outputs are counted among what the component keeps
                 alive[form] = 0.0 if number in memory.kept_outputs else size
-            for form in [f for f in alive if self.last.get(f, i) <= i and f not in kept_forms]:
+            for form in [f for f in alive if self.last.get(f, i) <= i and f not in keepers]:
                 del alive[form]
-        return sum(batch.values()) + max(highest, self._backward(alive, kept))
+        values = [(keepers[form], size) for form, size in alive.items() if form in keepers]
+        return self.batch_bytes + max(highest, self._backward(values, kept))
 
-    def _backward(self, alive: Mapping[tuple[str, int, Placement], float], kept: float) -> float:
-        values = dict(alive)
-        highest = sum(values.values()) + kept
-        alone = 0.0  # gradients that lie in no bucket
+    def _backward(self, values: Sequence[tuple[int, float]], kept: float) -> float:
+        """The most in backward. values: border values that are kept, each by which component at
+        the front, with its bytes."""
+        highest = kept + sum(size for _, size in values)
+        staying: dict[str, float] = {}  # gradients that lie in no bucket
         for i in range(len(self.parts) - 1, -1, -1):
             local, memory, rows = self.parts[i], self.memory[i], self.rows(self.parts[i].layout)
-            for p in local.component.parameters:
-                held = self.setting.held.get(p.name)
-                if held is not None and p.trainable and gradient_pattern(held).size == 1:
-                    alone += held_bytes(held)
-            working = memory.backward(rows / self.pieces)
-            highest = max(highest, sum(values.values()) + kept + working + alone)
             kept -= memory.kept(rows)
-            for output in local.outputs:
-                values.pop(self._form(output.value, local.layout, output.placement), None)
+            mine = [
+                self.setting.held[p.name]
+                for p in local.component.parameters
+                if p.trainable and p.name in self.setting.held
+            ]
+            alone = [h for h in mine if gradient_pattern(h).size == 1]
+            working = (memory.staying if alone else memory.backward)(rows / self.pieces)
+            working += (1 - 1 / self.pieces) * memory.kept(rows)
+            there = sum(size for first, size in values if first <= i) + self._gradients(i)
+            highest = max(highest, there + kept + working + sum(staying.values()))
+            staying |= {h.tensor.name: float(held_bytes(h)) for h in alone}
         return highest
+
+    def _gradients(self, at: int) -> float:
+        """Gradients that wait while the component `at` is in backward: of border values and of
+        parameters which later components use and earlier ones make, or use too."""
+        found: dict[object, float] = {}
+        for j in range(at + 1, len(self.parts)):
+            local = self.parts[j]
+            for item in local.inputs:
+                if item.source is not None and item.source < at and item.value.differentiable:
+                    form = self._form(item.value, local.layout, item.want)
+                    found[form] = self._bytes(item.value, local.layout, item.want)
+            for p in local.component.parameters:
+                if p.trainable and p.name in self.setting.held and self.first[p.name] <= at:
+                    found[p.name] = float(held_bytes(self.setting.held[p.name]))
+        return sum(found.values())

@@ -153,7 +153,7 @@ def _tokens(parts: Sequence[LocalComponent], piece: int) -> Iterator[Token]:
 
 
 def _in_turns(lanes: Sequence[Sequence[Token]]) -> Iterator[Token]:
-    """The order of `engine.program.in_turns`: each lane goes on until its next departure."""
+    """The order of `engine.program.in_turns`: each lane goes on until its next pause."""
     at = [0] * len(lanes)
     while any(place < len(lane) for place, lane in zip(at, lanes, strict=True)):
         for i, lane in enumerate(lanes):
@@ -161,7 +161,7 @@ def _in_turns(lanes: Sequence[Sequence[Token]]) -> Iterator[Token]:
                 token = lane[at[i]]
                 at[i] += 1
                 yield token
-                if isinstance(token, Depart):
+                if isinstance(token, Depart) and token.hop.pauses:
                     break
 
 

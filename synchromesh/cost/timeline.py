@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from synchromesh.profile import Overlap, Sprint
 
 _NOTHING = 1e-12  # seconds
-_UNDISTURBED, _STEADY = Overlap(), Sprint()
+_UNDISTURBED = Overlap()
+_NO_SPRINT = Sprint()
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Timeline:
     """`compute`, `depart`, `arrive` in the order in which a rank does them; `clock` is now."""
 
     overlap: Mapping[str, Overlap] = field(default_factory=dict)
-    sprint: Sprint = _STEADY
+    sprint: Sprint = _NO_SPRINT
     clock: float = 0.0
     computed: float = 0.0  # seconds of computation if nothing disturbed it
     waited: float = 0.0  # seconds in which nothing was computed

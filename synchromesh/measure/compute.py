@@ -22,7 +22,7 @@ from synchromesh.engine.groups import Group
 from synchromesh.engine.program import walking
 from synchromesh.engine.random import Streams
 from synchromesh.measure.borders import local_part, tiled
-from synchromesh.measure.memory import LiveBytes, storage_bytes
+from synchromesh.measure.memory import LiveBytes
 from synchromesh.measure.silent import SilentGroup
 from synchromesh.placement import REPLICATED
 from synchromesh.trace.local import LocalComponent, Partition
@@ -49,6 +49,7 @@ class Bytes:
     kept: int
     forward: int
     backward: int
+    staying: int
     kept_inputs: tuple[int, ...]
     kept_outputs: tuple[int, ...]
 
@@ -150,10 +151,9 @@ class Bench:
         return Timing(forward, backward, spread)
 
     def bytes(self) -> Bytes:
-        """What a forward and a backward have alive, inputs, parameters and gradients apart."""
-        own = {x.untyped_storage()._cdata for x in (*self.held, *self.constants)}
-        inputs = {x.untyped_storage()._cdata: i for i, x in enumerate(self.inputs)}
+        """What a forward and a backward have alive; see `profile.Memory`."""
         saved: dict[int, Any] = {}
+        own = {x.untyped_storage()._cdata for x in (*self.held, *self.constants)}
 
         def pack(x: Tensor) -> Tensor:
             storage = x.untyped_storage()
@@ -161,19 +161,65 @@ class Bench:
                 saved[storage._cdata] = storage
             return x
 
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), LiveBytes() as live:
+            outputs = self.forward()
+        inputs = {x.untyped_storage()._cdata: i for i, x in enumerate(self.inputs)}
+        kept = [s for key, s in saved.items() if key not in inputs]
+        kept_inputs = tuple(sorted(inputs[key] for key in saved if key in inputs))
+        kept_outputs = tuple(
+            i for i, y in enumerate(outputs) if y.untyped_storage()._cdata in saved
+        )
+        token = self._token(outputs)
+        total = sum(s.nbytes() for s in kept)
+        saved.clear()
+        del outputs
+        backward = self._watched(token, kept, leave=False)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            with LiveBytes() as live:
-                outputs = self.forward()
-            kept = sum(s.nbytes() for key, s in saved.items() if key not in inputs)
-            kept_inputs = tuple(sorted(inputs[key] for key in saved if key in inputs))
-            kept_outputs = tuple(
-                i for i, y in enumerate(outputs) if y.untyped_storage()._cdata in saved
-            )
-            saved.clear()
-            peak = live.peak
-            seeded = self.seeds(outputs)
-            with LiveBytes() as live:
-                self.backward(seeded)
-        gradients = storage_bytes(x.grad for x in self.held if x.grad is not None)
+            token = self._token(self.forward())
+        kept = [s for key, s in saved.items() if key not in inputs]
+        saved.clear()
+        staying = self._watched(token, kept, leave=True)
+        return Bytes(total, live.peak, backward, staying, kept_inputs, kept_outputs)
+
+    def _token(self, outputs: Sequence[Tensor]) -> Tensor | None:
+        """What backward begins from without keeping outputs or their gradients alive."""
+        seeded = [y for y in outputs if y.requires_grad]
+        if not seeded:
+            return None
+        token: Tensor = _Token.apply(*seeded)  # type: ignore[no-untyped-call]
+        return token
+
+    def _watched(self, token: Tensor | None, kept: list[Any], leave: bool) -> int:
+        """The most bytes alive in backward. kept: storages, forgotten here; leave: the gradients
+        of parameters stay, as they do where no bucket takes them."""
+        hooks = []
+        if not leave:
+            hooks = [
+                x.register_post_accumulate_grad_hook(_forget) for x in self.held if x.requires_grad
+            ]
+        with LiveBytes() as live:
+            live.know(kept)
+            kept.clear()
+            if token is not None:
+                torch.autograd.backward([token])
+        for hook in hooks:
+            hook.remove()
         self.clear()
-        return Bytes(kept, peak, max(0, live.peak - gradients), kept_inputs, kept_outputs)
+        return int(live.peak)
+
+
+def _forget(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+class _Token(torch.autograd.Function):
+    """A number that depends on all outputs; its backward makes their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: Tensor) -> Tensor:
+        ctx.like = [(y.shape, y.dtype, y.device) for y in outputs]
+        return outputs[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return tuple(torch.full(s, 1e-3, dtype=d, device=v) for s, d, v in ctx.like)

@@ -1,4 +1,4 @@
-"""The facts of a choice: what a choice of plan needs, measured on the ranks that would run it.
+"""The facts of a choice: all that a choice of plan needs, measured on the ranks that would run it.
 
     partitions   of the step under the layouts on the table
       -> programs      each distinct one, at the rows it would get and at a piece of them
@@ -61,7 +61,11 @@ def facts(
     made = list(partitions)
     wanted = [w for p in made for w in traffic(p, subject.rows, len(ranks))] + list(besides)
     kinds = {kind for kind, _, _ in wanted}
-    profile = _besides(world, ranks, subject, kinds) if known is None else known
+    profile = _besides(world, ranks, subject) if known is None else known
+    if kinds - set(profile.overlap):
+        seconds = LONG_BLOCK_SECONDS if profile.sprint.credit else BLOCK_SECONDS
+        more = network.overlap(world, ranks, kinds - set(profile.overlap), seconds)
+        profile = replace(profile, overlap={**profile.overlap, **more})
     compute, missing = _programs(world, ranks, subject, made, profile)
     new = [w for w in wanted if w[:2] not in profile.network]
     found = network.collectives(world, ranks, new)
@@ -131,12 +135,12 @@ def _measured(
             bench = Bench(subject.step, partition, local, tensors, borders, rows, device)
             taken, held = bench.timing(least), bench.bytes()
             points.append((rows, taken.forward, taken.backward))
-            memory.append((rows, held.kept, held.forward, held.backward))
+            memory.append((rows, held.kept, held.forward, held.backward, held.staying))
             spread = max(spread, taken.spread)
             inputs, outputs = held.kept_inputs, held.kept_outputs
             del bench
-    except (RuntimeError, MemoryError) as error:  # torch's allocator raises RuntimeError
-        reason = str(error).partition("\n")[0][:200]
+    except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
+        reason = (str(error) or type(error).__name__).partition("\n")[0][:200]
         return {"fault": f"{local.component.name} ({local.layout}): {reason}"}
     return {
         "points": points, "memory": memory, "spread": spread, "inputs": inputs, "outputs": outputs,
@@ -153,13 +157,15 @@ def _joined(
             missing.append(faults[0])
             continue
         first = ranks[0][key]
-        kept, forward, backward = (
-            Curve.of((row[0], row[i]) for row in first["memory"]) for i in (1, 2, 3)
+        kept, forward, backward, staying = (
+            Curve.of((row[0], row[i]) for row in first["memory"]) for i in (1, 2, 3, 4)
         )
         found[key] = Compute(
             tuple(Curve.of((p[0], p[1]) for p in rank[key]["points"]) for rank in ranks),
             tuple(Curve.of((p[0], p[2]) for p in rank[key]["points"]) for rank in ranks),
-            Memory(kept, forward, backward, tuple(first["inputs"]), tuple(first["outputs"])),
+            Memory(
+                kept, forward, backward, staying, tuple(first["inputs"]), tuple(first["outputs"])
+            ),
             max(float(rank[key]["spread"]) for rank in ranks),
         )
     return found, missing
@@ -179,25 +185,23 @@ def traffic(partition: Partition, rows: int, devices: int) -> Iterable[tuple[str
                 yield "all_reduce", pattern, min(bytes_, 26 << 20)
 
 
-def _besides(
-    world: World, ranks: Sequence[int], subject: Subject, kinds: Iterable[str]
-) -> Profile:
-    """What no component has: overlap, the optimizer, agreement and Python of a step."""
+def _besides(world: World, ranks: Sequence[int], subject: Subject) -> Profile:
+    """What no component has: sprint, the optimizer, agreement and Python of a step."""
     dtypes = [p.dtype for p in subject.optimizer.param_groups[0]["params"]]
     taken = update(subject.optimizer, world.device, dtypes[0])
     numbers = [taken.byte, taken.tensor, taken.copy_byte]
     table = world.everyone.all_gather_json(numbers)
     byte, tensor, copy_byte = (max(column) for column in zip(*table, strict=True))
     quick = sprint(world)
-    seconds = LONG_BLOCK_SECONDS if quick.credit else BLOCK_SECONDS
     return Profile(
         devices=len(ranks),
-        overlap=network.overlap(world, ranks, kinds, seconds),
         sprint=quick,
         update_byte=byte,
         update_tensor=tensor,
         copy_byte=copy_byte,
         state_factor=taken.state_factor,
+        work_largest=taken.work_largest,
+        work_byte=taken.work_byte,
         host=_agreement(world),
     )
 

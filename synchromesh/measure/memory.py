@@ -29,12 +29,19 @@ class LiveBytes(TorchDispatchMode):
             self.add(x)
 
     def add(self, x: Tensor) -> None:
-        storage = x.untyped_storage()
+        self.know([x.untyped_storage()])
+
+    def know(self, storages: Iterable[Any]) -> None:
+        """Counts these from now on; nothing twice."""
+        for storage in storages:
+            self._know(storage)
+
+    def _know(self, storage: Any, counts: bool = True) -> None:
         key = id(storage)
         known = self._seen.get(key)
         if known is not None and known() is storage:
             return
-        size = storage.nbytes()
+        size = storage.nbytes() if counts else 0
         self.now += size
         self.peak = max(self.peak, self.now)
 
@@ -47,6 +54,11 @@ class LiveBytes(TorchDispatchMode):
         self._seen[key] = mark
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for x in pytree.tree_leaves((args, kwargs)):
+            if isinstance(
+                x, Tensor
+            ):  # was there before: views of it and writes into it make nothing
+                self._know(x.untyped_storage(), counts=False)
         made = func(*args, **(kwargs or {}))
         for x in pytree.tree_leaves(made):
             if isinstance(x, Tensor):

@@ -35,6 +35,8 @@ def collectives(
     for (kind, pattern), size in sorted(most.items()):
         groups = [tuple(ranks[p] for p in group) for group in pattern.groups(len(ranks))]
         group = world.groups([*groups, *idle])
+        if kind == "reduce_scatter" and group.size == pattern.size:
+            _choose_way(group, size)
         found[kind, pattern] = Curve.of(_curve(world, group, kind, pattern, size))
     return found
 
@@ -54,15 +56,22 @@ def at_sizes(
     return points
 
 
+def _choose_way(group: Group, payload: int) -> None:
+    """A group keeps the first way it finds quickest: not for the small payload that comes first
+    here, but for the largest that is asked for."""
+    if group.size > 1 and group.ranks not in group.world.choices:
+        group.world.choices[group.ranks] = group.measure_reduce_scatter(payload)
+
+
 def _curve(
     world: World, group: Group, kind: str, pattern: Pattern, most: int
 ) -> list[tuple[float, float]]:
     points: list[tuple[float, float]] = []
-    upper = next((s for s in SIZES if s >= most), SIZES[-1])
+    upper = next((s for s in SIZES[1:] if s >= most), SIZES[-1])  # two points, to tell latency
     for size in (s for s in SIZES if s <= upper):
         seconds = _seconds(world, group, kind, pattern.size, size)
         points.append((float(size), seconds))
-        if seconds > MOST_SECONDS:
+        if seconds > MOST_SECONDS and len(points) > 1:
             break
     return points
 
@@ -120,16 +129,19 @@ def overlap(
     if len(everyone) < 2:
         return {}
     found = {}
+    chosen = dict(world.choices)
     for kind in sorted(set(kinds)):
         payload, alone = _payload(world, group, kind, seconds)
         trials = [_trial(world, group, kind, payload, alone) for _ in range(CALLS)]
         mine = torch.tensor([median(t) for t in zip(*trials, strict=True)], dtype=torch.float64)
-        shared = mine.to(world.device)
+        shared = mine.to(world.device) * (group.size > 1)  # an idle rank has nothing to tell
         world.everyone.all_reduce(shared, counted=False)
-        late, lost = (shared / world.size).tolist()
+        late, lost = (shared / len(everyone)).tolist()
         b = min(1.0, max(0.05, 1 - 2 * late / alone))
         a = min(1.0, max(0.05, 1 - lost * b / alone))
         found[kind] = Overlap(a, b)
+    world.choices.clear()
+    world.choices.update(chosen)  # what was quickest for these payloads need not be for others
     return found
 
 

@@ -16,6 +16,7 @@ from synchromesh.profile import Sprint
 
 PAUSE, SECONDS, SETTLED, FIRST = 0.03, 0.25, 0.05, 0.002
 FEW, RUNS = 2, 6  # runs that tell whether there is any, and in all where there is
+LEAST = 10  # products from which a line is fitted
 NOISE = 0.0015  # seconds of credit below which there is none
 FASTER = 1.2  # a lesser speed is none either
 
@@ -49,6 +50,8 @@ def _run(x: torch.Tensor) -> tuple[float, float]:
         torch.mm(x, x)
         times.append(time.perf_counter() - began)
     settled = np.array([(t, n) for n, t in enumerate(times, 1) if t > SETTLED])
+    if len(settled) < LEAST:
+        return 0.0, 1.0  # the machine is too busy to tell
     rate, offset = np.polyfit(settled[:, 0], settled[:, 1], 1)
     first = max(1, sum(t <= FIRST for t in times))
     return float(offset / rate), float(first / times[first - 1] / rate)

@@ -2,6 +2,7 @@
 
 import copy
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -11,33 +12,41 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from synchromesh.measure.memory import LiveBytes
+
 BYTES = 1 << 22  # of the parameters it is tried on
 RUNS = 5
 
 
 @dataclass(frozen=True)
 class Update:
-    """seconds = byte * parameter bytes + tensor * tensors; state = factor * parameter bytes."""
+    """What a step takes of an optimizer, for parameters of so many bytes in so many tensors.
+
+    seconds = byte * bytes + tensor * tensors; state bytes = state_factor * bytes;
+    bytes alive besides in the step = work_largest * largest tensor + work_byte * bytes.
+    """
 
     byte: float
     tensor: float
     state_factor: float
     copy_byte: float  # seconds to copy a byte of a gradient into a bucket
+    work_largest: float
+    work_byte: float
 
 
 def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> Update:
     """Of an optimizer of the same class and settings on parameters of its own.
 
-    Two mixtures of the same bytes, few large and many small tensors, tell the two prices apart.
+    One large tensor and many small ones of the same bytes tell the two prices apart.
     """
     numbers = BYTES // dtype.itemsize
-    few, many = (2, numbers // 2), (128, numbers // 128)
-    (seconds_few, factor), (seconds_many, _) = (
-        _step(optimizer, device, dtype, *mix) for mix in (few, many)
-    )
-    tensor = max(0.0, (seconds_many - seconds_few) / (many[0] - few[0]))
-    byte = max(0.0, (seconds_few - tensor * few[0]) / BYTES)
-    return Update(byte, tensor, factor, _copy(device, dtype))
+    few, many = (1, numbers), (128, numbers // 128)
+    one, other = (_step(optimizer, device, dtype, *mix) for mix in (few, many))
+    tensor = max(0.0, (other.seconds - one.seconds) / (many[0] - few[0]))
+    byte = max(0.0, (one.seconds - tensor * few[0]) / BYTES)
+    largest = max(0.0, (one.work - other.work) / (BYTES / few[0] - BYTES / many[0]))
+    work = max(0.0, (other.work - largest * BYTES / many[0]) / BYTES)
+    return Update(byte, tensor, one.state_factor, _copy(device, dtype), largest, work)
 
 
 def _copy(device: torch.device, dtype: torch.dtype) -> float:
@@ -54,9 +63,16 @@ def _copy(device: torch.device, dtype: torch.dtype) -> float:
     return median(taken[1:]) / BYTES
 
 
+@dataclass(frozen=True)
+class _Step:
+    seconds: float
+    state_factor: float
+    work: int  # bytes alive besides
+
+
 def _step(
     optimizer: Optimizer, device: torch.device, dtype: torch.dtype, tensors: int, numbers: int
-) -> tuple[float, float]:
+) -> _Step:
     parameters = [
         nn.Parameter(torch.ones(numbers, device=device, dtype=dtype)) for _ in range(tensors)
     ]
@@ -72,14 +88,24 @@ def _step(
         taken.append(time.perf_counter() - began)
     state = [x for s in twin.state.values() for x in s.values() if isinstance(x, torch.Tensor)]
     held = sum(x.numel() * x.element_size() for x in state)
-    return median(taken[1:]), held / sum(p.numel() * p.element_size() for p in parameters)
+    for p in parameters:
+        p.grad = torch.full_like(p, 1e-3)
+    with LiveBytes() as live:
+        twin.step()
+    whole = sum(p.numel() * p.element_size() for p in parameters)
+    return _Step(median(taken[1:]), held / whole, live.peak)
 
 
 def twin_of(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Any:
     """An optimizer of the same class over `parameters`, with the settings of the first group."""
     twin = copy.copy(optimizer)
-    twin.__dict__ = dict(optimizer.__dict__)
+    # a scheduler puts a `step` of its own there, which steps the original; hooks are the user's
+    twin.__dict__ = {
+        k: type(v)() if k.startswith("_optimizer_") and k.endswith("_hooks") else v
+        for k, v in optimizer.__dict__.items()
+        if k not in ("step", "_opt_called")
+    }
     settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
     twin.param_groups = [{**settings, "params": list(parameters)}]
-    twin.state = type(optimizer.state)(optimizer.state.default_factory)
+    twin.state = defaultdict(dict)
     return twin

@@ -1,4 +1,4 @@
-"""The planner's problem of a model: options and prices, from uniform partitions and a profile.
+"""The planner's problem of a model: options and link prices, of uniform partitions and a profile.
 
 For every tensor degree m of K devices the whole step is partitioned under K/m x m. Component i
 under that degree is option m: what it computes and sends inside, as it stands in that partition.

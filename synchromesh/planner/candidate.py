@@ -18,7 +18,7 @@ PIECES = (4,)  # besides one
 
 @dataclass(frozen=True)
 class Model:
-    """What is planned for: a traced step, module paths inside its components, global rows."""
+    """What is planned for: a traced step, module paths inside components, rows of a batch."""
 
     step: Step
     rows: int

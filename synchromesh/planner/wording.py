@@ -51,6 +51,10 @@ def worded(
                 named |= hit
                 break
     plan = Plan(word(default), tuple(overrides))
+    if plan.layouts(names, devices, modules) != tuple(layouts):  # one lies inside another
+        outer_first = sorted(wanted, key=lambda n: n.count("."))
+        overrides = [Override(_literal(n), word(wanted[n])) for n in outer_first]
+        plan = Plan(word(default), tuple(overrides))
     assert plan.layouts(names, devices, modules) == tuple(layouts), f"{plan} is not {layouts}"
     return plan
 
@@ -62,6 +66,10 @@ def _patterns(name: str) -> list[str]:
     found = []
     for keep in range(len(numbers) + 1):
         starred = set(numbers[keep:])
-        found.append(".".join("*" if i in starred else p for i, p in enumerate(parts)))
-    literal = name.replace("[", "[[]") if "[" in name else name
-    return [p for p in found if p.strip("*.")] + [literal]
+        found.append(".".join("*" if i in starred else _literal(p) for i, p in enumerate(parts)))
+    return [p for p in found if p.strip("*.")] + [_literal(name)]
+
+
+def _literal(name: str) -> str:
+    """A pattern that matches this name alone, and what lies inside it."""
+    return re.sub(r"([*?\[])", r"[\1]", name)

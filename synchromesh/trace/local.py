@@ -33,16 +33,20 @@ class Output:
 
 @dataclass(frozen=True)
 class Span:
-    """Computation between two moves: rough operations a row, for shares of measured time."""
+    """Computation between two moves: rough operations per batch row, for shares of time."""
 
     work: float
 
 
 @dataclass(frozen=True)
 class Hop:
-    """A move: the collectives it runs, maybe none; other pieces of the rows run meanwhile."""
+    """A move: the collectives it runs, maybe none; other pieces of the rows run meanwhile.
+
+    pauses: whether they do. An operator's own collectives are waited for where they stand.
+    """
 
     collectives: tuple[Collective, ...] = ()
+    pauses: bool = True
 
 
 Event = Span | Hop

@@ -170,10 +170,10 @@ class Writer:
                 self.hop(move_collectives(value_of(tensor), source, state, self.m, gradient))
         return self.forms[tensor, state]
 
-    def hop(self, collectives: tuple[Collective, ...]) -> None:
+    def hop(self, collectives: tuple[Collective, ...], pauses: bool = True) -> None:
         """Notes a move, after what was computed before it."""
         self.span()
-        self.events.append(Hop(collectives))
+        self.events.append(Hop(collectives, pauses))
 
     def span(self) -> None:
         if self.computed:
@@ -210,7 +210,7 @@ class Writer:
             operator = self.draft.menus[self.work.index].operators[i]
             self.computed += operator.work * choice.share
             if choice.collectives:
-                self.hop(choice.collectives)
+                self.hop(choice.collectives, pauses=False)
             if isinstance(node.meta["value"], tuple):
                 self.forms[(node, -1), R] = made
             else:

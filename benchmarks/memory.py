@@ -1,0 +1,152 @@
+"""Peak memory, predicted beside measured: `python -m benchmarks.memory [--nproc N] [--json]`.
+
+For every model and plan two steps of `trainer.step` are watched on local CPU ranks by
+`measure.memory.LiveBytes`, which counts the storages of all tensors (parameters and the rank's
+batch besides); the prediction is `trainer.predict()`. Error: predicted over measured, less one, on
+rank 0; the goal is a mean of absolute errors below 5 %.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from benchmarks.machine import machine
+from synchromesh.measure.memory import LiveBytes
+
+GOAL = 0.05
+Case = tuple[nn.Module, Callable[[nn.Module, Any], Tensor], Any]  # model, loss, global batch
+
+
+def classified(model: nn.Module, batch: Any) -> Tensor:
+    x, y = batch
+    out = model(x)
+    return F.cross_entropy(getattr(out, "logits", out), y)
+
+
+def continued(model: nn.Module, batch: Any) -> Tensor:
+    logits = model(batch["x"]).logits[:, :-1]
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), batch["x"][:, 1:].reshape(-1))
+
+
+def mlp(rows: int = 256) -> Case:
+    model = nn.Sequential(
+        nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
+    )
+    return model, classified, (torch.randn(rows, 256), torch.randint(0, 10, (rows,)))
+
+
+def wide_mlp() -> Case:
+    return mlp(4096)
+
+
+def cnn(rows: int = 64) -> Case:
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * 64, 512), nn.ReLU(), nn.Linear(512, 100),
+    )  # fmt: skip
+    return model, classified, (torch.randn(rows, 3, 32, 32), torch.randint(0, 100, (rows,)))
+
+
+def gpt2(rows: int = 8) -> Case:
+    import transformers as hf
+
+    config = hf.GPT2Config(
+        n_embd=256, n_layer=4, n_head=4, vocab_size=2048, n_positions=128, embd_pdrop=0.0,
+        resid_pdrop=0.0, attn_pdrop=0.0, use_cache=False, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return hf.GPT2LMHeadModel(config), continued, {"x": torch.randint(0, 2048, (rows, 128))}
+
+
+def bert(rows: int = 16) -> Case:
+    import transformers as hf
+
+    config = hf.BertConfig(
+        hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
+        vocab_size=2048, max_position_embeddings=128, num_labels=4, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    batch = (torch.randint(0, 2048, (rows, 128)), torch.randint(0, 4, (rows,)))
+    return hf.BertForSequenceClassification(config), classified, batch
+
+
+MODELS: dict[str, Callable[[], Case]] = {
+    "mlp": mlp, "wide mlp": wide_mlp, "cnn": cnn, "gpt2": gpt2, "bert": bert,
+}  # fmt: skip
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    "SGD": lambda p: torch.optim.SGD(p, lr=1e-3),
+}
+
+
+def watch(model_name: str, optimizer_name: str, plan: str) -> dict[str, Any]:
+    """On every rank: bytes predicted and measured of a step of one model under one plan."""
+    import synchromesh as sm
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model, loss, batch = MODELS[model_name]()
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters())
+    trainer = sm.prepare(model, optimizer, loss, batch, plan)
+    predicted = trainer.predict()
+    mine = pytree.tree_map(lambda x: x.clone(), trainer.shard(batch))
+    trainer.step(mine)  # optimizer states come into being
+    held = [x for s in optimizer.state.values() for x in s.values() if isinstance(x, Tensor)]
+    held += [*trainer.model.parameters.values(), *trainer.model.buffers.values()]
+    held += [b.flat for b in trainer._arranged.sync._buckets]
+    with LiveBytes([*held, *pytree.tree_leaves(mine)]) as live:
+        before = live.now
+        trainer.step(mine)
+    told = predicted.memory[trainer.rank]
+    trainer.close()
+    return {"peak": live.peak, "before": before, "predicted": told.peak, "held": told.held}
+
+
+def measured(nproc: int, models: list[str]) -> list[dict[str, Any]]:
+    from tests.ranks import run
+
+    found = []
+    for model in models:
+        for optimizer in OPTIMIZERS:
+            for plan in ["single"] if nproc == 1 else ["data", "tensor"]:
+                numbers = run(nproc, watch, model, optimizer, plan, timeout=300.0)[0]
+                error = numbers["predicted"] / numbers["peak"] - 1
+                found.append({
+                    "model": model, "optimizer": optimizer, "plan": plan, "ranks": nproc,
+                    **numbers, "error": error,
+                })  # fmt: skip
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--nproc", type=int, default=2, help="local ranks")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--json", action="store_true", help="one document on standard output")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    rows = measured(options.nproc, options.models)
+    mean = sum(abs(r["error"]) for r in rows) / len(rows)
+    if options.json:
+        print(json.dumps({"machine": machine(), "rows": rows, "mean_absolute_error": mean}))
+        return
+    print(f"{'model':10} {'optimizer':10} {'plan':8} {'measured':>10} {'predicted':>10}   error")
+    for r in rows:
+        peak, told = (f"{r[k] / 1e6:8.1f}MB" for k in ("peak", "predicted"))
+        print(f"{r['model']:10} {r['optimizer']:10} {r['plan']:8} {peak} {told} {r['error']:+7.1%}"
+              f"   (held {r['before'] / 1e6:.1f}, predicted {r['held'] / 1e6:.1f})")  # fmt: skip
+    print(f"mean absolute error {mean:.1%} (goal {GOAL:.0%}), {time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Plans with made-up profiles: every duration is chosen, so every prediction can be drawn."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from synchromesh.component import Component, Parameter
+from synchromesh.cost.step_time import Setting
+from synchromesh.holding import holdings
+from synchromesh.layout import Layout
+from synchromesh.placement import REPLICATED
+from synchromesh.plan import Plan
+from synchromesh.profile import Compute, Curve, Memory, Pattern, Profile
+from synchromesh.trace.local import Event, LocalComponent, Partition, Span
+from synchromesh.trace.partition import overlaps, partition
+from synchromesh.trace.step import Step
+from tests.models import traced
+
+
+def placed(family: str, layouts: Callable[[int], Layout] | Layout, rows: int = 8) -> Setting:
+    """A family's step under a layout for each component, as it would run."""
+    step = traced(family)
+    count = len(step.chain.components)
+    found = [layouts(i) if callable(layouts) else layouts for i in range(count)]
+    return setting(step, partition(step, found, rows=rows), found[0].devices, rows)
+
+
+def setting(step: Step, made: Partition, devices: int, rows: int) -> Setting:
+    tensors = {t.name: t for c in step.chain.components for t in (*c.parameters, *c.buffers)}
+    held = holdings(tensors.values(), made.placements, devices)
+    data = Plan.parse("data")
+    return Setting(made, held, data, devices, rows, overlaps(step, made))
+
+
+def flat(setting: Setting, seconds: float = 1.0, traffic: float = 0.0) -> Profile:
+    """Every program takes `seconds` forward and twice that backward, every collective `traffic`,
+    whatever the size."""
+    programs = {setting.partition.program(c) for c in setting.partition.components}
+    forward, backward = (Curve(((0.0, s), (1.0, s))) for s in (seconds, 2 * seconds))
+    wire = Curve(((0.0, traffic), (1.0, traffic)))
+    links = {
+        (c.kind, Pattern(c.ranks, c.stride)): wire
+        for local in setting.partition.components
+        for c in local.collectives
+    }
+    links |= {
+        ("all_reduce", Pattern(size, stride)): wire
+        for size in range(2, setting.devices + 1)
+        for stride in range(1, setting.devices + 1)
+    }
+    compute = {p: Compute((forward,), (backward,), Memory()) for p in programs}
+    return Profile(setting.devices, compute, links)
+
+
+def drawn(parts: Sequence[Mapping[str, object]], layout: Layout, rows: int = 4) -> Setting:
+    """A chain of components of which only events and parameters are known.
+
+    parts: {"events": (...), "parameters": {name: numbers}} each.
+    """
+    chain, made = [], []
+    for i, part in enumerate(parts):
+        numbers = part.get("parameters", {})
+        assert isinstance(numbers, dict)
+        component = Component(
+            f"c{i}", tuple(Parameter(n, (k,), "float32") for n, k in numbers.items())
+        )
+        events = part.get("events", (Span(1.0),))
+        assert isinstance(events, tuple)
+        chain.append(component)
+        made.append(_local(component, layout, events))
+    placements = {(p.name, layout): REPLICATED for c in chain for p in c.parameters}
+    result = Partition(tuple(made), placements, ())
+    held = holdings([p for c in chain for p in c.parameters], placements, layout.devices)
+    return Setting(result, held, Plan.parse("data"), layout.devices, rows, True)
+
+
+def _local(component: Component, layout: Layout, events: tuple[Event, ...]) -> LocalComponent:
+    graph = torch.fx.Graph()
+    graph.placeholder("axis")
+    graph.call_function(len, (component.name,))  # tells the programs apart
+    graph.output(())
+    return LocalComponent(
+        component, layout, torch.fx.GraphModule({}, graph), (), (),
+        tuple(p.name for p in component.parameters), (), (), events, {},
+    )  # fmt: skip

@@ -1,0 +1,344 @@
+"""The step time: pictures with exact numbers, laws, and the order in which the engine runs."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from synchromesh.component import Rows
+from synchromesh.cost import step_time as module
+from synchromesh.cost.step_time import Depart, Run, Setting, Unmeasured, best_pieces, step_time
+from synchromesh.engine import batches, gradients, program
+from synchromesh.engine.batch_norm import BatchNormPolicy
+from synchromesh.engine.batches import GlobalRows
+from synchromesh.engine.collectives import Axis
+from synchromesh.engine.random import Streams
+from synchromesh.layout import Layout
+from synchromesh.measure.borders import local_part, record, stand_ins, tiled
+from synchromesh.measure.silent import SilentGroup
+from synchromesh.plan import Plan
+from synchromesh.profile import Compute, Curve, Overlap, Pattern, Profile
+from synchromesh.trace.local import Hop, Span
+from synchromesh.traffic import Collective
+from tests.cost.plans import drawn, flat, placed
+from tests.models import family, traced
+
+CPU = torch.device("cpu")
+ALONE, PAIR = Layout(1, 1), Layout(2, 1)
+
+
+def profile(setting: Setting, seconds: dict[str, tuple[float, float]], **more: Any) -> Profile:
+    """Seconds forward and backward by component, whatever the rows."""
+    compute = {}
+    for local in setting.partition.components:
+        f, b = seconds[local.component.name]
+        compute[setting.partition.program(local)] = Compute(
+            (Curve(((0.0, f), (1.0, f))),), (Curve(((0.0, b), (1.0, b))),), cast(Any, None)
+        )
+    return Profile(setting.devices, compute, **more)
+
+
+def constant(seconds: float) -> Curve:
+    return Curve(((0.0, seconds), (1.0, seconds)))
+
+
+def test_where_nothing_is_sent_it_is_the_sum() -> None:
+    setting = drawn([{"parameters": {"a": 10, "b": 20}}, {"parameters": {"c": 5}}], ALONE)
+    told = step_time(
+        setting,
+        profile(
+            setting, {"c0": (1.0, 2.0), "c1": (3.0, 4.0)},
+            update_byte=0.01, update_tensor=0.5, copy_byte=100.0, host=0.25,
+        ),
+    )  # fmt: skip
+    assert (told.forward, told.backward) == (4.0, 6.0)
+    assert told.update == pytest.approx(35 * 4 * 0.01 + 3 * 0.5)
+    assert told.seconds == pytest.approx(4.0 + 6.0 + told.update + 0.25)
+    assert told.waited == 0.0 and told.communication_share == 0.0
+
+
+GRADIENTS = {("all_reduce", Pattern(2)): constant(3.0)}
+
+
+@pytest.mark.parametrize(
+    ("c0", "c1", "backward", "waited"),
+    [
+        # backward of c1, then its gradients ~~~ (3 s) while c0 computes
+        (5.0, 1.0, 1 + 5 + 3, 3.0),  # [c1][    c0    ]      c1's hidden whole, c0's ~~~ behind
+        (1.0, 1.0, 1 + 1 + 5, 5.0),  # [c1][c0]              1 s hidden: 2 s left and 3 s
+        (1.0, 5.0, 5 + 1 + 5, 5.0),
+    ],
+)
+def test_gradient_traffic_hides_behind_backward(
+    c0: float, c1: float, backward: float, waited: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUCKET_BYTES", 1)
+    monkeypatch.setattr(module, "FIRST_BUCKET_BYTES", 1)
+    setting = drawn([{"parameters": {"a": 10}}, {"parameters": {"b": 10}}], PAIR)
+    told = step_time(setting, profile(setting, {"c0": (0, c0), "c1": (0, c1)}, network=GRADIENTS))
+    assert told.backward == pytest.approx(backward) and told.waited == pytest.approx(waited)
+
+
+def test_one_bucket_waits_for_the_last_gradient() -> None:
+    setting = drawn([{"parameters": {"a": 10}}, {"parameters": {"b": 10}}], PAIR)
+    told = step_time(setting, profile(setting, {"c0": (0, 5), "c1": (0, 1)}, network=GRADIENTS))
+    assert told.backward == pytest.approx(1 + 5 + 3)
+
+
+def test_a_shared_parameter_is_ready_when_its_first_user_is_done() -> None:
+    setting = drawn([{"parameters": {"a": 1 << 20}}, {}, {"parameters": {"a": 1 << 20}}], PAIR)
+    seconds = {"c0": (0, 1), "c1": (0, 5), "c2": (0, 1)}
+    told = step_time(setting, profile(setting, seconds, network=GRADIENTS))
+    assert told.backward == pytest.approx(1 + 5 + 1 + 3)
+
+
+SENT = Hop((
+    Collective("all_reduce", "forward", 2, 1), Collective("all_gather", "backward", 2, 1),
+))  # fmt: skip
+LINKS = {("all_reduce", Pattern(2)): constant(1.0), ("all_gather", Pattern(2)): constant(2.0)}
+
+
+def test_pieces_hide_what_the_whole_batch_waits_for() -> None:
+    setting = drawn([{"events": (Span(1.0), SENT, Span(3.0))}], Layout(1, 2))
+    told = profile(setting, {"c0": (4.0, 8.0)}, network=LINKS)
+    whole = step_time(setting, told, 1)
+    # [1]~[ 3 ]   then   [  6  ]~~[2]
+    assert (whole.forward, whole.backward) == (5.0, 10.0)
+    # piece 0   [1]~[ 3 ]          the same seconds a piece, whatever the rows, in this profile
+    # piece 1      [1]   [ 3 ]     its ~ goes on while piece 0 computes
+    pieces = step_time(setting, told, 2)
+    assert pieces.forward == pytest.approx(1 + 1 + 3 + 3)
+    # piece 1   [  6  ]~~[2]       the first departs at 6, arrives at 12 at the latest
+    # piece 0          [  6  ]~~[2]
+    assert pieces.backward == pytest.approx(6 + 6 + 2 + 2)
+    assert pieces.waited == 0.0
+
+
+def test_an_operators_own_collective_is_waited_for() -> None:
+    blocking = replace(SENT, pauses=False)
+    setting = drawn([{"events": (Span(1.0), blocking, Span(3.0))}], Layout(1, 2))
+    told = step_time(setting, profile(setting, {"c0": (4.0, 8.0)}, network=LINKS), 2)
+    assert (told.forward, told.backward) == (10.0, 20.0) and told.waited == 6.0
+
+
+def test_the_slowest_rank_counts_and_uneven_rows() -> None:
+    setting = replace(drawn([{}], PAIR, rows=4), plan=Plan.parse("data; @rows=3,1"))
+    key = setting.partition.program(setting.partition.components[0])
+    row, slow = Curve(((1.0, 1.0),)), Curve(((1.0, 5.0),))
+
+    def seconds(*curves: Curve) -> float:
+        found = Profile(2, {key: Compute(curves, (constant(0.0),) * 2, cast(Any, None))})
+        return step_time(setting, found).seconds
+
+    assert seconds(row, row) == 3.0
+    assert seconds(row, slow) == 5.0
+    assert seconds(row) == 3.0  # one curve stands for all ranks
+
+
+def test_best_pieces_asks_for_enough_rows() -> None:
+    setting = drawn([{"events": (Span(1.0), SENT, Span(3.0))}], Layout(1, 2), rows=4)
+    key = setting.partition.program(setting.partition.components[0])
+    row = Curve(((1.0, 1.0),))
+    links = {
+        link: Curve(((4.0, seconds),)) for link, seconds in zip(LINKS, (1.0, 2.0), strict=True)
+    }
+    told = Profile(2, {key: Compute((row,), (row,), cast(Any, None))}, links)
+    assert best_pieces(setting, told, (4,)).pieces == 4
+    assert best_pieces(setting, told, (8,)).pieces == 1
+    assert best_pieces(replace(setting, overlaps=False), told, (4,)).pieces == 1
+    assert best_pieces(replace(setting, rows=3), told, (4,)).pieces == 1
+
+
+def test_what_was_not_measured_has_a_name() -> None:
+    setting = drawn([{"events": (SENT,)}], Layout(1, 2))
+    with pytest.raises(Unmeasured, match=r"c0 \(1x2\) was not measured"):
+        step_time(setting, Profile(2))
+    with pytest.raises(Unmeasured, match="all_reduce on 2 ranks"):
+        step_time(setting, profile(setting, {"c0": (1, 1)}))
+
+
+@pytest.mark.parametrize("family_name", ["cnn", "padded"])
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_more_of_anything_takes_no_less(family_name: str, pieces: int) -> None:
+    setting = placed(family_name, Layout(2, 2))
+    base = replace(flat(setting, 1.0, 0.3), overlap={"all_reduce": Overlap(0.7, 0.6)}, host=0.1)
+    least = step_time(setting, base, pieces).seconds
+    for key, found in base.compute.items():
+        slower = replace(found, forward=tuple(c.scaled(1.5) for c in found.forward))
+        more = replace(base, compute={**base.compute, key: slower})
+        assert step_time(setting, more, pieces).seconds > least
+    for key, curve in base.network.items():
+        more = replace(base, network={**base.network, key: curve.scaled(2.0)})
+        assert step_time(setting, more, pieces).seconds >= least * (1 - 1e-12)
+    for more in (
+        replace(base, host=0.2),
+        replace(base, update_byte=1.0),
+        replace(base, copy_byte=1.0),
+    ):
+        assert step_time(setting, more, pieces).seconds > least
+
+
+# The engine's order
+
+
+class Order:
+    """The pauses of a real program on silent groups, by component: what `in_turns` goes by."""
+
+    def __init__(self, name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[tuple[int, int]] = []
+        step = traced(name)
+        model, _, make = family(name)
+        self.batch = make(setting.rows, dtype=torch.float64)
+        held = {n: x.detach() for n, x in (*model.named_parameters(), *model.named_buffers())}
+        whole = stand_ins(step.chain, held, CPU)
+        self.borders = record(step, self.batch, whole, CPU)
+        tensors = {}
+        for n, x in whole.items():
+            h = setting.held[n]
+            tensors[n] = local_part(x, h.placement, h.layout.tensor)
+            if h.tensor.trainable:
+                tensors[n].requires_grad_()
+        stage = SimpleNamespace(position=0)
+
+        def axis(layout: Layout, streams: Streams) -> Axis:
+            group = SilentGroup(layout.tensor)
+            return Axis(cast(Any, group), streams, BatchNormPolicy(None))
+
+        monkeypatch.setattr(program, "depart", self.depart)
+        self.program = program.Program(
+            step, setting.partition, cast(Any, stage), tensors, setting.held, axis, Streams(0, CPU)
+        )
+        for i, part in enumerate(self.program._parts):
+            part.walk = self.logged(i, part.walk)
+        fetch = self.program._fetch
+        parts = [p.fetches for p in self.program._parts]
+
+        def logged(item: Any, *args: Any) -> Iterator[None]:
+            i = next(i for i, fetches in enumerate(parts) if any(f is item for f in fetches))
+            made = yield from self.told(i, fetch(item, *args))
+            return made
+
+        monkeypatch.setattr(self.program, "_fetch", logged)
+
+    def told(self, i: int, walk: Any) -> Any:
+        while True:
+            try:
+                next(walk)
+            except StopIteration as end:
+                return end.value
+            self.seen.append(i)
+            yield
+
+    def logged(self, i: int, walk: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: self.told(i, walk(*args))
+
+    def depart(self, x: Tensor, value: Any, have: Any, want: Any, source: Any, target: Any,
+               stage: Any, rows_source: Any, rows_target: Any) -> Any:  # fmt: skip
+        """What would come over the border, from the recorded values."""
+        start, stop = rows_target[0]
+        whole = self.borders[value.name]
+        if isinstance(value.rows, Rows):
+            whole = tiled(whole, value.rows, max(1, stop - start))
+        made = local_part(whole, want, target.tensor)
+        return lambda: made.requires_grad_(x.requires_grad)
+
+
+def mixed(i: int) -> Layout:
+    return Layout(2, 1) if i % 3 else Layout(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "layouts"),
+    [("gpt2", Layout(1, 2)), ("padded", Layout(1, 4)), ("bert", mixed), ("cnn", mixed)],
+    ids=["gpt2-1x2", "padded-1x4", "bert-mixed", "cnn-mixed"],
+)
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_the_order_is_the_engines(
+    name: str, layouts: Any, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = placed(name, layouts)
+    order = Order(name, setting, monkeypatch)
+    leaf = max((c.layout for c in setting.partition.components), key=lambda x: x.data)
+    rows = [b - a for a, b in setting.plan.row_ranges(setting.rows, leaf.data)]
+    cut = GlobalRows(tuple(rows), setting.plan)
+    lanes, start = [], 0
+    for part in cut.micro(pieces) if pieces > 1 else (cut,):
+        lanes.append((batches.take_rows(order.batch, start, start + part.counts[0]), part))
+        start += part.counts[0]
+    order.program.run(lanes, 0)
+    tokens = [list(module._tokens(setting.partition.components, p)) for p in range(pieces)]
+    predicted = [t for t in module._in_turns(tokens) if isinstance(t, Depart) and t.hop.pauses]
+    assert [t.component for t in predicted] == order.seen
+    assert order.seen, "a plan without a pause says nothing"
+
+
+def test_backward_is_the_reverse() -> None:
+    setting = placed("gpt2", Layout(1, 2))
+    events: list[tuple[str, Any]] = []
+
+    class Spy:
+        def __init__(self, *args: Any) -> None:
+            self.line = module_timeline(*args)
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("compute", "depart", "arrive"):
+                return lambda *args: (events.append((name, args)), getattr(self.line, name)(*args))
+            return getattr(self.line, name)
+
+    module_timeline = module.Timeline
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "Timeline", Spy)
+        step_time(setting, flat(setting, 1.0, 0.0), 2)
+    computed = [args[0] for name, args in events if name == "compute" and args[0]]
+    half = len(computed) // 2
+    assert computed[half:] == [2 * s for s in reversed(computed[:half])]
+
+
+# Gradient buckets
+
+
+@pytest.mark.parametrize("name", ["gpt2", "cnn"])
+@pytest.mark.parametrize(
+    "layouts", [Layout(4, 1), Layout(2, 2), lambda i: Layout(4, 1) if i % 2 else Layout(2, 2)],
+    ids=["4x1", "2x2", "mixed"],
+)  # fmt: skip
+def test_buckets_are_the_engines(name: str, layouts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    most, first = 6000, 1500
+    monkeypatch.setattr(module, "BUCKET_BYTES", most)
+    monkeypatch.setattr(module, "FIRST_BUCKET_BYTES", first)
+    setting = placed(name, layouts)
+    found: dict[str, tuple[nn.Parameter, Any]] = {}
+    for component in setting.partition.components:
+        for p in component.component.parameters:
+            if p.trainable and p.name not in found:
+                held = setting.held[p.name]
+                whole = held.home or held.placement.kind == "r"
+                ranks = tuple(range(4)) if whole else held.layout.data_positions(0)
+                tensor = nn.Parameter(torch.zeros(held.local_shape, dtype=torch.float64))
+                found[p.name] = (tensor, SimpleNamespace(ranks=ranks, size=len(ranks)))
+    shared = [x for x in found.values() if x[1].size > 1]
+    buckets = gradients._buckets(cast(Any, shared[::-1]), most, first)
+    names = {id(x): n for n, (x, _) in found.items()}
+    theirs = [({names[id(x)] for x in b.parameters}, b.payload, b.group.size) for b in buckets]
+    made = module._Buckets(setting, Profile(4))
+    assert [(b.waits_for, b.bytes, b.ranks.size) for b in made._buckets] == theirs
+    assert len(theirs) >= 2
+
+
+def test_the_constants_are_the_engines() -> None:
+    defaults = gradients.GradientSync.__init__.__defaults__
+    assert defaults == (module.BUCKET_BYTES, module.FIRST_BUCKET_BYTES)
+
+
+def test_runs_are_shares_of_a_component() -> None:
+    setting = placed("bert", Layout(1, 2))
+    shares: dict[int, float] = {}
+    for token in module._tokens(setting.partition.components, 0):
+        if isinstance(token, Run):
+            shares[token.component] = shares.get(token.component, 0.0) + token.share
+    count = len(setting.partition.components)
+    assert shares == pytest.approx(dict.fromkeys(range(count), 1.0))

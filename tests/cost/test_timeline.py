@@ -1,0 +1,149 @@
+"""A timeline against pictures whose numbers are exact."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synchromesh.cost.timeline import Timeline
+from synchromesh.profile import Overlap, Sprint
+
+HALF = {"k": Overlap(compute=0.5, network=0.25)}
+
+
+def test_nothing_disturbs() -> None:
+    line = Timeline()
+    line.compute(1.0)
+    line.depart("a", "k", 2.0)
+    line.compute(0.5)
+    assert line.clock == 1.5  # [ 1.0 ][ 0.5 ]......
+    line.arrive("a")  #                  ~~~~~~~~~~~ 2.0
+    assert (line.clock, line.computed, line.waited) == (3.0, 1.5, 1.5)
+    line.arrive("a")  # nothing is under way any more
+    line.finish()
+    assert line.clock == 3.0 and not line.under_way
+
+
+def test_what_takes_no_time_never_departs() -> None:
+    line = Timeline()
+    line.depart("a", "k", 0.0)
+    line.compute(0.0)
+    line.arrive("a")
+    assert line.clock == 0.0 and not line.under_way
+
+
+def test_two_flights_share_the_links_evenly() -> None:
+    #   a  ~~~~~~~~ 1 at half speed: there at 2
+    #   b  ~~~~~~~~~~~~ 3: 1 done by 2, 2 more alone: there at 4
+    line = Timeline()
+    line.depart("a", "k", 1.0)
+    line.depart("b", "k", 3.0)
+    line.arrive("a")
+    assert line.clock == pytest.approx(2.0)
+    line.arrive("b")
+    assert line.clock == pytest.approx(4.0)
+
+
+def test_a_wait_for_one_lets_the_others_go_on() -> None:
+    line = Timeline()
+    line.depart("a", "k", 3.0)
+    line.depart("b", "k", 1.0)
+    line.arrive("a")  # until 2 both at half speed, then 2 alone
+    assert line.clock == pytest.approx(4.0) and not line.under_way
+
+
+def test_overlap_slows_both() -> None:
+    # computes at 0.5 while traffic goes at 0.25: traffic of 1 would be under way for 4
+    line = Timeline(HALF)
+    line.depart("a", "k", 1.0)
+    line.compute(1.0)  # takes 2; half of the traffic is left
+    assert line.clock == pytest.approx(2.0)
+    assert line.under_way["a"].left == pytest.approx(0.5)
+    line.arrive("a")
+    assert line.clock == pytest.approx(2.5) and line.waited == pytest.approx(0.5)
+
+
+def test_computation_is_disturbed_only_while_traffic_is_under_way() -> None:
+    line = Timeline(HALF)
+    line.depart("a", "k", 1.0)
+    line.compute(3.0)  # 4 seconds at 0.5 make 2 of it, then 1 undisturbed
+    assert line.clock == pytest.approx(5.0) and not line.under_way
+    assert line.computed == 3.0 and line.waited == 0.0
+
+
+def test_the_mean_of_kinds_disturbs() -> None:
+    line = Timeline({"k": Overlap(0.5), "l": Overlap(0.9)})
+    line.depart("a", "k", 100.0)
+    line.depart("b", "l", 100.0)
+    line.depart("c", "unknown", 100.0)
+    assert line.capacity == pytest.approx(0.8)
+    line.compute(0.8)
+    assert line.clock == pytest.approx(1.0)
+
+
+def test_waiting_earns_credit_that_a_sprint_spends() -> None:
+    line = Timeline(sprint=Sprint(speed=3.0, credit=0.5))
+    line.compute(1.0)  # no credit to begin with
+    assert line.clock == 1.0
+    line.depart("a", "k", 0.2)
+    line.arrive("a")
+    assert line.credit == pytest.approx(0.2)
+    # credit lasts 0.2 / (3 - 1) = 0.1 s, in which 0.3 are done
+    line.compute(0.5)
+    assert line.clock == pytest.approx(1.2 + 0.1 + 0.2)
+    assert line.credit == pytest.approx(0.0)
+    line.depart("b", "k", 7.0)
+    line.arrive("b")
+    assert line.credit == 0.5  # no more than there is
+
+
+def test_a_sprint_goes_on_beside_traffic() -> None:
+    line = Timeline(HALF, Sprint(speed=2.0, credit=1.0))
+    line.depart("a", "k", 0.5)
+    line.arrive("a")
+    assert line.credit == pytest.approx(0.25)  # capacity is a half while it is under way
+    line.depart("b", "k", 100.0)
+    line.compute(1.0)  # 0.25 / (2 - 0.5) s at 2, then at 0.5
+    quick = 0.25 / 1.5
+    assert line.clock == pytest.approx(0.5 + quick + (1.0 - 2 * quick) / 0.5)
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from("cda"), st.floats(1e-9, 1e3), st.integers(0, 3)), max_size=12
+)
+RATES = st.builds(Overlap, st.floats(0.05, 1.0), st.floats(0.05, 1.0))
+
+
+def walked(
+    actions: list[tuple[str, float, int]], overlap: Overlap, sprint: Sprint, factor: float = 1.0
+) -> Timeline:
+    line = Timeline({"k": overlap}, sprint)
+    for what, seconds, key in actions:
+        if what == "c":
+            line.compute(seconds * factor)
+        elif what == "a":
+            line.arrive(key)
+        elif key not in line.under_way:
+            line.depart(key, "k", seconds * factor)
+    line.finish()
+    return line
+
+
+@given(ACTIONS, RATES, st.builds(Sprint, st.floats(1.0, 8.0), st.floats(0.0, 1.0)))
+def test_laws(actions: list[tuple[str, float, int]], overlap: Overlap, sprint: Sprint) -> None:
+    line = walked(actions, overlap, sprint)
+    assert not line.under_way and 0.0 <= line.credit <= sprint.credit
+    computed = sum(s for what, s, _ in actions if what == "c")
+    assert line.computed == pytest.approx(computed)
+    assert line.waited <= line.clock * (1 + 1e-9)
+    assert line.clock >= computed / sprint.speed * (1 - 1e-9) - 1e-9
+    # alone and undisturbed nothing takes longer than everything after the other
+    free = walked(actions, Overlap(), Sprint())
+    assert free.clock >= computed * (1 - 1e-9)
+
+
+@given(ACTIONS, RATES, st.floats(0.1, 10.0))
+def test_time_has_no_unit(
+    actions: list[tuple[str, float, int]], overlap: Overlap, factor: float
+) -> None:
+    one, other = (walked(actions, overlap, Sprint(), f) for f in (1.0, factor))
+    assert other.clock == pytest.approx(one.clock * factor, rel=1e-6, abs=1e-9)

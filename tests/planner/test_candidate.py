@@ -1,0 +1,66 @@
+"""Candidates: priced, refused by name, kept below limits."""
+
+from dataclasses import replace
+
+import pytest
+
+from synchromesh.cost.step_time import step_time
+from synchromesh.plan import Plan
+from synchromesh.planner.candidate import Model, price, readable, setting, with_pieces
+from synchromesh.profile import Profile
+from tests.cost.plans import flat
+from tests.models import traced
+
+MODEL = Model(traced("gpt2"), 8, {})
+
+
+def profile(text: str) -> Profile:
+    plan = Plan.parse(text)
+    return flat(setting(MODEL, plan, MODEL.partition(plan, 2), 2), 1.0, 0.5)
+
+
+def test_a_price_is_the_step_time() -> None:
+    plan = Plan.parse("tensor; @pieces=1")
+    found = price(MODEL, plan, 2, profile("tensor"))
+    placed = setting(MODEL, plan, MODEL.partition(plan, 2), 2)
+    assert found.time == step_time(placed, profile("tensor"), 1)
+    assert found.fits and found.reason == "" and len(found.memory) == 2
+    assert found.to_dict()["step_seconds"] == found.seconds > 0
+
+
+def test_pieces_are_as_the_plan_says_or_the_better() -> None:
+    told = profile("tensor")
+    seconds = {
+        n: price(MODEL, Plan.parse(f"tensor; @pieces={n}"), 2, told).seconds for n in (1, 4)
+    }
+    free = price(MODEL, Plan.parse("tensor"), 2, told)
+    assert free.seconds == min(seconds.values())
+    assert free.time is not None
+    assert with_pieces(free, True).plan == replace(free.plan, pieces=free.time.pieces)
+    assert with_pieces(free, False) == free
+
+
+def test_what_cannot_be_priced_says_why() -> None:
+    unknown = price(MODEL, Plan.parse("tensor"), 2, profile("data"))
+    assert unknown.time is None and not unknown.fits and "was not measured" in unknown.reason
+    assert unknown.seconds == float("inf") and unknown.to_dict()["step_seconds"] is None
+    wrong = price(MODEL, Plan.parse("data; nowhere=tensor"), 2, profile("data"))
+    assert wrong.time is None and "matches no component" in wrong.reason
+
+
+def test_limits_name_the_rank_that_lacks_most() -> None:
+    told = profile("data")
+    peak = price(MODEL, Plan.parse("data"), 2, told).memory[0].peak
+    assert price(MODEL, Plan.parse("data"), 2, told, (peak, peak)).fits
+    found = price(MODEL, Plan.parse("data"), 2, told, (peak, peak - 2000))
+    assert not found.fits and found.reason == "rank 1 lacks 2.0 KB" and found.time is not None
+    swapped = price(MODEL, Plan.parse("data; @ranks=1,0"), 2, told, (peak - 3000, peak - 2000))
+    assert swapped.reason == "rank 0 lacks 3.0 KB"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 KB"), (3.2e9, "3.2 GB"), (5e15, "5000.0 TB")],
+)
+def test_readable(size: float, text: str) -> None:
+    assert readable(size) == text
