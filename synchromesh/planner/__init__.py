@@ -1,1 +1,1 @@
-"""The planner: the plan with the least predicted cost. Not here yet."""
+"""The planner: the plan with the least predicted step time, as an exact search over a chain."""
