@@ -1,7 +1,7 @@
 """The choice of a plan on the ranks of this run: measure, search, measure what is new, decide.
 
-    uniform partitions  ->  survey  ->  search (rank 0)  ->  best few and the plain plans
-                                                         ->  survey of new programs  ->  exact prices
+    uniform partitions -> facts -> search (rank 0) -> best few and the plain plans
+                                                   -> facts of new programs -> exact prices
 All ranks call alike; what rank 0 found is told to the others, so that no two can disagree.
 """
 
@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
-from synchromesh.measure.memory import device_bytes, process_bytes
 from synchromesh.measure.facts import Subject, facts
+from synchromesh.measure.memory import device_bytes, process_bytes
 from synchromesh.plan import Plan
 from synchromesh.planner import candidate as pricing
 from synchromesh.planner.assemble import Uniform, assemble, crossings, degrees
@@ -89,7 +89,9 @@ def choose(question: Question, say: Say = lambda _: None) -> Choice:
         world.size,
         question.rows,
         {
-            m: planned.partition(worded(planned.names, _uniform(planned, world.size, m)), world.size)
+            m: planned.partition(
+                worded(planned.names, _uniform(planned, world.size, m)), world.size
+            )
             for m in degrees(world.size)
         },
     )
@@ -118,7 +120,9 @@ def choose(question: Question, say: Say = lambda _: None) -> Choice:
     return Choice(tuple(found), profile, spent)
 
 
-def predict(question: Question, plan: Plan, known: Profile | None = None) -> tuple[Candidate, Profile]:
+def predict(
+    question: Question, plan: Plan, known: Profile | None = None
+) -> tuple[Candidate, Profile]:
     """The prediction of a given plan, with the measurements that it takes."""
     world, planned = question.world, question.planned
     if question.step.opaque:

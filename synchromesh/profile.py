@@ -1,7 +1,7 @@
 """A profile: what was measured of a model and of the links; seconds and bytes, and where from.
 
-    compute      seconds of a component's forward and backward by batch rows of one rank, on each rank
-    network      seconds of a collective by payload bytes, on a group pattern, all its groups at once
+    compute      seconds of a component's forward and backward by rows of one rank, on each rank
+    network      seconds of a collective by payload bytes, on a pattern of groups, all at once
     overlap      how much computation and traffic slow each other down while both are under way
     sprint       how much faster computation is at first after a pause
     update       seconds of the optimizer step by parameter bytes and by tensors
@@ -113,7 +113,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Rates at which computation and traffic go on while both are under way; 1.0 is undisturbed."""
+    """Rates at which computation and traffic go on while both are under way; 1 is undisturbed."""
 
     compute: float = 1.0
     network: float = 1.0

@@ -3,10 +3,10 @@
     computes      [ c0 ][ c1 ]......[ c2 ]          . waits for what is under way
     under way        ~~~~~~~~~~~~~~~~  ~~~~~~
 
-Durations of computation are those of lasting work, undisturbed; a device does 1 second of such work
-a second. Of that, traffic under way takes a part, and computing slows traffic down (`Overlap`, by
-kind of collective). n collectives under way share the links evenly, 1/n each. Work begun after a
-pause is quicker at first (`Sprint`):
+Durations of computation are those of lasting work, undisturbed; a device does 1 second of such
+work a second. Of that, traffic under way takes a part, and computing slows traffic down
+(`Overlap`, by kind of collective). n collectives under way share the links evenly, 1/n each. Work
+begun after a pause is quicker at first (`Sprint`):
 
     capacity =  1 - mean of (1 - overlap.compute) over what is under way
     speed    =  sprint.speed while there is credit, else capacity
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from synchromesh.profile import Overlap, Sprint
 
 _NOTHING = 1e-12  # seconds
-_UNDISTURBED = Overlap()
+_UNDISTURBED, _STEADY = Overlap(), Sprint()
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Timeline:
     """`compute`, `depart`, `arrive` in the order in which a rank does them; `clock` is now."""
 
     overlap: Mapping[str, Overlap] = field(default_factory=dict)
-    sprint: Sprint = Sprint()
+    sprint: Sprint = _STEADY
     clock: float = 0.0
     computed: float = 0.0  # seconds of computation if nothing disturbed it
     waited: float = 0.0  # seconds in which nothing was computed

@@ -1,4 +1,4 @@
-"""The facts of a choice: everything a choice of plan needs, measured on the ranks that would run it.
+"""The facts of a choice: what a choice of plan needs, measured on the ranks that would run it.
 
     partitions   of the step under the layouts on the table
       -> programs      each distinct one, at the rows it would get and at a piece of them
@@ -20,12 +20,12 @@ from torch.optim import Optimizer
 from synchromesh.engine import batches
 from synchromesh.engine.groups import World
 from synchromesh.engine.overlap import PIECES
+from synchromesh.layout import Layout
 from synchromesh.measure import network
 from synchromesh.measure.borders import record, stand_ins
 from synchromesh.measure.compute import BLOCK_SECONDS, LONG_BLOCK_SECONDS, Bench
 from synchromesh.measure.sprint import sprint
 from synchromesh.measure.update import update
-from synchromesh.layout import Layout
 from synchromesh.profile import Compute, Curve, Memory, Pattern, Profile
 from synchromesh.trace.local import LocalComponent, Partition
 from synchromesh.trace.step import Step

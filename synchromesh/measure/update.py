@@ -1,4 +1,4 @@
-"""The optimizer's step measured: its seconds by parameter bytes and by tensors, its state's bytes."""
+"""The optimizer's step measured: seconds by parameter bytes and by tensors, bytes of its state."""
 
 import copy
 import time
@@ -17,7 +17,7 @@ RUNS = 5
 
 @dataclass(frozen=True)
 class Update:
-    """seconds = byte * parameter bytes + tensor * tensors; state bytes = factor * parameter bytes."""
+    """seconds = byte * parameter bytes + tensor * tensors; state = factor * parameter bytes."""
 
     byte: float
     tensor: float

@@ -1,4 +1,4 @@
-"""The planner's problem of a model: options and link prices, from uniform partitions and a profile.
+"""The planner's problem of a model: options and prices, from uniform partitions and a profile.
 
 For every tensor degree m of K devices the whole step is partitioned under K/m x m. Component i
 under that degree is option m: what it computes and sends inside, as it stands in that partition.
@@ -118,9 +118,7 @@ def assemble(uniform: Uniform, profile: Profile) -> Problem:
 def _held(uniform: Uniform, degree: int) -> Mapping[str, Holding]:
     chain = uniform.step.chain
     tensors = {t.name: t for c in chain.components for t in (*c.parameters, *c.buffers)}
-    return holdings(
-        tensors.values(), uniform.partitions[degree].placements, uniform.devices
-    )
+    return holdings(tensors.values(), uniform.partitions[degree].placements, uniform.devices)
 
 
 def _option(
@@ -134,8 +132,10 @@ def _option(
     """The component under one degree; None where nothing is sharded or nothing is known of it."""
     made = uniform.partitions[degree]
     local = made.components[index]
-    if degree > 1 and local.parameters and not any(
-        made.placements[n, local.layout].sharded for n in local.parameters
+    if (
+        degree > 1
+        and local.parameters
+        and not any(made.placements[n, local.layout].sharded for n in local.parameters)
     ):
         return None
     measured = profile.compute.get(made.program(local))

@@ -17,7 +17,7 @@ PIECES = (4,)  # besides one
 
 @dataclass(frozen=True)
 class Model:
-    """What is planned for: a traced step, module paths inside components, rows of a global batch."""
+    """What is planned for: a traced step, module paths inside its components, global rows."""
 
     step: Step
     rows: int
@@ -82,9 +82,7 @@ def price(
             time = best_pieces(placed, profile, PIECES)
         else:
             time = step_time(placed, profile, plan.pieces)
-        memory = tuple(
-            peak_memory(placed, profile, p, time.pieces) for p in range(placed.devices)
-        )
+        memory = tuple(peak_memory(placed, profile, p, time.pieces) for p in range(placed.devices))
     except (Unmeasured, ValueError) as error:
         return Candidate(plan, None, (), False, str(error))
     over = [

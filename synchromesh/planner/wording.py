@@ -1,9 +1,9 @@
 """The wording of a plan: the shortest text found for a layout of every component.
 
-    encoder.layer.0.attention  1x4        data; encoder.layer.*.attention=tensor
-    encoder.layer.0.mlp        4x1   ->
-    encoder.layer.1.attention  1x4
-    ...
+encoder.layer.0.attention  1x4        data; encoder.layer.*.attention=tensor
+encoder.layer.0.mlp        4x1   ->
+encoder.layer.1.attention  1x4
+...
 """
 
 import re

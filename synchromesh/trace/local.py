@@ -33,7 +33,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Span:
-    """Computation between two moves: rough operations per batch row, for shares of measured time."""
+    """Computation between two moves: rough operations a row, for shares of measured time."""
 
     work: float
 
