@@ -6,8 +6,8 @@ All ranks call alike; what rank 0 found is told to the others, so that no two ca
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -19,39 +19,16 @@ from synchromesh.measure.facts import Subject, facts
 from synchromesh.measure.memory import device_bytes, process_bytes
 from synchromesh.plan import Plan
 from synchromesh.planner import candidate as pricing
-from synchromesh.planner.assemble import Uniform, assemble, crossings, degrees
-from synchromesh.planner.candidate import Candidate, price, with_pieces
-from synchromesh.planner.chain import search
-from synchromesh.planner.wording import worded
+from synchromesh.planner.assemble import crossings
+from synchromesh.planner.candidate import Candidate, price
+from synchromesh.planner.choice import Choice, misfit, plain, priced, searched, uniform
 from synchromesh.profile import Profile
-from synchromesh.trace.partition import overlaps
 from synchromesh.trace.step import Step
 from synchromesh.word import Word
 
-MARGIN = 0.02  # a mixed plan must be predicted this much quicker than a plain one
-ALTERNATIVES = 4  # of the search, priced exactly besides the best
+__all__ = ["Choice", "Question", "choose", "predict"]
+
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What was considered and chosen, and on which facts."""
-
-    candidates: tuple[Candidate, ...]  # the chosen one first, then by time
-    profile: Profile
-    planning_seconds: float  # of the search alone
-
-    @property
-    def chosen(self) -> Candidate:
-        return self.candidates[0]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "candidates": [c.to_dict() for c in self.candidates],
-            "chosen": str(self.chosen.plan),
-            "planning_seconds": self.planning_seconds,
-            "measuring_seconds": self.profile.seconds,
-        }
 
 
 @dataclass(frozen=True)
@@ -84,23 +61,13 @@ def choose(question: Question, say: Say = lambda _: None) -> Choice:
         return _opaque(question)
     limits = memory_limits(world)
     say(f"measuring {len(step.chain.components)} components on {world.size} ranks ...")
-    uniform = Uniform(
-        step,
-        world.size,
-        question.rows,
-        {
-            m: planned.partition(
-                worded(planned.names, _uniform(planned, world.size, m)), world.size
-            )
-            for m in degrees(world.size)
-        },
-    )
+    partitions = uniform(planned, world.size)
     ranks = range(world.size)
     profile = facts(
-        world, ranks, question.subject, uniform.partitions.values(), None, crossings(uniform)
+        world, ranks, question.subject, partitions.partitions.values(), None, crossings(partitions)
     )
     began = time.perf_counter()
-    texts = [str(p) for p in _searched(planned, uniform, profile, min(limits))]
+    texts = [str(p) for p in searched(partitions, profile, min(limits)).plans(planned)]
     spent = time.perf_counter() - began
     texts = world.everyone.broadcast_json(texts)
     plans = [Plan.parse(t) for t in dict.fromkeys([*texts, *map(str, plain(world.size))])]
@@ -110,13 +77,12 @@ def choose(question: Question, say: Say = lambda _: None) -> Choice:
     ]
     profile = facts(world, ranks, question.subject, made, profile)
     began = time.perf_counter()
-    found = [price(planned, p, world.size, profile, limits) for p in plans]
+    found = priced(planned, plans, world.size, profile, limits)
     spent += time.perf_counter() - began
-    found = decided([_pieced(planned, c, world.size) for c in found])
     chosen = world.everyone.broadcast_json(str(found[0].plan))
     found = sorted(found, key=lambda c: str(c.plan) != chosen)
     if not found[0].fits:
-        raise ValueError(_misfit(found))
+        raise ValueError(misfit(found, limits, question.rows))
     return Choice(tuple(found), profile, spent)
 
 
@@ -133,66 +99,6 @@ def predict(
     made = planned.partition(plan, world.size)
     profile = facts(world, ranks, question.subject, [made], known)
     return price(planned, plan, world.size, profile, memory_limits(world)), profile
-
-
-def _uniform(planned: pricing.Model, devices: int, degree: int) -> tuple[Any, ...]:
-    from synchromesh.layout import Layout
-
-    return (Layout(devices // degree, degree),) * len(planned.names)
-
-
-def plain(devices: int) -> list[Plan]:
-    """The plans that anybody would try: one device, `data`, `tensor`, uniform hybrids."""
-    words = [Word("single"), Word("data")]
-    words += [Word("hybrid", tensor=m) for m in degrees(devices) if 1 < m < devices]
-    words += [Word("tensor")] if devices > 1 else []
-    return [Plan(w) for w in words]
-
-
-def _searched(
-    planned: pricing.Model, uniform: Uniform, profile: Profile, limit: float
-) -> list[Plan]:
-    """The best plan of the search and its alternatives, in order."""
-    problem = assemble(uniform, profile)
-    found = search(problem, limit, ALTERNATIVES)
-    plans = []
-    for choice in (found.choice, *(other.choice for other in found.alternatives)):
-        layouts = [
-            uniform.layout(uniform.degrees[options[k].border])
-            for options, k in zip(problem.components, choice, strict=True)
-        ]
-        plans.append(worded(planned.names, layouts, planned.inside))
-    return plans
-
-
-def _pieced(planned: pricing.Model, found: Candidate, world: int) -> Candidate:
-    if found.time is None:
-        return found
-    made = planned.partition(found.plan, world)
-    return with_pieces(found, overlaps(planned.step, made))
-
-
-def decided(found: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates with the chosen one first, and reasons.
-
-    A plain plan is preferred to a mixed one that is predicted to be less than `MARGIN` quicker:
-    predictions are not that exact, and what is plain is easier to reason about.
-    """
-    order = sorted(found, key=lambda c: (not c.fits, c.seconds, str(c.plan)))
-    best = order[0]
-    if best.plan.overrides:
-        near = [
-            c
-            for c in order
-            if c.fits and not c.plan.overrides and c.seconds <= best.seconds * (1 + MARGIN)
-        ]
-        best = near[0] if near else best
-    rest = [c for c in order if c is not best]
-    told = [replace(best, reason="least predicted time" if best.fits else best.reason)]
-    for c in rest:
-        late = f"{c.seconds / best.seconds - 1:+.0%} time" if c.time is not None else ""
-        told.append(replace(c, reason="; ".join(r for r in (c.reason, late) if r)))
-    return told
 
 
 def memory_limits(world: World) -> list[float]:
@@ -217,14 +123,3 @@ def _opaque(question: Question) -> Choice:
     reason = f"the model runs whole: {question.step.reason}"
     only = Candidate(plan, None, (), True, reason)
     return Choice((only,), Profile(question.world.size), 0.0)
-
-
-def _misfit(found: Sequence[Candidate]) -> str:
-    priced = [c for c in found if c.memory]
-    if not priced:
-        return f"no plan could be priced: {found[0].reason}"
-    least = min(priced, key=lambda c: max(m.peak for m in c.memory))
-    return (
-        f"no plan fits the devices' memory; the nearest is {str(least.plan)!r}: {least.reason}. "
-        "Use a smaller batch, more devices, or a smaller optimizer state"
-    )
