@@ -67,10 +67,11 @@ def datasheet(
         with _fake(subject) as (step, tensors, borders):
             for key, (partition, local) in wanted.items():
                 rows = sizes(subject.rows, local.layout)
-                counted = {
-                    n: count(Bench(step, partition, local, tensors, borders, n, CPU)) for n in rows
+                benches = {
+                    n: CountingBench(step, partition, local, tensors, borders, n, CPU)
+                    for n in rows
                 }
-                found[key] = _compute(counted, devices)
+                found[key] = _compute({n: count(b) for n, b in benches.items()}, devices)
     return replace(
         profile,
         compute={**profile.compute, **found},
@@ -95,17 +96,28 @@ def _fake(subject: Subject) -> Iterator[tuple[Step, Mapping[str, Tensor], Mappin
         yield step, tensors, record(step, sample, tensors, CPU)
 
 
-def count(bench: Bench) -> Counted:
-    """The operators and the memory of one program, run twice: counting allocates besides."""
+class CountingBench(Bench):
+    """A bench that notes the operators of its last forward and backward."""
+
+    counted: tuple[tuple[Operation, ...], tuple[Operation, ...]] = ((), ())
+
+    def forward(self) -> tuple[Tensor, ...]:
+        with Operations() as ran:
+            outputs = super().forward()
+        self.counted = (tuple(ran.found), ())
+        return outputs
+
+    def backward(self, seeded: Sequence[tuple[Tensor, Tensor]]) -> None:
+        with Operations() as ran:
+            super().backward(seeded)
+        self.counted = (self.counted[0], tuple(ran.found))
+
+
+def count(bench: CountingBench) -> Counted:
+    """The operators and the memory of one program, run once."""
     with _plain_operators():
-        with Operations() as forward:
-            outputs = bench.forward()
-        seeded = bench.seeds(outputs)
-        with Operations() as backward:
-            bench.backward(seeded)
-        bench.clear()
-        del outputs, seeded
-        return Counted(tuple(forward.found), tuple(backward.found), bench.bytes())
+        held = bench.bytes()
+    return Counted(*bench.counted, held)
 
 
 @contextmanager

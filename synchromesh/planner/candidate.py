@@ -1,12 +1,13 @@
 """A candidate: a plan with what it is predicted to take, and why it was or was not chosen."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from synchromesh.cost.peak_memory import PeakMemory, peak_memory
 from synchromesh.cost.step_time import Setting, StepTime, Unmeasured, best_pieces, step_time
 from synchromesh.holding import holdings
+from synchromesh.layout import Layout
 from synchromesh.plan import Plan
 from synchromesh.profile import Profile
 from synchromesh.trace.partition import Partition, overlaps, partition
@@ -22,14 +23,18 @@ class Model:
     step: Step
     rows: int
     inside: Mapping[str, Sequence[str]]
+    _made: dict[tuple[Layout, ...], Partition] = field(default_factory=dict, compare=False)
 
     @property
     def names(self) -> tuple[str, ...]:
         return self.step.chain.names
 
     def partition(self, plan: Plan, world: int) -> Partition:
-        layouts = plan.layouts(self.names, world, self.inside)
-        return partition(self.step, layouts, rows=self.rows)
+        """The step under the plan's layouts; equal layouts are partitioned once."""
+        layouts = tuple(plan.layouts(self.names, world, self.inside))
+        if layouts not in self._made:
+            self._made[layouts] = partition(self.step, layouts, rows=self.rows)
+        return self._made[layouts]
 
 
 @dataclass(frozen=True)
