@@ -54,7 +54,7 @@ class Operation:
 
 
 class Operations(TorchDispatchMode):
-    """`found`: every operator that ran inside, views left out."""
+    """`found`: every operator that ran inside; views and what touches no tensor are left out."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -64,7 +64,9 @@ class Operations(TorchDispatchMode):
         given = kwargs or {}
         made = func(*args, **given)
         if not _is_view(func) and func.overloadpacket not in _UNWRITTEN:
-            self.found.append(_operation(func, args, given, made))
+            ran = _operation(func, args, given, made)
+            if ran.dtype:  # a mark of the profiler has none
+                self.found.append(ran)
         return made
 
 

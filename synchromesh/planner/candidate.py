@@ -30,8 +30,8 @@ class Model:
         return self.step.chain.names
 
     def partition(self, plan: Plan, world: int) -> Partition:
-        """The step under the plan's layouts; equal layouts are partitioned once."""
-        layouts = tuple(plan.layouts(self.names, world, self.inside))
+        """The partition under `plan`, solved once."""
+        layouts = plan.layouts(self.names, world, self.inside)
         if layouts not in self._made:
             self._made[layouts] = partition(self.step, layouts, rows=self.rows)
         return self._made[layouts]
