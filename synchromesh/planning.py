@@ -16,7 +16,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from synchromesh import catalogue
-from synchromesh.arrangement import Loss
 from synchromesh.cluster import Cluster
 from synchromesh.cost import network
 from synchromesh.engine import batches
@@ -42,6 +41,7 @@ from synchromesh.trace.capture import trace
 from synchromesh.trace.local import Partition
 from synchromesh.trace.step import Step
 from synchromesh.word import Word
+from synchromesh.workload import Loss
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 

@@ -1,9 +1,12 @@
 """`synchromesh plan TARGET --cluster C`: ranked plans for devices that need not be there."""
 
 import argparse
+import gc
 import json
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,17 +66,8 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError("plan needs a TARGET (or --clusters, which lists the catalogue)")
     if args.output and (refused := options.refusal(args.output, args.force)):
         raise ValueError(refused)
-    from synchromesh import planning
-    from synchromesh.workload import load
-
-    cluster = planning.cluster_of(args.cluster or _here())
-    workload = load(args.target, args.data, synthetic=args.data is None)
-    if args.batch_size:
-        workload = replace(workload, batch_size=args.batch_size)
-    made = planning.plan(
-        workload.model(), workload.loss, workload.example(), optimizer=workload.optimizer,
-        cluster=cluster, memory=args.memory, explained=args.explain,
-    )  # fmt: skip
+    with _uncollected():
+        made = _planned(args)
     if args.json:
         print(json.dumps({"target": args.target, **made.to_dict()}))
     else:
@@ -85,6 +79,30 @@ def main(args: argparse.Namespace) -> int:
         path, plan = Path(args.output), made.plan
         path.write_text(plan.to_json() if path.suffix == ".json" else plan.to_yaml())
     return 0
+
+
+def _planned(args: argparse.Namespace) -> "Planned":
+    from synchromesh import planning
+    from synchromesh.workload import load
+
+    cluster = planning.cluster_of(args.cluster or _here())
+    workload = load(args.target, args.data, synthetic=args.data is None)
+    if args.batch_size:
+        workload = replace(workload, batch_size=args.batch_size)
+    return planning.plan(
+        workload.model(), workload.loss, workload.example(), optimizer=workload.optimizer,
+        cluster=cluster, memory=args.memory, explained=args.explain,
+    )  # fmt: skip
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of cycles: a seventh of a command that ends soon anyway."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _here() -> str:

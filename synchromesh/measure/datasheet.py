@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
 from synchromesh.cluster import Cluster, Device
-from synchromesh.engine import batches
-from synchromesh.measure.borders import record, stand_ins
+from synchromesh.component import Value
+from synchromesh.measure.borders import stand_ins
 from synchromesh.measure.compute import Bench, Bytes
-from synchromesh.measure.facts import SAMPLE_ROWS, Subject, sizes
+from synchromesh.measure.facts import Subject, sizes
 from synchromesh.measure.roofline import LAUNCH_SECONDS, Operation, Operations, seconds
 from synchromesh.measure.update import twin_of
 from synchromesh.profile import Compute, Curve, Memory, Pattern, Profile
@@ -64,7 +63,7 @@ def datasheet(
                 wanted.setdefault(key, (partition, local))
     found = {}
     if wanted:
-        with _fake(subject) as (step, tensors, borders):
+        with _fake(subject.step) as (step, tensors, borders):
             for key, (partition, local) in wanted.items():
                 rows = sizes(subject.rows, local.layout)
                 benches = {
@@ -81,19 +80,17 @@ def datasheet(
 
 
 @contextmanager
-def _fake(subject: Subject) -> Iterator[tuple[Step, Mapping[str, Tensor], Mapping[str, Tensor]]]:
+def _fake(step: Step) -> Iterator[tuple[Step, Mapping[str, Tensor], Mapping[str, Tensor]]]:
     """The step, its tensors and its border values as fake tensors; only fake tensors inside."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        constants = {n: mode.from_tensor(x.detach()) for n, x in step.constants.items()}
+        borders = {e.value.name: _border(e.value) for e in step.chain.edges}
+        yield replace(step, constants=constants), stand_ins(step.chain, {}, CPU), borders
 
-        def fake(x: Any) -> Any:
-            return mode.from_tensor(x.detach()) if isinstance(x, Tensor) else x
 
-        constants = {n: fake(x) for n, x in subject.step.constants.items()}
-        step = replace(subject.step, constants=constants)
-        tensors = stand_ins(step.chain, {}, CPU)
-        sample = batches.take_rows(subject.example, 0, min(SAMPLE_ROWS, subject.rows))
-        sample = torch.utils._pytree.tree_map(fake, sample)
-        yield step, tensors, record(step, sample, tensors, CPU)
+def _border(value: Value) -> Tensor:
+    """A border value of one row."""
+    return torch.empty(value.shape, dtype=getattr(torch, value.dtype))
 
 
 class CountingBench(Bench):
