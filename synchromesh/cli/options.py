@@ -39,9 +39,8 @@ def add_target(parser: argparse.ArgumentParser, required: bool = True) -> None:
     )  # fmt: skip
     parser.add_argument("--data", metavar="DIR", help="folder of a bundled workload's data")
     parser.add_argument(
-        "--batch-size", "--batch", type=positive, metavar="N",
-        help="rows of a global batch (the workload's)",
-    )  # fmt: skip
+        "--batch-size", type=positive, metavar="N", help="rows of a global batch (the workload's)"
+    )
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
