@@ -127,10 +127,11 @@ def priced(
 ) -> list[Candidate]:
     """Candidates of `plans`, each with its pieces, the chosen one first; see `decided`."""
     found = [price(planned, p, devices, profile, limits) for p in plans]
-    return decided([_pieced(planned, c, devices) for c in found])
+    return decided([pieced(planned, c, devices) for c in found])
 
 
-def _pieced(planned: Model, found: Candidate, world: int) -> Candidate:
+def pieced(planned: Model, found: Candidate, world: int) -> Candidate:
+    """The candidate with the pieces that it was priced with, where rows may walk in pieces."""
     if found.time is None:
         return found
     made = planned.partition(found.plan, world)
