@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from synchromesh.component import Component as Component
     from synchromesh.layout import Layout as Layout
     from synchromesh.plan import Plan as Plan
+    from synchromesh.planning import Planned as Planned
+    from synchromesh.planning import plan as plan
     from synchromesh.trainer import Moved as Moved
     from synchromesh.trainer import Trainer as Trainer
     from synchromesh.trainer import prepare as prepare
@@ -26,11 +28,22 @@ _HOME = {
     "Layout": "layout",
     "Moved": "trainer",
     "Plan": "plan",
+    "Planned": "planning",
     "Trainer": "trainer",
     "Workload": "workload",
     "prepare": "trainer",
 }
-__all__ = sorted([*_HOME, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted([*_HOME, "__version__", "plan"])  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+# The module `synchromesh.plan` and the function `plan` share a name. Whichever comes last is the
+# attribute, so the module comes first: nobody asks for it by attribute.
+importlib.import_module(f"{__name__}.plan")
+if not TYPE_CHECKING:
+
+    def plan(*args: Any, **settings: Any) -> Any:
+        """See `synchromesh.planning.plan`: a plan for devices that need not be there."""
+        return importlib.import_module(f"{__name__}.planning").plan(*args, **settings)
 
 
 def __getattr__(name: str) -> Any:

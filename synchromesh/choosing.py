@@ -16,47 +16,32 @@ from torch.optim import Optimizer
 
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
-from synchromesh.layout import Layout
 from synchromesh.measure.facts import Subject, facts
 from synchromesh.measure.memory import device_bytes, process_bytes
 from synchromesh.plan import Plan
 from synchromesh.planner import candidate as pricing
-from synchromesh.planner.assemble import Uniform, assemble, crossings, degrees
-from synchromesh.planner.candidate import Candidate, price, with_pieces
-from synchromesh.planner.chain import search
-from synchromesh.planner.wording import worded
+from synchromesh.planner.assemble import Uniform, crossings
+from synchromesh.planner.candidate import Candidate, price
+from synchromesh.planner.choice import (
+    Choice,
+    decided,
+    misfit,
+    pieced,
+    plain,
+    searched,
+    uniform,
+)
 from synchromesh.profile import Pattern, Profile
-from synchromesh.trace.partition import Partition, overlaps
+from synchromesh.trace.partition import Partition
 from synchromesh.trace.step import Step
 from synchromesh.word import Word
 
-MARGIN = 0.02  # a mixed plan must be predicted this much quicker than a plain one
+__all__ = ["Choice", "Question", "choose", "predict", "reconsider"]
+
 NEAR = 1.4  # times the best other plan: one device is timed with all rows then
 UNEQUAL = 1.1  # times the slowest rank's speed: rows are shared in proportion from there
 SHARES = 16  # of rows that the fastest data index has
-ALTERNATIVES = 4  # of the search, priced exactly besides the best
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What was considered and chosen, and on which facts."""
-
-    candidates: tuple[Candidate, ...]  # the chosen one first, then by time
-    profile: Profile
-    planning_seconds: float  # of the search alone
-
-    @property
-    def chosen(self) -> Candidate:
-        return self.candidates[0]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "candidates": [c.to_dict() for c in self.candidates],
-            "chosen": str(self.chosen.plan),
-            "planning_seconds": self.planning_seconds,
-            "measuring_seconds": self.profile.seconds,
-        }
 
 
 @dataclass(frozen=True)
@@ -89,12 +74,7 @@ class Question:
     @cached_property
     def uniform(self) -> Uniform:
         """The partition of the step under every tensor degree."""
-        devices, planned = self.world.size, self.planned
-        partitions = {}
-        for m in degrees(devices):
-            layouts = (Layout(devices // m, m),) * len(planned.names)
-            partitions[m] = planned.partition(worded(planned.names, layouts), devices)
-        return Uniform(planned.step, devices, planned.rows, partitions)
+        return uniform(self.planned, self.world.size)
 
     @cached_property
     def planned(self) -> pricing.Model:
@@ -108,8 +88,8 @@ def choose(question: Question, say: Say = lambda _: None) -> Choice:
     if step.opaque or world.size == 1:
         return _only(question)
     say(f"measuring {len(step.chain.components)} components on {world.size} ranks ...")
-    uniform = question.uniform
-    profile = question.measured(uniform.partitions.values(), None, crossings(uniform))
+    parts = question.uniform
+    profile = question.measured(parts.partitions.values(), None, crossings(parts))
     say(f"measured for {profile.seconds:.1f} s; searching ...")
     return reconsider(question, profile)
 
@@ -121,7 +101,7 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
     """
     world, planned, limits = question.world, question.planned, memory_limits(question.world)
     began = time.perf_counter()
-    texts = [str(p) for p in _searched(planned, question.uniform, profile, min(limits))]
+    texts = [str(p) for p in searched(question.uniform, profile, min(limits)).plans(planned)]
     spent = time.perf_counter() - began
     texts = world.everyone.broadcast_json(texts)
     plans = [Plan.parse(t) for t in dict.fromkeys([*texts, *map(str, plain(world.size))])]
@@ -131,17 +111,17 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
     began = time.perf_counter()
     plans += [p for p in (_shared(p, profile, world.size) for p in plans) if p is not None]
     found = [price(planned, p, world.size, profile, limits) for p in plans]
-    if _alone_is_near(found) and world.size > 1:
+    if world.everyone.broadcast_json(_alone_is_near(found)):
         # one device has more rows than any program was timed with: no guess where it matters
         alone = planned.partition(Plan(Word("single")), world.size)
         profile = question.measured([alone], profile)
         found = [price(planned, p, world.size, profile, limits) for p in plans]
-    found = decided([_pieced(planned, c, world.size) for c in found])
+    found = decided([pieced(planned, c, world.size) for c in found])
     spent += time.perf_counter() - began
     chosen = world.everyone.broadcast_json(str(found[0].plan))
     found = sorted(found, key=lambda c: str(c.plan) != chosen)
     if not found[0].fits:
-        raise ValueError(_misfit(found))
+        raise ValueError(misfit(found, limits, question.rows))
     return Choice(tuple(found), profile, spent)
 
 
@@ -188,60 +168,6 @@ def predict(
     return price(planned, plan, world.size, profile, memory_limits(world)), profile
 
 
-def plain(devices: int) -> list[Plan]:
-    """The plans that anybody would try: one device, `data`, `tensor`, uniform hybrids."""
-    words = [Word("single"), Word("data")]
-    words += [Word("hybrid", tensor=m) for m in degrees(devices) if 1 < m < devices]
-    words += [Word("tensor")] if devices > 1 else []
-    return [Plan(w) for w in words]
-
-
-def _searched(
-    planned: pricing.Model, uniform: Uniform, profile: Profile, limit: float
-) -> list[Plan]:
-    """The best plan of the search and its alternatives, in order."""
-    problem = assemble(uniform, profile)
-    found = search(problem, limit, ALTERNATIVES)
-    plans = []
-    for choice in (found.choice, *(other.choice for other in found.alternatives)):
-        layouts = [
-            uniform.layout(uniform.degrees[options[k].border])
-            for options, k in zip(problem.components, choice, strict=True)
-        ]
-        plans.append(worded(planned.names, layouts, planned.inside))
-    return plans
-
-
-def _pieced(planned: pricing.Model, found: Candidate, world: int) -> Candidate:
-    if found.time is None:
-        return found
-    made = planned.partition(found.plan, world)
-    return with_pieces(found, overlaps(planned.step, made))
-
-
-def decided(found: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates with the chosen one first, and reasons.
-
-    A plain plan is preferred to a mixed one that is predicted to be less than `MARGIN` quicker:
-    predictions are not that exact, and what is plain is easier to reason about.
-    """
-    order = sorted(found, key=lambda c: (not c.fits, c.seconds, str(c.plan)))
-    best = order[0]
-    if best.plan.overrides:
-        near = [
-            c
-            for c in order
-            if c.fits and not c.plan.overrides and c.seconds <= best.seconds * (1 + MARGIN)
-        ]
-        best = near[0] if near else best
-    rest = [c for c in order if c is not best]
-    told = [replace(best, reason="least predicted time" if best.fits else best.reason)]
-    for c in rest:
-        late = f"{c.seconds / best.seconds - 1:+.0%} time" if c.time is not None else ""
-        told.append(replace(c, reason="; ".join(r for r in (c.reason, late) if r)))
-    return told
-
-
 def memory_limits(world: World) -> list[float]:
     """Bytes of tensors that each rank may hold: its device's share, less what the process has."""
     ranks_here = max(1, _ranks_here(world))
@@ -264,14 +190,3 @@ def _only(question: Question) -> Choice:
     plan = Plan(Word("data" if devices > 1 else "single"))
     reason = f"the model runs whole: {question.step.reason}" if devices > 1 else "one device"
     return Choice((Candidate(plan, None, (), True, reason),), Profile(devices), 0.0)
-
-
-def _misfit(found: Sequence[Candidate]) -> str:
-    priced = [c for c in found if c.memory]
-    if not priced:
-        return f"no plan could be priced: {found[0].reason}"
-    least = min(priced, key=lambda c: max(m.peak for m in c.memory))
-    return (
-        f"no plan fits the devices' memory; the nearest is {str(least.plan)!r}: {least.reason}. "
-        "Use a smaller batch, more devices, or a smaller optimizer state"
-    )

@@ -7,6 +7,8 @@
     update       seconds of the optimizer step by parameter bytes and by tensors
     host         seconds of a step that none of these explain: Python, agreement, the loss
 
+Where nothing could be measured the same figures come from data sheets: `source` says which.
+
 Units: seconds, bytes (payload as `traffic.sent_bytes` counts it), batch rows.
 """
 
@@ -199,7 +201,8 @@ class Profile:
     work_largest: float = 0.0  # bytes alive in the optimizer step for a byte of the largest tensor
     work_byte: float = 0.0  # ... and for a byte of all tensors
     host: float = 0.0  # seconds a step
-    source: str = "measured"
+    source: str = "measured"  # or datasheet
+    error_band: float = 0.0  # relative error of estimates from these figures; 0: not stated
     seconds: float = 0.0  # that measuring took
     emulated: bool = False
     missing: tuple[str, ...] = ()  # what could not be measured, and why
@@ -221,6 +224,7 @@ class Profile:
         return {
             "devices": self.devices,
             "source": self.source,
+            "error_band": self.error_band,
             "emulated": self.emulated,
             "seconds": self.seconds,
             "compute": {
@@ -266,8 +270,8 @@ class Profile:
     @classmethod
     def from_dict(cls, value: Any, name: str = "profile") -> "Profile":
         keys = (
-            "devices", "source", "emulated", "seconds", "compute", "network", "overlap", "sprint",
-            "update", "host_seconds", "missing",
+            "devices", "source", "error_band", "emulated", "seconds", "compute", "network",
+            "overlap", "sprint", "update", "host_seconds", "missing",
         )  # fmt: skip
         item = document.mapping(value, name, keys, keys)
         rates = document.mapping(item["overlap"], f"{name}: overlap", get_args(CollectiveKind))
@@ -304,6 +308,7 @@ class Profile:
             work_byte=number(update["work_bytes_per_byte"], "update.work_bytes_per_byte"),
             host=number(item["host_seconds"], "host_seconds"),
             source=document.text(item["source"], f"{name}: source"),
+            error_band=number(item["error_band"], "error_band"),
             seconds=number(item["seconds"], "seconds"),
             emulated=document.boolean(item["emulated"], f"{name}: emulated"),
             missing=tuple(document.text(m, f"{name}: missing[{i}]") for i, m in missing),

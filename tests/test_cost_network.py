@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from synchromesh import catalogue
 from synchromesh.cluster import ANY, Cluster, Device, Host, Link
-from synchromesh.cost.network import Kind, seconds
+from synchromesh.cost.network import SIZES, Kind, curves, seconds
+from synchromesh.profile import Pattern
 from synchromesh.traffic import CollectiveKind, sent_bytes
 from tests.published import published
 
@@ -151,3 +152,30 @@ def test_measured_all_reduces_of_nccl(record_property: object) -> None:
     inside = [e <= catalogue.cluster("h100x8").error_band for e in every]
     assert len(every) == 98 and mean(inside) >= 0.9  # what the stated band says
     assert mean(every) < 0.1
+
+
+@pytest.mark.parametrize("kind", get_args(CollectiveKind))
+def test_a_curve_goes_through_the_seconds_of_its_sizes(kind: CollectiveKind) -> None:
+    place = cluster([4])
+    (curve,) = curves(place, [(kind, Pattern(4))]).values()
+    for size in SIZES:
+        assert curve(size) == seconds(kind, size, place, [0, 1, 2, 3])
+    between = 3 << 19
+    assert curve(between) == pytest.approx(seconds(kind, between, place, range(4)), rel=0.02)
+
+
+def test_groups_of_a_pattern_share_the_network_between_hosts() -> None:
+    """Pairs over two hosts of four: (0 4) (1 5) (2 6) (3 7) at once, or (0 1) (2 3) .. inside."""
+    place, size = cluster([4, 4]), SIZES[-1]
+    across, inside = Pattern(2, 4), Pattern(2, 1)
+    found = curves(place, [("all_reduce", across), ("all_reduce", inside)])
+    assert found["all_reduce", across](size) == seconds("all_reduce", size, place, [0, 4], 4)
+    assert found["all_reduce", inside](size) == seconds("all_reduce", size, place, [0, 1])
+    assert found["all_reduce", across](size) > 2 * seconds("all_reduce", size, place, [0, 4])
+
+
+def test_the_slowest_group_counts() -> None:
+    """Three pairs on hosts of three devices: the middle one, (2 3), crosses the network."""
+    place, size = cluster([3, 3]), 1 << 20
+    (curve,) = curves(place, [("all_gather", Pattern(2))]).values()
+    assert curve(size) == seconds("all_gather", size, place, [2, 3])

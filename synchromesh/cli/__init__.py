@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from synchromesh import __version__
-from synchromesh.cli import doctor, explain, lab, run, train, verify
+from synchromesh.cli import doctor, explain, lab, plan, run, train, verify
 from synchromesh.cli.ranks import hush
 from synchromesh.engine.rank import launched
 from synchromesh.fault import Fault, Stopped, printable
 
-COMMANDS = (doctor, train, explain, verify, run, lab)
+COMMANDS = (doctor, plan, train, explain, verify, run, lab)
 
 
 class Parser(argparse.ArgumentParser):

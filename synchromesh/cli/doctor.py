@@ -47,7 +47,7 @@ def add_parser(commands: options.Commands) -> None:
 
 def main(args: argparse.Namespace) -> int:
     if not ranks.inside():
-        if refused := _refusal(args):
+        if refused := options.refusal(args.output, args.force):
             raise ValueError(refused)
         words = list(args.words)
         if args.port is None and os.environ.get("MASTER_PORT", "").isdecimal():
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     world = _open()
     try:
         mine = look(world.rank, world.device)
-        if refused := world.everyone.broadcast_json(_refusal(args)):
+        if refused := world.everyone.broadcast_json(options.refusal(args.output, args.force)):
             raise ValueError(refused)
         found = survey(world, mine, args.quick)
     finally:
@@ -90,20 +90,6 @@ def main(args: argparse.Namespace) -> int:
             f"{'; '.join(x.sentence for x in problems)}"
         )
     return 0
-
-
-def _refusal(args: argparse.Namespace) -> str:
-    """Why the file cannot be written; "" where it can."""
-    path = Path(args.output)
-    if path.suffix not in (".yaml", ".yml", ".json"):
-        return f"--output {path}: the name should end in .yaml, .yml or .json"
-    if not path.absolute().parent.is_dir():
-        return f"--output {path}: there is no folder {path.parent}"
-    if path.is_dir():
-        return f"--output {path} is a folder"
-    if path.exists() and not args.force:
-        return f"--output {path} exists: --force overwrites it, another --output keeps it"
-    return ""
 
 
 def _open() -> "World":

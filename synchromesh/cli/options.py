@@ -44,10 +44,11 @@ def seconds(text: str) -> float:
     return number
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
+def add_target(parser: argparse.ArgumentParser, required: bool = True) -> None:
     parser.add_argument(
-        "target", metavar="TARGET", help="a bundled workload, or path/to/file.py:function"
-    )
+        "target", metavar="TARGET", nargs=None if required else "?",
+        help="a bundled workload, or path/to/file.py:function",
+    )  # fmt: skip
     parser.add_argument("--data", metavar="DIR", help="folder of a bundled workload's data")
     parser.add_argument(
         "--batch-size", type=positive, metavar="N", help="rows of a global batch (the workload's)"
@@ -89,6 +90,20 @@ def processes(asked: int | None) -> int:
     import torch
 
     return torch.cuda.device_count() or 2
+
+
+def refusal(output: str, force: bool) -> str:
+    """Why `--output` cannot be written; "" where it can."""
+    path = Path(output)
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        return f"--output {path}: the name should end in .yaml, .yml or .json"
+    if not path.absolute().parent.is_dir():
+        return f"--output {path}: there is no folder {path.parent}"
+    if path.is_dir():
+        return f"--output {path} is a folder"
+    if path.exists() and not force:
+        return f"--output {path} exists: --force overwrites it, another --output keeps it"
+    return ""
 
 
 def plan(text: str) -> "Plan":

@@ -31,18 +31,20 @@ groups run at once each gets at most 1 / groups of the whole.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, log2, sqrt
-from typing import Literal
+from typing import Literal, cast
 
 from synchromesh.cluster import Cluster, Link
+from synchromesh.profile import Curve, Pattern
 from synchromesh.traffic import CollectiveKind
 
 Kind = CollectiveKind | Literal["broadcast"]
 SWITCH_SECONDS = 25e-6  # NCCL's latency of NVLS over NVLink (tuning.cc)
 SWITCH_FILL = 1.0
+SIZES = (1, *(1 << k for k in range(10, 31)))  # payload bytes of a curve's points
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,35 @@ def group_seconds(kind: Kind, size: int, group: Group) -> float:
         elif group.inside is not None and group.inside.switch_bytes_per_second:
             ways.append(_switch(size, group))
     return group.start_seconds + min(ways)
+
+
+def curves(
+    cluster: Cluster, wanted: Iterable[tuple[str, Pattern]]
+) -> dict[tuple[str, Pattern], Curve]:
+    """Seconds over payload of collectives on all devices, of all groups of a pattern at once.
+
+    What counts is the group that takes longest. Ranks are placed host after host.
+    """
+    found: dict[tuple[str, Pattern], Curve] = {}
+    for kind, pattern in dict.fromkeys(wanted):
+        groups = _together(cluster, pattern)
+        found[kind, pattern] = Curve.of(
+            (size, max((group_seconds(cast(Kind, kind), size, g) for g in groups), default=0.0))
+            for size in SIZES
+        )
+    return found
+
+
+def _together(cluster: Cluster, pattern: Pattern) -> set[Group]:
+    """The different groups of a pattern, each with what it gets of the network beside the rest."""
+    known = cluster.ranks
+    groups = [g for g in pattern.groups(len(known)) if len(g) == pattern.size]
+    hosts = [{known[rank][0] for rank in group} for group in groups]
+    outward = Counter(host for names in hosts if len(names) > 1 for host in names)
+    return {
+        Group.of(cluster, group, max((outward[host] for host in names), default=1) or 1)
+        for group, names in zip(groups, hosts, strict=True)
+    }
 
 
 def _sent(kind: Kind, size: int, ranks: int) -> float:

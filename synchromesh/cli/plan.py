@@ -1,0 +1,169 @@
+"""`synchromesh plan TARGET --cluster C`: ranked plans for devices that need not be there."""
+
+import argparse
+import gc
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from synchromesh.cli import options
+from synchromesh.fault import Refuted, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from synchromesh.planner.choice import RunnerUp
+    from synchromesh.planning import Planned
+
+FILE = "cluster.yaml"  # that `doctor` writes unless told otherwise
+UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+def add_parser(commands: options.Commands) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "plan", help="ranked plans with time and memory, without devices",
+        description="Searches the plan of least step time for a cluster from its data sheets or "
+        "from what doctor measured, and prints it beside the plain ones: seconds, memory, the "
+        "share of the step that waits for traffic, and why.",
+    )  # fmt: skip
+    options.add_target(parser, required=False)
+    parser.add_argument(
+        "--cluster", metavar="C",
+        help="a name of the catalogue (v100x8), or a file that doctor wrote; default cluster.yaml",
+    )  # fmt: skip
+    parser.add_argument("--clusters", action="store_true", help="list the catalogue's names")
+    parser.add_argument(
+        "--memory", type=size, metavar="SIZE", help="of a device, as 8GiB; default: its own"
+    )
+    parser.add_argument(
+        "--explain", action="store_true", help="each component's layout and what the next costs"
+    )
+    parser.add_argument("--output", metavar="FILE", help="writes the chosen plan, .yaml or .json")
+    parser.add_argument("--force", action="store_true", help="overwrite that file")
+    options.add_json(parser)
+    parser.set_defaults(main=main)
+
+
+def size(text: str) -> float:
+    """Bytes of `8GiB`, `16GB`, `500MB`."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(i?)B", text, re.IGNORECASE)
+    power = 0 if match is None else UNITS.index(f"{match[2].upper()}B")
+    number = 0.0 if match is None else float(match[1]) * (1024 if match[3] else 1000) ** power
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size as 8GiB, 16GB or 500MB")
+    return number
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.clusters:
+        return _list(args.json)
+    if args.target is None:
+        raise ValueError("plan needs a TARGET (or --clusters, which lists the catalogue)")
+    if args.output and (refused := options.refusal(args.output, args.force)):
+        raise ValueError(refused)
+    with _uncollected():
+        made = _planned(args)
+    if args.json:
+        print(json.dumps({"target": args.target, **made.to_dict()}))
+    else:
+        _show(args.target, made)
+    sys.stdout.flush()
+    if made.refusal:
+        raise Refuted(made.refusal)
+    if args.output:
+        path, plan = Path(args.output), made.plan
+        path.write_text(plan.to_json() if path.suffix == ".json" else plan.to_yaml())
+    return 0
+
+
+def _planned(args: argparse.Namespace) -> "Planned":
+    from synchromesh import planning
+    from synchromesh.workload import load
+
+    cluster = planning.cluster_of(args.cluster or _here())
+    workload = load(args.target, args.data, synthetic=args.data is None)
+    if args.batch_size:
+        workload = replace(workload, batch_size=args.batch_size)
+    return planning.plan(
+        workload.model(), workload.loss, workload.example(), optimizer=workload.optimizer,
+        cluster=cluster, memory=args.memory, explained=args.explain,
+    )  # fmt: skip
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of cycles: a seventh of a command that ends soon anyway."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _here() -> str:
+    """The cluster that doctor measured in this folder."""
+    if not Path(FILE).is_file():
+        raise ValueError(
+            f"plan needs a cluster: --cluster NAME of the catalogue (--clusters lists them), or "
+            f"a {FILE} here, which `synchromesh doctor` measures"
+        )
+    return FILE
+
+
+def _list(as_json: bool) -> int:
+    from synchromesh import catalogue
+
+    names = catalogue.names()
+    if as_json:
+        print(json.dumps({"clusters": list(names)}))
+    else:
+        print("\n".join(names))
+    return 0
+
+
+def _show(target: str, made: "Planned") -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from synchromesh.cli.choice import choice_table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=140)
+    table = choice_table(made.choice)
+    table.title = Text(
+        printable(f"{target} on {made.cluster.name}, {made.rows} rows a step ({made.certainty})")
+    )
+    console.print(table)
+    if made.components:
+        console.print(_components(made.components, made.certainty))
+    console.print(
+        Text(
+            f"profile of {len(made.choice.profile.compute)} programs in "
+            f"{made.choice.profile.seconds:.1f} s, searched and priced in "
+            f"{made.choice.planning_seconds:.2f} s"
+        )
+    )
+
+
+def _components(rows: "tuple[RunnerUp, ...]", certainty: str) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=f"components (data x tensor) and what the next layout costs ({certainty})",
+        title_justify="left",
+    )
+    for name in ("component", "layout", "runner-up", "a step more"):
+        table.add_column(name, justify="left" if name == "component" else "right")
+    for row in rows:
+        more = "" if row.seconds is None else f"{row.seconds * 1e3:+.3f} ms"
+        table.add_row(
+            Text(printable(row.component)), str(row.layout), str(row.other or "none"), more
+        )
+    return table
