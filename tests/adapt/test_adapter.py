@@ -1,0 +1,91 @@
+"""The adapter on real ranks: a drift leads to the same decision on all, at the same step, and a
+switch does not show in the losses."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from synchromesh import prepare
+from synchromesh.adapt import adapter as adapting
+from synchromesh.adapt.monitor import Drift
+from synchromesh.choosing import Choice, Question
+from synchromesh.cost.step_time import StepTime
+from synchromesh.plan import Plan
+from synchromesh.planner.candidate import Candidate
+from synchromesh.profile import Profile
+from tests.models import FAMILIES
+from tests.ranks import run
+
+STEPS, AT = 8, 4
+
+
+class Told:
+    """A monitor that notices something once, at its third step."""
+
+    usual = None
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def tell(self, table: Any) -> Drift | None:
+        self.steps += 1
+        assert len(table) == 2 and all(c > 0 and w >= 0 for c, w in table)
+        return Drift(0.1, 1.0, (1.0, 1.0), 0.0) if self.steps == 3 else None
+
+    def reset(self) -> None:
+        pass
+
+
+def candidate(plan: str, seconds: float) -> Candidate:
+    time = StepTime(seconds, 0.0, 0.0, 0.0, 0.0, 0.0, 1)
+    return Candidate(Plan.parse(plan), time, (), True, "")
+
+
+def trained(better: str, seconds: float, adapt: bool) -> tuple[list[float], list[dict[str, Any]]]:
+    """Losses of a run under `tensor` in which `better` is predicted to take `seconds`, not 1."""
+
+    def reconsider(question: Question, profile: Profile, current: Plan | None = None) -> Choice:
+        assert current is not None
+        found = (candidate(better, seconds), candidate(str(current), 1.0))
+        return Choice(tuple(sorted(found, key=lambda c: c.seconds)), profile, 0.0)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(adapting, "reconsider", reconsider)
+    model, loss, make = FAMILIES["cnn"]()
+    model = model.double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = [make(12, seed=i, dtype=torch.float64) for i in range(STEPS)]
+    trainer = prepare(model, optimizer, loss, batches[0], plan="tensor; @pieces=1")
+    try:
+        if adapt:
+            trainer.adapt()
+            assert trainer.adapter is not None
+            trainer.adapter.monitor = Told()  # type: ignore[assignment]
+            trainer.steps_to_come = 10_000
+        losses = [float(trainer.step(trainer.shard(batch))) for batch in batches]
+        return losses, [event.to_dict() for event in trainer.decisions]
+    finally:
+        trainer.close()
+        patch.undo()
+
+
+def test_a_better_plan_is_taken_and_the_losses_go_on() -> None:
+    (alone, none), _ = run(2, trained, "data; @pieces=1", 0.5, False, timeout=100)
+    (losses, events), (others, theirs) = run(
+        2, trained, "data; @pieces=1", 0.5, True, timeout=100
+    )
+    assert none == [] and losses == others
+    assert losses == pytest.approx(alone, rel=1e-10)
+    (event,) = events
+    assert event["switched"] and event["step"] == AT == theirs[0]["step"]
+    assert (event["from"], event["to"]) == ("tensor; @pieces=1", "data; @pieces=1")
+    assert event["bytes_moved"] > 0 and event["pause_seconds"] > 0
+    assert event["predicted_before"] == 1.0 and event["predicted_after"] == 0.5
+
+
+def test_what_is_not_worth_it_stays_and_says_why() -> None:
+    (losses, events), _ = run(2, trained, "data; @pieces=1", 0.95, True, timeout=100)
+    (event,) = events
+    assert not event["switched"] and event["to"] == event["from"] == "tensor; @pieces=1"
+    assert "no plan is 8% quicker" in event["reason"] and len(losses) == STEPS
