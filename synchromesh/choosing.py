@@ -6,6 +6,7 @@ All ranks call alike; what rank 0 found is told to the others, so that no two ca
 """
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from synchromesh.cost.step_time import Unmeasured
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.measure.facts import Subject, facts
@@ -101,7 +103,10 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
     """
     world, planned, limits = question.world, question.planned, memory_limits(question.world)
     began = time.perf_counter()
-    texts = [str(p) for p in searched(question.uniform, profile, min(limits)).plans(planned)]
+    try:
+        texts = [str(p) for p in searched(question.uniform, profile, min(limits)).plans(planned)]
+    except Unmeasured:  # a component that no layout could be measured of: the plain plans are left
+        texts = []
     spent = time.perf_counter() - began
     texts = world.everyone.broadcast_json(texts)
     plans = [Plan.parse(t) for t in dict.fromkeys([*texts, *map(str, plain(world.size))])]
@@ -118,6 +123,8 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
         found = [price(planned, p, world.size, profile, limits) for p in plans]
     found = decided([pieced(planned, c, world.size) for c in found])
     spent += time.perf_counter() - began
+    if all(c.time is None for c in found):
+        return _unpriced(question, found, profile)
     chosen = world.everyone.broadcast_json(str(found[0].plan))
     found = sorted(found, key=lambda c: str(c.plan) != chosen)
     if not found[0].fits:
@@ -182,6 +189,18 @@ def _ranks_here(world: World) -> int:
 
     names = world.everyone.all_gather_json(socket.gethostname())
     return names.count(names[world.rank])
+
+
+def _unpriced(question: Question, found: Sequence[Candidate], profile: Profile) -> Choice:
+    """`data` where nothing is known of any plan: training warns, it does not fail for it."""
+    reason = found[0].reason or "nothing could be measured"
+    if question.world.rank == 0:
+        missing = "; ".join(profile.missing[:2])
+        warnings.warn(
+            f"no plan could be predicted, so it is `data` ({reason}; {missing})", stacklevel=2
+        )
+    plan = Plan(Word("data"))
+    return Choice((Candidate(plan, None, (), True, reason),), profile, 0.0)
 
 
 def _only(question: Question) -> Choice:

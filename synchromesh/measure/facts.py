@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from synchromesh.engine import batches
 from synchromesh.engine.groups import World
 from synchromesh.engine.overlap import PIECES
+from synchromesh.engine.random import Streams
 from synchromesh.layout import Layout
 from synchromesh.measure import network
 from synchromesh.measure.borders import record, stand_ins
@@ -101,16 +102,35 @@ def _programs(
                 wanted.setdefault(key, (partition, local))
     if not wanted:
         return {}, []
-    device = world.device
-    tensors = stand_ins(subject.step.chain, subject.tensors, device)
-    sample = batches.take_rows(subject.example, 0, min(SAMPLE_ROWS, subject.rows))
-    borders = record(subject.step, batches.to_device(sample, device), tensors, device)
-    mine: dict[str, Any] = {}
     least = LONG_BLOCK_SECONDS if known.sprint.credit else BLOCK_SECONDS
-    for key, (partition, local) in wanted.items():
-        mine[key] = _measured(subject, partition, local, tensors, borders, world.device, least)
+    with Streams(0, world.device).preserved():  # random operators draw from the user's generator
+        mine = _timed(subject, wanted, world.device, least)
     everyone = world.everyone.all_gather_json(mine)
     return _joined(wanted, [everyone[r] for r in ranks])
+
+
+def _timed(
+    subject: Subject,
+    wanted: Mapping[str, tuple[Partition, LocalComponent]],
+    device: torch.device,
+    least: float,
+) -> dict[str, Any]:
+    """The numbers of every program on this rank, by key, or why there are none."""
+    try:
+        tensors = stand_ins(subject.step.chain, subject.tensors, device)
+        sample = batches.take_rows(subject.example, 0, min(SAMPLE_ROWS, subject.rows))
+        borders = record(subject.step, batches.to_device(sample, device), tensors, device)
+    except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
+        fault = {"fault": f"the values between components: {_words(error)}"}
+        return {key: fault for key in wanted}
+    return {
+        key: _measured(subject, partition, local, tensors, borders, device, least)
+        for key, (partition, local) in wanted.items()
+    }
+
+
+def _words(error: Exception) -> str:
+    return (str(error) or type(error).__name__).partition("\n")[0][:200]
 
 
 def sizes(rows: int, layout: Layout) -> tuple[int, ...]:
@@ -140,8 +160,7 @@ def _measured(
             inputs, outputs = held.kept_inputs, held.kept_outputs
             del bench
     except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
-        reason = (str(error) or type(error).__name__).partition("\n")[0][:200]
-        return {"fault": f"{local.component.name} ({local.layout}): {reason}"}
+        return {"fault": f"{local.component.name} ({local.layout}): {_words(error)}"}
     return {
         "points": points, "memory": memory, "spread": spread, "inputs": inputs, "outputs": outputs,
     }  # fmt: skip

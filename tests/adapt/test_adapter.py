@@ -72,9 +72,7 @@ def trained(better: str, seconds: float, adapt: bool) -> tuple[list[float], list
 
 def test_a_better_plan_is_taken_and_the_losses_go_on() -> None:
     (alone, none), _ = run(2, trained, "data; @pieces=1", 0.5, False, timeout=100)
-    (losses, events), (others, theirs) = run(
-        2, trained, "data; @pieces=1", 0.5, True, timeout=100
-    )
+    (losses, events), (others, theirs) = run(2, trained, "data; @pieces=1", 0.5, True, timeout=100)
     assert none == [] and losses == others
     assert losses == pytest.approx(alone, rel=1e-10)
     (event,) = events
