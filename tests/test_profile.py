@@ -184,12 +184,17 @@ def test_strict_reading(path: str, value: Any, message: str) -> None:
     assert str(caught.value).count("doc") == 1, "the document is named once"
 
 
-def test_joined_has_what_either_has() -> None:
-    other = Profile(
-        2, {"c": FULL.compute["a"]}, {("all_to_all", Pattern(2)): CURVE},
-        seconds=2.0, missing=("d", *FULL.missing),
-    )  # fmt: skip
-    both = FULL.joined(other)
-    assert set(both.compute) == {"a", "c"} and len(both.network) == 3
-    assert both.seconds == 3.5 and both.missing == (*FULL.missing, "d")
-    assert both.sprint == FULL.sprint
+def test_joined_curves_have_the_sizes_of_both_and_the_newer_seconds() -> None:
+    old, new = Curve(((1.0, 1.0), (4.0, 4.0))), Curve(((4.0, 5.0), (16.0, 20.0)))
+    both = old.joined(new)
+    assert both.points == ((1.0, 1.0), (4.0, 5.0), (16.0, 20.0)) and both.reach == 16.0
+    compute = FULL.compute["a"]
+    assert compute.joined(compute) == compute
+
+
+def test_speeds_are_in_proportion_to_what_ranks_take() -> None:
+    slow = Curve(((1.0, 3.0),))
+    fast = Curve(((1.0, 1.0),))
+    profile = Profile(2, {"a": Compute((fast, slow), (fast, slow), Memory())})
+    assert profile.speeds() == pytest.approx((1.5, 0.5))
+    assert Profile(2).speeds() == ()

@@ -111,10 +111,13 @@ class CountingBench(Bench):
 
 
 def count(bench: CountingBench) -> Counted:
-    """The operators and the memory of one program, run once."""
+    """The operators of one forward and backward of a program, and its memory."""
     with _plain_operators():
+        bench.backward(bench.seeds(bench.forward()))
+        forward, backward = bench.counted
+        bench.clear()
         held = bench.bytes()
-    return Counted(*bench.counted, held)
+    return Counted(forward, backward, held)
 
 
 @contextmanager
