@@ -41,7 +41,7 @@ from synchromesh.word import Word
 __all__ = ["Choice", "Question", "choose", "predict", "reconsider"]
 
 NEAR = 1.4  # times the best other plan: one device is timed with all rows then
-UNEQUAL = 1.1  # times the slowest rank's speed: rows are shared in proportion from there
+UNEQUAL = 1.3  # times the slowest rank's speed: rows are shared in proportion from there
 SHARES = 16  # of rows that the fastest data index has
 Say = Callable[[str], None]
 

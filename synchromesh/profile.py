@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, get_args
 
 from synchromesh import document
@@ -208,17 +209,19 @@ class Profile:
     missing: tuple[str, ...] = ()  # what could not be measured, and why
 
     def speeds(self) -> tuple[float, ...]:
-        """How fast each rank computes what was measured, the mean being 1; none: not known."""
-        totals: list[float] = []
+        """How fast each rank computes, the fastest being 1: the median over what was measured, so
+        that a program during which something else ran counts little. None: not known."""
+        shares: list[list[float]] = []
         for found in self.compute.values():
             each = [
                 f(f.reach) + b(b.reach) for f, b in zip(found.forward, found.backward, strict=True)
             ]
-            totals = each if not totals else [a + b for a, b in zip(totals, each, strict=True)]
-        if not totals or min(totals) <= 0.0:
+            if min(each) > 0.0:
+                shares.append([min(each) / t for t in each])
+        if not shares:
             return ()
-        rates = [1 / t for t in totals]
-        return tuple(rate * len(rates) / sum(rates) for rate in rates)
+        middle = [median(column) for column in zip(*shares, strict=True)]
+        return tuple(m / max(middle) for m in middle)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -196,5 +196,5 @@ def test_speeds_are_in_proportion_to_what_ranks_take() -> None:
     slow = Curve(((1.0, 3.0),))
     fast = Curve(((1.0, 1.0),))
     profile = Profile(2, {"a": Compute((fast, slow), (fast, slow), Memory())})
-    assert profile.speeds() == pytest.approx((1.5, 0.5))
+    assert profile.speeds() == pytest.approx((1.0, 1 / 3))
     assert Profile(2).speeds() == ()
