@@ -5,6 +5,7 @@ lab meanwhile. The first host that fails ends the run: the others get SIGTERM an
 later, SIGKILL, each with all of its process group.
 """
 
+import math
 import os
 import selectors
 import signal
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 END_SECONDS = 3.0  # for hosts that outlive a failed one or the time limit
 GRACE_SECONDS = 30.0  # to checkpoint, after a signal that was passed on
 POLL_SECONDS = 0.02
+WAKE_SECONDS = 0.2
 LONGEST_LINE = 64 * 1024  # bytes; a longer one is passed on in pieces
 DRAIN_SECONDS = 1.0  # for what is still in the pipes
 
@@ -105,8 +107,12 @@ class Running:
         """The results by rank. Raises `HostFailed`, and TimeoutError after `timeout` seconds; the
         command then still runs.
         """
-        if not self._done.wait(timeout):
-            raise TimeoutError(f"the command still runs after {timeout:g} s")
+        limit = math.inf if timeout is None else time.monotonic() + timeout
+        # Python's handlers run in the main thread, which a signal that the kernel gave to another
+        # thread does not wake: so it looks up now and then
+        while not self._done.wait(max(0.0, min(WAKE_SECONDS, limit - time.monotonic()))):
+            if time.monotonic() >= limit:
+                raise TimeoutError(f"the command still runs after {timeout:g} s")
         results = self.poll()
         assert results is not None
         return results
