@@ -94,7 +94,7 @@ class Adapter:
         if not everyone.broadcast_json(may_measure(self._measured, elapsed, SAMPLING)):
             return self._stays(drift, plan, step, "measuring has taken its share of the run", 0.0)
         began = time.monotonic()
-        ranks = plan.devices(question.world.size)
+        ranks = range(question.world.size)  # also those that the plan leaves idle
         devices = drift.device_drift
         self.profile = again(
             question.world, ranks, question.subject, partition, self.profile, devices, not devices

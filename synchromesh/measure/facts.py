@@ -275,7 +275,12 @@ def _devices_again(
     def seconds(key: str) -> float:
         return sum(max(c(c.reach) for c in side) for side in _sides(known.compute[key]))
 
-    longest = max((k for k in locals_ if k in known.compute), key=seconds)
+    timed = [
+        k for k in locals_ if k in known.compute and len(known.compute[k].forward) == len(ranks)
+    ]
+    if not timed:  # nothing to compare with: what is new is measured when plans are priced
+        return profile
+    longest = max(timed, key=seconds)
     fresh = replace(profile, compute={})
     single = replace(partition, components=(locals_[longest],))
     measured, _ = _programs(world, ranks, subject, [single], fresh)

@@ -18,6 +18,7 @@ from tests.models import FAMILIES
 from tests.ranks import run
 
 STEPS, AT = 8, 4
+EXPLAINED = 1.0  # by devices: their programs are timed again
 
 
 class Told:
@@ -30,8 +31,9 @@ class Told:
 
     def tell(self, table: Any) -> Drift | None:
         self.steps += 1
-        assert len(table) == 2 and all(c > 0 and w >= 0 for c, w in table)
-        return Drift(0.1, 1.0, (1.0, 1.0), 0.0) if self.steps == 3 else None
+        assert len(table) in (1, 2) and all(c > 0 and w >= 0 for c, w in table)
+        ratios = (1.0,) * len(table)
+        return Drift(0.1, 1.0, ratios, EXPLAINED) if self.steps == 3 else None
 
     def reset(self) -> None:
         pass
@@ -42,8 +44,11 @@ def candidate(plan: str, seconds: float) -> Candidate:
     return Candidate(Plan.parse(plan), time, (), True, "")
 
 
-def trained(better: str, seconds: float, adapt: bool) -> tuple[list[float], list[dict[str, Any]]]:
-    """Losses of a run under `tensor` in which `better` is predicted to take `seconds`, not 1."""
+def trained(
+    better: str, seconds: float, adapt: bool, first: str = "tensor"
+) -> tuple[list[float], list[dict[str, Any]]]:
+    """Losses and decisions of a run that was measured under `tensor` and then is under `first`;
+    `better` is predicted to take `seconds`, the plan in force 1."""
 
     def reconsider(question: Question, profile: Profile, current: Plan | None = None) -> Choice:
         assert current is not None
@@ -63,6 +68,8 @@ def trained(better: str, seconds: float, adapt: bool) -> tuple[list[float], list
             assert trainer.adapter is not None
             trainer.adapter.monitor = Told()  # type: ignore[assignment]
             trainer.steps_to_come = 10_000
+        if first != "tensor":
+            trainer.switch(f"{first}; @pieces=1")
         losses = [float(trainer.step(trainer.shard(batch))) for batch in batches]
         return losses, [event.to_dict() for event in trainer.decisions]
     finally:
@@ -87,3 +94,13 @@ def test_what_is_not_worth_it_stays_and_says_why() -> None:
     (event,) = events
     assert not event["switched"] and event["to"] == event["from"] == "tensor; @pieces=1"
     assert "no plan is 8% quicker" in event["reason"] and len(losses) == STEPS
+
+
+def test_one_device_is_left_for_all_where_that_pays() -> None:
+    """All ranks take part in sampling and switching, also those that were idle."""
+    (losses, events), (_, theirs) = run(
+        2, trained, "data; @pieces=1", 0.5, True, "single", timeout=100
+    )
+    (event,) = events
+    assert event["switched"] and event["to"] == "data; @pieces=1" == theirs[0]["to"]
+    assert len(losses) == STEPS
