@@ -30,6 +30,7 @@ from synchromesh.plan import Plan
 from synchromesh.state import checkpoint, manifest
 from synchromesh.state.export import load_safetensors
 from synchromesh.state.model_state import ModelState, checksum
+from synchromesh.state.switch import Moved
 from synchromesh.trace.capture import opaque, signature
 from synchromesh.trace.capture import trace as capture
 from synchromesh.trace.gradients import compare_gradients
@@ -170,14 +171,17 @@ class Arrangement:
         if self.world.rank == 0:
             warnings.warn(text, stacklevel=5)
 
-    def adopt(self, plan: Plan, step: Step, first: bool = False) -> int:
-        """Makes `plan` the current one; tensors move to their new places. Returns the bytes this
-        rank sent.
+    def adopt(
+        self, plan: Plan, step: Step, first: bool = False, made: Partition | None = None
+    ) -> Moved:
+        """Makes `plan` the current one; tensors move to their new places.
+
+        made: the partition of `step` under `plan`, where it is known.
         """
         ranks = plan.devices(self.world.size)
         inside = self.model.inside(step.chain.names)
         layouts = plan.layouts(step.chain.names, self.world.size, inside)
-        made = partition(step, layouts, rows=self._rows)
+        made = made or partition(step, layouts, rows=self._rows)
         held = holdings(self.model.described.values(), made.placements, len(ranks))
         rebinding.check(self.optimizer, any(h.placement.sharded for h in held.values()))
         order = [(c.name, [p.name for p in c.parameters]) for c in step.chain.components]
@@ -194,7 +198,7 @@ class Arrangement:
         leaf_layout = Layout(data, len(ranks) // data)
         stage = Stage(self.world, ranks, (*layouts, leaf_layout))
         self.sync.close()
-        sent = self.state.move(held, stage)
+        moved = self.state.move(held, stage)
         if first:
             self._start()
         self.now = Current(
@@ -205,7 +209,7 @@ class Arrangement:
         self.programs: dict[tuple[Any, Hashable], Program | OpaqueProgram | None] = {}
         self.sync = GradientSync(self._gradient_groups())
         self.overlap = Overlap(self.world.everyone, overlaps(step, made), plan.pieces)
-        return sent
+        return moved
 
     def follow_frozen(self) -> None:
         """Traces and arranges anew after the user froze or released parameters."""
@@ -213,14 +217,14 @@ class Arrangement:
         self.trained = self.model.trained()
         self.adopt(self.now.plan, self.trace(self.now.plan, self.example))
 
-    def shift(self, plan: Plan) -> int:
+    def shift(self, plan: Plan, made: Partition | None = None) -> Moved:
         """Makes another plan the current one; nothing has moved where it does not fit
-        (ValueError)."""
+        (ValueError). made: the partition of the current step under it, where it is known."""
         cuts, step = self.cuts, self.now.traced
         try:
             if plan.cuts(self.model.paths()) != cuts:
-                step = self.trace(plan, self.example)
-            return self.adopt(plan, step)
+                step, made = self.trace(plan, self.example), None
+            return self.adopt(plan, step, made=made)
         except ValueError:
             self.cuts = cuts
             raise

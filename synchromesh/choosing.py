@@ -25,8 +25,10 @@ from synchromesh.planner import candidate as pricing
 from synchromesh.planner.assemble import Uniform, crossings
 from synchromesh.planner.candidate import Candidate, price
 from synchromesh.planner.choice import (
+    UNEQUAL,
     Choice,
     decided,
+    fewer,
     misfit,
     pieced,
     plain,
@@ -40,8 +42,7 @@ from synchromesh.word import Word
 
 __all__ = ["Choice", "Question", "choose", "predict", "reconsider"]
 
-NEAR = 1.4  # times the best other plan: one device is timed with all rows then
-UNEQUAL = 1.3  # times the slowest rank's speed: rows are shared in proportion from there
+NEAR = 1.4  # times the best plan on all devices: fewer are timed with their rows then
 SHARES = 16  # of rows that the fastest data index has
 Say = Callable[[str], None]
 
@@ -77,6 +78,10 @@ class Question:
     def uniform(self) -> Uniform:
         """The partition of the step under every tensor degree."""
         return uniform(self.planned, self.world.size)
+
+    def solved(self, step: Step, plan: Plan) -> Partition | None:
+        """The partition of `step` under `plan`, where it was needed before."""
+        return self.planned.known(plan, self.world.size) if step is self.step else None
 
     @cached_property
     def planned(self) -> pricing.Model:
@@ -114,13 +119,20 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
     whole = [p for p in plans if len(p.devices(world.size)) == world.size]
     profile = question.measured([planned.partition(p, world.size) for p in whole], profile)
     began = time.perf_counter()
-    plans += [p for p in (_shared(p, profile, world.size) for p in plans) if p is not None]
+    told = [_shared(p, profile, world.size) for p in plans]
+    told += fewer(plans, world.size, profile)
+    plans += [p for p in told if p is not None and p not in plans]
+    plans = [Plan.parse(t) for t in world.everyone.broadcast_json([str(p) for p in plans])]
     found = [price(planned, p, world.size, profile, limits) for p in plans]
-    if world.everyone.broadcast_json(_alone_is_near(found)):
-        # one device has more rows than any program was timed with: no guess where it matters
-        alone = planned.partition(Plan(Word("single")), world.size)
-        profile = question.measured([alone], profile)
+    near = world.everyone.broadcast_json(_near(found, world.size))
+    if (
+        near
+    ):  # fewer devices have more rows than a program was timed with: no guess where it counts
+        partitions = [planned.partition(Plan.parse(t), world.size) for t in near]
+        profile = question.measured(partitions, profile)
         found = [price(planned, p, world.size, profile, limits) for p in plans]
+    guessed = [p for p in plans if p.ranks is not None and p != current]
+    found = [c for c in found if c.time is not None or c.plan not in guessed]
     found = decided([pieced(planned, c, world.size) for c in found])
     spent += time.perf_counter() - began
     if all(c.time is None for c in found):
@@ -153,11 +165,11 @@ def _shared(plan: Plan, profile: Profile, world: int) -> Plan | None:
     return None if len(set(shares)) == 1 else replace(plan, rows=shares)
 
 
-def _alone_is_near(found: Sequence[Candidate]) -> bool:
-    """Whether one device may be the quickest, as far as is known."""
-    alone = min((c.seconds for c in found if c.plan.default.name == "single"), default=0.0)
-    others = min((c.seconds for c in found if c.plan.default.name != "single"), default=0.0)
-    return alone <= NEAR * others
+def _near(found: Sequence[Candidate], world: int) -> list[str]:
+    """The plans on fewer devices that may be the quickest, as far as is known."""
+    part = [c for c in found if c.time is not None and len(c.plan.devices(world)) < world]
+    whole = [c.seconds for c in found if len(c.plan.devices(world)) == world]
+    return [str(c.plan) for c in part if c.seconds <= NEAR * min(whole, default=0.0)]
 
 
 def predict(

@@ -29,6 +29,7 @@ from synchromesh.planner.candidate import Candidate, readable
 from synchromesh.planner.choice import (
     Choice,
     RunnerUp,
+    fewer,
     misfit,
     plain,
     priced,
@@ -177,7 +178,9 @@ def _choose(
     made = [planned.partition(p, devices) for p in plans if len(p.devices(devices)) == devices]
     profile = _profile(subject, made, cluster, profile)
     began = time.perf_counter()
+    plans += [p for p in fewer(plans, devices, profile) if p not in plans]
     found = priced(planned, plans, devices, profile, limits)
+    found = [c for c in found if c.time is not None or c.plan.ranks is None]
     spent += time.perf_counter() - began
     best = found[0]
     rows = runner_ups(planned, result, best.plan, min(limits)) if explained and best.fits else []

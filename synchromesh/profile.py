@@ -4,6 +4,7 @@
     network      seconds of a collective by payload bytes, on a pattern of groups, all at once
     overlap      how much computation and traffic slow each other down while both are under way
     sprint       how much faster computation is at first after a pause
+    pace         seconds that pass in a second of processor time, on each rank
     update       seconds of the optimizer step by parameter bytes and by tensors
     host         seconds of a step that none of these explain: Python, agreement, the loss
 
@@ -195,6 +196,7 @@ class Profile:
     network: Mapping[tuple[str, Pattern], Curve] = field(default_factory=dict)
     overlap: Mapping[str, Overlap] = field(default_factory=dict)  # by kind of collective
     sprint: Sprint = Sprint()
+    pace: tuple[float, ...] = ()  # of each rank of the run; none: 1
     update_byte: float = 0.0  # seconds of the optimizer step a parameter byte
     update_tensor: float = 0.0  # ... and a tensor
     copy_byte: float = 0.0  # seconds to copy a byte of a gradient into its bucket
@@ -207,6 +209,10 @@ class Profile:
     seconds: float = 0.0  # that measuring took
     emulated: bool = False
     missing: tuple[str, ...] = ()  # what could not be measured, and why
+
+    def pace_of(self, rank: int) -> float:
+        """Seconds that pass in a second of the clock that programs are timed with."""
+        return self.pace[rank] if self.pace else 1.0
 
     def speeds(self) -> tuple[float, ...]:
         """How fast each rank computes, the fastest being 1: the median over what was measured, so
@@ -255,6 +261,7 @@ class Profile:
                 for kind, o in sorted(self.overlap.items())
             },
             "sprint": {"speed": self.sprint.speed, "credit": self.sprint.credit},
+            "pace": list(self.pace),
             "update": {
                 "seconds_per_byte": self.update_byte,
                 "seconds_per_tensor": self.update_tensor,
@@ -274,7 +281,7 @@ class Profile:
     def from_dict(cls, value: Any, name: str = "profile") -> "Profile":
         keys = (
             "devices", "source", "error_band", "emulated", "seconds", "compute", "network",
-            "overlap", "sprint", "update", "host_seconds", "missing",
+            "overlap", "sprint", "pace", "update", "host_seconds", "missing",
         )  # fmt: skip
         item = document.mapping(value, name, keys, keys)
         rates = document.mapping(item["overlap"], f"{name}: overlap", get_args(CollectiveKind))
@@ -287,6 +294,7 @@ class Profile:
             "work_bytes_per_largest_byte", "work_bytes_per_byte",
         )  # fmt: skip
         update = document.mapping(item["update"], f"{name}: update", prices, prices)
+        paces = enumerate(document.sequence(item["pace"], f"{name}: pace"))
         missing = enumerate(document.sequence(item["missing"], f"{name}: missing"))
 
         def number(x: Any, path: str) -> float:
@@ -301,6 +309,7 @@ class Profile:
             network=_links(item["network"], f"{name}: network"),
             overlap={k: _overlap(v, f"{name}: overlap.{k}") for k, v in rates.items()},
             sprint=quick,
+            pace=tuple(number(p, f"pace[{i}]") for i, p in paces),
             update_byte=number(update["seconds_per_byte"], "update.seconds_per_byte"),
             update_tensor=number(update["seconds_per_tensor"], "update.seconds_per_tensor"),
             copy_byte=number(update["copy_seconds_per_byte"], "update.copy_seconds_per_byte"),

@@ -42,10 +42,12 @@ Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Moved:
-    """What a switch took: seconds of pause, bytes that all ranks sent together."""
+    """What a switch took: seconds of pause, bytes that all ranks sent together, the most that one
+    of them sent or received."""
 
     seconds: float
     bytes: int
+    most: int
 
 
 @dataclass
@@ -494,9 +496,11 @@ class Trainer:
         if plan.automatic:
             self.choice = choose(self._question(self.traced))
             plan = self.choice.chosen.plan
-        sent = self._arranged.shift(plan)
-        total = self._everyone.all_gather_json(sent)
-        return Moved(time.perf_counter() - began, sum(total))
+        made = None if self._asked is None else self._asked.solved(self.traced, plan)
+        moved = self._arranged.shift(plan, made)
+        told = self._everyone.all_gather_json([moved.bytes, moved.received])
+        sent = [n for n, _ in told]
+        return Moved(time.perf_counter() - began, sum(sent), max(max(pair) for pair in told))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The model's own names and shapes, whole, on every rank's host memory."""

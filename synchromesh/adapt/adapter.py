@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from synchromesh.adapt.monitor import Drift, Monitor
 from synchromesh.adapt.policy import Verdict, may_measure, weigh
 from synchromesh.choosing import Question, reconsider
-from synchromesh.cost.step_time import collective_seconds, held_bytes
+from synchromesh.cost.step_time import held_bytes
 from synchromesh.measure.facts import again
 from synchromesh.plan import Plan
 from synchromesh.planner.candidate import Candidate, setting
@@ -28,13 +28,16 @@ PAUSE_STEPS = 2  # steps that arranging anew is expected to take
 
 
 class Shifted(Protocol):
-    """What a switch took: seconds of pause, bytes that all ranks sent."""
+    """What a switch took: seconds of pause, bytes that all ranks sent, and the most of one."""
 
     @property
     def seconds(self) -> float: ...
 
     @property
     def bytes(self) -> int: ...
+
+    @property
+    def most(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Event:
     predicted_after: float
     measuring_seconds: float
     bytes_moved: int = 0
+    most_bytes: int = 0  # that one rank sent or received
     pause_seconds: float = 0.0
     measured_after: float | None = None
 
@@ -59,6 +63,18 @@ class Event:
         """As the log and `train --json` have it."""
         told = asdict(self)
         return {"from": told.pop("plan_from"), "to": told.pop("plan_to"), **told}
+
+
+def transfer_seconds(moved: float, ranks: int, profile: Profile) -> float:
+    """Seconds in which each rank receives `moved` bytes.
+
+    An all-reduce of n bytes on K ranks has each receive 2 (K - 1) / K n. Where none was measured
+    the slowest curve of what was stands for it.
+    """
+    curve = profile.network.get(("all_reduce", Pattern(ranks)))
+    curves = profile.network.values() if curve is None else [curve]
+    payload = moved * ranks / (2 * max(1, ranks - 1))
+    return max((c(payload) for c in curves), default=0.0) if moved else 0.0
 
 
 class Adapter:
@@ -117,7 +133,7 @@ class Adapter:
         self.events.append(
             Event(
                 step, str(drift), True, told["reason"], str(plan), str(better), drift.now,
-                told["now"], told["better"], spent, moved.bytes, moved.seconds,
+                told["now"], told["better"], spent, moved.bytes, moved.most, moved.seconds,
             )
         )  # fmt: skip
         return self.events[-1]
@@ -156,11 +172,7 @@ class Adapter:
         moved = sum(
             factor * held_bytes(h) for n, h in after.held.items() if before.held.get(n) != h
         )
-        everyone = Pattern(world)
-        try:
-            seconds = collective_seconds("all_reduce", everyone, moved, self.profile) / 2
-        except ValueError:
-            seconds = 0.0
+        seconds = transfer_seconds(moved, world, self.profile)
         return seconds + PAUSE_STEPS * drift.now
 
     def _stays(

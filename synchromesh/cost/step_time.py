@@ -61,6 +61,11 @@ class Setting:
     rows: int
     overlaps: bool = False  # whether the rows may walk in pieces
 
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The rank at each position."""
+        return self.plan.ranks or range(self.devices)
+
     def blocks(self, layout: Layout) -> tuple[int, ...]:
         """Rows of each data index; a rank without rows computes one that does not count."""
         return tuple(max(1, b - a) for a, b in self.plan.row_ranges(self.rows, layout.data))
@@ -175,9 +180,9 @@ def _compute(
     found = profile.compute[key]
     blocks = setting.blocks(local.layout)
     slowest = (0.0, 0.0)
-    for position in range(setting.devices):
+    for position, rank in enumerate(setting.ranks):
         rows = max(1.0, blocks[local.layout.data_index(position)] / pieces)
-        curve = min(position, len(found.forward) - 1)
+        curve = min(rank, len(found.forward) - 1)
         times = (found.forward[curve](rows), found.backward[curve](rows))
         slowest = max(slowest, times, key=sum)
     return slowest

@@ -25,13 +25,15 @@ from synchromesh.layout import Layout
 from synchromesh.measure import network
 from synchromesh.measure.borders import record, stand_ins
 from synchromesh.measure.compute import BLOCK_SECONDS, LONG_BLOCK_SECONDS, Bench
-from synchromesh.measure.sprint import sprint
+from synchromesh.measure.sprint import clock, ease
 from synchromesh.measure.update import update
 from synchromesh.profile import Compute, Curve, Memory, Pattern, Profile
 from synchromesh.trace.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 
+LOOKS = 3  # runs that tell how devices compute now
 SAMPLE_ROWS = 8  # real rows from which larger batches are tiled
+TRAFFIC, QUOTA_TRAFFIC = 0.02, 0.08  # seconds of a collective that shows overlap
 EXTRAPOLATE = 1.5  # times the rows that were timed, beyond which a program is timed again
 
 
@@ -64,10 +66,10 @@ def facts(
     kinds = {kind for kind, _, _ in wanted}
     profile = _besides(world, ranks, subject) if known is None else known
     if kinds - set(profile.overlap):
-        seconds = LONG_BLOCK_SECONDS if profile.sprint.credit else BLOCK_SECONDS
+        seconds = QUOTA_TRAFFIC if profile.sprint.credit else TRAFFIC
         more = network.overlap(world, ranks, kinds - set(profile.overlap), seconds)
         profile = replace(profile, overlap={**profile.overlap, **more})
-    compute, missing = _programs(world, ranks, subject, made, profile)
+    compute, missing = _programs(world, subject, made, profile)
     new = [w for w in wanted if w[:2] not in profile.network]
     found = network.collectives(world, ranks, new)
     return replace(
@@ -87,12 +89,12 @@ def facts(
 
 def _programs(
     world: World,
-    ranks: Sequence[int],
     subject: Subject,
     partitions: Sequence[Partition],
     known: Profile,
 ) -> tuple[dict[str, Compute], list[str]]:
-    """Every distinct program that is not known yet, timed on each rank at the same time."""
+    """Every distinct program that is not known yet, timed on every rank at the same time, also on
+    those that are to be idle: another plan may need them."""
     wanted: dict[str, tuple[Partition, LocalComponent]] = {}
     for partition in partitions:
         for local in partition.components:
@@ -102,11 +104,12 @@ def _programs(
                 wanted.setdefault(key, (partition, local))
     if not wanted:
         return {}, []
-    least = LONG_BLOCK_SECONDS if known.sprint.credit else BLOCK_SECONDS
+    wall = known.sprint.credit and clock(world.device) is None
+    least = LONG_BLOCK_SECONDS if wall else BLOCK_SECONDS
     with Streams(0, world.device).preserved():  # random operators draw from the user's generator
         mine = _timed(subject, wanted, world.device, least)
     everyone = world.everyone.all_gather_json(mine)
-    return _joined(wanted, [everyone[r] for r in ranks])
+    return _joined(wanted, everyone, [known.pace_of(r) for r in range(world.size)])
 
 
 def _timed(
@@ -167,9 +170,17 @@ def _measured(
 
 
 def _joined(
-    wanted: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]
+    wanted: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], pace: Sequence[float]
 ) -> tuple[dict[str, Compute], list[str]]:
+    """What the ranks told; pace: what passes on the wall in a second of their clocks."""
     found, missing = {}, []
+
+    def curves(key: str, side: int) -> tuple[Curve, ...]:
+        return tuple(
+            Curve.of((p[0], p[side] * seconds) for p in rank[key]["points"])
+            for rank, seconds in zip(ranks, pace, strict=True)
+        )
+
     for key in wanted:
         faults = [rank[key]["fault"] for rank in ranks if "fault" in rank[key]]
         if faults:
@@ -180,8 +191,8 @@ def _joined(
             Curve.of((row[0], row[i]) for row in first["memory"]) for i in (1, 2, 3, 4)
         )
         found[key] = Compute(
-            tuple(Curve.of((p[0], p[1]) for p in rank[key]["points"]) for rank in ranks),
-            tuple(Curve.of((p[0], p[2]) for p in rank[key]["points"]) for rank in ranks),
+            curves(key, 1),
+            curves(key, 2),
             Memory(
                 kept, forward, backward, staying, tuple(first["inputs"]), tuple(first["outputs"])
             ),
@@ -207,14 +218,16 @@ def traffic(partition: Partition, rows: int, devices: int) -> Iterable[tuple[str
 def _besides(world: World, ranks: Sequence[int], subject: Subject) -> Profile:
     """What no component has: sprint, the optimizer, agreement and Python of a step."""
     dtypes = [p.dtype for p in subject.optimizer.param_groups[0]["params"]]
+    found = ease(world)
     taken = update(subject.optimizer, world.device, dtypes[0])
-    numbers = [taken.byte, taken.tensor, taken.copy_byte]
+    pace = found.pace[world.rank]
+    numbers = [pace * n for n in (taken.byte, taken.tensor, taken.copy_byte)]
     table = world.everyone.all_gather_json(numbers)
     byte, tensor, copy_byte = (max(column) for column in zip(*table, strict=True))
-    quick = sprint(world)
     return Profile(
         devices=len(ranks),
-        sprint=quick,
+        sprint=found.sprint,
+        pace=found.pace,
         update_byte=byte,
         update_tensor=tensor,
         copy_byte=copy_byte,
@@ -260,30 +273,29 @@ def again(
     began = time.perf_counter()
     profile = known
     if devices:
-        profile = _devices_again(world, ranks, subject, partition, profile)
+        profile = _devices_again(world, subject, partition, profile)
     if links:
         profile = _links_again(world, ranks, profile)
     return replace(profile, seconds=known.seconds + time.perf_counter() - began)
 
 
 def _devices_again(
-    world: World, ranks: Sequence[int], subject: Subject, partition: Partition, known: Profile
+    world: World, subject: Subject, partition: Partition, known: Profile
 ) -> Profile:
-    profile = replace(known, sprint=sprint(world))
+    found = ease(world, LOOKS)
+    profile = replace(known, sprint=found.sprint, pace=found.pace)
     locals_ = {partition.program(c): c for c in partition.components}
 
     def seconds(key: str) -> float:
         return sum(max(c(c.reach) for c in side) for side in _sides(known.compute[key]))
 
-    timed = [
-        k for k in locals_ if k in known.compute and len(known.compute[k].forward) == len(ranks)
-    ]
+    timed = [k for k in locals_ if k in known.compute]
     if not timed:  # nothing to compare with: what is new is measured when plans are priced
         return profile
     longest = max(timed, key=seconds)
     fresh = replace(profile, compute={})
     single = replace(partition, components=(locals_[longest],))
-    measured, _ = _programs(world, ranks, subject, [single], fresh)
+    measured, _ = _programs(world, subject, [single], fresh)
     if longest not in measured:
         return known
     ratios = []

@@ -1,7 +1,7 @@
 """The network measured: seconds of the collectives that layouts ask for, all groups at once.
 
-Every rank calls `collectives` alike. A size is timed by a few calls in a row, after one that is
-not counted, and what counts is the slowest rank: nobody goes on before it has what it needs.
+Every rank calls `collectives` alike. A small size is timed by a few calls in a row, after one that
+is not counted, and what counts is the slowest rank: nobody goes on before it has what it needs.
 """
 
 import time
@@ -16,7 +16,7 @@ from synchromesh.profile import Curve, Overlap, Pattern
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)  # bytes of payload
 CALLS = 3
-LONG_SECONDS = 0.1  # calls longer than this are not repeated often
+LONG_SECONDS = 0.05  # a call longer than this is not repeated
 MOST_SECONDS = 0.3  # one call longer than this ends a curve: the line goes on from there
 
 
@@ -77,10 +77,12 @@ def _curve(
 
 
 def _seconds(world: World, group: Group, kind: str, ranks: int, payload: int) -> float:
-    """The median of a few calls, of the rank that is slowest; of one more call if it is long."""
+    """The median of a few calls after a first one, of the rank that is slowest; the first alone
+    if it is long, for what it does for the first time is nothing beside that."""
     first = _slowest(world, group, kind, ranks, payload)
-    calls = CALLS if first < LONG_SECONDS else 1
-    return median(_slowest(world, group, kind, ranks, payload) for _ in range(calls))
+    if first > LONG_SECONDS:
+        return first
+    return median(_slowest(world, group, kind, ranks, payload) for _ in range(CALLS))
 
 
 def _slowest(world: World, group: Group, kind: str, ranks: int, payload: int) -> float:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from synchromesh.measure.memory import LiveBytes
+from synchromesh.measure.sprint import clock
 
 BYTES = 1 << 22  # of the parameters it is tried on
 RUNS = 5
@@ -20,7 +21,8 @@ RUNS = 5
 
 @dataclass(frozen=True)
 class Update:
-    """What a step takes of an optimizer, for parameters of so many bytes in so many tensors.
+    """What a step takes of an optimizer, for parameters of so many bytes in so many tensors, in
+    seconds of this rank's clock (`measure/sprint.py`).
 
     seconds = byte * bytes + tensor * tensors; state bytes = state_factor * bytes;
     bytes alive besides in the step = work_largest * largest tensor + work_byte * bytes.
@@ -54,12 +56,13 @@ def _copy(device: torch.device, dtype: torch.dtype) -> float:
     source = torch.ones(BYTES // dtype.itemsize, device=device, dtype=dtype)
     target = torch.empty_like(source)
     taken = []
+    now = clock(device) or time.perf_counter
     for _ in range(RUNS + 1):
-        began = time.perf_counter()
+        began = now()
         target.copy_(source)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - began)
+        taken.append(now() - began)
     return median(taken[1:]) / BYTES
 
 
@@ -78,14 +81,15 @@ def _step(
     ]
     twin = twin_of(optimizer, parameters)
     taken = []
+    now = clock(device) or time.perf_counter
     for _ in range(RUNS + 1):
         for p in parameters:
             p.grad = torch.full_like(p, 1e-3)
-        began = time.perf_counter()
+        began = now()
         twin.step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - began)
+        taken.append(now() - began)
     state = [x for s in twin.state.values() for x in s.values() if isinstance(x, torch.Tensor)]
     held = sum(x.numel() * x.element_size() for x in state)
     for p in parameters:

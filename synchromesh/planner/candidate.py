@@ -36,6 +36,10 @@ class Model:
             self._made[layouts] = partition(self.step, layouts, rows=self.rows)
         return self._made[layouts]
 
+    def known(self, plan: Plan, world: int) -> Partition | None:
+        """The partition under `plan`, if it has been solved."""
+        return self._made.get(plan.layouts(self.names, world, self.inside))
+
 
 @dataclass(frozen=True)
 class Candidate:

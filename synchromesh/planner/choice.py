@@ -24,6 +24,8 @@ from synchromesh.word import Word
 
 MARGIN = 0.02  # a mixed plan must be predicted this much quicker than a plain one
 ALTERNATIVES = 4  # of the search, priced exactly besides the best
+FEWER = 2  # numbers of devices below all that are tried besides one
+UNEQUAL = 1.3  # times the slowest's speed, from where devices count as unequal
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,26 @@ def plain(devices: int) -> list[Plan]:
     words += [Word("hybrid", tensor=m) for m in degrees(devices) if 1 < m < devices]
     words += [Word("tensor")] if devices > 1 else []
     return [Plan(w) for w in words]
+
+
+def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
+    """The best of `plans` and `data` on fewer devices: on the largest proper divisors of their
+    number, where links between all of them may cost more than they bring. `single` is one more.
+
+    plans: the best first. The quickest ranks take part; equally quick ones in their order.
+    """
+    speeds = profile.speeds() or (1.0,) * devices
+    slowness = [0.0 if UNEQUAL * s >= max(speeds) else -s for s in speeds]
+    by_speed = sorted(range(min(devices, len(speeds))), key=lambda r: (slowness[r], r))
+    counts = [k for k in range(devices // 2, 1, -1) if devices % k == 0][:FEWER]
+    found = []
+    for count in counts if len(by_speed) == devices else ():
+        ranks = tuple(sorted(by_speed[:count]))
+        for plan in (*plans[:1], Plan(Word("data"))):
+            words = (plan.default, *(o.word for o in plan.overrides))
+            if all(count % (w.tensor or 1) == 0 and w.data is None for w in words):
+                found.append(replace(plan, ranks=ranks, rows=None, pieces=None))
+    return list(dict.fromkeys(found))
 
 
 def searched(uniform: Uniform, profile: Profile, limit: float) -> Searched:

@@ -20,7 +20,7 @@ from synchromesh.layout import Layout
 from synchromesh.placement import REPLICATED_PARTIAL_GRADIENT, Box
 from synchromesh.state.initial import initial_values
 from synchromesh.state.pieces import Held, local_shape, view, whole
-from synchromesh.state.switch import Move, move, redistribute
+from synchromesh.state.switch import Move, Moved, move, redistribute
 
 Sides = tuple[tuple[Box, ...], ...]  # boxes of each rank of the world
 
@@ -48,9 +48,8 @@ class ModelState:
 
     # Moving
 
-    def move(self, held: Mapping[str, Holding], stage: Stage) -> int:
-        """Brings every tensor to where `held` says on the ranks of `stage`; returns the bytes this
-        rank sent.
+    def move(self, held: Mapping[str, Holding], stage: Stage) -> Moved:
+        """Brings every tensor to where `held` says on the ranks of `stage`.
 
         Tensors on the meta device stay there: `start` places them.
         """
@@ -67,7 +66,7 @@ class ModelState:
             ]
         moved = move(moves, self.world.everyone)
         self.held, self.ranks, self.firsts = dict(held), stage.ranks, frozenset()
-        return moved.bytes
+        return moved
 
     def _have(self, name: str, key: str) -> Sides:
         """Who holds what counts of a tensor: at first rank 0 alone where ranks were given

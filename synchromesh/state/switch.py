@@ -61,10 +61,11 @@ class Move:
 
 @dataclass(frozen=True)
 class Moved:
-    """What a switch took: seconds of pause here, bytes that this rank sent."""
+    """What a switch took: seconds of pause here, bytes that this rank sent and received."""
 
     seconds: float
     bytes: int
+    received: int
 
 
 @dataclass
@@ -90,19 +91,20 @@ class _Round:
 def move(moves: Iterable[Move], group: Messages) -> Moved:
     """Carries out `moves`, which every rank of the group lists alike. Collective."""
     start = time.perf_counter()
-    sent = 0
+    sent = received = 0
     ordered = in_order(m for m in moves if m.changes)
     opened: dict[int, _Open] = {}
     for batch in _rounds(ordered):
         for i in batch.begins:
             opened[i] = _begin(ordered[i], group.index)
-        sent += _exchange(batch, opened, group)
+        out, in_ = _exchange(batch, opened, group)
+        sent, received = sent + out, received + in_
         for i in batch.ends:
             done = opened.pop(i)
             if not done.kept:
                 ordered[i].replace(done.new)
             del done
-    return Moved(time.perf_counter() - start, sent)
+    return Moved(time.perf_counter() - start, sent, received)
 
 
 def redistribute(
@@ -163,8 +165,8 @@ def _begin(m: Move, index: int) -> _Open:
     return _Open(m, old, new, kept)
 
 
-def _exchange(batch: _Round, opened: dict[int, _Open], group: Messages) -> int:
-    """Sends, receives and copies the chunks of a round; returns the bytes sent."""
+def _exchange(batch: _Round, opened: dict[int, _Open], group: Messages) -> tuple[int, int]:
+    """Sends, receives and copies the chunks of a round; returns the bytes sent and received."""
     me = group.index
     sends: list[tuple[int, Tensor]] = []
     receives: list[tuple[int, Tensor]] = []
@@ -194,4 +196,5 @@ def _exchange(batch: _Round, opened: dict[int, _Open], group: Messages) -> int:
     group.exchange(sends, receives)
     for target, buffer in landing:
         target.copy_(buffer)
-    return sum(x.numel() * x.element_size() for _, x in sends)
+    sent, received = (sum(x.nbytes for _, x in side) for side in (sends, receives))
+    return sent, received

@@ -105,6 +105,12 @@ class Partition:
         return blake2b(repr(told).encode(), digest_size=10).hexdigest()
 
 
+def _name(target: Any) -> str:
+    """The same in every process: a function's own text has its address."""
+    qualified = getattr(target, "__qualname__", None)
+    return f"{target.__module__}.{qualified}" if qualified else str(target)
+
+
 def _structure(graph: Graph) -> list[Any]:
     """The graph without names: what each node does with which earlier ones."""
     place: dict[Node, int] = {}
@@ -120,7 +126,7 @@ def _structure(graph: Graph) -> list[Any]:
 
     found = []
     for node in graph.nodes:
-        target = "" if node.op == "placeholder" else str(node.target)
+        target = "" if node.op == "placeholder" else _name(node.target)
         found.append((node.op, target, plain(node.args), plain(node.kwargs)))
         place[node] = len(place)
     return found

@@ -1,0 +1,232 @@
+"""What `prediction` and `choice` print tables of: `sudo python -m benchmarks.pairs --out FILE`.
+
+For each model and lab (hosts x Mbit/s) the trainer finds its plan (`auto`), which predicts every
+candidate; then the candidates, DistributedDataParallel and FSDP2 are trained in turns in the same
+processes, in ABBA order, and the median full-size step of each (of the slowest rank) is noted.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from benchmarks.machine import machine
+from benchmarks.zoo import MODELS, make
+from synchromesh.lab import HostFailed, Lab
+
+LABS = ("4x200", "4x1000", "2x50", "8x200")
+BLOCK = 3.0  # seconds that the steps of one strategy should take at most in one turn
+FEWEST, MOST = 3, 8  # steps of a turn
+WARM = 2  # steps of a turn that are not counted
+Row = dict[str, Any]
+
+
+class Rival:
+    """PyTorch alone on this rank's rows, the model wrapped by `wrap`."""
+
+    def __init__(self, made: Any, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        build, self.loss, batch, optimizer = made
+        self.model = wrap(build())
+        self.optimizer = optimizer(self.model.parameters())
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        self.batch = pytree.tree_map(lambda x: x.chunk(ranks)[rank].clone(), batch)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.loss(self.model, self.batch).backward()
+        self.optimizer.step()
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    """FSDP2: every module of the top two levels that has parameters is a unit, and the root."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for child in model.children():
+        units = [m for m in child.children() if any(True for _ in m.parameters())]
+        for unit in units if len(units) > 1 else [child]:
+            if any(True for _ in unit.parameters()) and not isinstance(unit, nn.ModuleList):
+                fully_shard(unit, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+RIVALS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "ddp": nn.parallel.DistributedDataParallel,
+    "ddp-bucket-view": lambda m: nn.parallel.DistributedDataParallel(
+        m, gradient_as_bucket_view=True
+    ),
+    "fsdp2": sharded,
+}
+
+
+def measure(name: str, most: int, rounds: int, rivals: Iterable[str]) -> list[Row]:
+    """On every rank: the candidates of `auto` and the rivals, predicted and measured."""
+    import synchromesh as sm
+
+    made = make(name)
+    build, loss, batch, optimizer = made
+    model = build()
+    began = time.perf_counter()
+    trainer = sm.prepare(model, optimizer(model.parameters()), loss, batch, plan="auto")
+    found = time.perf_counter() - began
+    assert trainer.choice is not None
+    chosen = trainer.choice.chosen.plan
+    candidates = [c for c in trainer.choice.candidates if c.time is not None][:most]
+    mine: list[Any] = [None]  # this rank's rows under the plan in force
+
+    def arranged(candidate: Any) -> Callable[[], None]:
+        def begin() -> None:
+            trainer.switch(candidate.plan)
+            trainer._arranged.overlap.chosen = candidate.time.pieces
+            mine[0] = trainer.shard(batch)
+
+        return begin
+
+    turns: list[tuple[str, Callable[[], None], Callable[[], Any], float]] = [
+        (str(c.plan), arranged(c), lambda: trainer.step(mine[0]), c.seconds) for c in candidates
+    ]
+    for rival in rivals:
+        strategy = Rival(made, RIVALS[rival])
+        turns.append((rival, lambda: None, strategy.step, 0.0))
+    taken: dict[str, list[float]] = {what: [] for what, *_ in turns}
+    bytes_: dict[str, float] = {}
+    for turn in range(rounds):
+        for what, begin, step, guess in turns if turn % 2 == 0 else turns[::-1]:
+            begin()
+            taken[what] += _timed(step, guess or statistics.median(taken[turns[0][0]] or [1.0]))
+            if what not in bytes_ and guess:
+                bytes_[what] = _peak(trainer, mine[0])
+    rows = []
+    for c in candidates:
+        rows.append(
+            {
+                "model": name,
+                "plan": str(c.plan),
+                "chosen": c.plan == chosen,
+                "predicted": c.seconds,
+                "measured": statistics.median(taken[str(c.plan)]),
+                "predicted_bytes": max(m.peak for m in c.memory),
+                "measured_bytes": bytes_[str(c.plan)],
+                "share": c.time.communication_share if c.time else 0.0,
+                "measuring_seconds": trainer.choice.profile.seconds,
+                "prepare_seconds": found,
+            }
+        )
+    rows += [
+        {"model": name, "rival": r, "measured": statistics.median(taken[r])}
+        for r in taken
+        if r in RIVALS
+    ]
+    trainer.close()
+    return rows
+
+
+def _timed(step: Callable[[], Any], guess: float) -> list[float]:
+    """Seconds of some steps, each of the rank that is slowest."""
+    seconds = []
+    for _ in range(WARM + max(FEWEST, min(MOST, int(BLOCK / guess)))):
+        dist.barrier()
+        began = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - began)
+    slowest = torch.tensor(seconds[WARM:], dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return slowest.tolist()
+
+
+def _peak(trainer: Any, mine: Any) -> float:
+    """The most bytes of tensors that a rank has alive in a step, of the rank that has most."""
+    from synchromesh.measure.memory import LiveBytes
+
+    known = [
+        *trainer.model.parameters.values(),
+        *trainer.model.buffers.values(),
+        *(b.flat for b in trainer._arranged.sync._buckets),
+        *(x for s in trainer.optimizer.state.values() for x in s.values() if torch.is_tensor(x)),
+        *pytree.tree_leaves(mine),
+    ]
+    with LiveBytes(known) as live:
+        trainer.step(mine)
+    peak = torch.tensor(float(live.peak))
+    dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+    return float(peak)
+
+
+def run(options: argparse.Namespace) -> list[Row]:
+    """The rows of every model in every lab; ValueError or HostFailed where a lab fails."""
+    found: list[Row] = []
+    root = Path(__file__).parents[1]
+    for lab_name in options.labs.split(","):
+        hosts, mbit = (int(n) for n in lab_name.split("x"))
+        cpu = options.cpu or (0.2 if hosts > 4 else 0.4)
+        with Lab(hosts=hosts, bandwidth=f"{mbit}mbit", cpu=cpu) as lab:
+            for name in options.models.split(","):
+                print(f"{name} on {hosts} hosts, {mbit} Mbit/s ...", file=sys.stderr, flush=True)
+                command = [
+                    sys.executable, "-m", "benchmarks.pairs", "--rank", name,
+                    "--most", str(options.most), "--rounds", str(options.rounds),
+                    "--rivals", options.rivals,
+                ]  # fmt: skip
+                results = lab.run(command, timeout=1200, cwd=root)
+                rows = json.loads(results[0].output.splitlines()[-1])
+                found += [{**row, "lab": lab_name} for row in rows]
+                if options.out:
+                    Path(options.out).write_text(json.dumps(found))
+    return found
+
+
+def asked(description: str) -> argparse.Namespace:
+    """The options that all who use these pairs have."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--from", dest="given", metavar="FILE", help="pairs that --out wrote")
+    parser.add_argument("--out", metavar="FILE", help="where to keep the pairs, as JSON")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--labs", default=",".join(LABS), help="hosts x Mbit/s")
+    parser.add_argument("--cpu", type=float, help="share of a core (0.4; 0.2 above 4 hosts)")
+    parser.add_argument("--most", type=int, default=8, help="candidates of a model and lab")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each strategy")
+    parser.add_argument("--rivals", default=",".join(RIVALS))
+    parser.add_argument("--json", action="store_true", help="one document on standard output")
+    parser.add_argument("--rank", metavar="MODEL", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def rows_of(options: argparse.Namespace) -> list[Row]:
+    """The pairs of a file, or measured now. SystemExit with one sentence where that fails."""
+    if options.given:
+        return list(json.loads(Path(options.given).read_text()))
+    try:
+        return run(options)
+    except (ValueError, HostFailed) as error:
+        raise SystemExit(str(error)) from None
+
+
+def main() -> int:
+    options = asked(__doc__.splitlines()[0] if __doc__ else "")
+    if not options.rank:
+        rows = rows_of(options)
+        print(f"{len(rows)} rows; emulated hosts; {machine()}", file=sys.stderr)
+        return 0
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rivals = [r for r in options.rivals.split(",") if r]
+    rows = measure(options.rank, options.most, options.rounds, rivals)
+    if dist.get_rank() == 0:
+        print(json.dumps(rows))
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
