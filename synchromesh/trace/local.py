@@ -101,7 +101,7 @@ class Partition:
             (self.local_shape(local, n), tensors[n].dtype, tensors[n].trainable)
             for n in (*local.parameters, *local.buffers)
         ]
-        told = (_structure(local.graph.graph), inputs, held, local.layout.tensor)
+        told = (structure(local.graph.graph), inputs, held, local.layout.tensor)
         return blake2b(repr(told).encode(), digest_size=10).hexdigest()
 
 
@@ -111,7 +111,7 @@ def _name(target: Any) -> str:
     return f"{target.__module__}.{qualified}" if qualified else str(target)
 
 
-def _structure(graph: Graph) -> list[Any]:
+def structure(graph: Graph) -> list[Any]:
     """The graph without names: what each node does with which earlier ones."""
     place: dict[Node, int] = {}
 
