@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from synchromesh.adapt.adapter import Adapter, Event
 from synchromesh.arrangement import Arrangement, Loss, Options
 from synchromesh.choosing import Choice, Question, choose, predict
-from synchromesh.engine import batches
+from synchromesh.engine import batches, heap
 from synchromesh.engine import optimizer as rebinding
 from synchromesh.engine.agreement import compare_ranks
 from synchromesh.engine.batches import GlobalRows
@@ -651,6 +651,8 @@ def prepare(
     """
     chosen = checked_plan(plan)
     world = World.open(device, timeout)
+    if world.device.type == "cpu":
+        heap.keep()
     held: Model | None = None
     try:
         rebinding.check(optimizer, sharded=False)

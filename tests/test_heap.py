@@ -1,0 +1,39 @@
+"""Memory that is freed stays in the process: no page faults when it is asked for again."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource, sys, torch
+from synchromesh.engine import heap
+print(heap.keep() if sys.argv[1] == "keep" else False)
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensors = [torch.ones(1 << 20) for _ in range(8)]  # 4 MiB each
+    del tensors
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(max([faults() for _ in range(4)][2:]))
+"""
+glibc = platform.system() == "Linux" and platform.libc_ver()[0] == "glibc"
+
+
+def faults(word: str) -> tuple[str, int]:
+    told = subprocess.run(
+        [sys.executable, "-c", SCRIPT, word], capture_output=True, text=True, check=True
+    )
+    done, count = told.stdout.split()
+    return done, int(count)
+
+
+@pytest.mark.skipif(not glibc, reason="mallopt is glibc's")
+def test_freed_memory_is_kept() -> None:
+    done, count = faults("keep")
+    assert done == "True" and count < 1000, count  # 8,192 pages if they were handed back
+
+
+def test_a_users_own_settings_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    assert faults("keep")[0] == "False"
