@@ -7,20 +7,25 @@
     working      the most that the component at work has alive besides
     update       what the optimizer's step has alive besides
 
-The step's peak is the highest sum; with pieces, all of them are under way at once, so that kept
-bytes are the same in total and working bytes those of one piece.
+The step's peak is the highest sum. With pieces, each keeps its part of the bytes from its own
+forward to its own backward, in the order in which they take turns (`cost/step_time.py`); and a
+parameter's gradient lies beside its bucket from the first piece's backward to the last one's.
 """
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from synchromesh.component import Value
 from synchromesh.cost.step_time import (
+    Run,
     Setting,
     Unmeasured,
     gradient_pattern,
     held_bytes,
+    walked,
 )
+from synchromesh.holding import Holding
 from synchromesh.layout import Layout
 from synchromesh.placement import Placement
 from synchromesh.profile import Memory, Profile
@@ -35,6 +40,23 @@ class PeakMemory:
 
     held: int
     peak: int
+
+
+VALUE, KEPT, WAITING, SUMMED = "value", "kept", "waiting", "summed"
+
+
+def peak_memories(setting: Setting, profile: Profile, pieces: int = 1) -> tuple[PeakMemory, ...]:
+    """The memory of every device; those with equally many rows need equally much."""
+    layouts = list(dict.fromkeys(c.layout for c in setting.partition.components))
+    blocks = [setting.blocks(layout) for layout in layouts]
+    known: dict[tuple[int, ...], PeakMemory] = {}
+    found = []
+    for position in range(setting.devices):
+        rows = tuple(b[x.data_index(position)] for b, x in zip(blocks, layouts, strict=True))
+        if rows not in known:
+            known[rows] = peak_memory(setting, profile, position, pieces)
+        found.append(known[rows])
+    return tuple(found)
 
 
 def peak_memory(setting: Setting, profile: Profile, position: int, pieces: int = 1) -> PeakMemory:
@@ -66,6 +88,25 @@ def _held(setting: Setting, profile: Profile) -> int:
     return round(total)
 
 
+class _Alive:
+    """Bytes alive at a moment of a step, by what they are, and the most there were."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[tuple[Any, ...], float] = {}  # (what, piece, which): bytes
+        self.now = self.highest = 0.0
+
+    def set(self, key: tuple[Any, ...], size: float) -> None:
+        self.now += size - self.bytes.get(key, 0.0)
+        self.bytes[key] = size
+
+    def free(self, key: tuple[Any, ...]) -> None:
+        self.now -= self.bytes.pop(key, 0.0)
+
+    def meanwhile(self, working: float) -> None:
+        """A component works, in `working` bytes more."""
+        self.highest = max(self.highest, self.now + working)
+
+
 class _Walk:
     """Bytes alive besides what is held, through forward and backward."""
 
@@ -73,10 +114,12 @@ class _Walk:
         self.setting, self.position, self.pieces = setting, position, pieces
         self.parts = setting.partition.components
         self.memory = [self._memory(local, profile) for local in self.parts]
-        self.first: dict[str, int] = {}  # user of a parameter
-        for i, local in enumerate(self.parts):
-            for p in local.component.parameters:
-                self.first.setdefault(p.name, i)
+        runs = [(t.piece, t.component) for t in walked(self.parts, pieces) if isinstance(t, Run)]
+        self.begun = list(dict.fromkeys(runs))  # each piece of each component, as it begins
+        self.ended = list(dict.fromkeys(runs[::-1]))[::-1]
+        self.gradients = Counter(  # that are added up to a parameter's
+            h.tensor.name for local in self.parts for h in self._trained(local) * pieces
+        )
         self.last: dict[Form, int] = {}
         for i, local in enumerate(self.parts):
             for item in local.inputs:
@@ -84,6 +127,9 @@ class _Walk:
                 if item.source is not None:
                     maker = self.parts[item.source].layout
                     self.last[self._form(item.value, maker, item.have)] = i
+        self.forms: dict[str, list[Form]] = {}  # of each value
+        for form in self.last:
+            self.forms.setdefault(form[0], []).append(form)
 
     def _memory(self, local: LocalComponent, profile: Profile) -> Memory:
         key = self.setting.partition.program(local)
@@ -94,12 +140,14 @@ class _Walk:
     def _form(self, value: Value, layout: Layout, placement: Placement) -> Form:
         return value.name, layout.tensor, placement
 
-    def rows(self, layout: Layout) -> int:
-        return self.setting.blocks(layout)[layout.data_index(self.position)]
+    def rows(self, layout: Layout) -> float:
+        """Of a piece."""
+        return self.setting.blocks(layout)[layout.data_index(self.position)] / self.pieces
 
     def _bytes(self, value: Value, layout: Layout, placement: Placement) -> float:
-        size = value.bytes(self.rows(layout))
-        return size / layout.tensor if placement.sharded else float(size)
+        rows = self.rows(layout)
+        size = value.bytes(1) * rows if value.rows is not None else float(value.bytes(1))
+        return size / layout.tensor if placement.sharded else size
 
     @property
     def batch_bytes(self) -> float:
@@ -108,6 +156,7 @@ class _Walk:
             self._form(item.value, local.layout, item.want): self._bytes(
                 item.value, local.layout, item.want
             )
+            * (self.pieces if item.value.rows is not None else 1)
             for local in self.parts
             for item in local.inputs
             if item.source is None
@@ -115,63 +164,83 @@ class _Walk:
         return sum(found.values())
 
     def peak(self) -> float:
-        alive: dict[Form, float] = {}  # border values
-        keepers: dict[Form, int] = {}  # the first component that keeps one for its backward
-        kept = highest = 0.0
-        for i, (local, memory) in enumerate(zip(self.parts, self.memory, strict=True)):
-            rows, layout = self.rows(local.layout), local.layout
+        alive = _Alive()
+        self._backward(alive, self._forward(alive))
+        return self.batch_bytes + alive.highest
+
+    def _forward(self, alive: _Alive) -> dict[Form, int]:
+        """Returns which component is the first that keeps a border value for its backward."""
+        keepers: dict[Form, int] = {}
+        dies: dict[int, list[Form]] = {}
+        for form, i in self.last.items():
+            dies.setdefault(i, []).append(form)
+        for piece, i in self.begun:
+            local, memory = self.parts[i], self.memory[i]
             for number, item in enumerate(local.inputs):
-                form = self._form(item.value, layout, item.want)
                 if item.source is not None:
-                    alive.setdefault(form, self._bytes(item.value, layout, item.want))
+                    form = self._form(item.value, local.layout, item.want)
+                    if (VALUE, piece, form) not in alive.bytes:
+                        size = self._bytes(item.value, local.layout, item.want)
+                        alive.set((VALUE, piece, form), size)
                     if number in memory.kept_inputs:
                         keepers.setdefault(form, i)
-            working = memory.forward(rows / self.pieces)
-            done = 1 - 1 / self.pieces  # of the other pieces, what they keep is there already
-            highest = max(highest, sum(alive.values()) + kept + done * memory.kept(rows) + working)
-            kept += memory.kept(rows)
+            rows = self.rows(local.layout)
+            alive.meanwhile(memory.forward(rows))
+            alive.set((KEPT, piece, i), memory.kept(rows))
+            made = []
             for number, output in enumerate(local.outputs):
-                form = self._form(output.value, layout, output.placement)
-                size = self._bytes(output.value, layout, output.placement)
+                form = self._form(output.value, local.layout, output.placement)
+                size = self._bytes(output.value, local.layout, output.placement)
                 # kept outputs are counted among what the component keeps
-                alive[form] = 0.0 if number in memory.kept_outputs else size
-            for form in [f for f in alive if self.last.get(f, i) <= i and f not in keepers]:
-                del alive[form]
-        values = [(keepers[form], size) for form, size in alive.items() if form in keepers]
-        return self.batch_bytes + max(highest, self._backward(values, kept))
+                alive.set((VALUE, piece, form), 0.0 if number in memory.kept_outputs else size)
+                made.append(form)
+            for form in (*dies.get(i, ()), *(f for f in made if f not in self.last)):
+                if form not in keepers:
+                    alive.free((VALUE, piece, form))
+        return keepers
 
-    def _backward(self, values: Sequence[tuple[int, float]], kept: float) -> float:
-        """The most in backward. values: border values that are kept, each by which component at
-        the front, with its bytes."""
-        highest = kept + sum(size for _, size in values)
-        staying: dict[str, float] = {}  # gradients that lie in no bucket
-        for i in range(len(self.parts) - 1, -1, -1):
+    def _backward(self, alive: _Alive, keepers: dict[Form, int]) -> None:
+        left = Counter(self.gradients)
+        kept: dict[int, list[Form]] = {}
+        for form, i in keepers.items():
+            kept.setdefault(i, []).append(form)
+        for key in [k for k in alive.bytes if k[0] == VALUE and k[2] not in keepers]:
+            alive.free(key)
+        alive.meanwhile(0.0)
+        for piece, i in reversed(self.ended):
             local, memory, rows = self.parts[i], self.memory[i], self.rows(self.parts[i].layout)
-            kept -= memory.kept(rows)
-            mine = [
-                self.setting.held[p.name]
-                for p in local.component.parameters
-                if p.trainable and p.name in self.setting.held
-            ]
-            alone = [h for h in mine if gradient_pattern(h).size == 1]
-            working = (memory.staying if alone else memory.backward)(rows / self.pieces)
-            working += (1 - 1 / self.pieces) * memory.kept(rows)
-            there = sum(size for first, size in values if first <= i) + self._gradients(i)
-            highest = max(highest, there + kept + working + sum(staying.values()))
-            staying |= {h.tensor.name: float(held_bytes(h)) for h in alone}
-        return highest
+            mine = self._trained(local)
+            alive.free((KEPT, piece, i))
+            for output in local.outputs:  # their gradients are among its working bytes
+                for form in self.forms.get(output.value.name, ()):
+                    alive.free((WAITING, piece, form))
+            # where a gradient is there already, the sum of it and the new one is a third
+            added = sum(alive.bytes.get((SUMMED, h.tensor.name), 0.0) for h in mine)
+            alone = any(gradient_pattern(h).size == 1 for h in mine)
+            alive.meanwhile((memory.staying if alone else memory.backward)(rows) + added)
+            self._leave(alive, left, piece, local)
+            for form in kept.get(i, ()):
+                alive.free((VALUE, piece, form))
 
-    def _gradients(self, at: int) -> float:
-        """Gradients that wait while the component `at` is in backward: of border values and of
-        parameters which later components use and earlier ones make, or use too."""
-        found: dict[object, float] = {}
-        for j in range(at + 1, len(self.parts)):
-            local = self.parts[j]
-            for item in local.inputs:
-                if item.source is not None and item.source < at and item.value.differentiable:
-                    form = self._form(item.value, local.layout, item.want)
-                    found[form] = self._bytes(item.value, local.layout, item.want)
-            for p in local.component.parameters:
-                if p.trainable and p.name in self.setting.held and self.first[p.name] <= at:
-                    found[p.name] = float(held_bytes(self.setting.held[p.name]))
-        return sum(found.values())
+    def _leave(self, alive: _Alive, left: Counter[str], piece: int, local: LocalComponent) -> None:
+        """The gradients that a component leaves: of what it read, and of its parameters."""
+        for item in local.inputs:
+            if item.source is not None and item.value.differentiable:
+                form = self._form(item.value, local.layout, item.want)
+                size = self._bytes(item.value, local.layout, item.want)
+                alive.set((WAITING, piece, form), size)
+        for held in self._trained(local):
+            name = held.tensor.name
+            left[name] -= 1
+            if left[name] or gradient_pattern(held).size == 1:
+                alive.set((SUMMED, name), float(held_bytes(held)))
+            else:
+                alive.free((SUMMED, name))  # it lies in its bucket
+
+    def _trained(self, local: LocalComponent) -> list[Holding]:
+        """The trained parameters of a component."""
+        return [
+            self.setting.held[p.name]
+            for p in local.component.parameters
+            if p.trainable and p.name in self.setting.held
+        ]

@@ -102,7 +102,7 @@ def step_time(setting: Setting, profile: Profile, pieces: int = 1) -> StepTime:
     """The predicted time of one step, its rows walking in `pieces`. Unmeasured: by its name."""
     parts = setting.partition.components
     rates = [_compute(setting, local, profile, pieces) for local in parts]
-    order = list(_in_turns([list(_tokens(parts, piece)) for piece in range(pieces)]))
+    order = walked(parts, pieces)
     line = Timeline(profile.overlap, profile.sprint)
     for token in order:
         match token:
@@ -140,6 +140,11 @@ def best_pieces(setting: Setting, profile: Profile, choices: Sequence[int]) -> S
     if setting.overlaps:
         found += [step_time(setting, profile, n) for n in choices if 1 < n <= least]
     return min(found, key=lambda t: (t.seconds, t.pieces))
+
+
+def walked(parts: Sequence[LocalComponent], pieces: int) -> list[Token]:
+    """What a rank does in forward, in its order; backward is the reverse."""
+    return list(_in_turns([list(_tokens(parts, piece)) for piece in range(pieces)]))
 
 
 def _tokens(parts: Sequence[LocalComponent], piece: int) -> Iterator[Token]:

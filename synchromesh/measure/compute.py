@@ -148,8 +148,8 @@ class Bench:
         return forward / runs, backward / runs
 
     def timing(self, least: float = BLOCK_SECONDS) -> Timing:
-        """Seconds of blocks of at least `least` seconds each."""
-        self.once()  # the first run allocates, and may choose algorithms
+        """Seconds of blocks of at least `least` seconds each. `bytes` comes before: a first run
+        allocates, and may choose algorithms."""
         taken = [self.block(least) for _ in range(FEWER)]
         if _spread(taken) > AGREED:
             taken += [self.block(least) for _ in range(BLOCKS - FEWER)]

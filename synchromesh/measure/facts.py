@@ -156,7 +156,7 @@ def _measured(
     try:
         for rows in sizes(subject.rows, local.layout):
             bench = Bench(subject.step, partition, local, tensors, borders, rows, device)
-            taken, held = bench.timing(least), bench.bytes()
+            held, taken = bench.bytes(), bench.timing(least)
             points.append((rows, taken.forward, taken.backward))
             memory.append((rows, held.kept, held.forward, held.backward, held.staying))
             spread = max(spread, taken.spread)

@@ -17,6 +17,7 @@ from synchromesh.profile import Curve, Overlap, Pattern
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)  # bytes of payload
 CALLS = 3
 LONG_SECONDS = 0.05  # a call longer than this is not repeated
+LONGER = 2.0  # times a collective, that computation goes on beside it
 MOST_SECONDS = 0.3  # one call longer than this ends a curve: the line goes on from there
 
 
@@ -157,10 +158,10 @@ def _trial(
     _compute(world, alone / 2)
     finish()
     late = time.perf_counter() - began - alone
-    products = int(_compute(world, 3 * alone))  # undisturbed
+    products = int(_compute(world, LONGER * alone))  # undisturbed
     world.everyone.barrier()
     finish = _begun(world, group, kind, payload)
-    lost = _compute(world, 0.0, products) - 3 * alone
+    lost = _compute(world, 0.0, products) - LONGER * alone
     finish()
     return max(0.0, late), max(0.0, lost)
 
@@ -191,4 +192,4 @@ def _payload(world: World, group: Group, kind: str, seconds: float) -> tuple[int
         once = _seconds(world, group, kind, group.size, size)
         if once >= seconds / 2 or size >= 1 << 24:
             return size, once
-        size *= 4
+        size *= 2

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from synchromesh.cost.peak_memory import PeakMemory, peak_memory
+from synchromesh.cost.peak_memory import PeakMemory, peak_memories
 from synchromesh.cost.step_time import Setting, StepTime, Unmeasured, best_pieces, step_time
 from synchromesh.holding import holdings
 from synchromesh.layout import Layout
@@ -91,7 +91,7 @@ def price(
             time = best_pieces(placed, profile, PIECES)
         else:
             time = step_time(placed, profile, plan.pieces)
-        memory = tuple(peak_memory(placed, profile, p, time.pieces) for p in range(placed.devices))
+        memory = peak_memories(placed, profile, time.pieces)
     except (Unmeasured, ValueError) as error:
         return Candidate(plan, None, (), False, str(error))
     over = [
