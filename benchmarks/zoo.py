@@ -4,7 +4,8 @@
     vgg       a VGG-like network: more of both
     resnet18  ResNet-18 on 32x32 images
     vit       ViT-tiny on 32x32 images
-    lstm      an LSTM language model with a large softmax
+    lstm      an LSTM language model with a large softmax at every position
+    context   one of three layers that predicts the word after 32 others, of 20,000
     mlp       linear layers alone
 
 `make(name)` gives (model builder, loss, global batch, optimizer builder).
@@ -119,6 +120,34 @@ def lstm() -> Made:
     return build, _next_token, tokens, _sgd
 
 
+class ContextModel(nn.Module):
+    """Embedding, three LSTM layers over a context, a softmax for the word that comes after it."""
+
+    def __init__(self, words: int = 20_000, width: int = 256) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.rnn = nn.LSTM(width, width, num_layers=3, batch_first=True)
+        self.head = nn.Linear(width, words)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden, _ = self.rnn(self.embedding(tokens))
+        return self.head(hidden[:, -1])  # type: ignore[no-any-return]
+
+
+def context() -> Made:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return ContextModel()
+
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 20_000, (256, 33), generator=generator)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[:, :-1]), batch[:, -1])
+
+    return build, loss, tokens, _sgd
+
+
 def mlp() -> Made:
     def build() -> nn.Module:
         torch.manual_seed(0)
@@ -133,7 +162,8 @@ def mlp() -> Made:
 
 
 MODELS: dict[str, Callable[[], Made]] = {
-    "conv": conv, "vgg": vgg, "resnet18": resnet18, "vit": vit, "lstm": lstm, "mlp": mlp,
+    "conv": conv, "vgg": vgg, "resnet18": resnet18, "vit": vit, "lstm": lstm,
+    "context": context, "mlp": mlp,
 }  # fmt: skip
 
 
