@@ -25,8 +25,7 @@ from synchromesh.lab import HostFailed, Lab
 
 LABS = ("4x200", "4x1000", "2x50", "8x200")
 BLOCK = 3.0  # seconds that the steps of one strategy should take at most in one turn
-FEWEST, MOST = 3, 6  # steps of a turn
-WARM = 2  # steps of a turn that are not counted
+FEWEST, MOST = 2, 6  # steps of a turn, after one that is not counted
 Row = dict[str, Any]
 
 
@@ -93,19 +92,21 @@ def measure(name: str, most: int, rounds: int, rivals: Iterable[str]) -> list[Ro
 
         return begin
 
-    turns: list[tuple[str, Callable[[], None], Callable[[], Any], float]] = [
-        (str(c.plan), arranged(c), lambda: trainer.step(mine[0]), c.seconds) for c in candidates
+    turns: list[tuple[str, Callable[[], None], Callable[[], Any]]] = [
+        (str(c.plan), arranged(c), lambda: trainer.step(mine[0])) for c in candidates
     ]
     for rival in rivals:
         strategy = Rival(made, RIVALS[rival])
-        turns.append((rival, lambda: None, strategy.step, 0.0))
+        turns.append((rival, lambda: None, strategy.step))
     taken: dict[str, list[float]] = {what: [] for what, *_ in turns}
     bytes_: dict[str, float] = {}
     for turn in range(rounds):
-        for what, begin, step, guess in turns if turn % 2 == 0 else turns[::-1]:
+        for what, begin, step in turns if turn % 2 == 0 else turns[::-1]:
+            if taken[what] and statistics.median(taken[what]) > BLOCK:
+                continue  # slow enough to be sure
             begin()
-            taken[what] += _timed(step, guess or statistics.median(taken[turns[0][0]] or [1.0]))
-            if what not in bytes_ and guess:
+            taken[what] += _timed(step)
+            if what not in bytes_ and what not in RIVALS:
                 bytes_[what] = _peak(trainer, mine[0])
     rows = []
     for c in candidates:
@@ -140,17 +141,19 @@ def _among(found: Sequence[Any], most: int) -> list[Any]:
     return [c for c in known if c in plain or c in others]
 
 
-def _timed(step: Callable[[], Any], guess: float) -> list[float]:
+def _timed(step: Callable[[], Any]) -> list[float]:
     """Seconds of some steps, each of the rank that is slowest."""
-    seconds = []
-    for _ in range(WARM + max(FEWEST, min(MOST, int(BLOCK / guess)))):
-        dist.barrier()
-        began = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - began)
-    slowest = torch.tensor(seconds[WARM:], dtype=torch.float64)
+    first = _slowest(step)
+    return [_slowest(step) for _ in range(max(FEWEST, min(MOST, int(BLOCK / first))))]
+
+
+def _slowest(step: Callable[[], Any]) -> float:
+    dist.barrier()
+    began = time.perf_counter()
+    step()
+    slowest = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return slowest.tolist()
+    return float(slowest)
 
 
 def _peak(trainer: Any, mine: Any) -> float:

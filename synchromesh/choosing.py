@@ -107,34 +107,22 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
     current: the plan in force, which is priced among the candidates.
     """
     world, planned, limits = question.world, question.planned, memory_limits(question.world)
-    began = time.perf_counter()
-    try:
-        texts = [str(p) for p in searched(question.uniform, profile, min(limits)).plans(planned)]
-    except Unmeasured:  # a component that no layout could be measured of: the plain plans are left
-        texts = []
-    spent = time.perf_counter() - began
-    texts = world.everyone.broadcast_json(texts)
-    plans = [Plan.parse(t) for t in dict.fromkeys([*texts, *map(str, plain(world.size))])]
-    plans += [p for p in [current] if p is not None and p not in plans]
+    began, measured = time.perf_counter(), profile.seconds
+    plans = _proposed(question, profile, min(limits), current)
     whole = [p for p in plans if len(p.devices(world.size)) == world.size]
     profile = question.measured([planned.partition(p, world.size) for p in whole], profile)
-    began = time.perf_counter()
-    told = [_shared(p, profile, world.size) for p in plans]
-    told += fewer(plans, world.size, profile)
-    plans += [p for p in told if p is not None and p not in plans]
-    plans = [Plan.parse(t) for t in world.everyone.broadcast_json([str(p) for p in plans])]
+    plans = _widened(plans, profile, world)
+    profile = _odd(question, plans, profile)
     found = [price(planned, p, world.size, profile, limits) for p in plans]
     near = world.everyone.broadcast_json(_near(found, world.size))
-    if (
-        near
-    ):  # fewer devices have more rows than a program was timed with: no guess where it counts
-        partitions = [planned.partition(Plan.parse(t), world.size) for t in near]
-        profile = question.measured(partitions, profile)
+    if near:  # their ranks have more rows than a program was timed with: no guess where it counts
+        made = [planned.partition(Plan.parse(t), world.size) for t in near]
+        profile = question.measured(made, profile)
         found = [price(planned, p, world.size, profile, limits) for p in plans]
     guessed = [p for p in plans if p.ranks is not None and p != current]
     found = [c for c in found if c.time is not None or c.plan not in guessed]
     found = decided([pieced(planned, c, world.size) for c in found])
-    spent += time.perf_counter() - began
+    spent = time.perf_counter() - began - (profile.seconds - measured)
     if all(c.time is None for c in found):
         return _unpriced(question, found, profile)
     chosen = world.everyone.broadcast_json(str(found[0].plan))
@@ -142,6 +130,37 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
     if not found[0].fits:
         raise ValueError(misfit(found, limits, question.rows))
     return Choice(tuple(found), profile, spent)
+
+
+def _proposed(
+    question: Question, profile: Profile, limit: float, current: Plan | None
+) -> list[Plan]:
+    """The best of the search, the plain plans and the one in force; as rank 0 says."""
+    world = question.world
+    try:
+        found = searched(question.uniform, profile, limit).plans(question.planned)
+    except Unmeasured:  # a component that no layout could be measured of: the plain plans are left
+        found = []
+    proposed = [*found, *plain(world.size), *([] if current is None else [current])]
+    texts = dict.fromkeys(str(p) for p in proposed)
+    return [Plan.parse(text) for text in world.everyone.broadcast_json(list(texts))]
+
+
+def _widened(plans: Sequence[Plan], profile: Profile, world: World) -> list[Plan]:
+    """`plans`, those with unequal rows and those on fewer devices; as rank 0 says."""
+    more = [_shared(p, profile, world.size) for p in plans] + fewer(plans, world.size, profile)
+    texts = dict.fromkeys(str(p) for p in (*plans, *more) if p is not None)
+    return [Plan.parse(text) for text in world.everyone.broadcast_json(list(texts))]
+
+
+def _odd(question: Question, plans: Sequence[Plan], profile: Profile) -> Profile:
+    """The profile with the collectives of plans on numbers of ranks that do not divide all."""
+    world = question.world.size
+    for plan in plans:
+        if plan.ranks is not None and world % len(plan.ranks):
+            made = question.planned.partition(plan, world)
+            profile = question.measured([made], profile, ranks=plan.ranks)
+    return profile
 
 
 def _shared(plan: Plan, profile: Profile, world: int) -> Plan | None:

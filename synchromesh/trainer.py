@@ -92,7 +92,7 @@ class Trainer:
         self._asked: Question | None = None
         self.adapter: Adapter | None = None  # where the plan may change while training runs
         self.steps_to_come = 0  # as far as the caller knows; 0: not known
-        self.on_event: Callable[[Event], None] | None = None
+        self.on_event: Callable[[Event], None] | None = None  # a decision, and what came of it
         self._cost: tuple[int, ...] = (0, 0)  # microseconds computing, waiting, of the last step
         self._rows_done = 0
 
@@ -273,7 +273,9 @@ class Trainer:
         if self.adapter is not None:
             told = [self._arranged.now.agree.told[r] for r in self._arranged.now.stage.ranks]
             if all(sum(cost) > 0 for cost in told):
-                self.adapter.see([(cost[0], cost[1]) for cost in told])
+                event = self.adapter.see([(cost[0], cost[1]) for cost in told])
+                if event is not None and self.on_event is not None:
+                    self.on_event(event)
             self._cost = (0, 0)
 
     def _mine(self, rows: GlobalRows) -> int:

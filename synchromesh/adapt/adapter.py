@@ -89,13 +89,17 @@ class Adapter:
         self._measured = 0.0
         self._awaits = False  # whether the last switch's measured time is still to come
 
-    def see(self, table: Sequence[tuple[int, ...]]) -> None:
-        """table: microseconds computing and waiting of each rank in the last full-size step."""
+    def see(self, table: Sequence[tuple[int, ...]]) -> Event | None:
+        """table: microseconds computing and waiting of each rank in the last full-size step.
+        Returns the last switch once it is known what steps take since.
+        """
         self.drift = self.monitor.tell([(c * 1e-6, w * 1e-6) for c, w in table])
         usual = self.monitor.usual
-        if self._awaits and usual is not None:
-            self.events[-1] = replace(self.events[-1], measured_after=usual.step)
-            self._awaits = False
+        if not self._awaits or usual is None:
+            return None
+        self._awaits = False
+        self.events[-1] = replace(self.events[-1], measured_after=usual.step)
+        return self.events[-1]
 
     def act(
         self, question: Question, plan: Plan, partition: Partition, step: int, to_come: int

@@ -145,7 +145,14 @@ class _Training:
             trainer.on_event = self._decided
 
     def _decided(self, event: Event) -> None:
-        """A decision of the adapter: logged, and shown with its reasons."""
+        """A decision of the adapter, logged and shown with its reasons; later what came of it."""
+        if event.measured_after is not None:
+            self._log("adapted", **event.to_dict())
+            return self.display.say(
+                f"since the switch at step {event.step} a step takes "
+                f"{event.measured_after * 1e3:.0f} ms ({event.measured_before * 1e3:.0f} ms "
+                f"before; {event.predicted_after * 1e3:.0f} ms were predicted)"
+            )
         self._log("adapt", **event.to_dict())
         done = f"switched to {event.plan_to}" if event.switched else "kept the plan"
         pause = f"; {event.bytes_moved:,} bytes in {event.pause_seconds:.2f} s"

@@ -119,19 +119,23 @@ def plain(devices: int) -> list[Plan]:
 
 
 def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
-    """The best of `plans` and `data` on fewer devices: on the largest proper divisors of their
-    number, where links between all of them may cost more than they bring. `single` is one more.
+    """The best of `plans` and `data` on fewer devices, where the links between all of them, or
+    slow devices among them, may cost more than they bring; `single` is one more.
 
-    plans: the best first. The quickest ranks take part; equally quick ones in their order.
+    plans: the best first. The numbers tried are the largest proper divisors of all, and that of
+    the quick devices where others are slow. The quickest take part, equal ones in their order.
     """
-    speeds = profile.speeds() or (1.0,) * devices
-    slowness = [0.0 if UNEQUAL * s >= max(speeds) else -s for s in speeds]
-    by_speed = sorted(range(min(devices, len(speeds))), key=lambda r: (slowness[r], r))
+    speeds = profile.speeds()
+    if len(speeds) != devices:
+        speeds = (1.0,) * devices  # nothing is known of each
+    slowness = [0.0 if UNEQUAL * s >= max(speeds) else 1.0 - s for s in speeds]
+    by_speed = sorted(range(devices), key=lambda r: (slowness[r], r))
     counts = [k for k in range(devices // 2, 1, -1) if devices % k == 0][:FEWER]
+    quick = slowness.count(0.0)
     found = []
-    for count in counts if len(by_speed) == devices else ():
+    for count in dict.fromkeys([quick, *counts]):
         ranks = tuple(sorted(by_speed[:count]))
-        for plan in (*plans[:1], Plan(Word("data"))):
+        for plan in (*plans[:1], Plan(Word("data"))) if 1 < count < devices else ():
             words = (plan.default, *(o.word for o in plan.overrides))
             if all(count % (w.tensor or 1) == 0 and w.data is None for w in words):
                 found.append(replace(plan, ranks=ranks, rows=None, pieces=None))

@@ -1,0 +1,329 @@
+"""Plans that change while training runs: `sudo python -m benchmarks.adapt`.
+
+Four emulated hosts train a model with `adapt`; at step 60 something changes:
+
+    links     all links from 1000 to 50 Mbit/s; restored at step 200
+    quota     one host's CPU quota to a third (200 Mbit/s); restored at step 200
+    quiet     nothing changes in 500 steps: it must not switch
+
+Each is set against a run that knew beforehand: `auto` under the new conditions from the start,
+its best candidates measured. Goals: a switch within 20 steps of the change, afterwards at least
+0.95 of the throughput of the best plan measured, a pause of at most 1.5 times (the most bytes
+that a host sends or receives / bandwidth) and two steps, measuring at most 3 % of the run, the
+losses of one process.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.machine import machine
+from benchmarks.zoo import make
+from synchromesh.lab import HostFailed, Lab
+
+CHANGE, RESTORE, STEPS, QUIET = 60, 200, 320, 500
+HOSTS, CPU = 4, 0.4
+WITHIN, THROUGHPUT, PAUSE, MEASURING = 20, 0.95, 1.5, 0.03
+NEAR = 1.3  # times the best prediction: candidates that are measured by the run that knew
+LOSS = 1e-3  # relative, of float32 losses of different plans after hundreds of steps
+SETTLED = 3  # steps after a switch that are not counted
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: its model, the links before and after, one host's share of a core afterwards."""
+
+    model: str
+    before: int  # Mbit/s
+    after: int
+    quota: float = CPU
+    steps: int = STEPS
+
+    @property
+    def changes(self) -> bool:
+        return self.before != self.after or self.quota != CPU
+
+
+CASES = {
+    "links": Case("conv", 1000, 50),
+    "quota": Case("conv", 200, 200, CPU / 3),
+    "quiet": Case("conv", 1000, 1000, steps=QUIET),
+}
+
+
+# On every rank
+
+
+def train(model_name: str, steps: int) -> None:
+    """An adaptive run; rank 0 tells of every step and decision, a line each."""
+    import synchromesh as sm
+
+    build, loss, batch, optimizer = make(model_name)
+    model = build()
+    trainer = sm.prepare(model, optimizer(model.parameters()), loss, batch, plan="auto")
+    leads = trainer.rank == 0
+    if leads:
+        _tell("plan", plan=str(trainer.plan), measuring=trainer.choice.profile.seconds)  # type: ignore[union-attr]
+    trainer.adapt()
+    watching = 0.0
+    if trainer.adapter is not None:
+        see = trainer.adapter.see
+
+        def timed(table: Sequence[tuple[int, ...]]) -> None:
+            nonlocal watching
+            began = time.perf_counter()
+            see(table)
+            watching += time.perf_counter() - began
+
+        trainer.adapter.see = timed  # type: ignore[method-assign]
+    trainer.on_event = lambda e: _tell("event", **e.to_dict()) if leads else None
+    for step in range(steps):
+        trainer.steps_to_come = steps - step
+        began = time.perf_counter()
+        value = trainer.step(trainer.shard(batch))
+        seconds = time.perf_counter() - began
+        if leads:
+            _tell("step", step=step, seconds=seconds, loss=float(value), plan=str(trainer.plan))
+    if leads:
+        _tell("end", watching=watching, events=[e.to_dict() for e in trainer.decisions])
+    trainer.close()
+
+
+def know(model_name: str) -> None:
+    """A run that knows the conditions: the best candidates of `auto`, measured in turns."""
+    import synchromesh as sm
+
+    build, loss, batch, optimizer = make(model_name)
+    model = build()
+    trainer = sm.prepare(model, optimizer(model.parameters()), loss, batch, plan="auto")
+    assert trainer.choice is not None
+    best = trainer.choice.chosen.seconds
+    near = [c for c in trainer.choice.candidates if c.time and c.seconds <= NEAR * best][:4]
+    taken: dict[str, list[float]] = {str(c.plan): [] for c in near}
+    for turn in range(2):
+        for c in near if turn % 2 == 0 else near[::-1]:
+            trainer.switch(c.plan)
+            mine = trainer.shard(batch)
+            for step in range(2 + 5):
+                dist.barrier()
+                began = time.perf_counter()
+                trainer.step(mine)
+                slowest = torch.tensor(time.perf_counter() - began)
+                dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+                if step >= 2:
+                    taken[str(c.plan)].append(float(slowest))
+    if trainer.rank == 0:
+        _tell("known", plans={p: statistics.median(t) for p, t in taken.items()})
+    trainer.close()
+
+
+def alone(model_name: str, steps: int) -> list[float]:
+    """The losses of one process."""
+    import synchromesh as sm
+
+    build, loss, batch, optimizer = make(model_name)
+    model = build()
+    trainer = sm.prepare(model, optimizer(model.parameters()), loss, batch, plan="single")
+    losses = [float(trainer.step(batch)) for _ in range(steps)]
+    trainer.close()
+    return losses
+
+
+def _tell(kind: str, **what: Any) -> None:
+    print(json.dumps({"kind": kind, **what}), flush=True)
+
+
+# The parent
+
+
+def rows_of(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def adaptive(case: Case) -> list[dict[str, Any]]:
+    """What rank 0 told; the lab is changed when it tells of the steps."""
+    told: list[dict[str, Any]] = []
+    with Lab(hosts=HOSTS, bandwidth=f"{case.before}mbit", cpu=CPU) as lab:
+
+        def change(mbit: int, quota: float) -> None:
+            if case.before != case.after:
+                lab.set(bandwidth=f"{mbit}mbit")
+            if case.quota != CPU:
+                lab.set(host=HOSTS - 1, cpu=quota)
+
+        def hear(host: int, stream: int, line: bytes) -> None:
+            if host or stream != 1 or not line.startswith(b"{"):
+                return
+            told.append(json.loads(line))
+            if case.changes and told[-1]["kind"] == "step":
+                if told[-1]["step"] == CHANGE - 1:
+                    change(case.after, case.quota)
+                elif told[-1]["step"] == RESTORE - 1:
+                    change(case.before, CPU)
+
+        lab.start(
+            _command("--train", case.model, "--steps", str(case.steps)),
+            timeout=1500, cwd=Path(__file__).parents[1], listener=hear,
+        ).wait()  # fmt: skip
+    return told
+
+
+def known(case: Case) -> dict[str, float]:
+    """Measured seconds a step of the best plans under the new conditions."""
+    with Lab(hosts=HOSTS, bandwidth=f"{case.after}mbit", cpu=CPU) as lab:
+        if case.quota != CPU:
+            lab.set(host=HOSTS - 1, cpu=case.quota)
+        results = lab.run(
+            _command("--know", case.model), timeout=900, cwd=Path(__file__).parents[1]
+        )
+    plans: dict[str, float] = rows_of(results[0].output)[-1]["plans"]
+    return plans
+
+
+def _command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.adapt", *words]
+
+
+def report(case: Case, told: list[dict[str, Any]], plans: dict[str, float]) -> dict[str, Any]:
+    """The run's figures beside the goals."""
+    steps = [t for t in told if t["kind"] == "step"]
+    end = next(t for t in told if t["kind"] == "end")
+    whole = sum(s["seconds"] for s in steps)
+    found: dict[str, Any] = {
+        "first": next(t["plan"] for t in told if t["kind"] == "plan"),
+        "measured_first": next(t["measuring"] for t in told if t["kind"] == "plan"),
+        "events": end["events"],
+        "watching": end["watching"] / whole,
+        "measuring": sum(e["measuring_seconds"] for e in end["events"]) / whole,
+        "seconds": {
+            name: statistics.median(s["seconds"] for s in steps[a:b])
+            for name, a, b in (("before", 10, CHANGE), ("restored", RESTORE + 40, len(steps)))
+            if b > a and case.changes
+        },
+    }
+    switch = next((e for e in end["events"] if e["switched"] and e["step"] > CHANGE), None)
+    if not case.changes or switch is None:
+        return found
+    after = [s["seconds"] for s in steps[switch["step"] + SETTLED : RESTORE]]
+    usual = statistics.median(after)
+    best = min(plans, key=lambda p: plans[p])
+    slow = sum(max(0.0, s["seconds"] - usual) for s in steps[switch["step"] :][:SETTLED])
+    pause = switch["pause_seconds"] + slow
+    allowed = PAUSE * switch["most_bytes"] * 8 / (case.after * 1e6) + 2 * usual
+    return found | {
+        "within": switch["step"] - CHANGE,
+        "to": switch["to"],
+        "after": usual,
+        "best": best,
+        "best_seconds": plans[best],
+        "throughput": plans[best] / usual,
+        "pause": pause,
+        "pause_allowed": allowed,
+    }
+
+
+def missed(name: str, case: Case, found: dict[str, Any]) -> list[str]:
+    """Goals that are not reached, in words."""
+    out = []
+    switches = [e for e in found["events"] if e["switched"]]
+    if not case.changes:
+        return [f"switched {len(switches)} times in {case.steps} quiet steps"] if switches else []
+    if "within" not in found:
+        return ["did not switch after the change"]
+    if found["within"] > WITHIN:
+        out.append(f"switched {found['within']} steps after the change (goal {WITHIN})")
+    if found["throughput"] < THROUGHPUT:
+        out.append(f"{found['throughput']:.2f} of the best throughput (goal {THROUGHPUT})")
+    if found["pause"] > found["pause_allowed"]:
+        out.append(f"paused {found['pause']:.2f} s (goal {found['pause_allowed']:.2f} s)")
+    if found["measuring"] > MEASURING:
+        out.append(f"measuring took {found['measuring']:.1%} (goal {MEASURING:.0%})")
+    if found.get("loss", 0.0) > LOSS:
+        out.append(f"losses differ by {found['loss']:.1e} (goal {LOSS:.0e})")
+    return out
+
+
+def show(name: str, case: Case, found: dict[str, Any]) -> None:
+    print(
+        f"\n{name}: {case.model}, {case.before} -> {case.after} Mbit/s, one host at "
+        f"{case.quota:.3f} of a core"
+    )
+    print(f"  began with {found['first']!r} (measured for {found['measured_first']:.1f} s)")
+    for e in found["events"]:
+        what = f"switched to {e['to']!r}" if e["switched"] else "stayed"
+        print(f"  step {e['step']}: {e['noticed']}; {what}: {e['reason']}")
+        print(
+            f"    measured for {e['measuring_seconds']:.1f} s, moved {e['bytes_moved']:,} bytes, "
+            f"paused {e['pause_seconds']:.2f} s; predicted {e['predicted_after'] * 1e3:.0f} ms"
+        )
+    for key, seconds in found["seconds"].items():
+        print(f"  {key}: {seconds * 1e3:.0f} ms a step")
+    if "within" in found:
+        print(
+            f"  after the switch {found['after'] * 1e3:.0f} ms a step; the best plan that was "
+            f"measured, {found['best']!r}, {found['best_seconds'] * 1e3:.0f} ms: "
+            f"{found['throughput']:.2f} of its throughput"
+        )
+        print(f"  pause {found['pause']:.2f} s of {found['pause_allowed']:.2f} s allowed")
+    print(f"  measuring {found['measuring']:.1%}, watching {found['watching']:.3%} of the steps")
+    if "loss" in found:
+        print(f"  losses differ from one process's by {found['loss']:.1e} at most (relative)")
+    for fault in missed(name, case, found):
+        print(f"  missed: {fault}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--json", action="store_true", help="one document on standard output")
+    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--train", metavar="MODEL", help=argparse.SUPPRESS)
+    parser.add_argument("--know", metavar="MODEL", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.train or options.know:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        if options.train:
+            train(options.train, options.steps)
+        else:
+            know(options.know)
+        dist.destroy_process_group()
+        return 0
+    torch.set_num_threads(1)
+    results = {}
+    for name in options.cases.split(","):
+        if name not in CASES:
+            raise SystemExit(f"no case {name!r}: choose of {', '.join(CASES)}")
+        case = CASES[name]
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        try:
+            told = adaptive(case)
+            found = report(case, told, known(case) if case.changes else {})
+        except (ValueError, HostFailed) as error:
+            print(error, file=sys.stderr)
+            return 1
+        if case.changes:
+            losses = [t["loss"] for t in told if t["kind"] == "step"]
+            reference = alone(case.model, len(losses))
+            found["loss"] = max(abs(a / b - 1) for a, b in zip(losses, reference, strict=True))
+        results[name] = found
+        if not options.json:
+            show(name, case, found)
+    if options.json:
+        print(json.dumps({"cases": results, "emulated": True, "machine": machine()}))
+    else:
+        print(f"\nemulated hosts; {machine()}")
+    return 1 if any(missed(n, CASES[n], f) for n, f in results.items()) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,80 @@
+"""A live switch shown: two emulated hosts train, their links become slow, the plan changes.
+
+`python -m synchromesh.lab.demo` (root, Linux); elsewhere it says so and shows nothing.
+
+    1 Gbit/s                                    20 Mbit/s
+    training under the plan found for it   ->   noticed, measured, a better plan, training goes on
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from synchromesh.lab.lab import Lab
+from synchromesh.lab.requirements import reason_unavailable
+from synchromesh.lab.running import OUTPUT, HostFailed
+
+FAST, SLOW = "1gbit", "20mbit"
+HOSTS, CPU = 2, 0.4
+CHANGE, STEPS = 80, 400
+WORKLOAD = ("digits/cnn", "--batch-size", "1024")
+LOOK_SECONDS = 0.2
+LIMIT_SECONDS = 300.0
+
+
+def main() -> int:
+    reason = reason_unavailable()
+    if reason is not None:
+        print(f"the live switch is skipped: {reason}")
+        return 0
+    print(f"\na live switch: {HOSTS} emulated hosts, links of {FAST} that become {SLOW}\n")
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        try:
+            _train(run)
+        except HostFailed as error:
+            print(error, file=sys.stderr)
+            return 1
+        switched = any(line["switched"] for line in _log(run, "adapt"))
+    if not switched:
+        print("\nno better plan was found for the slow links, so none was switched to")
+    return 0
+
+
+def _train(run: Path) -> None:
+    """Trains on the hosts of a lab of its own, whose links become slow at step `CHANGE`."""
+
+    def hear(host: int, stream: int, line: bytes) -> None:
+        if host == 0 and stream == OUTPUT:
+            print(f"  {line.decode(errors='replace').rstrip()}", flush=True)
+
+    with Lab(hosts=HOSTS, bandwidth=FAST, cpu=CPU) as lab:
+        command = [
+            sys.executable, "-m", "synchromesh", "train", *WORKLOAD, "--adapt",
+            "--steps", str(STEPS), "--output", str(run),
+        ]  # fmt: skip
+        running = lab.start(command, timeout=LIMIT_SECONDS, listener=hear)
+        changed = False
+        while running.poll() is None:
+            with suppress(TimeoutError):
+                running.wait(LOOK_SECONDS)
+            if not changed and any(s["step"] >= CHANGE for s in _log(run, "step")):
+                changed = True
+                print(f"  --- the links become {SLOW} ---", flush=True)
+                lab.set(bandwidth=SLOW)
+
+
+def _log(run: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """The lines of one kind in the run's log; none where it is not there yet."""
+    with suppress(FileNotFoundError):
+        for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n") and (found := json.loads(line))["event"] == kind:
+                yield found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
