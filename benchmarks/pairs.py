@@ -129,6 +129,7 @@ def measure(name: str, most: int, rounds: int, rivals: Iterable[str]) -> list[Ro
         for r in taken
         if r in RIVALS
     ]
+    rows[0]["profile"] = trainer.choice.profile.to_dict()  # from which all were predicted
     trainer.close()
     return rows
 

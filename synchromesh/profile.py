@@ -160,14 +160,21 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Rates at which computation and traffic go on while both are under way; 1.0: undisturbed."""
+    """Rates at which computation and traffic go on while both are under way; 1.0: undisturbed.
+
+    delay: seconds that a collective takes longer where all ranks have computed until it begins:
+    they come at different moments, and a quota lets them wait for their next share.
+    """
 
     compute: float = 1.0
     network: float = 1.0
+    delay: float = 0.0
 
     def __post_init__(self) -> None:
         if not (0.0 < self.compute <= 1.0 and 0.0 < self.network <= 1.0):
             raise ValueError(f"rates of overlap lie in (0, 1]: {self.compute}, {self.network}")
+        if not 0.0 <= self.delay < float("inf"):
+            raise ValueError(f"a delay is a number of seconds from 0: {self.delay}")
 
 
 @dataclass(frozen=True)
@@ -257,7 +264,7 @@ class Profile:
                 for (kind, p), curve in sorted(self.network.items())
             ],
             "overlap": {
-                kind: {"compute": o.compute, "network": o.network}
+                kind: {"compute": o.compute, "network": o.network, "delay": o.delay}
                 for kind, o in sorted(self.overlap.items())
             },
             "sprint": {"speed": self.sprint.speed, "credit": self.sprint.credit},
@@ -367,10 +374,11 @@ def _compute(value: Any, path: str) -> Compute:
 
 
 def _overlap(value: Any, path: str) -> Overlap:
-    item = document.mapping(value, path, ("compute", "network"), ("compute", "network"))
-    compute, network = (document.number(item[k], f"{path}.{k}", 0) for k in ("compute", "network"))
+    keys = ("compute", "network", "delay")
+    item = document.mapping(value, path, keys, keys)
+    compute, network, delay = (document.number(item[k], f"{path}.{k}", 0) for k in keys)
     with document.at(path):
-        return Overlap(compute, network)
+        return Overlap(compute, network, delay)
 
 
 def _memory(value: Any, path: str) -> Memory:

@@ -50,8 +50,9 @@ def add_parser(commands: options.Commands) -> None:
     parser.add_argument("--resume", metavar="DIR", help="a run's folder, or one checkpoint")
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 by autocast")
     parser.add_argument(
-        "--adapt", action="store_true",
-        help="watch what steps take and shift to a better plan when links or devices change",
+        "--adapt", action=argparse.BooleanOptionalAction,
+        help="watch what steps take and shift to a better plan when links or devices change; "
+        "default: with --plan auto",
     )  # fmt: skip
     options.add_json(parser)
     parser.set_defaults(main=main)
@@ -87,7 +88,8 @@ def asked(args: argparse.Namespace) -> Job:
     return Job(
         workload=workload, plan=plan, seed=seed, folder=_folder(args, workload, resumed),
         epochs=args.epochs or workload.epochs, steps=args.steps, every=args.checkpoint_every,
-        resumed=resumed, bf16=args.bf16, adapt=args.adapt,
+        resumed=resumed, bf16=args.bf16,
+        adapt=plan.automatic if args.adapt is None else args.adapt,
     )  # fmt: skip
 
 

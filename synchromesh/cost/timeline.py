@@ -6,11 +6,12 @@
 Durations of computation are those of lasting work, undisturbed; a device does 1 second of such
 work a second. Of that, traffic under way takes a part, and computing slows traffic down
 (`Overlap`, by kind of collective). n collectives under way share the links evenly, 1/n each. Work
-begun after a pause is quicker at first (`Sprint`):
+begun after a pause is quicker at first (`Sprint`), and traffic without one is late (`Overlap.delay`):
 
     capacity =  1 - mean of (1 - overlap.compute) over what is under way
     speed    =  sprint.speed while there is credit, else capacity
     credit'  =  capacity - speed (capacity alone while waiting), between 0 and sprint.credit
+    late     =  delay (1 - credit / sprint.credit)          before its first byte moves
 """
 
 from collections.abc import Mapping
@@ -25,8 +26,10 @@ _NO_SPRINT = Sprint()
 
 @dataclass
 class Flight:
-    """A collective under way: seconds left if alone, how it and computation disturb each other."""
+    """A collective under way: seconds until it really begins, seconds left from then on if alone,
+    how it and computation disturb each other."""
 
+    late: float
     left: float
     overlap: Overlap
 
@@ -66,7 +69,9 @@ class Timeline:
         """A collective of `kind` that takes `seconds` alone begins."""
         if seconds > 0.0:
             assert key not in self.under_way, f"{key} is under way"
-            self.under_way[key] = Flight(seconds, self.overlap.get(kind, _UNDISTURBED))
+            overlap = self.overlap.get(kind, _UNDISTURBED)
+            rested = self.credit / self.sprint.credit if self.sprint.credit else 0.0
+            self.under_way[key] = Flight(overlap.delay * (1.0 - rested), seconds, overlap)
 
     def arrive(self, key: object) -> None:
         """Waits for a collective that began."""
@@ -85,12 +90,14 @@ class Timeline:
 
     def _next(self, computing: bool) -> float:
         """Seconds until the first of those under way has arrived."""
-        return min(f.left / self._rate(f, computing) for f in self.under_way.values())
+        return min(f.late + f.left / self._rate(f, computing) for f in self.under_way.values())
 
     def _pass(self, seconds: float, earned: float, computing: bool) -> None:
         """`seconds` go by, in which traffic goes on and credit is earned or spent."""
         self.clock += seconds
         self.credit = min(self.sprint.credit, max(0.0, self.credit + earned * seconds))
         for flight in self.under_way.values():
-            flight.left -= seconds * self._rate(flight, computing)
+            late = min(flight.late, seconds)
+            flight.late -= late
+            flight.left -= (seconds - late) * self._rate(flight, computing)
         self.under_way = {k: f for k, f in self.under_way.items() if f.left > _NOTHING}

@@ -6,7 +6,7 @@ is not counted, and what counts is the slowest rank: nobody goes on before it ha
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from synchromesh.profile import Curve, Overlap, Pattern
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)  # bytes of payload
 CALLS = 3
 LONG_SECONDS = 0.05  # a call longer than this is not repeated
+DELAYS, TIRING, SMALL = 8, 0.03, 1 << 14  # calls; seconds computed before; bytes
 LONGER = 2.0  # times a collective, that computation goes on beside it
 MOST_SECONDS = 0.3  # one call longer than this ends a curve: the line goes on from there
 
@@ -126,6 +127,8 @@ def overlap(
 
         computes for Tn / 2, then waits until Tn'     (1 - b) Tn / 2 = Tn' - Tn
         computes long past the arrival, Tc' not Tc    (1 - a) Tn / b = Tc' - Tc
+
+    and a third one, with a small collective, its delay after ranks have computed.
     """
     everyone = tuple(ranks)
     group = world.groups([everyone, *((r,) for r in range(world.size) if r not in everyone)])
@@ -136,13 +139,16 @@ def overlap(
     for kind in sorted(set(kinds)):
         payload, alone = _payload(world, group, kind, seconds)
         trials = [_trial(world, group, kind, payload, alone) for _ in range(CALLS)]
-        mine = torch.tensor([median(t) for t in zip(*trials, strict=True)], dtype=torch.float64)
+        mine = torch.tensor(
+            [*(median(t) for t in zip(*trials, strict=True)), _delay(world, group, kind)],
+            dtype=torch.float64,
+        )
         shared = mine.to(world.device) * (group.size > 1)  # an idle rank has nothing to tell
         world.everyone.all_reduce(shared, counted=False)
-        late, lost = (shared / len(everyone)).tolist()
+        late, lost, delay = (shared / len(everyone)).tolist()
         b = min(1.0, max(0.05, 1 - 2 * late / alone))
         a = min(1.0, max(0.05, 1 - lost * b / alone))
-        found[kind] = Overlap(a, b)
+        found[kind] = Overlap(a, b, delay)
     world.choices.clear()
     world.choices.update(chosen)  # what was quickest for these payloads need not be for others
     return found
@@ -166,6 +172,19 @@ def _trial(
     return max(0.0, late), max(0.0, lost)
 
 
+def _delay(world: World, group: Group, kind: str) -> float:
+    """Seconds that a small collective takes longer on this rank after it has computed."""
+    alone, after = [], []
+    for _ in range(DELAYS):
+        for taken, seconds in ((alone, 0.0), (after, TIRING)):
+            world.everyone.barrier()
+            _compute(world, seconds)
+            began = time.perf_counter()
+            _begun(world, group, kind, SMALL)()
+            taken.append(time.perf_counter() - began)
+    return max(0.0, fmean(after) - fmean(alone))
+
+
 def _begun(world: World, group: Group, kind: str, payload: int) -> Callable[[], Any]:
     if group.size == 1:  # an idle rank
         return lambda: None
@@ -177,6 +196,8 @@ def _compute(world: World, seconds: float, products: int = 0) -> float:
     """Runs products for `seconds` and returns how many; or so many, and returns their seconds."""
     x = torch.ones(128, 128, device=world.device)
     began, done = time.perf_counter(), 0
+    if seconds <= 0.0 and not products:
+        return 0.0
     while done < products or (not products and time.perf_counter() - began < seconds):
         torch.mm(x, x)
         done += 1
