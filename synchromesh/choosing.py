@@ -115,9 +115,10 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
     profile = _odd(question, plans, profile)
     found = [price(planned, p, world.size, profile, limits) for p in plans]
     near = world.everyone.broadcast_json(_near(found, world.size))
-    if near:  # their ranks have more rows than a program was timed with: no guess where it counts
-        made = [planned.partition(Plan.parse(t), world.size) for t in near]
-        profile = question.measured(made, profile)
+    for plan in map(Plan.parse, near):  # their ranks have more rows than a program was timed with
+        made = [planned.partition(plan, world.size)]
+        profile = question.measured(made, profile, ranks=plan.devices(world.size))
+    if near:
         found = [price(planned, p, world.size, profile, limits) for p in plans]
     guessed = [p for p in plans if p.ranks is not None and p != current]
     found = [c for c in found if c.time is not None or c.plan not in guessed]

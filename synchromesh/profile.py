@@ -108,6 +108,7 @@ class Compute:
             kept=m.kept.joined(n.kept),
             forward=m.forward.joined(n.forward),
             backward=m.backward.joined(n.backward),
+            staying=m.staying.joined(n.staying),
         )
         return Compute(
             curves(self.forward, other.forward),

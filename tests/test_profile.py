@@ -91,6 +91,11 @@ def test_rates_of_overlap(rates: tuple[float, float]) -> None:
         Overlap(*rates)
 
 
+def test_a_delay_is_a_time() -> None:
+    with pytest.raises(ValueError, match="number of seconds"):
+        Overlap(delay=-0.1)
+
+
 @pytest.mark.parametrize("sprint", [(0.9, 0.0), (1.0, -0.1), (float("nan"), 0.0)])
 def test_a_sprint_is_no_slowdown(sprint: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="no slowdown"):
@@ -106,8 +111,9 @@ FULL = Profile(
         )
     },
     network={("all_reduce", Pattern(2)): CURVE, ("all_gather", Pattern(2, 2)): CURVE},
-    overlap={"all_reduce": Overlap(0.5, 0.25)},
+    overlap={"all_reduce": Overlap(0.5, 0.25, 0.001)},
     sprint=Sprint(2.0, 0.01),
+    pace=(2.5, 2.0),
     update_byte=1e-9,
     update_tensor=1e-6,
     copy_byte=1e-10,

@@ -6,7 +6,7 @@
 Durations of computation are those of lasting work, undisturbed; a device does 1 second of such
 work a second. Of that, traffic under way takes a part, and computing slows traffic down
 (`Overlap`, by kind of collective). n collectives under way share the links evenly, 1/n each. Work
-begun after a pause is quicker at first (`Sprint`), and traffic without one is late (`Overlap.delay`):
+begun after a pause is quicker at first (`Sprint`), traffic without one is late (`Overlap.delay`):
 
     capacity =  1 - mean of (1 - overlap.compute) over what is under way
     speed    =  sprint.speed while there is credit, else capacity

@@ -69,7 +69,7 @@ def facts(
         seconds = QUOTA_TRAFFIC if profile.sprint.credit else TRAFFIC
         more = network.overlap(world, ranks, kinds - set(profile.overlap), seconds)
         profile = replace(profile, overlap={**profile.overlap, **more})
-    compute, missing = _programs(world, subject, made, profile)
+    compute, missing = _programs(world, ranks, subject, made, profile)
     new = [w for w in wanted if w[:2] not in profile.network]
     found = network.collectives(world, ranks, new)
     return replace(
@@ -89,32 +89,46 @@ def facts(
 
 def _programs(
     world: World,
+    ranks: Sequence[int],
     subject: Subject,
     partitions: Sequence[Partition],
     known: Profile,
 ) -> tuple[dict[str, Compute], list[str]]:
-    """Every distinct program that is not known yet, timed on every rank at the same time, also on
-    those that are to be idle: another plan may need them."""
-    wanted: dict[str, tuple[Partition, LocalComponent]] = {}
+    """Every distinct program that is not known yet, or not for so many rows, timed on `ranks` at
+    the same time while the others are idle, as they will be: hosts may share more than links."""
+    wanted: dict[str, _Wanted] = {}
     for partition in partitions:
         for local in partition.components:
             key = partition.program(local)
-            most = sizes(subject.rows, local.layout)[-1]
-            if key not in known.compute or most > EXTRAPOLATE * known.compute[key].reach:
-                wanted.setdefault(key, (partition, local))
+            reach = known.compute[key].reach if key in known.compute else 0.0
+            rows = sizes(subject.rows, local.layout)
+            if rows[-1] > EXTRAPOLATE * reach:
+                new = tuple(n for n in rows if n > reach)
+                wanted.setdefault(key, _Wanted(partition, local, new))
     if not wanted:
         return {}, []
     wall = known.sprint.credit and clock(world.device) is None
     least = LONG_BLOCK_SECONDS if wall else BLOCK_SECONDS
     with Streams(0, world.device).preserved():  # random operators draw from the user's generator
-        mine = _timed(subject, wanted, world.device, least)
+        mine = _timed(subject, wanted, world.device, least) if world.rank in ranks else {}
     everyone = world.everyone.all_gather_json(mine)
-    return _joined(wanted, everyone, [known.pace_of(r) for r in range(world.size)])
+    told = [everyone[r] if r in ranks else everyone[ranks[0]] for r in range(world.size)]
+    pace = [known.pace_of(r if r in ranks else ranks[0]) for r in range(world.size)]
+    return _joined(wanted, told, pace)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A program to be timed, and with how many rows."""
+
+    partition: Partition
+    local: LocalComponent
+    rows: tuple[int, ...]
 
 
 def _timed(
     subject: Subject,
-    wanted: Mapping[str, tuple[Partition, LocalComponent]],
+    wanted: Mapping[str, _Wanted],
     device: torch.device,
     least: float,
 ) -> dict[str, Any]:
@@ -127,8 +141,8 @@ def _timed(
         fault = {"fault": f"the values between components: {_words(error)}"}
         return {key: fault for key in wanted}
     return {
-        key: _measured(subject, partition, local, tensors, borders, device, least)
-        for key, (partition, local) in wanted.items()
+        key: _measured(subject, asked, tensors, borders, device, least)
+        for key, asked in wanted.items()
     }
 
 
@@ -144,8 +158,7 @@ def sizes(rows: int, layout: Layout) -> tuple[int, ...]:
 
 def _measured(
     subject: Subject,
-    partition: Partition,
-    local: LocalComponent,
+    asked: _Wanted,
     tensors: Mapping[str, Tensor],
     borders: Mapping[str, Tensor],
     device: torch.device,
@@ -153,8 +166,9 @@ def _measured(
 ) -> dict[str, Any]:
     """Numbers of one program on this rank, or why there are none."""
     points, memory, spread = [], [], 0.0
+    partition, local = asked.partition, asked.local
     try:
-        for rows in sizes(subject.rows, local.layout):
+        for rows in asked.rows:
             bench = Bench(subject.step, partition, local, tensors, borders, rows, device)
             held, taken = bench.bytes(), bench.timing(least)
             points.append((rows, taken.forward, taken.backward))
@@ -273,14 +287,14 @@ def again(
     began = time.perf_counter()
     profile = known
     if devices:
-        profile = _devices_again(world, subject, partition, profile)
+        profile = _devices_again(world, ranks, subject, partition, profile)
     if links:
         profile = _links_again(world, ranks, profile)
     return replace(profile, seconds=known.seconds + time.perf_counter() - began)
 
 
 def _devices_again(
-    world: World, subject: Subject, partition: Partition, known: Profile
+    world: World, ranks: Sequence[int], subject: Subject, partition: Partition, known: Profile
 ) -> Profile:
     found = ease(world, LOOKS)
     profile = replace(known, sprint=found.sprint, pace=found.pace)
@@ -295,7 +309,7 @@ def _devices_again(
     longest = max(timed, key=seconds)
     fresh = replace(profile, compute={})
     single = replace(partition, components=(locals_[longest],))
-    measured, _ = _programs(world, subject, [single], fresh)
+    measured, _ = _programs(world, ranks, subject, [single], fresh)
     if longest not in measured:
         return known
     ratios = []
@@ -304,7 +318,7 @@ def _devices_again(
         zip(*_sides(measured[longest]), strict=True),
         strict=True,
     ):
-        size = before[0].reach
+        size = now[0].reach
         ratios.append(sum(c(size) for c in now) / max(1e-9, sum(c(size) for c in before)))
     scaled = {
         key: replace(

@@ -19,6 +19,7 @@ CALLS = 3
 LONG_SECONDS = 0.05  # a call longer than this is not repeated
 DELAYS, TIRING, SMALL = 8, 0.03, 1 << 14  # calls; seconds computed before; bytes
 LONGER = 2.0  # times a collective, that computation goes on beside it
+DOUBTFUL = 1.1  # times the seconds a byte of the size before
 MOST_SECONDS = 0.3  # one call longer than this ends a curve: the line goes on from there
 
 
@@ -72,6 +73,9 @@ def _curve(
     upper = next((s for s in SIZES[1:] if s >= most), SIZES[-1])  # two points, to tell latency
     for size in (s for s in SIZES if s <= upper):
         seconds = _seconds(world, group, kind, pattern.size, size)
+        if points and seconds > DOUBTFUL * points[-1][1] * size / points[-1][0]:
+            # more a byte than for fewer bytes: something came between
+            seconds = min(seconds, _seconds(world, group, kind, pattern.size, size))
         points.append((float(size), seconds))
         if seconds > MOST_SECONDS and len(points) > 1:
             break

@@ -147,3 +147,20 @@ def test_time_has_no_unit(
 ) -> None:
     one, other = (walked(actions, overlap, Sprint(), f) for f in (1.0, factor))
     assert other.clock == pytest.approx(one.clock * factor, rel=1e-6, abs=1e-9)
+
+
+def test_traffic_is_late_after_computation_and_not_after_a_rest() -> None:
+    #   [ 1.0 ]  0.5 late  ~~~~ 2.0                        there at 3.5
+    line = Timeline({"k": Overlap(delay=0.5)})
+    line.compute(1.0)
+    line.depart("a", "k", 2.0)
+    line.arrive("a")
+    assert line.clock == pytest.approx(3.5)
+    # the wait has earned half of the credit back, so what departs now is half as late
+    line = Timeline({"k": Overlap(delay=0.5)}, Sprint(2.0, 4.0))
+    line.compute(1.0)
+    line.depart("a", "k", 1.5)
+    line.arrive("a")
+    line.depart("b", "k", 1.0)
+    line.arrive("b")
+    assert line.clock == pytest.approx(1.0 + 0.5 + 1.5 + 0.25 + 1.0)
