@@ -34,7 +34,7 @@ def measured() -> dict[str, Any]:
     original = module._measured
 
     def spy(*args: Any) -> Any:
-        timed.append(args[2].component.name)
+        timed.append(args[1].local.component.name)
         return original(*args)
 
     module._measured = spy
