@@ -26,6 +26,7 @@ from synchromesh.lab import HostFailed, Lab
 LABS = ("4x200", "4x1000", "2x50", "8x200")
 BLOCK = 3.0  # seconds that the steps of one strategy should take at most in one turn
 FEWEST, MOST = 2, 6  # steps of a turn, after one that is not counted
+ALIKE = 0.02  # predictions that differ by less are of one plan in other words
 Row = dict[str, Any]
 
 
@@ -135,11 +136,16 @@ def measure(name: str, most: int, rounds: int, rivals: Iterable[str]) -> list[Ro
 
 
 def _among(found: Sequence[Any], most: int) -> list[Any]:
-    """The plans that anybody would try, and the best of the others; the chosen one first."""
+    """The chosen plan, the plans that anybody would try, and the best of the others; of those that
+    are predicted to be equally quick, one: they have no order."""
     known = [c for c in found if c.time is not None]
-    plain = [c for c in known if not c.plan.overrides and c.plan.ranks is None]
-    others = [c for c in known if c not in plain][: max(1, most - len(plain))]
-    return [c for c in known if c in plain or c in others]
+    taken = [c for c in known if not c.plan.overrides and c.plan.ranks is None]
+    taken += [c for c in known[:1] if c not in taken]
+    for c in known:
+        apart = all(abs(c.seconds / other.seconds - 1) > ALIKE for other in taken)
+        if len(taken) < most and apart:
+            taken.append(c)
+    return [c for c in known if c in taken]
 
 
 def _timed(step: Callable[[], Any]) -> list[float]:
