@@ -41,6 +41,13 @@ def collectives(
     return found
 
 
+def reaches(curve: Curve, payload: int) -> bool:
+    """Whether a curve goes as far as one that is measured for `payload` would."""
+    size, seconds = curve.points[-1]
+    long = seconds > MOST_SECONDS / 2  # it ended there; it may have been scaled since
+    return size >= min(payload, SIZES[-1]) or long
+
+
 def at_sizes(
     world: World, ranks: Sequence[int], kind: str, pattern: Pattern, sizes: Sequence[int]
 ) -> list[tuple[float, float]]:
