@@ -50,6 +50,7 @@ class Options:
     sync_batch_norm: bool = False
     autocast: torch.dtype | None = None
     weights: Path | None = None  # a checkpoint, or safetensors, to begin with
+    say: Callable[[str], None] = lambda _: None  # is told what is measured
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
     uniform partitions -> facts -> search (rank 0) -> best few and the plain plans
                                                    -> facts of new programs -> exact prices
-All ranks call alike; what rank 0 found is told to the others, so that no two can disagree.
+Facts that are kept from an earlier run are sampled instead (`measure/recall.py`). All ranks call
+alike; what rank 0 found is told to the others, so that no two can disagree.
 """
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,6 +21,7 @@ from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.measure.facts import Subject, facts
 from synchromesh.measure.memory import device_bytes, process_bytes
+from synchromesh.measure.recall import Recall, Say
 from synchromesh.plan import Plan
 from synchromesh.planner import candidate as pricing
 from synchromesh.planner.assemble import Uniform, crossings
@@ -44,7 +46,6 @@ __all__ = ["Choice", "Question", "choose", "predict", "reconsider"]
 
 NEAR = 1.4  # times the best plan on all devices: fewer are timed with their rows then
 SHARES = 16  # of rows that the fastest data index has
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,14 @@ class Question:
         where = range(self.world.size) if ranks is None else ranks
         return facts(self.world, where, self.subject, partitions, known, besides)
 
+    def recall(self, ranks: Sequence[int]) -> Recall:
+        """The profiles that are kept, as far as they are of this question on `ranks`."""
+
+        def whole() -> Partition:
+            return self.planned.partition(Plan(Word("data")), self.world.size)
+
+        return Recall.open(self.world, ranks, self.subject, whole)
+
     @cached_property
     def uniform(self) -> Uniform:
         """The partition of the step under every tensor degree."""
@@ -89,16 +98,30 @@ class Question:
         return pricing.Model(self.step, self.rows, self.model.inside(names))
 
 
-def choose(question: Question, say: Say = lambda _: None) -> Choice:
-    """The plan of least predicted time that fits every device. ValueError where none does."""
+def silent(_: str) -> None:
+    """Says nothing."""
+
+
+def choose(question: Question, say: Say = silent) -> Choice:
+    """The plan of least predicted time that fits every device. ValueError where none does.
+
+    say: is told, on every rank, what is measured and what is reused.
+    """
     world, step = question.world, question.step
     if step.opaque or world.size == 1:
         return _only(question)
-    say(f"measuring {len(step.chain.components)} components on {world.size} ranks ...")
     parts = question.uniform
-    profile = question.measured(parts.partitions.values(), None, crossings(parts))
-    say(f"measured for {profile.seconds:.1f} s; searching ...")
-    return reconsider(question, profile)
+    made = parts.partitions.values()
+    recall = question.recall(range(world.size))
+    known = recall.profile(made, say)
+    if known is None:
+        say(f"measuring {len(step.chain.components)} components on {world.size} ranks ...")
+    profile = question.measured(made, known, crossings(parts))
+    found = reconsider(question, profile)
+    recall.keep(found.profile, known)
+    spent = found.profile.seconds
+    say(f"measured for {spent:.1f} s, searched for {found.planning_seconds:.1f} s")
+    return found
 
 
 def reconsider(question: Question, profile: Profile, current: Plan | None = None) -> Choice:
@@ -193,9 +216,12 @@ def _near(found: Sequence[Candidate], world: int) -> list[str]:
 
 
 def predict(
-    question: Question, plan: Plan, known: Profile | None = None
+    question: Question, plan: Plan, known: Profile | None = None, say: Say = silent
 ) -> tuple[Candidate, Profile]:
-    """The prediction of a given plan, with the measurements that it takes."""
+    """The prediction of a given plan, with the measurements that it takes.
+
+    known: of this run, on any ranks; what is measured besides it is not kept for other runs.
+    """
     world, planned = question.world, question.planned
     if question.step.opaque:
         return Candidate(plan, None, (), True, "the model runs whole: nothing was measured"), (
@@ -203,8 +229,26 @@ def predict(
         )
     ranks = plan.devices(world.size)
     made = planned.partition(plan, world.size)
-    profile = question.measured([made], known, ranks=ranks)
+    if known is None:
+        profile = _measured_once(question, made, ranks, say)
+    else:
+        profile = question.measured([made], known, ranks=ranks)
     return price(planned, plan, world.size, profile, memory_limits(world)), profile
+
+
+def _measured_once(question: Question, made: Partition, ranks: Sequence[int], say: Say) -> Profile:
+    """The facts of one partition: those that are kept, and those that are missing there."""
+
+    def likely() -> Iterator[Partition]:
+        yield made
+        yield from question.uniform.partitions.values()  # what `auto` has measured
+
+    recall = question.recall(ranks)
+    known = recall.profile(likely(), say)
+    profile = question.measured([made], known, ranks=ranks)
+    recall.keep(profile, known)
+    say(f"measured for {profile.seconds:.1f} s")
+    return profile
 
 
 def memory_limits(world: World) -> list[float]:

@@ -97,7 +97,7 @@ class Trainer:
         self._rows_done = 0
 
         def decide(step: Step) -> Plan:
-            self.choice = choose(self._question(step))
+            self.choice = choose(self._question(step), options.say)
             self._profile = self.choice.profile if self.choice.chosen.time else None
             return self.choice.chosen.plan
 
@@ -140,7 +140,9 @@ class Trainer:
         chosen = None if self.choice is None else self.choice.chosen
         if chosen is not None and chosen.time is not None and chosen.plan == self.plan:
             return chosen
-        found, self._profile = predict(self._question(self.traced), self.plan, self._profile)
+        found, self._profile = predict(
+            self._question(self.traced), self.plan, self._profile, self.options.say
+        )
         return found
 
     def adapt(self) -> None:
@@ -496,7 +498,7 @@ class Trainer:
         self._forget_gradients()
         plan = checked_plan(plan)
         if plan.automatic:
-            self.choice = choose(self._question(self.traced))
+            self.choice = choose(self._question(self.traced), self.options.say)
             plan = self.choice.chosen.plan
         made = None if self._asked is None else self._asked.solved(self.traced, plan)
         moved = self._arranged.shift(plan, made)
@@ -633,6 +635,7 @@ def prepare(
     device: torch.device | str | None = None,
     timeout: timedelta = timedelta(minutes=5),
     weights: str | Path | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Trainer:
     """A trainer of `model` under `plan` on the ranks of this run (one, where nothing says
     otherwise).
@@ -641,11 +644,13 @@ def prepare(
     loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight).
     example_batch: a global batch; the model is traced with it, and measured under `auto`.
     plan: a Plan or its text; `auto` measures the model and the links and takes what is predicted
-    to be the quickest (`trainer.choice` says why).
+    to be the quickest (`trainer.choice` says why). What was measured is kept for the next run
+    (README: "What is measured is kept").
     scheduler: stepped once per update and saved in checkpoints; leave it out to step it yourself.
     seed: of dropout and other random operators. autocast: e.g. torch.bfloat16.
     timeout: of every collective.
     weights: a checkpoint, or a safetensors file or folder, to begin with.
+    say: is told on every rank, a sentence at a time, what is measured and what is reused.
 
     All ranks start from rank 0's weights. Of a model on the meta device only this rank's pieces
     come into being, from `weights` or its own initialisers. Raises ValueError for a plan that does
@@ -661,9 +666,10 @@ def prepare(
         held = Model(model if _is_meta(model) else model.to(world.device))
         compare_ranks(world.everyone, held, chosen, optimizer, seed, example_batch)
         source = None if weights is None else Path(weights)
+        options = Options(seed, sync_batch_norm, autocast, source)
         trainer = Trainer(
             held, optimizer, loss, batches.to_device(example_batch, world.device), chosen, world,
-            Options(seed, sync_batch_norm, autocast, source),
+            options if say is None else replace(options, say=say),
         )  # fmt: skip
         trainer.scheduler = scheduler
         held.block()

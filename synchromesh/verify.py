@@ -4,7 +4,7 @@ dtype.
 
 import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,12 +79,18 @@ def global_batches(workload: Workload, steps: int, dtype: torch.dtype) -> Iterat
 
 
 def verify(
-    workload: Workload, plan: str, steps: int = 5, dtype: str = "float64", seed: int = 0
+    workload: Workload,
+    plan: str,
+    steps: int = 5,
+    dtype: str = "float64",
+    seed: int = 0,
+    say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Trains `steps` steps under `plan` and, on rank 0, alone; the document of `synchromesh
     verify`.
 
     Dropout is set to zero and batch norm synchronised, so that both compute the same function.
+    say: is told what is measured where `plan` is `auto`.
     """
     kind = DTYPES[dtype]
     torch.manual_seed(seed)
@@ -94,8 +100,9 @@ def verify(
     optimizer = workload.optimizer(model.parameters())
     example = cast(workload.example(workload.batch_size, seed=0), kind)
     trainer = prepare(
-        model, optimizer, workload.loss, example, plan=plan, seed=seed, sync_batch_norm=True
-    )
+        model, optimizer, workload.loss, example, plan=plan, seed=seed, sync_batch_norm=True,
+        say=say,
+    )  # fmt: skip
     try:
         # CUDA convolutions would round float32 to 10 bits, more than what is allowed here
         with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):

@@ -39,7 +39,7 @@ def forward(
                 values[key] = axis.move(have, str(item.have), str(item.want))
             inputs.append(values[key])
         rest = [tensors[n] for n in (*c.parameters, *c.buffers)] + [
-            step.constants[n] for n in c.constants
+            step.constants[v.name] for v in c.constants
         ]
         made = c.graph(axis, rows, *inputs, *rest)
         for out, x in zip(c.outputs, made, strict=True):

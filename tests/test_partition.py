@@ -366,20 +366,22 @@ from synchromesh.trace.capture import trace
 from synchromesh.trace.partition import partition
 torch.set_num_threads(1)
 model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 16),
-    nn.ReLU(), nn.Linear(16, 8))
-batch = torch.randn(6, 16), torch.randint(0, 8, (6,))
+    nn.ReLU(), nn.Linear(16, 4096))
+batch = torch.randn(6, 16), torch.randint(0, 4096, (6,))
 step = trace(model, lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]), batch, training=True)
 found = partition(step, [Layout(1, 2)] * len(step.chain.components), rows=6)
 for c in found.components:
-    print(c.graph.code, c.inputs, c.outputs, c.collectives)
+    print(c.graph.code, c.inputs, c.outputs, c.collectives, found.program(c))
 print(sorted((n, str(s)) for (n, _), s in found.placements.items()))
+print(step.chain)
 """
 
 
 def test_equal_arguments_give_an_equal_partition_in_every_process() -> None:
-    """Sets and dictionaries of another hash seed have another order."""
+    """Sets and dictionaries of another hash seed have another order, functions another address."""
     with redirect_stdout(StringIO()) as here:
         exec(SCRIPT, {})
+    assert "cross_entropy_of_part" in here.getvalue(), "a function of ours is among what is called"
     there = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True,
         env={**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"},

@@ -35,6 +35,9 @@ def add_parser(commands: options.Commands) -> None:
         "train", help="trains a workload under a plan",
         description="Trains a workload on local processes or, started by torchrun, as one rank "
         "of its group. SIGTERM or Ctrl-C checkpoints and ends the run; a second one ends it now.",
+        epilog="What was measured of the model and the links is kept in "
+        "~/.cache/synchromesh/profiles and sampled where it is used again; the environment "
+        "variable SYNCHROMESH_CACHE names another folder, or is `off`.",
     )  # fmt: skip
     options.add_target(parser)
     options.add_plan(parser)

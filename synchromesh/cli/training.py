@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from synchromesh.adapt.adapter import Event
+from synchromesh.cli import ranks
 from synchromesh.cli.choice import choice_table, component_table, prediction_text
 from synchromesh.cli.progress import Display, summary
 from synchromesh.cli.run_folder import Resumed, RunFolder, finite
@@ -60,15 +61,16 @@ def train(job: "Job", as_json: bool) -> int:
     """Trains to the end, or to a signal: Stopped, on all ranks."""
     torch.manual_seed(job.seed)
     workload = job.workload
+    display = Display(ranks.first())
     model = workload.model()
     optimizer = workload.optimizer(model.parameters())
     trainer = prepare(
         model, optimizer, workload.loss, workload.example(seed=job.seed), plan=job.plan,
         scheduler=workload.scheduler(optimizer) if workload.scheduler else None,
-        seed=job.seed, autocast=torch.bfloat16 if job.bf16 else None,
+        seed=job.seed, autocast=torch.bfloat16 if job.bf16 else None, say=display.say,
     )  # fmt: skip
     try:
-        training = _Training(job, trainer)
+        training = _Training(job, trainer, display)
         training.run(as_json)
     finally:
         trainer.close()
@@ -78,13 +80,13 @@ def train(job: "Job", as_json: bool) -> int:
 
 
 class _Training:
-    def __init__(self, job: "Job", trainer: Trainer) -> None:
+    def __init__(self, job: "Job", trainer: Trainer, display: Display) -> None:
         self.job, self.trainer, self.tally = job, trainer, Tally()
         world = trainer.world
         self.first = world.rank == 0
         path = world.everyone.broadcast_json(str(job.folder.path))  # under torchrun clocks differ
         self.folder = RunFolder(Path(path))
-        self.display = Display(self.first)
+        self.display = display
         self.stop = Stop(world.everyone, world.device)
         self.stopped = 0
         self.unsaved: CheckpointError | None = None  # why the last checkpoint is missing

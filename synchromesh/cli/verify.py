@@ -41,9 +41,11 @@ def main(args: argparse.Namespace) -> int:
         count = options.processes(args.nproc)
         options.check_degrees(plan, count)
         return ranks.again(args.words, count)
+    from synchromesh.cli.progress import Display
     from synchromesh.verify import verify
 
-    document = verify(workload, str(plan), args.steps, args.dtype, args.seed)
+    say = Display(ranks.first()).say
+    document = verify(workload, str(plan), args.steps, args.dtype, args.seed, say)
     print(json.dumps(document) if args.json else _text(args.target, document))
     sys.stdout.flush()
     if not document["passed"] and ranks.first():

@@ -123,7 +123,7 @@ class Program:
             if held[name].home and local.layout.tensor > 1 and used.kind != "r":
                 uses.append((index, str(used)))
         bound = [tensors[name] for name in names] + [
-            self.step.constants[name] for name in local.constants
+            self.step.constants[value.name] for value in local.constants
         ]
         results = tuple((o.value.name, local.layout.tensor, o.placement) for o in local.outputs)
         walk = walking(local.graph)

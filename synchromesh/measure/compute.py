@@ -84,7 +84,7 @@ class Bench:
             self._held(described[name], partition, local, tensors[name])
             for name in (*local.parameters, *local.buffers)
         ]
-        self.constants = [step.constants[name].to(device) for name in local.constants]
+        self.constants = [step.constants[c.name].to(device) for c in local.constants]
         self.inputs = []
         for item in local.inputs:
             whole = tiled(borders[item.value.name].to(device), item.value.rows, rows)

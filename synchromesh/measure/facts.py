@@ -70,7 +70,8 @@ def facts(
         more = network.overlap(world, ranks, kinds - set(profile.overlap), seconds)
         profile = replace(profile, overlap={**profile.overlap, **more})
     compute, missing = _programs(world, ranks, subject, made, profile)
-    new = [w for w in wanted if w[:2] not in profile.network]
+    links = profile.network
+    new = [w for w in wanted if w[:2] not in links or not network.reaches(links[w[:2]], w[2])]
     found = network.collectives(world, ranks, new)
     return replace(
         profile,

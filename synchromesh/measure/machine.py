@@ -87,7 +87,7 @@ def look(rank: int, device: torch.device) -> Machine:
     return Machine(
         rank=rank,
         host=socket.gethostname(),
-        place=f"{socket.gethostname()} {boot} {_namespace()}",
+        place=place(),
         boot=boot,
         device=kind,
         cuda=torch.cuda.is_available(),
@@ -108,6 +108,26 @@ def look(rank: int, device: torch.device) -> Machine:
         own_address=_own_address(),
         variables={name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
     )
+
+
+def place() -> str:
+    """Equal for all processes of one host, as `Machine.place`."""
+    return f"{socket.gethostname()} {_boot()} {_namespace()}"
+
+
+def processor() -> str:
+    """The name of the processor, of its architecture where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def cores() -> float:
+    """Cores that this process may use: those it may run on, or the quota of its control group."""
+    return min(float(len(_processors())), _quota() or float("inf"))
 
 
 def _boot() -> str:

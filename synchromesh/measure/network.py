@@ -44,6 +44,13 @@ def collectives(
     return found
 
 
+def reaches(curve: Curve, payload: int) -> bool:
+    """Whether a curve goes as far as one that is measured for `payload` would."""
+    size, seconds = curve.points[-1]
+    long = seconds > MOST_SECONDS / 2  # it ended there; it may have been scaled since
+    return size >= min(payload, SIZES[-1]) or long
+
+
 def at_sizes(
     world: World, ranks: Sequence[int], kind: str, pattern: Pattern, sizes: Sequence[int]
 ) -> list[tuple[float, float]]:
@@ -178,7 +185,8 @@ def _trial(
 
 def _delay(world: World, group: Group, kind: str) -> float:
     """Seconds that a small collective takes longer on this rank after it has computed."""
-    alone, after = [], []
+    alone: list[float] = []
+    after: list[float] = []
     for _ in range(DELAYS):
         for taken, seconds in ((alone, 0.0), (after, TIRING)):
             world.everyone.barrier()

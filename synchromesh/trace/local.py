@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+import torch
 from torch.fx import Graph, GraphModule, Node
 
 from synchromesh.component import Component, Value
@@ -63,7 +64,7 @@ class LocalComponent:
     outputs: tuple[Output, ...]
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
-    constants: tuple[str, ...]
+    constants: tuple[Value, ...]
     events: tuple[Event, ...]  # what one walk through the graph computes and sends, in order
     unsharded: Mapping[str, str]  # parameter -> why every rank holds it whole
     arrivals: int = 0  # how many of the first events bring inputs over the border
@@ -90,7 +91,10 @@ class Partition:
         return placement.local_shape(shape, local.layout.tensor)
 
     def program(self, local: LocalComponent) -> str:
-        """A key that components share whose local graphs compute the same on the same shapes."""
+        """A key that components share whose local graphs compute the same on the same shapes.
+
+        Equal on all ranks and in every process: measurements that are kept go by it.
+        """
         inputs = [
             (v.shape, v.dtype, v.rows, v.differentiable, str(i.want))
             for i in local.inputs
@@ -101,7 +105,8 @@ class Partition:
             (self.local_shape(local, n), tensors[n].dtype, tensors[n].trainable)
             for n in (*local.parameters, *local.buffers)
         ]
-        told = (structure(local.graph.graph), inputs, held, local.layout.tensor)
+        fixed = [(v.shape, v.dtype) for v in local.constants]
+        told = (structure(local.graph.graph), inputs, held, fixed, local.layout.tensor)
         return blake2b(repr(told).encode(), digest_size=10).hexdigest()
 
 
@@ -122,7 +127,9 @@ def structure(graph: Graph) -> list[Any]:
             return [plain(y) for y in x]
         if isinstance(x, dict):
             return [(k, plain(v)) for k, v in x.items()]
-        return str(x)
+        if isinstance(x, torch.device):
+            return x.type  # every rank has a GPU of another number
+        return repr(x)
 
     found = []
     for node in graph.nodes:

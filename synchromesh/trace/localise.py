@@ -242,7 +242,7 @@ class Writer:
             outputs=tuple(Output(value_of(t), s) for t, s in self.traffic.handed[work.index]),
             parameters=tuple(n.meta["name"] for n in work.parameters),
             buffers=tuple(n.meta["name"] for n in work.buffers),
-            constants=tuple(n.meta["name"] for n in work.constants),
+            constants=tuple(value_of((n, 0)) for n in work.constants),
             events=tuple(self.events),
             unsharded=whole,
             arrivals=len(self.traffic.moved[work.index]),
