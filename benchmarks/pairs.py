@@ -100,25 +100,30 @@ def measure(name: str, most: int, rounds: int, rivals: Iterable[str]) -> list[Ro
         strategy = Rival(made, RIVALS[rival])
         turns.append((rival, lambda: None, strategy.step))
     taken: dict[str, list[float]] = {what: [] for what, *_ in turns}
+    told: dict[str, Any] = {}
     bytes_: dict[str, float] = {}
     for turn in range(rounds):
         for what, begin, step in turns if turn % 2 == 0 else turns[::-1]:
             if taken[what] and statistics.median(taken[what]) > BLOCK:
                 continue  # slow enough to be sure
             begin()
+            if what not in RIVALS and what not in told:
+                told[what] = trainer.predict()  # before its first step, as `train` says it
             taken[what] += _timed(step)
-            if what not in bytes_ and what not in RIVALS:
+            if what not in RIVALS and what not in bytes_:
                 bytes_[what] = _peak(trainer, mine[0])
     rows = []
     for c in candidates:
+        said = told[str(c.plan)]
         rows.append(
             {
                 "model": name,
                 "plan": str(c.plan),
                 "chosen": c.plan == chosen,
-                "predicted": c.seconds,
+                "guessed": c.seconds,  # when it was chosen or not
+                "predicted": said.seconds,
                 "measured": statistics.median(taken[str(c.plan)]),
-                "predicted_bytes": max(m.peak for m in c.memory),
+                "predicted_bytes": max(m.peak for m in said.memory),
                 "measured_bytes": bytes_[str(c.plan)],
                 "share": c.time.communication_share if c.time else 0.0,
                 "measuring_seconds": trainer.choice.profile.seconds,
@@ -130,7 +135,8 @@ def measure(name: str, most: int, rounds: int, rivals: Iterable[str]) -> list[Ro
         for r in taken
         if r in RIVALS
     ]
-    rows[0]["profile"] = trainer.choice.profile.to_dict()  # from which all were predicted
+    assert trainer._profile is not None
+    rows[0]["profile"] = trainer._profile.to_dict()  # from which all were predicted
     trainer.close()
     return rows
 

@@ -8,7 +8,7 @@ alike; what rank 0 found is told to the others, so that no two can disagree.
 
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -44,7 +44,7 @@ from synchromesh.word import Word
 
 __all__ = ["Choice", "Question", "choose", "predict", "reconsider"]
 
-NEAR = 1.4  # times the best plan on all devices: fewer are timed with their rows then
+NEAR = 1.15  # times the best plan: one on fewer devices is timed with all its rows then
 SHARES = 16  # of rows that the fastest data index has
 
 
@@ -137,11 +137,13 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
     plans = _widened(plans, profile, world)
     profile = _odd(question, plans, profile)
     found = [price(planned, p, world.size, profile, limits) for p in plans]
-    near = world.everyone.broadcast_json(_near(found, world.size))
-    for plan in map(Plan.parse, near):  # their ranks have more rows than a program was timed with
+    sure: set[str] = set()
+    while near := world.everyone.broadcast_json(_near(found, world.size, sure)):
+        # its ranks have more rows than a program was timed with: no guess where it counts
+        plan = Plan.parse(near)
+        sure.add(near)
         made = [planned.partition(plan, world.size)]
         profile = question.measured(made, profile, ranks=plan.devices(world.size))
-    if near:
         found = [price(planned, p, world.size, profile, limits) for p in plans]
     guessed = [p for p in plans if p.ranks is not None and p != current]
     found = [c for c in found if c.time is not None or c.plan not in guessed]
@@ -208,11 +210,14 @@ def _shared(plan: Plan, profile: Profile, world: int) -> Plan | None:
     return None if len(set(shares)) == 1 else replace(plan, rows=shares)
 
 
-def _near(found: Sequence[Candidate], world: int) -> list[str]:
-    """The plans on fewer devices that may be the quickest, as far as is known."""
-    part = [c for c in found if c.time is not None and len(c.plan.devices(world)) < world]
-    whole = [c.seconds for c in found if len(c.plan.devices(world)) == world]
-    return [str(c.plan) for c in part if c.seconds <= NEAR * min(whole, default=0.0)]
+def _near(found: Sequence[Candidate], world: int, sure: Collection[str]) -> str:
+    """Of the plans on fewer devices that are not in `sure` the quickest, if it may be the best of
+    all; else nothing."""
+    known = [c for c in found if len(c.plan.devices(world)) == world or str(c.plan) in sure]
+    guessed = [c for c in found if c.time is not None and c not in known]
+    best = min(guessed, key=lambda c: c.seconds, default=None)
+    least = min((c.seconds for c in known), default=float("inf"))
+    return "" if best is None or best.seconds > NEAR * least else str(best.plan)
 
 
 def predict(

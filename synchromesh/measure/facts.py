@@ -31,6 +31,7 @@ from synchromesh.profile import Compute, Curve, Memory, Pattern, Profile
 from synchromesh.trace.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 
+LOOK_SECONDS = 0.1  # one call longer than this tells how links are now
 LOOKS = 3  # runs that tell how devices compute now
 SAMPLE_ROWS = 8  # real rows from which larger batches are tiled
 TRAFFIC, QUOTA_TRAFFIC = 0.02, 0.08  # seconds of a collective that shows overlap
@@ -341,14 +342,13 @@ def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
     before = known.network.get(("all_reduce", pattern))
     if before is None:
         return known
-    sizes = [size for size, _ in before.points]
-    chosen = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
-    now = network.at_sizes(world, ranks, "all_reduce", pattern, [int(s) for s in chosen])
+    chosen = [int(size) for size, _ in before.points]
+    now = network.at_sizes(world, ranks, "all_reduce", pattern, chosen, LOOK_SECONDS)
     ratio = Curve(tuple((x, y / max(1e-9, before(x))) for x, y in now))
 
     def scaled(curve: Curve) -> Curve:
         return Curve.of(
-            (x, y * ratio(min(max(x, chosen[0]), chosen[-1]))) for x, y in curve.points
+            (x, y * ratio(min(max(x, now[0][0]), now[-1][0]))) for x, y in curve.points
         )
 
     return replace(known, network={key: scaled(c) for key, c in known.network.items()})

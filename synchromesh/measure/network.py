@@ -52,16 +52,21 @@ def reaches(curve: Curve, payload: int) -> bool:
 
 
 def at_sizes(
-    world: World, ranks: Sequence[int], kind: str, pattern: Pattern, sizes: Sequence[int]
+    world: World,
+    ranks: Sequence[int],
+    kind: str,
+    pattern: Pattern,
+    sizes: Sequence[int],
+    most: float,
 ) -> list[tuple[float, float]]:
-    """(payload, seconds) of one kind and pattern, until a call takes too long."""
+    """(payload, seconds) of one kind and pattern, until a call takes more than `most` seconds."""
     idle = [(r,) for r in range(world.size) if r not in set(ranks)]
     groups = [tuple(ranks[p] for p in group) for group in pattern.groups(len(ranks))]
     group = world.groups([*groups, *idle])
     points: list[tuple[float, float]] = []
     for size in sizes:
         points.append((float(size), _seconds(world, group, kind, pattern.size, size)))
-        if points[-1][1] > MOST_SECONDS:
+        if points[-1][1] > most:
             break
     return points
 
