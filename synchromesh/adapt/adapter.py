@@ -24,6 +24,7 @@ from synchromesh.trace.partition import Partition
 
 SAMPLING = 3.0  # seconds that a look at what changed is expected to take
 FEWEST = 100  # steps that are assumed to come where nobody says how many
+PATIENCE = 20  # steps after which a look that was too much is asked for again
 PAUSE_STEPS = 2  # steps that arranging anew is expected to take
 
 
@@ -87,6 +88,7 @@ class Adapter:
         self.drift: Drift | None = None
         self._began = time.monotonic()
         self._measured = 0.0
+        self._refused: int | None = None  # the step at which a look was too much, still wanted
         self._awaits = False  # whether the last switch's measured time is still to come
 
     def see(self, table: Sequence[tuple[int, ...]]) -> Event | None:
@@ -107,12 +109,20 @@ class Adapter:
         """What comes of a drift, if there is one; all ranks alike."""
         drift, self.drift = self.drift, None
         if drift is None:
+            self._refused = None
             return None
         everyone = question.world.everyone
+        if self._refused is not None and step - self._refused < PATIENCE:
+            return None
         steps = to_come or max(FEWEST, step)
         elapsed = time.monotonic() - self._began + steps * drift.now
         if not everyone.broadcast_json(may_measure(self._measured, elapsed, SAMPLING)):
+            first, self._refused = self._refused is None, step
+            if not first:
+                return None
             return self._stays(drift, plan, step, "measuring has taken its share of the run", 0.0)
+        self._refused = None
+        self.monitor.reset()  # whatever is found: what is measured from now on is usual
         began = time.monotonic()
         ranks = range(question.world.size)  # also those that the plan leaves idle
         devices = drift.device_drift
@@ -132,7 +142,6 @@ class Adapter:
             )
         better = Plan.parse(told["plan"])
         moved = self._switch(better)
-        self.monitor.reset()
         self._awaits = True
         self.events.append(
             Event(
@@ -189,7 +198,6 @@ class Adapter:
         now: float = 0.0,
         better: float = 0.0,
     ) -> Event:
-        self.monitor.reset()  # what is measured now is usual from here on
         self.events.append(
             Event(
                 step, str(drift), False, reason, str(plan), str(plan), drift.now,

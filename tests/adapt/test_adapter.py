@@ -104,3 +104,47 @@ def test_one_device_is_left_for_all_where_that_pays() -> None:
     (event,) = events
     assert event["switched"] and event["to"] == "data; @pieces=1" == theirs[0]["to"]
     assert len(losses) == STEPS
+
+
+class Alone:
+    """A question on one rank that only its adapter's decisions are about."""
+
+    size, subject = 1, None
+
+    @property
+    def world(self) -> "Alone":
+        return self
+
+    everyone = world
+
+    def broadcast_json(self, value: Any) -> Any:
+        return value
+
+
+def test_a_look_that_is_too_much_is_told_once_and_taken_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = []
+
+    def look(*args: Any) -> Profile:
+        looks.append(step)
+        return Profile(1)
+
+    plan = Plan.parse("data")
+    monkeypatch.setattr(adapting, "again", look)
+    monkeypatch.setattr(
+        adapting, "reconsider", lambda *_: Choice((candidate("data", 1.0),), Profile(1), 0.0)
+    )
+    adapter = adapting.Adapter(Profile(1), lambda _: pytest.fail("there is nothing to move to"))
+    told = []
+    for step in range(1, 60):
+        adapter.drift = Drift(0.1, 1.0, (1.0,), EXPLAINED)
+        to_come = 1 if step < 30 else 10_000  # of a second each
+        question: Any = Alone()
+        partition: Any = None
+        event = adapter.act(question, plan, partition, step, to_come)
+        told += [] if event is None else [(event.step, event.reason)]
+        if looks:
+            break
+    assert told[0] == (1, "measuring has taken its share of the run")
+    assert looks == [1 + 2 * adapting.PATIENCE] and len(told) == 2, "asked again in between"
