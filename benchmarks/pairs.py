@@ -215,7 +215,7 @@ def asked(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--from", dest="given", metavar="FILE", help="pairs that --out wrote")
     parser.add_argument("--out", metavar="FILE", help="where to keep the pairs, as JSON")
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default=",".join(m for m in MODELS if m != "pooled"))
     parser.add_argument("--labs", default=",".join(LABS), help="hosts x Mbit/s")
     parser.add_argument("--cpu", type=float, help="share of a core (0.4; 0.2 above 4 hosts)")
     parser.add_argument("--most", type=int, default=8, help="candidates of a model and lab")

@@ -1,6 +1,7 @@
 """The models of the planning benchmarks: small enough for emulated hosts, each with its own habit.
 
     conv      convolutions with few parameters, linear layers with many     data | tensor
+    pooled    those convolutions alone                                     data
     vgg       a VGG-like network: more of both
     resnet18  ResNet-18 on 32x32 images
     vit       ViT-tiny on 32x32 images
@@ -49,6 +50,21 @@ def conv() -> Made:
     from benchmarks.hybrid import build_batch, build_model, loss
 
     return build_model, loss, build_batch(), _sgd
+
+
+def pooled() -> Made:
+    """The convolutions of `conv` and means over the image: nearly no parameters."""
+
+    def build() -> nn.Module:
+        from benchmarks.hybrid import build_model
+
+        features = build_model().features
+        features.flatten = nn.Sequential(nn.AvgPool2d(4), nn.Flatten())  # 64 means
+        return nn.Sequential(features, nn.Linear(64, 100))
+
+    from benchmarks.hybrid import build_batch
+
+    return build, _classify, build_batch(), _sgd
 
 
 def vgg() -> Made:
@@ -162,7 +178,7 @@ def mlp() -> Made:
 
 
 MODELS: dict[str, Callable[[], Made]] = {
-    "conv": conv, "vgg": vgg, "resnet18": resnet18, "vit": vit, "lstm": lstm,
+    "conv": conv, "pooled": pooled, "vgg": vgg, "resnet18": resnet18, "vit": vit, "lstm": lstm,
     "context": context, "mlp": mlp,
 }  # fmt: skip
 

@@ -24,6 +24,7 @@ from synchromesh.word import Word
 
 MARGIN = 0.02  # a mixed plan must be predicted this much quicker than a plain one
 ALTERNATIVES = 4  # of the search, priced exactly besides the best
+BEST = 2  # of the plans that run on fewer devices
 FEWER = 2  # numbers of devices below all that are tried besides one
 UNEQUAL = 1.3  # times the slowest's speed, from where devices count as unequal
 
@@ -119,7 +120,7 @@ def plain(devices: int) -> list[Plan]:
 
 
 def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
-    """The best of `plans` and `data` on fewer devices, where the links between all of them, or
+    """The best few of `plans` and `data` on fewer devices, where the links between all of them, or
     slow devices among them, may cost more than they bring; `single` is one more.
 
     plans: the best first. The numbers tried are the largest proper divisors of all, and that of
@@ -135,11 +136,19 @@ def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
     found = []
     for count in dict.fromkeys([quick, *counts]):
         ranks = tuple(sorted(by_speed[:count]))
-        for plan in (*plans[:1], Plan(Word("data"))) if 1 < count < devices else ():
-            words = (plan.default, *(o.word for o in plan.overrides))
-            if all(count % (w.tensor or 1) == 0 and w.data is None for w in words):
-                found.append(replace(plan, ranks=ranks, rows=None, pieces=None))
+        if not 1 < count < devices:
+            continue
+        possible = [p for p in plans if _runs_on(p, count)]
+        for plan in (*possible[:BEST], Plan(Word("data"))):
+            found.append(replace(plan, ranks=ranks, rows=None, pieces=None))
     return list(dict.fromkeys(found))
+
+
+def _runs_on(plan: Plan, count: int) -> bool:
+    """Whether every degree of the plan divides so many devices, on which it says nothing else."""
+    words = (plan.default, *(o.word for o in plan.overrides))
+    free = plan.default.name != "single" and plan.ranks is None
+    return free and all(count % (w.tensor or 1) == 0 and w.data is None for w in words)
 
 
 def searched(uniform: Uniform, profile: Profile, limit: float) -> Searched:

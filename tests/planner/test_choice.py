@@ -33,6 +33,12 @@ def test_slow_devices_are_left_out() -> None:
     assert "data; @ranks=0,2" in found
 
 
+def test_a_plan_that_does_not_run_on_fewer_devices_leaves_its_place_to_the_next() -> None:
+    plans = [Plan.parse(t) for t in ("hybrid:tensor=2", "single", "data; head=tensor", "tensor")]
+    found = texts(fewer(plans, 4, profile(1.0, 1.0, 1.0, 3.0)))
+    assert found[:3] == ["data; head=tensor; @ranks=0-2", "tensor; @ranks=0-2", "data; @ranks=0-2"]
+
+
 def test_a_degree_that_does_not_divide_fewer_devices_is_no_candidate() -> None:
     found = texts(fewer([Plan.parse("hybrid:tensor=4")], 8, profile(*[1.0] * 8)))
     assert found == ["hybrid:tensor=4; @ranks=0-3", "data; @ranks=0-3", "data; @ranks=0,1"]
