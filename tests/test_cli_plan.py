@@ -43,12 +43,13 @@ def test_the_document(target: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert set(candidate) == keys
         assert str(Plan.parse(candidate["plan"])) == candidate["plan"]  # canonical
         assert candidate["step_seconds"] > 0 and 0 <= candidate["communication_share"] <= 1
-        devices = 1 if candidate["plan"] == "single" else 8
-        assert len(candidate["memory_bytes"]) == devices
+        devices = Plan.parse(candidate["plan"]).devices(8)
+        assert len(candidate["memory_bytes"]) == len(devices)
     texts = [c["plan"] for c in told["candidates"]]
     assert told["chosen"] == texts[0] and len(set(texts)) == len(texts)
     for plain in ("single", "data", "hybrid:tensor=2", "hybrid:tensor=4", "tensor"):
         assert any(text.partition("; @")[0] == plain for text in texts), texts
+    assert any("@ranks=0-3" in text for text in texts), "fewer devices are candidates too"
     assert told["planning_seconds"] > 0
     assert (told["source"], told["error_band"], told["devices"]) == ("datasheet", 0.5, 8)
 
