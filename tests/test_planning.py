@@ -91,7 +91,7 @@ def test_faster_links_are_never_slower() -> None:
     slow, fast = planned("h100x16-ethernet25"), planned("h100x16")
     for name in ("data", "hybrid:tensor=2", "tensor"):
         times = [
-            next(c.seconds for c in made.candidates if str(c.plan).split("; @")[0] == name)
+            next(c.seconds for c in made.candidates if str(c.plan).split("; @pieces")[0] == name)
             for made in (slow, fast)
         ]
         assert times[0] > times[1]

@@ -6,6 +6,7 @@ is not counted, and what counts is the slowest rank: nobody goes on before it ha
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
@@ -144,7 +145,8 @@ def overlap(
         computes for Tn / 2, then waits until Tn'     (1 - b) Tn / 2 = Tn' - Tn
         computes long past the arrival, Tc' not Tc    (1 - a) Tn / b = Tc' - Tc
 
-    and a third one, with a small collective, its delay after ranks have computed.
+    and a third one, with small collectives, their delay after ranks have computed; it is the ranks'
+    matter, so all kinds have the mean.
     """
     everyone = tuple(ranks)
     group = world.groups([everyone, *((r,) for r in range(world.size) if r not in everyone)])
@@ -165,6 +167,8 @@ def overlap(
         b = min(1.0, max(0.05, 1 - 2 * late / alone))
         a = min(1.0, max(0.05, 1 - lost * b / alone))
         found[kind] = Overlap(a, b, delay)
+    late = fmean(o.delay for o in found.values()) if found else 0.0
+    found = {kind: replace(o, delay=late) for kind, o in found.items()}
     world.choices.clear()
     world.choices.update(chosen)  # what was quickest for these payloads need not be for others
     return found
