@@ -145,8 +145,8 @@ def overlap(
         computes for Tn / 2, then waits until Tn'     (1 - b) Tn / 2 = Tn' - Tn
         computes long past the arrival, Tc' not Tc    (1 - a) Tn / b = Tc' - Tc
 
-    and a third one, with small collectives, their delay after ranks have computed; it is the ranks'
-    matter, so all kinds have the mean.
+    and a third one, with small collectives, their delay after ranks have computed; it is a matter
+    of the ranks, so all kinds have the mean.
     """
     everyone = tuple(ranks)
     group = world.groups([everyone, *((r,) for r in range(world.size) if r not in everyone)])
