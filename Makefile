@@ -1,5 +1,6 @@
 # make setup   own .venv with pinned versions      make test    the whole test suite
-# make demo    trains digits/cnn on two processes  make lint, make types, make format
+# make demo    trains digits/cnn on two processes; as root it also shows a live switch in emulated hosts
+# make lint, make types, make format
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -18,6 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/synchromesh train digits/cnn --nproc 2
+	$(BIN)/python -m synchromesh.lab.demo
 
 test: setup
 	$(BIN)/python -m pytest
