@@ -223,8 +223,8 @@ class Arrangement:
         (ValueError). made: the partition of the current step under it, where it is known."""
         cuts, step = self.cuts, self.now.traced
         try:
-            if plan.cuts(self.model.paths()) != cuts:
-                step, made = self.trace(plan, self.example), None
+            if made is None and plan.cuts(self.model.paths()) != cuts:
+                step = self.trace(plan, self.example)
             return self.adopt(plan, step, made=made)
         except ValueError:
             self.cuts = cuts

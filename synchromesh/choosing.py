@@ -58,6 +58,7 @@ class Question:
     optimizer: Optimizer
     example: Any  # a global batch
     rows: int
+    limits: Sequence[float]  # bytes of tensors that each rank may hold; see `memory_limits`
 
     @property
     def subject(self) -> Subject:
@@ -110,13 +111,12 @@ def choose(question: Question, say: Say = silent) -> Choice:
     world, step = question.world, question.step
     if step.opaque or world.size == 1:
         return _only(question)
-    parts = question.uniform
-    made = parts.partitions.values()
+    made = question.uniform.partitions.values()
     recall = question.recall(range(world.size))
     known = recall.profile(made, say)
     if known is None:
         say(f"measuring {len(step.chain.components)} components on {world.size} ranks ...")
-    profile = question.measured(made, known, crossings(parts))
+    profile = survey(question, known)
     found = reconsider(question, profile)
     recall.keep(found.profile, known)
     spent = found.profile.seconds
@@ -124,12 +124,18 @@ def choose(question: Question, say: Say = silent) -> Choice:
     return found
 
 
+def survey(question: Question, known: Profile | None) -> Profile:
+    """The facts that a search needs: of every degree, and of what may cross between them."""
+    parts = question.uniform
+    return question.measured(parts.partitions.values(), known, crossings(parts))
+
+
 def reconsider(question: Question, profile: Profile, current: Plan | None = None) -> Choice:
     """The choice from facts that are known; what is new in the best plans is measured.
 
     current: the plan in force, which is priced among the candidates.
     """
-    world, planned, limits = question.world, question.planned, memory_limits(question.world)
+    world, planned, limits = question.world, question.planned, question.limits
     began, measured = time.perf_counter(), profile.seconds
     plans = _proposed(question, profile, min(limits), current)
     whole = [p for p in plans if len(p.devices(world.size)) == world.size]
@@ -216,7 +222,7 @@ def _near(found: Sequence[Candidate], world: int, sure: Collection[str]) -> str:
     known = [c for c in found if len(c.plan.devices(world)) == world or str(c.plan) in sure]
     guessed = [c for c in found if c.time is not None and c not in known]
     best = min(guessed, key=lambda c: c.seconds, default=None)
-    least = min((c.seconds for c in known), default=float("inf"))
+    least = min((c.seconds for c in known if c.fits), default=float("inf"))
     return "" if best is None or best.seconds > NEAR * least else str(best.plan)
 
 
@@ -238,7 +244,7 @@ def predict(
         profile = _measured_once(question, made, ranks, say)
     else:
         profile = question.measured([made], known, ranks=ranks)
-    return price(planned, plan, world.size, profile, memory_limits(world)), profile
+    return price(planned, plan, world.size, profile, question.limits), profile
 
 
 def _measured_once(question: Question, made: Partition, ranks: Sequence[int], say: Say) -> Profile:
@@ -257,7 +263,8 @@ def _measured_once(question: Question, made: Partition, ranks: Sequence[int], sa
 
 
 def memory_limits(world: World) -> list[float]:
-    """Bytes of tensors that each rank may hold: its device's share, less what the process has."""
+    """Bytes of tensors that each rank may hold: its device's share, less what the process has
+    before any tensor of a step is there."""
     ranks_here = max(1, _ranks_here(world))
     mine = device_bytes(world.device)
     if world.device.type != "cuda":

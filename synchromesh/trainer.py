@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from synchromesh.adapt.adapter import Adapter, Event
 from synchromesh.arrangement import Arrangement, Loss, Options
-from synchromesh.choosing import Choice, Question, choose, predict
+from synchromesh.choosing import Choice, Question, choose, memory_limits, predict, survey
 from synchromesh.engine import batches, heap
 from synchromesh.engine import optimizer as rebinding
 from synchromesh.engine.agreement import compare_ranks
@@ -34,7 +34,7 @@ from synchromesh.state.cursor import Cursor, Loader
 from synchromesh.state.export import save_safetensors
 from synchromesh.state.model_state import plain
 from synchromesh.trace.capture import signature
-from synchromesh.trace.partition import Partition
+from synchromesh.trace.partition import Partition, overlaps
 from synchromesh.trace.step import Step
 
 Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
@@ -90,18 +90,16 @@ class Trainer:
         self.choice: Choice | None = None  # how the plan was found, where it was `auto`
         self._profile: Profile | None = None
         self._asked: Question | None = None
+        self._limits = memory_limits(world)  # while the process holds nothing but the model
         self.adapter: Adapter | None = None  # where the plan may change while training runs
         self.steps_to_come = 0  # as far as the caller knows; 0: not known
         self.on_event: Callable[[Event], None] | None = None  # a decision, and what came of it
         self._cost: tuple[int, ...] = (0, 0)  # microseconds computing, waiting, of the last step
         self._rows_done = 0
 
-        def decide(step: Step) -> Plan:
-            self.choice = choose(self._question(step), options.say)
-            self._profile = self.choice.profile if self.choice.chosen.time else None
-            return self.choice.chosen.plan
-
-        self._arranged = Arrangement(model, optimizer, loss, example, plan, world, options, decide)
+        self._arranged = Arrangement(
+            model, optimizer, loss, example, plan, world, options, self._choose
+        )
         self.state = self._arranged.state
 
     # The plan: trace, partition, pieces
@@ -127,9 +125,14 @@ class Trainer:
         if self._asked is None or self._asked.step is not step:
             rows = batches.row_count(self._example)
             self._asked = Question(
-                self.world, self.model, step, self.optimizer, self._example, rows
+                self.world, self.model, step, self.optimizer, self._example, rows, self._limits
             )
         return self._asked
+
+    def _choose(self, step: Step) -> Plan:
+        self.choice = choose(self._question(step), self.options.say)
+        self._profile = self.choice.profile if self.choice.chosen.time else None
+        return self.choice.chosen.plan
 
     def predict(self) -> Candidate:
         """What a step of a global batch like the example takes under the current plan, composed
@@ -140,8 +143,9 @@ class Trainer:
         chosen = None if self.choice is None else self.choice.chosen
         if chosen is not None and chosen.time is not None and chosen.plan == self.plan:
             return chosen
+        known = self._profile if self.adapter is None else self.adapter.profile
         found, self._profile = predict(
-            self._question(self.traced), self.plan, self._profile, self.options.say
+            self._question(self.traced), self.plan, known, self.options.say
         )
         return found
 
@@ -152,9 +156,8 @@ class Trainer:
         """
         if self.traced.opaque or self.world.size == 1:
             return
-        if self._profile is None:
-            self.predict()
-        assert self._profile is not None
+        if self.choice is None or self._profile is None:
+            self._profile = survey(self._question(self.traced), self._profile)
         self.adapter = Adapter(self._profile, self.switch)
 
     @property
@@ -204,11 +207,15 @@ class Trainer:
         self._cost = (
             (int((seconds - waited) * 1e6), int(waited * 1e6)) if full and settled else (0, 0)
         )
+        plan = self.plan
+        if plan.pieces is None and overlaps(self.traced, self.partition):
+            plan = replace(plan, pieces=self._arranged.overlap.chosen)  # as candidates are told
         event = self.adapter.act(
-            self._question(self.traced), self.plan, self.partition, self.steps, self.steps_to_come
+            self._question(self.traced), plan, self.partition, self.steps, self.steps_to_come
         )
         if event is not None:
-            self._cost = (0, 0)  # of a plan that may be gone
+            if event.measuring_seconds:
+                self._cost = (0, 0)  # of a plan that may be gone
             if self.on_event is not None:
                 self.on_event(event)
 
@@ -275,7 +282,8 @@ class Trainer:
         if self.adapter is not None:
             told = [self._arranged.now.agree.told[r] for r in self._arranged.now.stage.ranks]
             if all(sum(cost) > 0 for cost in told):
-                event = self.adapter.see([(cost[0], cost[1]) for cost in told])
+                table = [(cost[0], cost[1]) for cost in told]
+                event = self.adapter.see(table, self._arranged.now.stage.ranks)
                 if event is not None and self.on_event is not None:
                     self.on_event(event)
             self._cost = (0, 0)
@@ -332,7 +340,7 @@ class Trainer:
         """The global mean loss of the accumulation; waits for the small all-reduces."""
         for index, (total, work) in enumerate(self._pending.totals):
             if work is not None:
-                work.wait()
+                self.world.wait(work)
                 self._pending.totals[index] = (total, None)
         value = torch.stack([total for total, _ in self._pending.totals]).sum(0)
         return value[0] / value[1]
@@ -498,10 +506,12 @@ class Trainer:
         self._forget_gradients()
         plan = checked_plan(plan)
         if plan.automatic:
-            self.choice = choose(self._question(self.traced), self.options.say)
-            plan = self.choice.chosen.plan
+            plan = self._choose(self.traced)
         made = None if self._asked is None else self._asked.solved(self.traced, plan)
         moved = self._arranged.shift(plan, made)
+        if self.adapter is not None:
+            self.adapter.restart()
+        self._cost = (0, 0)  # of a plan that is gone
         told = self._everyone.all_gather_json([moved.bytes, moved.received])
         sent = [n for n, _ in told]
         return Moved(time.perf_counter() - began, sum(sent), max(max(pair) for pair in told))

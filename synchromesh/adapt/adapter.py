@@ -15,14 +15,14 @@ from typing import Any, Protocol
 from synchromesh.adapt.monitor import Drift, Monitor
 from synchromesh.adapt.policy import Verdict, may_measure, weigh
 from synchromesh.choosing import Question, reconsider
-from synchromesh.cost.step_time import held_bytes
+from synchromesh.cost.move import most_received, transfer_seconds
 from synchromesh.measure.facts import again
 from synchromesh.plan import Plan
 from synchromesh.planner.candidate import Candidate, setting
-from synchromesh.profile import Pattern, Profile
+from synchromesh.profile import Profile
 from synchromesh.trace.partition import Partition
 
-SAMPLING = 3.0  # seconds that a look at what changed is expected to take
+SAMPLING = 3.0  # seconds that a look at what changed is expected to take at least
 FEWEST = 100  # steps that are assumed to come where nobody says how many
 PATIENCE = 20  # steps after which a look that was too much is asked for again
 PAUSE_STEPS = 2  # steps that arranging anew is expected to take
@@ -66,18 +66,6 @@ class Event:
         return {"from": told.pop("plan_from"), "to": told.pop("plan_to"), **told}
 
 
-def transfer_seconds(moved: float, ranks: int, profile: Profile) -> float:
-    """Seconds in which each rank receives `moved` bytes.
-
-    An all-reduce of n bytes on K ranks has each receive 2 (K - 1) / K n. Where none was measured
-    the slowest curve of what was stands for it.
-    """
-    curve = profile.network.get(("all_reduce", Pattern(ranks)))
-    curves = profile.network.values() if curve is None else [curve]
-    payload = moved * ranks / (2 * max(1, ranks - 1))
-    return max((c(payload) for c in curves), default=0.0) if moved else 0.0
-
-
 class Adapter:
     """`see` every step's table, `act` at the step's end; `events` are the decisions so far."""
 
@@ -87,15 +75,24 @@ class Adapter:
         self.events: list[Event] = []
         self.drift: Drift | None = None
         self._began = time.monotonic()
-        self._measured = 0.0
+        self._measured, self._look = 0.0, SAMPLING  # seconds spent, and of a look
         self._refused: int | None = None  # the step at which a look was too much, still wanted
         self._awaits = False  # whether the last switch's measured time is still to come
 
-    def see(self, table: Sequence[tuple[int, ...]]) -> Event | None:
-        """table: microseconds computing and waiting of each rank in the last full-size step.
+    def restart(self) -> None:
+        """Forgets what was usual, as after a switch that was not this adapter's."""
+        self.monitor.reset()
+        self.drift = self._refused = None
+        self._awaits = False
+
+    def see(self, table: Sequence[tuple[int, ...]], ranks: Sequence[int] = ()) -> Event | None:
+        """table: microseconds computing and waiting of each of `ranks` in the last full-size step.
         Returns the last switch once it is known what steps take since.
         """
-        self.drift = self.monitor.tell([(c * 1e-6, w * 1e-6) for c, w in table])
+        drift = self.monitor.tell([(c * 1e-6, w * 1e-6) for c, w in table])
+        self.drift = None if drift is None else replace(drift, ranks=tuple(ranks))
+        if drift is None:
+            self._refused = None
         usual = self.monitor.usual
         if not self._awaits or usual is None:
             return None
@@ -111,12 +108,12 @@ class Adapter:
         if drift is None:
             self._refused = None
             return None
-        everyone = question.world.everyone
+        world, everyone = question.world, question.world.everyone
         if self._refused is not None and step - self._refused < PATIENCE:
             return None
         steps = to_come or max(FEWEST, step)
         elapsed = time.monotonic() - self._began + steps * drift.now
-        if not everyone.broadcast_json(may_measure(self._measured, elapsed, SAMPLING)):
+        if not everyone.broadcast_json(may_measure(self._measured, elapsed, self._look)):
             first, self._refused = self._refused is None, step
             if not first:
                 return None
@@ -124,18 +121,23 @@ class Adapter:
         self._refused = None
         self.monitor.reset()  # whatever is found: what is measured from now on is usual
         began = time.monotonic()
-        ranks = range(question.world.size)  # also those that the plan leaves idle
-        devices = drift.device_drift
+        ranks = range(world.size)  # also those that the plan leaves idle
+        links = drift.link_drift or world.device.type == "cuda"  # whose host never waits
         self.profile = again(
-            question.world, ranks, question.subject, partition, self.profile, devices, not devices
+            world, ranks, question.subject, partition, self.profile, drift.device_drift, links
         )
-        choice = reconsider(question, self.profile, plan)
-        self.profile = choice.profile
+        found: tuple[Candidate, ...] = ()
+        misfit = ""
+        try:
+            choice = reconsider(question, self.profile, plan)
+            self.profile, found = choice.profile, choice.candidates
+        except ValueError as error:  # the same on all ranks: nothing fits by these facts
+            misfit = f"stays: {error}"
         spent = time.monotonic() - began
-        self._measured += spent
-        told = everyone.broadcast_json(
-            self._weighed(question, choice.candidates, plan, drift, steps)
-        )
+        self._measured, self._look = self._measured + spent, max(SAMPLING, spent)
+        if misfit:
+            return self._stays(drift, plan, step, misfit, spent)
+        told = everyone.broadcast_json(self._weighed(question, found, plan, drift, steps))
         if not told["switch"]:
             return self._stays(
                 drift, plan, step, told["reason"], spent, told["now"], told["better"]
@@ -171,7 +173,7 @@ class Adapter:
             verdict = weigh(drift.now, better, steps, self._move(question, plan, best.plan, drift))
         return {
             "switch": verdict.switch, "reason": verdict.reason, "plan": str(best.plan),
-            "now": now, "better": better,
+            "now": now, "better": best.seconds,
         }  # fmt: skip
 
     def _move(self, question: Question, plan: Plan, better: Plan, drift: Drift) -> float:
@@ -181,10 +183,7 @@ class Adapter:
         before, after = (
             setting(planned, p, planned.partition(p, world), world) for p in (plan, better)
         )
-        factor = 1 + self.profile.state_factor
-        moved = sum(
-            factor * held_bytes(h) for n, h in after.held.items() if before.held.get(n) != h
-        )
+        moved = most_received(before, after, world, 1 + self.profile.state_factor)
         seconds = transfer_seconds(moved, world, self.profile)
         return seconds + PAUSE_STEPS * drift.now
 

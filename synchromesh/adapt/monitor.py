@@ -24,6 +24,7 @@ from statistics import median
 SETTLE, BASE, WINDOW, SURE = 3, 16, 8, 4
 LEAST = 0.15  # of the usual step: smaller changes are not worth measuring for
 NOISE = 6.0
+PART = 0.2  # of the difference, that devices or links must explain to be looked at
 
 Told = tuple[float, float]  # seconds computing, seconds waiting
 
@@ -45,18 +46,26 @@ class Drift:
     now: float
     devices: tuple[float, ...]
     explained: float  # the part of the difference that devices explain
+    ranks: tuple[int, ...] = ()  # that take part; none: 0, 1, 2, ...
 
     @property
     def device_drift(self) -> bool:
-        """Whether devices compute at another speed; else the links carry at another one."""
-        return self.explained > 0.5
+        """Whether devices compute at another speed."""
+        return self.explained > PART
+
+    @property
+    def link_drift(self) -> bool:
+        """Whether links carry at another one; both may be."""
+        return self.explained < 1.0 - PART
 
     def __str__(self) -> str:
         what = f"steps take {self.now * 1e3:.0f} ms, {self.before * 1e3:.0f} ms were usual"
-        if self.device_drift:
-            _, rank, factor = max((abs(d - 1), r, d) for r, d in enumerate(self.devices))
+        if self.explained > 0.5:
+            _, at, factor = max((abs(d - 1), i, d) for i, d in enumerate(self.devices))
+            rank = self.ranks[at] if self.ranks else at
             return f"{what}; rank {rank} computes {factor:.1f} times as long"
-        return f"{what}; waiting for traffic explains {1 - self.explained:.0%} of it"
+        waiting = min(1.0, 1.0 - self.explained)
+        return f"{what}; waiting for traffic explains {waiting:.0%} of it"
 
 
 class Monitor:

@@ -22,7 +22,7 @@ from typing import Any
 from synchromesh import document
 
 TAKEN_OVER = ("workload", "seed", "batch_size")
-ASKED = (*TAKEN_OVER, "plan", "ranks", "bf16")
+ASKED = (*TAKEN_OVER, "plan", "ranks", "bf16", "adapt")
 
 
 def default(name: str) -> Path:
@@ -96,6 +96,7 @@ class RunFolder:
             "batch_size": document.integer(value["batch_size"], f"{path}: batch_size", 1),
             "plan": document.text(value.get("plan", "auto"), f"{path}: plan"),
             "ranks": document.integer(value.get("ranks", 0), f"{path}: ranks"),
+            "adapt": document.boolean(value.get("adapt", False), f"{path}: adapt"),
         }
 
     def saved(self) -> list[Path]:

@@ -55,7 +55,7 @@ def add_parser(commands: options.Commands) -> None:
     parser.add_argument(
         "--adapt", action=argparse.BooleanOptionalAction,
         help="watch what steps take and shift to a better plan when links or devices change; "
-        "default: with --plan auto",
+        "default: where the plan is `auto`",
     )  # fmt: skip
     options.add_json(parser)
     parser.set_defaults(main=main)
@@ -92,8 +92,15 @@ def asked(args: argparse.Namespace) -> Job:
         workload=workload, plan=plan, seed=seed, folder=_folder(args, workload, resumed),
         epochs=args.epochs or workload.epochs, steps=args.steps, every=args.checkpoint_every,
         resumed=resumed, bf16=args.bf16,
-        adapt=plan.automatic if args.adapt is None else args.adapt,
+        adapt=_adapts(args, plan, before),
     )  # fmt: skip
+
+
+def _adapts(args: argparse.Namespace, plan: "Plan", before: dict[str, object]) -> bool:
+    """As asked; else where nobody said which plan it should be, now or when the run began."""
+    if args.adapt is not None:
+        return bool(args.adapt)
+    return plan.automatic or (args.plan is None and bool(before.get("adapt")))
 
 
 def _plan_before(args: argparse.Namespace, before: dict[str, object]) -> str:

@@ -114,14 +114,7 @@ class _Training:
         job, trainer = self.job, self.trainer
         if self.first:
             self.folder.make()
-            self.folder.write(
-                {
-                    "workload": job.workload.name, "seed": job.seed,
-                    "batch_size": job.workload.batch_size, "plan": str(trainer.plan),
-                    "ranks": trainer.world.size, "bf16": job.bf16,
-                },
-                trainer.plan.to_yaml(),
-            )  # fmt: skip
+            self._note_plan()
         if job.resumed:
             self._resume(job.resumed)
         self.display.say(
@@ -130,6 +123,19 @@ class _Training:
             f"run folder {self.folder.path}"
         )
         self._predict()
+
+    def _note_plan(self) -> None:
+        """Writes what was asked and the plan in force, from which a resumed run goes on."""
+        job, trainer = self.job, self.trainer
+        if self.first:
+            self.folder.write(
+                {
+                    "workload": job.workload.name, "seed": job.seed,
+                    "batch_size": job.workload.batch_size, "plan": str(trainer.plan),
+                    "ranks": trainer.world.size, "bf16": job.bf16, "adapt": job.adapt,
+                },
+                trainer.plan.to_yaml(),
+            )  # fmt: skip
 
     def _predict(self) -> None:
         """What a step should take, said before the first one; how the plan was found."""
@@ -156,6 +162,10 @@ class _Training:
                 f"before; {event.predicted_after * 1e3:.0f} ms were predicted)"
             )
         self._log("adapt", **event.to_dict())
+        if event.switched:
+            self._note_plan()
+            self.tally.seconds.clear()  # of another plan
+            self.tally.predicted = event.predicted_after
         done = f"switched to {event.plan_to}" if event.switched else "kept the plan"
         pause = f"; {event.bytes_moved:,} bytes in {event.pause_seconds:.2f} s"
         self.display.say(

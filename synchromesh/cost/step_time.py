@@ -64,7 +64,7 @@ class Setting:
     @property
     def ranks(self) -> Sequence[int]:
         """The rank at each position."""
-        return self.plan.ranks or range(self.devices)
+        return (self.plan.ranks or range(self.devices))[: self.devices]
 
     def blocks(self, layout: Layout) -> tuple[int, ...]:
         """Rows of each data index; a rank without rows computes one that does not count."""

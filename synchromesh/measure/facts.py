@@ -114,8 +114,13 @@ def _programs(
     with Streams(0, world.device).preserved():  # random operators draw from the user's generator
         mine = _timed(subject, wanted, world.device, least) if world.rank in ranks else {}
     everyone = world.everyone.all_gather_json(mine)
-    told = [everyone[r] if r in ranks else everyone[ranks[0]] for r in range(world.size)]
-    pace = [known.pace_of(r if r in ranks else ranks[0]) for r in range(world.size)]
+    first, speeds = ranks[0], known.speeds()
+    told, pace = [], []
+    for r in range(world.size):
+        idle = r not in ranks  # takes what the first one does, at its own speed
+        slower = speeds[first] / speeds[r] if idle and len(speeds) == world.size else 1.0
+        told.append(everyone[first if idle else r])
+        pace.append(known.pace_of(first if idle else r) * slower)
     return _joined(wanted, told, pace)
 
 
@@ -233,7 +238,7 @@ def traffic(partition: Partition, rows: int, devices: int) -> Iterable[tuple[str
 
 def _besides(world: World, ranks: Sequence[int], subject: Subject) -> Profile:
     """What no component has: sprint, the optimizer, agreement and Python of a step."""
-    dtypes = [p.dtype for p in subject.optimizer.param_groups[0]["params"]]
+    dtypes = [p.dtype for group in subject.optimizer.param_groups for p in group["params"]]
     found = ease(world)
     taken = update(subject.optimizer, world.device, dtypes[0])
     pace = found.pace[world.rank]
@@ -330,7 +335,14 @@ def _devices_again(
         )
         for key, found in known.compute.items()
     }
-    return replace(profile, compute=scaled)
+    slowest = max(ratios)  # the optimizer's costs are those of the slowest rank
+    return replace(
+        profile,
+        compute=scaled,
+        update_byte=known.update_byte * slowest,
+        update_tensor=known.update_tensor * slowest,
+        copy_byte=known.copy_byte * slowest,
+    )
 
 
 def _sides(found: Compute) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
@@ -351,4 +363,5 @@ def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
             (x, y * ratio(min(max(x, now[0][0]), now[-1][0]))) for x, y in curve.points
         )
 
-    return replace(known, network={key: scaled(c) for key, c in known.network.items()})
+    network_now = {key: scaled(c) for key, c in known.network.items()}
+    return replace(known, network=network_now, host=_agreement(world))

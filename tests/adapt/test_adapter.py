@@ -8,7 +8,7 @@ import torch
 
 from synchromesh import prepare
 from synchromesh.adapt import adapter as adapting
-from synchromesh.adapt.monitor import Drift
+from synchromesh.adapt.monitor import Drift, Usual
 from synchromesh.choosing import Choice, Question
 from synchromesh.cost.step_time import StepTime
 from synchromesh.plan import Plan
@@ -109,7 +109,7 @@ def test_one_device_is_left_for_all_where_that_pays() -> None:
 class Alone:
     """A question on one rank that only its adapter's decisions are about."""
 
-    size, subject = 1, None
+    size, subject, device = 1, None, torch.device("cpu")
 
     @property
     def world(self) -> "Alone":
@@ -148,3 +148,27 @@ def test_a_look_that_is_too_much_is_told_once_and_taken_later(
             break
     assert told[0] == (1, "measuring has taken its share of the run")
     assert looks == [1 + 2 * adapting.PATIENCE] and len(told) == 2, "asked again in between"
+
+
+def switched_by_hand() -> tuple[list[dict[str, Any]], int, str]:
+    """An adapting run whose user switches to one device: the old table says nothing any more."""
+    model, loss, make = FAMILIES["cnn"]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    batch = make(12, seed=1)
+    trainer = prepare(model, optimizer, loss, batch, plan="data; @pieces=1")
+    trainer.adapt()
+    assert trainer.adapter is not None
+    trainer.adapter.monitor.usual = Usual(1e-6, 0.0, (1e-6, 1e-6))  # anything is a drift from it
+    for _ in range(6):
+        trainer.step(trainer.shard(batch))
+    trainer.switch("single")
+    for _ in range(14):
+        trainer.step(trainer.shard(batch))
+    told = [event.to_dict() for event in trainer.decisions]
+    trainer.close()
+    return told, trainer.steps, str(trainer.plan)
+
+
+def test_a_switch_by_hand_is_usual_from_then_on() -> None:
+    (events, steps, plan), _ = run(2, switched_by_hand, timeout=100)
+    assert (events, steps, plan) == ([], 20, "single")
