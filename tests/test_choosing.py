@@ -2,6 +2,7 @@
 reason why training fails."""
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from synchromesh.choosing import _shared
 from synchromesh.measure import facts as facts_module
 from synchromesh.plan import Plan
 from synchromesh.profile import Compute, Curve, Memory, Profile
-from tests.models import FAMILIES
+from tests.measure.hurried import hurried
+from tests.models import FAMILIES, family
 from tests.ranks import run
+from tests.traces import shared
 
 
 def unequal(factor: float) -> Profile:
@@ -31,8 +34,16 @@ def test_rows_are_shared_by_speed_where_ranks_clearly_differ() -> None:
     assert _shared(Plan.parse("single"), unequal(4.0), 2) is None
 
 
-def chosen(family: str, plan: str = "auto") -> dict[str, Any]:
-    model, loss, make = FAMILIES[family]()
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    """One trace for all ranks, and few measurements."""
+    model, loss, make = family("cnn")
+    with hurried(), shared("cnn", model, loss, make(12, dtype=torch.float64), "auto"):
+        yield
+
+
+def chosen(name: str, plan: str = "auto") -> dict[str, Any]:
+    model, loss, make = FAMILIES[name]()
     model = model.double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batch = make(12, seed=1, dtype=torch.float64)
@@ -63,7 +74,7 @@ def test_all_ranks_choose_alike_and_training_is_what_it_was() -> None:
     assert all(head["step_seconds"] <= c["step_seconds"] * 1.021 for c in rest if c["fits"])
 
 
-def unmeasurable(family: str) -> dict[str, Any]:
+def unmeasurable(name: str) -> dict[str, Any]:
     patch = pytest.MonkeyPatch()
 
     def fails(*_: Any) -> Any:
@@ -73,7 +84,7 @@ def unmeasurable(family: str) -> dict[str, Any]:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            told = chosen(family)
+            told = chosen(name)
         return {**told, "warned": [str(w.message) for w in caught]}
     finally:
         patch.undo()

@@ -16,6 +16,7 @@ import pytest
 from synchromesh.cli import main
 from synchromesh.state import checkpoint
 from synchromesh.state.manifest import CheckpointError
+from tests.traces import known
 
 # 22 rows in batches of 4: six steps an epoch, the last one short. SIGTERM arrives with sample
 # number $SIGNAL_AT; $PAUSE slows the samples down.
@@ -59,7 +60,8 @@ def build():
 
 @pytest.fixture(autouse=True)
 def one_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """This process is the only rank of a group; its signal handlers come back."""
+    """This process is the only rank of a group, which traces the model of all tests once; its
+    signal handlers come back."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     for name in ("SYNCHROMESH_LAUNCHER", "SIGNAL_AT", "PAUSE"):
@@ -68,7 +70,8 @@ def one_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     (tmp_path / "tiny.py").write_text(TARGET)
     before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-    yield
+    with known("tiny"):
+        yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
