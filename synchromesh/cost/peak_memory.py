@@ -158,7 +158,12 @@ class _Walk:
             working += (1 - 1 / self.pieces) * memory.kept(rows)
             there = sum(size for first, size in values if first <= i) + self._gradients(i)
             highest = max(highest, there + kept + working + sum(staying.values()))
-            staying |= {h.tensor.name: float(held_bytes(h)) for h in alone}
+            # until its first user is done, `_gradients` has it
+            staying |= {
+                h.tensor.name: float(held_bytes(h))
+                for h in alone
+                if self.first[h.tensor.name] == i
+            }
         return highest
 
     def _gradients(self, at: int) -> float:

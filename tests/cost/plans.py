@@ -1,6 +1,7 @@
 """Plans with made-up profiles: every duration is chosen, so every prediction can be drawn."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -52,10 +53,10 @@ def flat(setting: Setting, seconds: float = 1.0, traffic: float = 0.0) -> Profil
     return Profile(setting.devices, compute, links)
 
 
-def drawn(parts: Sequence[Mapping[str, object]], layout: Layout, rows: int = 4) -> Setting:
-    """A chain of components of which only events and parameters are known.
+def drawn(parts: Sequence[Mapping[str, Any]], layout: Layout, rows: int = 4) -> Setting:
+    """A chain of components of which only events, parameters and borders are known.
 
-    parts: {"events": (...), "parameters": {name: numbers}} each.
+    parts: {"events": (...), "parameters": {name: numbers}, "inputs": (...), "outputs": (...)}.
     """
     chain, made = [], []
     for i, part in enumerate(parts):
@@ -64,22 +65,22 @@ def drawn(parts: Sequence[Mapping[str, object]], layout: Layout, rows: int = 4) 
         component = Component(
             f"c{i}", tuple(Parameter(n, (k,), "float32") for n, k in numbers.items())
         )
-        events = part.get("events", (Span(1.0),))
-        assert isinstance(events, tuple)
         chain.append(component)
-        made.append(_local(component, layout, events))
+        made.append(_local(component, layout, part))
     placements = {(p.name, layout): REPLICATED for c in chain for p in c.parameters}
     result = Partition(tuple(made), placements, ())
     held = holdings([p for c in chain for p in c.parameters], placements, layout.devices)
     return Setting(result, held, Plan.parse("data"), layout.devices, rows, True)
 
 
-def _local(component: Component, layout: Layout, events: tuple[Event, ...]) -> LocalComponent:
+def _local(component: Component, layout: Layout, part: Mapping[str, Any]) -> LocalComponent:
+    events: tuple[Event, ...] = part.get("events", (Span(1.0),))
     graph = torch.fx.Graph()
     graph.placeholder("axis")
     graph.call_function(len, (component.name,))  # tells the programs apart
     graph.output(())
     return LocalComponent(
-        component, layout, torch.fx.GraphModule({}, graph), (), (),
+        component, layout, torch.fx.GraphModule({}, graph),
+        part.get("inputs", ()), part.get("outputs", ()),
         tuple(p.name for p in component.parameters), (), (), events, {},
     )  # fmt: skip

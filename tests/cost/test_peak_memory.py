@@ -1,0 +1,243 @@
+"""The peak memory: chains whose bytes are added up by hand, laws, and a step that really runs."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from synchromesh.component import Rows, Value
+from synchromesh.cost.peak_memory import PeakMemory, peak_memory
+from synchromesh.cost.step_time import Setting, Unmeasured
+from synchromesh.layout import Layout
+from synchromesh.measure.borders import record, stand_ins
+from synchromesh.measure.compute import Bench
+from synchromesh.measure.memory import LiveBytes
+from synchromesh.placement import REPLICATED, Placement, shard
+from synchromesh.plan import Plan
+from synchromesh.profile import Compute, Curve, Memory, Profile
+from synchromesh.trace.local import Input, Output
+from synchromesh.trainer import prepare
+from tests.cost.plans import drawn, placed
+from tests.models import family, traced
+
+ALONE, PAIR, CUT = Layout(1, 1), Layout(2, 1), Layout(1, 2)
+X = Value("x", (1, 3), "float32", Rows(), False)  # 12 bytes a row
+H = Value("h", (1, 5), "float32", Rows(), True)  # 20 bytes a row
+Y = Value("y", (1, 2), "float32", Rows(), True)  # 8 bytes a row
+
+
+def read(value: Value, source: int | None, placement: Placement = REPLICATED) -> Input:
+    return Input(value, source, placement, placement)
+
+
+def made(value: Value, placement: Placement = REPLICATED) -> Output:
+    return Output(value, placement)
+
+
+def line(bytes_at_4: float) -> Curve:
+    """A quarter of `bytes_at_4` for every row."""
+    return Curve(((0.0, 0.0), (4.0, float(bytes_at_4))))
+
+
+def known(setting: Setting, *memory: Memory, **more: Any) -> Profile:
+    """The memory of each component in turn."""
+    curve = (Curve(((1.0, 1.0),)),)
+    locals_ = setting.partition.components
+    compute = {
+        setting.partition.program(local): Compute(curve, curve, m)
+        for local, m in zip(locals_, memory, strict=True)
+    }
+    return Profile(setting.devices, compute, **more)
+
+
+def memory(kept: float, forward: float, backward: float, staying: float, **more: Any) -> Memory:
+    """At four rows; of which inputs and outputs autograd keeps as `more` says."""
+    return Memory(*map(line, (kept, forward, backward, staying)), **more)
+
+
+# x -> c0 -> h -> c1 -> y, four rows: x has 48 bytes, h 80, y 32; a 40 and b 24
+PARTS: list[dict[str, Any]] = [
+    {"parameters": {"a": 10}, "inputs": (read(X, None),), "outputs": (made(H),)},
+    {"parameters": {"b": 6}, "inputs": (read(H, 0),), "outputs": (made(Y),)},
+]
+FIRST = memory(100, 150, 120, 160)
+SECOND = memory(30, 60, 70, 94, kept_inputs=(0,))
+
+
+def test_a_chain_by_hand() -> None:
+    setting = drawn(PARTS, ALONE)
+    found = peak_memory(setting, known(setting, FIRST, SECOND, state_factor=2.0), 0)
+    held = 64 + 2 * 64  # parameters, AdamW's two states; one rank fills no buckets
+    #             batch  h   kept  at work
+    forward = max(48 + 0 + 0 + 150, 48 + 80 + 100 + 60)
+    #                                     c1 with the gradient of b   c0 with a's, b's stays
+    backward = max(48 + 80 + 100 + 94, 48 + 160 + 24)
+    assert found == PeakMemory(held, held + max(forward, backward)) == PeakMemory(192, 192 + 322)
+
+
+def test_buckets_are_held_and_gradients_in_them_do_not_stay() -> None:
+    setting = drawn(PARTS, PAIR, rows=8)
+    found = peak_memory(setting, known(setting, FIRST, SECOND), 1)
+    held = 64 + 64  # parameters and their buckets
+    assert found == PeakMemory(held, held + max(48 + 80 + 100 + 60, 48 + 80 + 100 + 70))
+
+
+def test_the_optimizer_may_need_most() -> None:
+    setting = drawn(PARTS, ALONE)
+    profile = known(setting, FIRST, SECOND, work_largest=3.0, work_byte=4.0)
+    update = 48 + 64 + 3 * 40 + 4 * 64  # batch, gradients, work for the largest and for all
+    assert peak_memory(setting, profile, 0) == PeakMemory(64, 64 + update)
+
+
+def test_an_output_that_its_maker_keeps_is_counted_once() -> None:
+    setting = drawn(PARTS, ALONE)
+    kept = replace(FIRST, kept_outputs=(0,))  # h is 80 of the 100 that c0 keeps
+    apart, once = (peak_memory(setting, known(setting, m, SECOND), 0) for m in (FIRST, kept))
+    assert apart.peak - once.peak == 80
+
+
+def test_an_input_that_several_keep_is_counted_once_and_until_the_last_reader() -> None:
+    parts = [*PARTS, {"inputs": (read(H, 0), read(Y, 1))}]
+    setting = drawn(parts, ALONE)
+    nothing = memory(0, 0, 0, 0)
+
+    def peak(*kept: tuple[int, ...]) -> int:
+        found = (nothing, *(replace(nothing, kept_inputs=k) for k in kept))
+        return peak_memory(setting, known(setting, *found), 0).peak
+
+    alive = 64 + 48  # parameters; the batch
+    assert peak((), ()) == alive + 80 + 32, "h and y, in forward, before c2 is done"
+    assert peak((0,), (0,)) == alive + 80 + 80, "h, and c2's gradient of it while c1 works"
+    assert peak((0,), ()) == peak((0,), (0,)), "kept by one or by both"
+    assert peak((), (0, 1)) == alive + 80 + 32, "gone with the last that keeps it"
+
+
+def test_of_a_leaf_only_this_ranks_rows_count_and_once() -> None:
+    reader = {"inputs": (read(X, None),), "outputs": (made(H),)}
+    setting = replace(
+        drawn([reader, {"inputs": (read(H, 0), read(X, None))}], PAIR, rows=8),
+        plan=Plan.parse("data; @rows=3,1"),
+    )
+    nothing = memory(0, 0, 0, 0)
+    profile = known(setting, nothing, nothing)
+    assert [peak_memory(setting, profile, p).peak for p in (0, 1)] == [
+        6 * (12 + 20), 2 * (12 + 20)
+    ]  # fmt: skip
+
+
+def test_a_sharded_value_is_a_part_on_each_rank() -> None:
+    def peak(placement: Placement) -> int:
+        parts = [
+            {"inputs": (read(X, None),), "outputs": (made(Y, placement),)},
+            {"inputs": (read(Y, 0, placement),)},
+        ]
+        setting = drawn(parts, CUT)
+        nothing = memory(0, 0, 0, 0)
+        return peak_memory(setting, known(setting, nothing, nothing), 0).peak
+
+    assert peak(REPLICATED) == 48 + 32 and peak(shard(1)) == 48 + 16
+
+
+def test_the_gradient_of_a_parameter_of_two_users_waits_for_the_first_and_counts_once() -> None:
+    parts = [{"parameters": {"w": 10}}, {}, {"parameters": {"w": 10}}]
+    setting = drawn(parts, ALONE)
+    work = [memory(0, 0, 7, 7)] * 3
+    # c1 works while the gradient that c2 made waits
+    assert peak_memory(setting, known(setting, *work), 0) == PeakMemory(40, 40 + 40 + 7)
+    setting = drawn(parts, PAIR, rows=8)  # with a bucket
+    assert peak_memory(setting, known(setting, *work), 0) == PeakMemory(80, 80 + 40 + 7)
+
+
+def test_pieces_work_on_their_rows_and_all_that_is_kept_is_there() -> None:
+    setting = drawn(PARTS, ALONE)
+    profile = known(setting, FIRST, SECOND)
+
+    def peak(pieces: int) -> int:
+        return peak_memory(setting, profile, 0, pieces).peak - 64
+
+    assert peak(1) == 48 + 80 + 100 + 94
+    #                  h   kept by c0 and by the other piece of c1   half of the work
+    assert peak(2) == 48 + 80 + 100 + 30 / 2 + 94 / 2
+    assert [peak(n) for n in (1, 2, 4)] == sorted((peak(n) for n in (1, 2, 4)), reverse=True)
+    assert peak(1000) >= 48 + 80 + 100 + 30, "never less than what is kept"
+
+
+def some(setting: Setting) -> Profile:
+    """Every program keeps and works on bytes that grow with the rows, each on others."""
+    found = {}
+    curve = (Curve(((1.0, 1.0),)),)
+    for i, local in enumerate(setting.partition.components):
+        kept = 64.0 * (1 + i % 3)
+        work = [kept * f for f in (1, 2, 2.5, 3)]
+        inputs = tuple(range(0, len(local.inputs), 2))
+        m = Memory(*map(line, work), kept_inputs=inputs)
+        found[setting.partition.program(local)] = Compute(curve, curve, m)
+    return Profile(setting.devices, found, state_factor=2.0)
+
+
+LAYOUTS: Iterable[Any] = (
+    Layout(4, 1), Layout(1, 4), Layout(2, 2), lambda i: Layout(4, 1) if i % 2 else Layout(1, 4),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gpt2", "cnn"])
+@pytest.mark.parametrize("layouts", LAYOUTS, ids=["4x1", "1x4", "2x2", "mixed"])
+def test_laws_of_rows_pieces_and_places(name: str, layouts: Any) -> None:
+    setting = placed(name, layouts, rows=8)
+    profile = some(setting)
+
+    def peaks(rows: int, pieces: int = 1) -> list[int]:
+        asked = replace(setting, rows=rows)
+        found = [peak_memory(asked, profile, p, pieces) for p in range(4)]
+        assert len({f.held for f in found}) == 1 and all(f.peak > f.held > 0 for f in found)
+        return [f.peak for f in found]
+
+    by_rows = [peaks(rows) for rows in (8, 16, 64)]
+    assert all(a < b for each in zip(*by_rows, strict=True) for a, b in pairwise(each))
+    assert len(set(by_rows[0])) == 1, "equal blocks of rows"
+    uneven = peaks(5)
+    assert uneven[0] == max(uneven), "the first blocks are the larger ones"
+    by_pieces = [peaks(16, pieces)[0] for pieces in (1, 2, 4)]
+    assert by_pieces == sorted(by_pieces, reverse=True) and by_pieces[2] < by_pieces[0]
+
+
+def test_what_was_not_measured_has_a_name() -> None:
+    setting = drawn(PARTS, ALONE)
+    with pytest.raises(Unmeasured, match=r"c0 \(1x1\) was not measured"):
+        peak_memory(setting, Profile(1), 0)
+
+
+def measured(name: str, setting: Setting, batch: Any) -> Profile:
+    """The memory of a family's programs, as the survey measures it."""
+    step, (model, _, _) = traced(name), family(name)
+    held = {n: x.detach() for n, x in (*model.named_parameters(), *model.named_buffers())}
+    tensors = stand_ins(step.chain, held, torch.device("cpu"))
+    borders = record(step, batch, tensors, torch.device("cpu"))
+    found = []
+    for local in setting.partition.components:
+        b = Bench(step, setting.partition, local, tensors, borders, 4, torch.device("cpu")).bytes()
+        work = (b.kept, b.forward, b.backward, b.staying)
+        found.append(Memory(*map(line, work), b.kept_inputs, b.kept_outputs))
+    return known(setting, *found)
+
+
+@pytest.mark.parametrize("name", ["odd_mlp", "gpt2", "cnn", "unet"])
+def test_a_step_that_runs_has_as_much_alive(name: str) -> None:
+    setting = placed(name, ALONE, rows=4)
+    model, loss, make = family(name)
+    batch = make(4, dtype=torch.float64)
+    found = peak_memory(setting, measured(name, setting, batch), 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    trainer = prepare(model, optimizer, loss, batch, "single; @pieces=1")
+    mine = trainer.shard(batch)
+    trainer.step(mine)
+    with LiveBytes() as live:
+        trainer.step(mine)
+    trainer.close()
+    leaves = mine.values() if isinstance(mine, dict) else mine
+    really = live.peak + sum(cast(Tensor, x).nbytes for x in leaves)
+    assert abs(found.peak - found.held - really) <= 64, "but for single numbers"
