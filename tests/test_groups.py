@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from synchromesh.engine import rendezvous
-from synchromesh.engine.groups import WAYS, World
+from synchromesh.engine.groups import WAYS, Ledger, World
 from synchromesh.fault import Fault
 from tests.ranks import run
 
@@ -103,6 +103,31 @@ def _ledger() -> tuple[int, dict]:
 def test_the_ledger_counts_the_operation_whichever_way_it_is_done() -> None:
     calls = {"all_reduce": 1, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "send": 1}
     assert run(4, _ledger) == [(48 + 24 * 3 + 12, calls)] * 4
+
+
+def _spent(ledger: Ledger) -> None:
+    ledger.add("all_reduce", 8, 2)
+    ledger.add("all_gather", 100, 4)
+    ledger.add_sent("send", 5)
+
+
+def test_a_paused_ledger_counts_nothing_and_goes_on_after() -> None:
+    ledger = Ledger()
+    _spent(ledger)
+    before = ledger.sent, dict(ledger.calls), dict(ledger.payload)
+    assert before[0] == 8 + 75 + 5
+    with ledger.paused():
+        _spent(ledger)
+        with ledger.paused():
+            ledger.reset()  # of what is under way inside; nothing of what was counted before
+        _spent(ledger)
+    assert (ledger.sent, ledger.calls, ledger.payload) == before
+    with pytest.raises(OSError, match="lost"), ledger.paused():
+        _spent(ledger)
+        raise OSError("a peer was lost while measuring")
+    assert (ledger.sent, ledger.calls, ledger.payload) == before
+    _spent(ledger)
+    assert ledger.sent == 2 * before[0] and ledger.calls["send"] == 2
 
 
 def _order() -> tuple:

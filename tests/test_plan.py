@@ -159,6 +159,7 @@ def plans(draw: st.DrawFn) -> Plan:
         draw(st.sampled_from(["every-step", "local:8", "local:1", "stale:2"])),
         draw(st.one_of(st.none(), st.just((3, 0, 2)))),
         None if explicit else draw(st.one_of(st.none(), ranks)),
+        draw(st.one_of(st.none(), st.integers(1, 2**31))),
     )
 
 
@@ -182,11 +183,23 @@ def test_every_plan_survives_its_forms(plan: Plan) -> None:
         ("pipeline:stages=2; @micro_batches=4", "pipeline:stages=2,microbatches=4"),
         ("data; @synchronisation=local:1", "data"),
         ("data; @schedule=1f1b; @micro_batches=1", "data"),
+        ("tensor; @pieces= 04; a=data", "tensor; a=data; @pieces=4"),
+        ("data; @pieces=1; @rows=3,1", "data; @rows=3,1; @pieces=1"),  # whole: nothing is tried
     ],
 )
 def test_canonical_text(text: str, canonical: str) -> None:
     assert str(Plan.parse(text)) == canonical
     assert Plan.parse(text) == Plan.parse(canonical)
+
+
+def test_pieces_that_are_not_given_are_not_written() -> None:
+    tried, whole = Plan.parse("data"), Plan.parse("data; @pieces=1")
+    assert tried.pieces is None and whole.pieces == 1 and tried != whole
+    assert Plan.from_json('{"default": "data", "pieces": null}') == tried
+    assert "pieces" not in tried.to_dict() and whole.to_dict()["pieces"] == 1
+    assert whole.unsupported() == ()
+    with_pieces = Plan.parse("auto; @pieces=4")  # what the planner finds says its pieces itself
+    assert not with_pieces.automatic and "write it alone" in with_pieces.unsupported()[0]
 
 
 def test_files(tmp_path: Path) -> None:
@@ -230,6 +243,13 @@ def test_files(tmp_path: Path) -> None:
         ("data; @ranks=3-1", "3-1 runs backwards"),
         ("data; @micro_batches=0", "micro_batches=0 should be at least 1"),
         ("data; @global_batch=many", "global_batch=many: should be a whole number"),
+        ("data; @pieces=0", "pieces=0 should be at least 1 and at most 2147483648"),
+        ("data; @pieces=2147483649", "pieces=2147483649 should be at least 1 and at most"),
+        ("data; @pieces=-4", "pieces=-4: should be a whole number"),
+        ("data; @pieces=2.5", "pieces=2.5: should be a whole number"),
+        ("data; @pieces=", "'@pieces=' should read PATTERN=WORD or @SETTING=VALUE"),
+        ("data; @pieces=1; @pieces=4", "the setting @pieces stands there twice"),
+        ("data; @piece=4", "unknown setting '@piece'; did you mean 'pieces'"),
         ("data; @schedule=1fb1", "unknown schedule '1fb1'; did you mean '1f1b'"),
         ("data; @synchronisation=never", "is none of every-step, local:N, stale:N"),
         ("data; @stages=0:a; @ranks=0", "stages with their own ranks exclude @ranks"),
@@ -274,6 +294,8 @@ def test_plans_that_do_not_fit(text: str, world: int, message: str) -> None:
         ('{"default": "data", "rows": [1, 2.5]}', r"rows\[1\]: should be a whole number, not 2.5"),
         ('{"default": "data", "rows": [true]}', r"rows\[0\]: should be a whole number, not true"),
         ('{"default": "data", "micro_batches": -1}', "micro_batches: should be from 1 to"),
+        ('{"default": "data", "pieces": 0}', "plan: pieces: should be from 1 to 2147483648"),
+        ('{"default": "data", "pieces": "4"}', "plan: pieces: should be a whole number"),
         (
             '{"default": "data", "overrides": [{"pattern": "a"}]}',
             r"overrides\[0\]: word is missing",
