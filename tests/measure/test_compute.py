@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from synchromesh.component import Rows
 from synchromesh.layout import Layout
 from synchromesh.measure.borders import record, stand_ins, tiled
 from synchromesh.measure.compute import BLOCKS, Bench, Bytes
@@ -48,26 +49,25 @@ def test_a_program_that_nothing_splits_is_the_models_own(name: str, rows: int) -
 
 
 def test_backward_gives_the_operators_gradients_and_clears_them() -> None:
-    model, _, make = family("odd_mlp")
-    batch = make(FEW, dtype=torch.float64)
-    for _, local, bench, borders in benches(traced("odd_mlp"), model, batch, Layout(1, 1), 5):
-        outputs = bench.forward()
-        bench.backward(bench.seeds(outputs))
-        if local.parameters[:1] == ("2.weight",):
-            (item,) = local.inputs
-            x = tiled(borders[item.value.name], item.value.rows, 5).requires_grad_()
-            weight, bias = (p.detach().requires_grad_() for p in model[2].parameters())
-            y = nn.functional.linear(x, weight, bias)
-            if outputs[0].shape == y.shape and not torch.allclose(outputs[0], y):
-                y = y.tanh()  # the activation belongs to the component
-            torch.autograd.backward(y, torch.full_like(y, 1e-3))
-            for mine, theirs in zip((*bench.inputs, *bench.held), (x, weight, bias), strict=True):
-                torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-12, atol=1e-15)
-            break
-    else:
-        pytest.fail("no component begins with 2.weight")
-    assert bench.once() > (0.0, 0.0)
-    assert all(x.grad is None for x in (*bench.inputs, *bench.held))
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)).double()
+    batch = torch.randn(FEW, 6, dtype=torch.float64)
+    step = trace(model, lambda m, b: m(b).square().sum(), batch, training=True)
+    (_, _, first, _), (_, _, second, _) = benches(step, model, batch, Layout(2, 1), 5)
+    x = tiled(batch, Rows(), 5)
+    h = model[0](x)
+    h.backward(torch.full_like(h, 1e-3))
+    cut = h.detach().requires_grad_()
+    model[1](cut).square().sum().backward(torch.tensor(1e-3, dtype=torch.float64))
+    for bench, inputs, layer in ((first, [None], model[0]), (second, [cut.grad], model[1])):
+        bench.backward(bench.seeds(bench.forward()))
+        expected = [*inputs, layer.weight.grad, layer.bias.grad]
+        for mine, gradient in zip((*bench.inputs, *bench.held), expected, strict=True):
+            assert (mine.grad is None) == (gradient is None), "a leaf of the batch has none"
+            if gradient is not None:
+                torch.testing.assert_close(mine.grad, gradient, rtol=1e-12, atol=1e-15)
+        bench.clear()
+        assert min(bench.once()) > 0.0
+        assert all(x.grad is None for x in (*bench.inputs, *bench.held))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "cnn", "unet", "llama"])
