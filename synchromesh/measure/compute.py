@@ -154,12 +154,9 @@ class Bench:
     def timing(self, least: float = BLOCK_SECONDS) -> Timing:
         """Seconds of blocks of at least `least` seconds each. `bytes` comes before: a first run
         allocates, and may choose algorithms. Where its runs are so long that what watching costs
-        is nothing beside them, they are the timing."""
+        is nothing beside them, the quickest of them and one more is the timing."""
         if self.operators * WATCHING < NEGLIGIBLE * min(map(sum, self.watched)):
-            taken = [
-                *self.watched,
-                self.once(),
-            ]  # the first ones may have found the heap too small
+            taken = [*self.watched, self.once()]  # the first may have found the heap too small
             return Timing(*min(taken, key=sum), _spread(taken))
         taken = [self.block(least) for _ in range(FEWER)]
         if _spread(taken) > AGREED:
