@@ -18,7 +18,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,11 +78,12 @@ def train(model_name: str, steps: int) -> None:
     if trainer.adapter is not None:
         see = trainer.adapter.see
 
-        def timed(table: Sequence[tuple[int, ...]]) -> None:
+        def timed(*told: Any) -> Any:
             nonlocal watching
             began = time.perf_counter()
-            see(table)
+            found = see(*told)
             watching += time.perf_counter() - began
+            return found
 
         trainer.adapter.see = timed  # type: ignore[method-assign]
     trainer.on_event = lambda e: _tell("event", **e.to_dict()) if leads else None
@@ -162,6 +162,8 @@ def adaptive(case: Case) -> list[dict[str, Any]]:
                 lab.set(host=HOSTS - 1, cpu=quota)
 
         def hear(host: int, stream: int, line: bytes) -> None:
+            if stream == 2:
+                sys.stderr.write(line.decode(errors="replace"))
             if host or stream != 1 or not line.startswith(b"{"):
                 return
             told.append(json.loads(line))
