@@ -134,7 +134,8 @@ class Adapter:
         except ValueError as error:  # the same on all ranks: nothing fits by these facts
             misfit = f"stays: {error}"
         spent = time.monotonic() - began
-        self._measured, self._look = self._measured + spent, max(SAMPLING, spent)
+        self._measured += spent
+        self._look = max(SAMPLING, spent / 2)  # what was new to this one is known to the next
         if misfit:
             return self._stays(drift, plan, step, misfit, spent)
         told = everyone.broadcast_json(self._weighed(question, found, plan, drift, steps))

@@ -9,7 +9,7 @@ All ranks call `facts` alike and get equal profiles. What is known already is no
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from synchromesh.profile import Compute, Curve, Memory, Pattern, Profile
 from synchromesh.trace.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 
-LOOK_SECONDS = 0.1  # one call longer than this tells how links are now
+LOOK_SECONDS = 0.2  # one call longer than this tells how links are now
 LOOKS = 3  # runs that tell how devices compute now
 SAMPLE_ROWS = 8  # real rows from which larger batches are tiled
 TRAFFIC, QUOTA_TRAFFIC = 0.02, 0.08  # seconds of a collective that shows overlap
@@ -112,8 +112,11 @@ def _programs(
     wall = known.sprint.credit and clock(world.device) is None
     least = LONG_BLOCK_SECONDS if wall else BLOCK_SECONDS
     with Streams(0, world.device).preserved():  # random operators draw from the user's generator
-        mine = _timed(subject, wanted, world.device, least) if world.rank in ranks else {}
-    everyone = world.everyone.all_gather_json(mine)
+        if world.rank in ranks:
+            mine = _timed(subject, wanted, world.device, least)
+        else:
+            mine = ((key, {}) for key in wanted)
+        everyone = _told(world, mine, waits=len(ranks) < world.size)
     first, speeds = ranks[0], known.speeds()
     told, pace = [], []
     for r in range(world.size):
@@ -138,19 +141,32 @@ def _timed(
     wanted: Mapping[str, _Wanted],
     device: torch.device,
     least: float,
-) -> dict[str, Any]:
-    """The numbers of every program on this rank, by key, or why there are none."""
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each program's key and its numbers on this rank, or why there are none."""
     try:
         tensors = stand_ins(subject.step.chain, subject.tensors, device)
         sample = batches.take_rows(subject.example, 0, min(SAMPLE_ROWS, subject.rows))
         borders = record(subject.step, batches.to_device(sample, device), tensors, device)
     except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
         fault = {"fault": f"the values between components: {_words(error)}"}
-        return {key: fault for key in wanted}
-    return {
-        key: _measured(subject, asked, tensors, borders, device, least)
-        for key, asked in wanted.items()
-    }
+        yield from ((key, fault) for key in wanted)
+        return
+    for key, asked in wanted.items():
+        yield key, _measured(subject, asked, tensors, borders, device, least)
+
+
+def _told(
+    world: World, mine: Iterator[tuple[str, dict[str, Any]]], waits: bool
+) -> list[dict[str, Any]]:
+    """What every rank tells of every program. Where some ranks wait for others, one after the
+    other: no wait is longer than a program."""
+    if not waits:
+        return world.everyone.all_gather_json(dict(mine))
+    everyone: list[dict[str, Any]] = [{} for _ in range(world.size)]
+    for key, numbers in mine:
+        for rank, told in enumerate(world.everyone.all_gather_json(numbers)):
+            everyone[rank][key] = told
+    return everyone
 
 
 def _words(error: Exception) -> str:
@@ -238,13 +254,12 @@ def traffic(partition: Partition, rows: int, devices: int) -> Iterable[tuple[str
 
 def _besides(world: World, ranks: Sequence[int], subject: Subject) -> Profile:
     """What no component has: sprint, the optimizer, agreement and Python of a step."""
-    dtypes = [p.dtype for group in subject.optimizer.param_groups for p in group["params"]]
     found = ease(world)
-    taken = update(subject.optimizer, world.device, dtypes[0])
+    costs, fault = _costs(world, subject.optimizer)
     pace = found.pace[world.rank]
-    numbers = [pace * n for n in (taken.byte, taken.tensor, taken.copy_byte)]
-    table = world.everyone.all_gather_json(numbers)
-    byte, tensor, copy_byte = (max(column) for column in zip(*table, strict=True))
+    table = world.everyone.all_gather_json([pace * n for n in costs[:3]] + list(costs[3:]))
+    byte, tensor, copy_byte, state, largest, work = (max(c) for c in zip(*table, strict=True))
+    faults = [f for f in world.everyone.all_gather_json(fault) if f]
     return Profile(
         devices=len(ranks),
         sprint=found.sprint,
@@ -252,11 +267,23 @@ def _besides(world: World, ranks: Sequence[int], subject: Subject) -> Profile:
         update_byte=byte,
         update_tensor=tensor,
         copy_byte=copy_byte,
-        state_factor=taken.state_factor,
-        work_largest=taken.work_largest,
-        work_byte=taken.work_byte,
+        state_factor=state,
+        work_largest=largest,
+        work_byte=work,
         host=_agreement(world),
+        missing=tuple(f"the optimizer's step: {f}" for f in faults[:1]),
     )
+
+
+def _costs(world: World, optimizer: Optimizer) -> tuple[tuple[float, ...], str]:
+    """An optimizer's seconds a byte, a tensor and a copied byte, its bytes of state and of work;
+    nothing, and why, where its step fails."""
+    dtypes = [p.dtype for group in optimizer.param_groups for p in group["params"]]
+    try:
+        t = update(optimizer, world.device, dtypes[0])
+    except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
+        return (0.0,) * 6, _words(error)
+    return (t.byte, t.tensor, t.copy_byte, t.state_factor, t.work_largest, t.work_byte), ""
 
 
 def _agreement(world: World) -> float:
@@ -288,8 +315,9 @@ def again(
     """`known` after a change: what drifted is sampled and its curves are scaled accordingly.
 
     devices: the longest program of `partition` is timed once more on every rank, and each rank's
-    curves change by its own ratio. links: an all-reduce on all ranks at a few sizes; curves of all
-    collectives change by the ratio at their payload. Takes seconds; all ranks call alike.
+    curves change by its own ratio. links: each kind of collective on all ranks, at sizes that grow
+    until one takes `LOOK_SECONDS`; its curves change by the ratio at their payload. Takes seconds;
+    all ranks call alike.
     """
     began = time.perf_counter()
     profile = known
@@ -350,18 +378,24 @@ def _sides(found: Compute) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
 
 
 def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
-    pattern = Pattern(len(ranks))
-    before = known.network.get(("all_reduce", pattern))
-    if before is None:
+    """Each kind on all ranks once more, at growing sizes; all its curves change alike. A kind that
+    is not known on all ranks changes as another one does."""
+    everyone = Pattern(len(ranks))
+    ratios: dict[str, Curve] = {}
+    for kind, pattern in sorted(known.network):
+        if pattern == everyone:
+            before = known.network[kind, pattern]
+            sizes = [int(size) for size, _ in before.points]
+            now = network.at_sizes(world, ranks, kind, pattern, sizes, LOOK_SECONDS)
+            ratios[kind] = Curve(tuple((x, y / max(1e-9, before(x))) for x, y in now))
+    if not ratios:
         return known
-    chosen = [int(size) for size, _ in before.points]
-    now = network.at_sizes(world, ranks, "all_reduce", pattern, chosen, LOOK_SECONDS)
-    ratio = Curve(tuple((x, y / max(1e-9, before(x))) for x, y in now))
+    other = ratios.get("all_reduce", next(iter(ratios.values())))
 
-    def scaled(curve: Curve) -> Curve:
-        return Curve.of(
-            (x, y * ratio(min(max(x, now[0][0]), now[-1][0]))) for x, y in curve.points
-        )
+    def scaled(kind: str, curve: Curve) -> Curve:
+        ratio = ratios.get(kind, other)
+        least, most = ratio.points[0][0], ratio.reach
+        return Curve.of((x, y * ratio(min(max(x, least), most))) for x, y in curve.points)
 
-    network_now = {key: scaled(c) for key, c in known.network.items()}
-    return replace(known, network=network_now, host=_agreement(world))
+    now_known = {key: scaled(key[0], c) for key, c in known.network.items()}
+    return replace(known, network=now_known, host=_agreement(world))

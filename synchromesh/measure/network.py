@@ -66,7 +66,7 @@ def at_sizes(
     group = world.groups([*groups, *idle])
     points: list[tuple[float, float]] = []
     for size in sizes:
-        points.append((float(size), _seconds(world, group, kind, pattern.size, size)))
+        points.append((float(size), _seconds(world, group, kind, pattern.size, size, sure=False)))
         if points[-1][1] > most:
             break
     return points
@@ -95,12 +95,14 @@ def _curve(
     return points
 
 
-def _seconds(world: World, group: Group, kind: str, ranks: int, payload: int) -> float:
+def _seconds(
+    world: World, group: Group, kind: str, ranks: int, payload: int, sure: bool = True
+) -> float:
     """The median of a few calls after a first one, of the rank that is slowest. What a long call
     does for the first time is nothing beside it: it counts, and is repeated for all-reduces alone,
-    for gradients take the most."""
+    for gradients take the most; sure: and only where that is worth the time."""
     first = _slowest(world, group, kind, ranks, payload)
-    if first > LONG_SECONDS and kind != "all_reduce":
+    if first > LONG_SECONDS and not (sure and kind == "all_reduce"):
         return first
     if first > LONG_SECONDS:
         return median([first, *(_slowest(world, group, kind, ranks, payload) for _ in range(2))])
