@@ -55,7 +55,7 @@ class Case:
 
 CASES = {
     "links": Case("conv", 1000, 50),
-    "quota": Case("pooled", 200, 200, CPU / 3),
+    "quota": Case("pooled", 200, 200, CPU / 3, steps=900),
     "quiet": Case("conv", 1000, 1000, steps=QUIET),
 }
 

@@ -7,23 +7,25 @@ last `WINDOW` steps,
 
     drift   <=>   | median step / usual step - 1 | > max(LEAST, NOISE * mad / usual step)
 
-at `SURE` steps in a row, with mad the median distance of the usual steps from their median. A
-median of eight ignores three outliers, and a pause that passes by. What a step takes now is the
-median of the last `SURE`. Devices are the reason where they explain most of the difference,
+or a rank's computing has changed by more than `DEVICE` of it and `LEAST` of the step (a host that
+is quick again shortens no step where its rows are few), at `SURE` steps in a row; mad is the median
+distance of the usual steps from their median. A median of eight ignores three outliers, and a pause
+that passes by. What a step takes now is the median of the last `SURE`. The part of the difference
 
-    explained  =  (slowest rank's computing now - usual) / (step now - usual),
+    explained  =  (slowest rank's computing now - usual) / (step now - usual)
 
-else the links are.
+is the devices', the rest the links'; each is looked at where it is more than `PART`.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 SETTLE, BASE, WINDOW, SURE = 3, 16, 8, 4
 LEAST = 0.15  # of the usual step: smaller changes are not worth measuring for
 NOISE = 6.0
+DEVICE = 0.3  # of a rank's usual computing
 PART = 0.2  # of the difference, that devices or links must explain to be looked at
 
 Told = tuple[float, float]  # seconds computing, seconds waiting
@@ -95,11 +97,19 @@ class Monitor:
         self._recent.append(table)
         if len(self._recent) < WINDOW:
             return None
+        changed = self._step_changed(self.usual) or self._device_changed(self.usual)
+        self._off = self._off + 1 if changed else 0
+        return _drift(self.usual, list(self._recent)[-SURE:]) if self._off >= SURE else None
+
+    def _step_changed(self, usual: Usual) -> bool:
         now = median(_step(row) for row in self._recent)
-        usual = self.usual
-        bound = max(LEAST * usual.step, NOISE * usual.spread)
-        self._off = self._off + 1 if abs(now - usual.step) > bound else 0
-        return _drift(usual, list(self._recent)[-SURE:]) if self._off >= SURE else None
+        return abs(now - usual.step) > max(LEAST * usual.step, NOISE * usual.spread)
+
+    def _device_changed(self, usual: Usual) -> bool:
+        return any(
+            abs(now - before) > max(DEVICE * before, LEAST * usual.step, NOISE * usual.spread)
+            for now, before in zip(_computing(self._recent), usual.computing, strict=True)
+        )
 
 
 def _step(table: Sequence[Told]) -> float:
@@ -109,15 +119,22 @@ def _step(table: Sequence[Told]) -> float:
 
 def _drift(usual: Usual, tables: Sequence[Sequence[Told]]) -> Drift:
     now = median(_step(row) for row in tables)
-    computing = [median(row[r][0] for row in tables) for r in range(len(usual.computing))]
+    computing = _computing(tables)
     ratios = tuple(c / max(1e-9, b) for c, b in zip(computing, usual.computing, strict=True))
     difference = now - usual.step
     by_devices = max(computing) - max(usual.computing)
-    return Drift(usual.step, now, ratios, by_devices / difference if difference else 0.0)
+    if abs(difference) <= LEAST * usual.step:  # steps are what they were: a device is not
+        return Drift(usual.step, now, ratios, 1.0)
+    return Drift(usual.step, now, ratios, by_devices / difference)
 
 
 def _usual(tables: Sequence[Sequence[Told]]) -> Usual:
     steps = [_step(table) for table in tables]
     middle = median(steps)
-    computing = tuple(median(row[r][0] for row in tables) for r in range(len(tables[0])))
-    return Usual(middle, median(abs(s - middle) for s in steps), computing)
+    spread = median(abs(s - middle) for s in steps)
+    return Usual(middle, spread, tuple(_computing(tables)))
+
+
+def _computing(tables: Collection[Sequence[Told]]) -> list[float]:
+    """The median of each rank's computing."""
+    return [median(c for c, _ in column) for column in zip(*tables, strict=True)]

@@ -36,6 +36,13 @@ def test_a_slower_device_is_named() -> None:
     assert drift.device_drift and "rank 1 computes 2.9 times as long" in str(drift)
 
 
+def test_a_device_that_is_quick_again_is_noticed_although_steps_stay() -> None:
+    """Its rows are few: it waits for the others instead."""
+    _, drift = first(told(learned(), [(0.2, 0.1), (0.07, 0.23)], 20))
+    assert drift.now == pytest.approx(0.3) and drift.device_drift and not drift.link_drift
+    assert "rank 1 computes 0.3 times as long" in str(drift)
+
+
 def test_faster_links_are_noticed_too() -> None:
     _, drift = first(told(learned([(0.2, 0.8), (0.2, 0.8)]), [(0.2, 0.1), (0.2, 0.1)], 20))
     assert drift.now == pytest.approx(0.3) and not drift.device_drift
