@@ -7,10 +7,10 @@ last `WINDOW` steps,
 
     drift   <=>   | median step / usual step - 1 | > max(LEAST, NOISE * mad / usual step)
 
-or a rank's computing has changed by more than `DEVICE` of it and `LEAST` of the step (a host that
-is quick again shortens no step where its rows are few), at `SURE` steps in a row; mad is the median
-distance of the usual steps from their median. A median of eight ignores three outliers, and a pause
-that passes by. What a step takes now is the median of the last `SURE`. The part of the difference
+or a rank's computing has changed by more than `DEVICE` of it and `LEAST` of the step (a host
+that is quick again shortens no step where its rows are few), at `SURE` steps in a row; mad is the
+median distance of the usual steps from their median. A median of eight ignores three outliers, and
+a pause that passes by. What a step takes now is the median of the last `SURE`. Of the difference
 
     explained  =  (slowest rank's computing now - usual) / (step now - usual)
 
