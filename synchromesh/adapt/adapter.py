@@ -132,7 +132,7 @@ class Adapter:
             choice = reconsider(question, self.profile, plan)
             self.profile, found = choice.profile, choice.candidates
         except ValueError as error:  # the same on all ranks: nothing fits by these facts
-            misfit = f"stays: {error}"
+            misfit = str(error)
         spent = time.monotonic() - began
         self._measured += spent
         self._look = max(SAMPLING, spent / 2)  # what was new to this one is known to the next
@@ -169,7 +169,7 @@ class Adapter:
         now = current.seconds if current is not None and current.time is not None else drift.now
         better = best.seconds * drift.now / now
         if best.plan == plan:
-            verdict = Verdict(False, "stays: the plan is still the best that was found")
+            verdict = Verdict(False, "the plan is still the best that was found")
         else:
             verdict = weigh(drift.now, better, steps, self._move(question, plan, best.plan, drift))
         return {

@@ -32,9 +32,9 @@ def weigh(now: float, better: float, steps: int, move: float) -> Verdict:
         f"{saving:.1f} s, the move costs {move:.1f} s"
     )
     if gain < GAIN:
-        return Verdict(False, f"stays: no plan is {GAIN:.0%} quicker ({told})")
+        return Verdict(False, f"no plan is {GAIN:.0%} quicker ({told})")
     if saving <= MARGIN * move:
-        return Verdict(False, f"stays: not worth {MARGIN:g} times the move ({told})")
+        return Verdict(False, f"not worth {MARGIN:g} times the move ({told})")
     return Verdict(True, told)
 
 
