@@ -11,7 +11,7 @@ from torch import Tensor
 
 from synchromesh.component import Rows, Value
 from synchromesh.cost.peak_memory import PeakMemory, peak_memory
-from synchromesh.cost.step_time import Setting, Unmeasured
+from synchromesh.cost.step_time import Setting, Unmeasured, held_bytes
 from synchromesh.layout import Layout
 from synchromesh.measure.borders import record, stand_ins
 from synchromesh.measure.compute import Bench
@@ -162,7 +162,9 @@ def test_pieces_work_on_their_rows_and_all_that_is_kept_is_there() -> None:
     assert peak(1) == 48 + 80 + 100 + 94
     #                  h   kept by c0 and by the other piece of c1   half of the work
     assert peak(2) == 48 + 80 + 100 + 30 / 2 + 94 / 2
-    assert [peak(n) for n in (1, 2, 4)] == sorted((peak(n) for n in (1, 2, 4)), reverse=True)
+    # the second of four: its part of the work and of what is kept, the gradients a 40 and b 24 of
+    # the first beside it, and of b the sum that is made
+    assert peak(4) == round(48 + 60 + 75 + 15 + 94 / 4 + (40 + 24) + 24)
     assert peak(1000) >= 48 + 80 + 100 + 30, "never less than what is kept"
 
 
@@ -201,8 +203,10 @@ def test_laws_of_rows_pieces_and_places(name: str, layouts: Any) -> None:
     assert len(set(by_rows[0])) == 1, "equal blocks of rows"
     uneven = peaks(5)
     assert uneven[0] == max(uneven), "the first blocks are the larger ones"
-    by_pieces = [peaks(16, pieces)[0] for pieces in (1, 2, 4)]
-    assert by_pieces == sorted(by_pieces, reverse=True) and by_pieces[2] < by_pieces[0]
+    one, two, four = (peaks(16, pieces)[0] for pieces in (1, 2, 4))
+    trained = sum(held_bytes(h) for h in setting.held.values() if h.tensor.trainable)
+    # gradients of the pieces before lie beside their buckets while another one is added to them
+    assert max(two, four) <= one + 2 * trained
 
 
 def test_what_was_not_measured_has_a_name() -> None:
