@@ -9,8 +9,8 @@ import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synchromesh.trace.capture import trace
 from synchromesh.trace.step import Step
+from tests.traces import remembered
 
 Batch = Any
 Loss = Callable[[nn.Module, Batch], Any]
@@ -288,12 +288,7 @@ def family(name: str) -> Family:
     return model.double(), loss, make
 
 
-@cache
-def _traced(name: str, training: bool) -> Step:
-    model, loss, make = family(name)
-    return trace(model, loss, make(5, dtype=torch.float64), training=training)
-
-
 def traced(name: str, training: bool = True) -> Step:
     """The step of `family(name)`, traced once for all tests of a process: not to be changed."""
-    return _traced(name, training)
+    model, loss, make = family(name)
+    return remembered(name, model, loss, make(5, dtype=torch.float64), training=training)

@@ -23,6 +23,7 @@ from synchromesh.trace.local import Partition
 from synchromesh.trace.partition import partition
 from synchromesh.trace.step import Step
 from tests.models import FAMILIES
+from tests.traces import remembered
 
 ROWS = 8
 V100 = catalogue.cluster("v100x4")
@@ -32,7 +33,7 @@ V100 = catalogue.cluster("v100x4")
 def stepped(name: str) -> tuple[nn.Module, Step, Any]:
     model, loss, make = FAMILIES[name]()
     batch = make(ROWS)
-    return model, trace(model, loss, batch, training=True), batch
+    return model, remembered(name, model, loss, batch, training=True), batch
 
 
 def parted(step: Step, layout: Layout) -> Partition:

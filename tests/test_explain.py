@@ -9,17 +9,18 @@ import torch
 from synchromesh.engine.model import Model
 from synchromesh.explain import Explanation, explain, text
 from synchromesh.plan import Plan
-from synchromesh.trace.capture import trace
 from synchromesh.trace.partition import partition
 from synchromesh.traffic import sent_bytes
 from tests.models import FAMILIES
+from tests.traces import remembered
 
 
 def explained(family: str, plan: str, world: int, rows: int = 8, **settings: Any) -> Explanation:
     model, loss, make = FAMILIES[family]()
     chosen = Plan.parse(plan)
     held = Model(model)
-    step = trace(model, loss, make(rows), training=True, cuts=chosen.cuts(held.paths()))
+    cuts = chosen.cuts(held.paths())
+    step = remembered(family, model, loss, make(rows), training=True, cuts=cuts)
     names = step.chain.names
     layouts = chosen.layouts(names, world, held.inside(names))
     return explain(step, partition(step, layouts, rows=rows), chosen, world, rows, **settings)

@@ -15,6 +15,7 @@ from synchromesh.state.model_state import checksum
 from synchromesh.trainer import prepare
 from tests.models import FAMILIES
 from tests.ranks import run
+from tests.traces import shared
 
 TOKEN_FAMILIES = ("llama", "bert")
 
@@ -22,7 +23,7 @@ TOKEN_FAMILIES = ("llama", "bert")
 def built(family: str, device: str = "cpu", seed: int = 0) -> tuple[nn.Module, Any, Any]:
     torch.manual_seed(seed)
     with torch.device(device):
-        model, loss, make = FAMILIES[family].__wrapped__() if False else FAMILIES[family](seed)
+        model, loss, make = FAMILIES[family](seed)
     return model.double(), loss, make
 
 
@@ -106,13 +107,20 @@ def write(family: str, folder: str) -> None:
 def test_a_meta_model_from_weights_trains_like_one_that_was_loaded(
     family: str, tmp_path: Path
 ) -> None:
-    run(1, write, family, str(tmp_path))
-    usual = run(2, trained, family, "tensor", "usual", str(tmp_path))
-    whole = sum(p.numel() * p.element_size() for p in built(family)[0].parameters())
-    for start in ("safetensors", "checkpoint"):
-        for got, expected in zip(
-            run(2, trained, family, "tensor", start, str(tmp_path)), usual, strict=True
-        ):
+    model, loss, make = built(family)
+    whole = sum(p.numel() * p.element_size() for p in model.parameters())
+    with (
+        shared(family, built(family, "meta")[0], loss, make(8, dtype=torch.float64), "tensor"),
+        shared(family, model, loss, make(8, dtype=torch.float64), "tensor"),
+    ):
+        run(1, write, family, str(tmp_path))
+        usual = run(2, trained, family, "tensor", "usual", str(tmp_path))
+        answers = [
+            run(2, trained, family, "tensor", start, str(tmp_path))
+            for start in ("safetensors", "checkpoint")
+        ]
+    for answer in answers:
+        for got, expected in zip(answer, usual, strict=True):
             assert got[0] == expected[0]
             assert all(torch.equal(got[1][n], t) for n, t in expected[1].items())
             # what a rank holds is its pieces and nothing behind them
@@ -135,11 +143,13 @@ def started(plan: str) -> tuple[float, dict[str, Tensor]]:
 
 
 def test_initial_values_are_the_same_under_every_plan() -> None:
-    (value, state), *others = [
-        *run(1, started, "data"),
-        *run(2, started, "tensor"),
-        *run(2, started, "data"),
-    ]
+    model, loss, make = built("llama", "meta")
+    with shared("llama", model, loss, make(8, dtype=torch.float64), "data"):
+        (value, state), *others = [
+            *run(1, started, "data"),
+            *run(2, started, "tensor"),
+            *run(2, started, "data"),
+        ]
     for other, there in others:
         assert other == pytest.approx(value, rel=1e-6)  # rotary tables are float32
         assert all(torch.equal(t, there[n]) for n, t in state.items())
@@ -168,12 +178,14 @@ def other_weights(plan: str, moments: bool) -> tuple[int, dict[str, Tensor], lis
 
 @pytest.mark.parametrize("moments", [False, True])
 def test_rank_0s_weights_and_optimizer_state_count(moments: bool) -> None:
-    ((_, state, losses),) = run(1, other_weights, "data", moments)
-    for plan in ("data", "tensor"):
-        for left, there, found in run(2, other_weights, plan, moments):
-            assert left == 0, "what differed is settled"
-            assert found == pytest.approx(losses, rel=1e-12)
-            assert all(torch.allclose(t, there[n], rtol=1e-10) for n, t in state.items())
+    model, loss, make = built("cnn")
+    with shared("cnn", model, loss, make(8, dtype=torch.float64), "data"):
+        ((_, state, losses),) = run(1, other_weights, "data", moments)
+        answers = [a for p in ("data", "tensor") for a in run(2, other_weights, p, moments)]
+    for left, there, found in answers:
+        assert left == 0, "what differed is settled"
+        assert found == pytest.approx(losses, rel=1e-12)
+        assert all(torch.allclose(t, there[n], rtol=1e-10) for n, t in state.items())
 
 
 def moved_first() -> int:

@@ -10,6 +10,7 @@ from synchromesh.engine.program import in_turns
 from synchromesh.trainer import prepare
 from tests.ranks import run
 from tests.test_trainer import alone, build, largest, mixed
+from tests.traces import shared
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing of")  # what cannot be sharded
 
@@ -54,7 +55,7 @@ def in_pieces(family: str, plan: str) -> tuple[list[float], dict[str, torch.Tens
     model, loss, batches = build(family)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     trainer = prepare(model, optimizer, loss, batches[0], plan)
-    trainer._arranged.overlap.chosen = PIECES
+    assert trainer._arranged.overlap.chosen == PIECES, "as the plan says: nothing is tried"
     losses = [trainer.step(trainer.shard(batch)).item() for batch in batches]
     state = trainer.state_dict()
     trainer.close()
@@ -64,7 +65,11 @@ def in_pieces(family: str, plan: str) -> tuple[list[float], dict[str, torch.Tens
 @pytest.mark.parametrize("family", ["bert", "padded"])
 def test_pieces_compute_what_the_whole_batch_does(family: str) -> None:
     losses, _, state = alone(family)
-    for plan in ("tensor", "hybrid:tensor=2", run(1, mixed, family)[0]):
-        for got in run(4 if "2" in plan else 2, in_pieces, family, plan):
+    model, loss, (batch, *_) = build(family)
+    plans = [f"{p}; @pieces={PIECES}" for p in ("tensor", "hybrid:tensor=2", mixed(family))]
+    with shared(family, model, loss, batch, *plans):
+        answers = [run(4 if "tensor=2" in plan else 2, in_pieces, family, plan) for plan in plans]
+    for ranks in answers:
+        for got in ranks:
             assert got[0] == pytest.approx(losses, rel=1e-10)
             assert largest(got[1], state) < 1e-10

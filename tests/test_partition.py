@@ -31,6 +31,7 @@ from synchromesh.trace.step import Step
 from synchromesh.traffic import Collective, sent_bytes
 from tests.local_run import assembled, joined, placements, run
 from tests.models import FAMILIES, TOKENS, image_loss, images, language_loss, text_loss, tokens
+from tests.traces import remembered
 
 SAMPLES = int(os.environ.get("SYNCHROMESH_SAMPLES", "3"))  # random assignments per family
 ROWS = 3
@@ -44,7 +45,7 @@ def traced(name: str) -> tuple[Step, Any, Any, list[torch.Tensor], dict[str, tor
     model, loss, make = FAMILIES[name]()
     model = model.double()
     batch = make(ROWS, dtype=torch.float64)
-    step = trace(model, loss, batch, training=True)
+    step = remembered(name, model, loss, batch, training=True)
     assert not step.opaque, step.reason
     eager = copy.deepcopy(model).train()
     outputs = loss(eager, batch)
@@ -306,8 +307,7 @@ def test_frozen_parameters_move_no_gradients() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_random_operators_ask_for_their_stream(seed: int) -> None:
     model, loss, make = FAMILIES["bert"](dropout=0.25)
-    batch = make(ROWS)
-    step = trace(model, loss, batch, training=True)
+    step = remembered("bert with much dropout", model, loss, make(ROWS), training=True)
     chance = random.Random(seed) if seed else None
     found = partition(step, layouts(step, 2), rows=ROWS, sample=chance)
     flags = set()

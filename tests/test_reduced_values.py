@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from synchromesh.trace.capture import trace
 from synchromesh.trainer import prepare
 from tests.ranks import run
+from tests.traces import remembered, shared
 
 PLANS = ("data; b=tensor", "tensor; b=data", "data; b=hybrid:tensor=2", "hybrid:tensor=2; b=data")
 
@@ -70,7 +71,10 @@ def test_a_loss_and_a_metric_that_read_an_early_activation(plan: str) -> None:
         losses.append(value.item())
     with torch.no_grad():
         measured = {name: float(x) / 9 for name, x in metric(net, batch(9)).items()}
-    for got in run(4, planned, plan):
+    remembered("reduced values", net, metric, batch(9), training=False, cuts=("b",))
+    with shared("reduced values", net, loss, batch(12), plan):
+        answers = run(4, planned, plan)
+    for got in answers:
         assert got[0] == pytest.approx(losses, rel=1e-12)
         assert got[2] == pytest.approx(measured, rel=1e-12)
         for name, tensor in net.state_dict().items():

@@ -1,6 +1,7 @@
 """A run that shifts between plans, or stops and resumes under others, has the loss curve of one
 that does not."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 from torch import nn
 
 from synchromesh.trainer import Trainer, prepare
-from tests.models import FAMILIES
+from tests.models import FAMILIES, family
 from tests.ranks import run
 from tests.targets import Rows
+from tests.traces import remembered, shared
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing of")  # what cannot be sharded
 
@@ -63,13 +65,24 @@ def switched(family: str, steps: int) -> tuple[list[float], Any]:
     return found, state
 
 
-@pytest.mark.parametrize("family", ["gpt2", "resnet_basic"])
-def test_switching_leaves_the_loss_curve_as_it_was(family: str) -> None:
+def one_trace(name: str) -> AbstractContextManager[None]:
+    """For an example batch, and as a loader collates it: with a list in place of a tuple."""
+    model, loss, make = family(name)
+    batch = make(12, dtype=torch.float64)
+    if isinstance(batch, tuple):
+        remembered(name, model, loss, list(batch), training=True)
+    return shared(name, model, loss, batch, "data")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet_basic"])
+def test_switching_leaves_the_loss_curve_as_it_was(name: str) -> None:
     """Tied weights, AdamW and a warm-up; batch norm's statistics. A switch falls into the middle
     of an epoch."""
     steps = 16
-    expected = run(1, unswitched, family, steps)[0]
-    for found, _ in run(4, switched, family, steps, timeout=90):
+    with one_trace(name):
+        expected = run(1, unswitched, name, steps)[0]
+        answers = run(4, switched, name, steps, timeout=90)
+    for found, _ in answers:
         assert found == pytest.approx(expected, rel=1e-10)
 
 
@@ -99,9 +112,10 @@ def second_half(family: str, plan: str, folder: str, steps: int) -> list[float]:
 def test_resuming_under_another_plan_and_number_of_ranks(
     tmp_path: Path, plan: str, ranks: int, then: str, later_ranks: int
 ) -> None:
-    expected = run(1, unswitched, "gpt2", 10)[0]
-    first = run(ranks, first_half, "gpt2", plan, str(tmp_path), 5)[0]
-    second = run(later_ranks, second_half, "gpt2", then, str(tmp_path), 5)[0]
+    with one_trace("gpt2"):
+        expected = run(1, unswitched, "gpt2", 10)[0]
+        first = run(ranks, first_half, "gpt2", plan, str(tmp_path), 5)[0]
+        second = run(later_ranks, second_half, "gpt2", then, str(tmp_path), 5)[0]
     assert first + second == pytest.approx(expected, rel=1e-10)
 
 
@@ -125,6 +139,8 @@ def bits(plan: str, folder: str, resume: bool) -> torch.Tensor:
 
 @pytest.mark.parametrize("plan", ["data", "tensor"])
 def test_the_same_plan_resumes_bit_for_bit_with_dropout(tmp_path: Path, plan: str) -> None:
-    through = run(2, bits, plan, str(tmp_path), False)
-    resumed = run(2, bits, plan, str(tmp_path), True)
+    model, loss, make = FAMILIES["bert"](dropout=0.1)
+    with shared("bert with dropout", model, loss, make(8), plan):
+        through = run(2, bits, plan, str(tmp_path), False)
+        resumed = run(2, bits, plan, str(tmp_path), True)
     assert all(torch.equal(a, b) for a, b in zip(through, resumed, strict=True))

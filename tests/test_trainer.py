@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from synchromesh.trace.capture import trace
 from synchromesh.trainer import prepare
 from synchromesh.verify import cast, without_dropout
-from tests.models import FAMILIES
+from tests.models import FAMILIES, traced
 from tests.ranks import run
+from tests.traces import shared
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing of")  # what cannot be sharded
 ROWS = (12, 12, 5)  # the last batch is short: 2, 1, 1, 1 rows on four ranks
@@ -77,7 +77,10 @@ def largest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 
 def check(family: str, plan: str, ranks: int) -> None:
     losses, gradients, state = alone(family)
-    for got in run(ranks, planned, family, plan, timeout=90):
+    model, loss, (batch, *_) = build(family)
+    with shared(family, model, loss, batch, plan):
+        answers = run(ranks, planned, family, plan, timeout=90)
+    for got in answers:
         tolerance = SINGLE_PRECISION_INSIDE.get(family, 1e-10)
         assert got[0] == pytest.approx(losses, rel=tolerance), (got[0], losses)
         assert got[1].keys() >= gradients.keys()
@@ -101,15 +104,14 @@ def test_rows_divided_over_four_ranks(family: str, plan: str) -> None:
 def mixed(family: str) -> str:
     """Different degrees in neighbouring components: every third is cut over all ranks, every third
     over two."""
-    model, loss, batches = build(family)
-    names = trace(model, loss, batches[0], training=True).chain.names
+    names = traced(family).chain.names
     words = ("data", "tensor", "hybrid:tensor=2")
     return "; ".join(["data", *(f"{n}={words[i % 3]}" for i, n in enumerate(names) if i % 3)])
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_different_degrees_in_neighbouring_components(family: str) -> None:
-    check(family, run(1, mixed, family)[0], 4)
+    check(family, mixed(family), 4)
 
 
 def test_one_rank_is_not_a_special_case() -> None:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from synchromesh.trainer import prepare
 from tests.ranks import run
+from tests.traces import shared
 
 
 def network() -> nn.Module:
@@ -59,7 +60,14 @@ def test_layers_may_be_released_and_frozen_while_training(plan: str) -> None:
         optimizer.zero_grad()
         loss(net, batch()).backward()
         optimizer.step()
-    for state in run(2, thawed, plan) + run(2, thawed, plan, True):
+    frozen = network()
+    frozen[0].requires_grad_(False)
+    with (
+        shared("network", network(), loss, batch(), plan),
+        shared("network", frozen, loss, batch(), plan),
+    ):
+        states = run(2, thawed, plan) + run(2, thawed, plan, True)
+    for state in states:
         for name, tensor in net.state_dict().items():
             assert torch.allclose(state[name], tensor, rtol=1e-12, atol=1e-14), name
 
@@ -81,7 +89,9 @@ def accumulating(folder: str) -> list[str]:
 
 
 def test_nothing_moves_in_the_middle_of_an_accumulation(tmp_path: Path) -> None:
-    for told in run(2, accumulating, str(tmp_path)):
+    with shared("network", network(), loss, batch(), "data"):
+        answers = run(2, accumulating, str(tmp_path))
+    for told in answers:
         assert told[0].startswith("switch in the middle of an accumulation (1 backward calls")
         assert told[1].startswith("save in the middle")
     assert not (tmp_path / "x").exists()

@@ -17,6 +17,7 @@ from synchromesh.state.checkpoint import CheckpointError
 from synchromesh.trainer import Trainer, prepare
 from tests.ranks import run
 from tests.test_trainer_features import Net, Rows, adamw, batch, mean_loss
+from tests.traces import shared
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing of")
 
@@ -128,7 +129,9 @@ def test_ranks_with_other_batches_are_told_so_on_all() -> None:
     }
     whole = Net()
     value = mean_loss(whole, batch(8)).item()
-    for told, found, untouched in run(2, in_training):
+    with shared("Net", whole, mean_loss, batch(8), "tensor"):
+        answers = run(2, in_training)
+    for told, found, untouched in answers:
         for key, pattern in expected.items():
             assert re.search(pattern, told[key]), (key, told[key])
         assert found == pytest.approx(value) and untouched
@@ -173,7 +176,9 @@ def refused() -> dict[str, str]:
 
 
 def test_what_would_train_wrongly_is_refused() -> None:
-    for told in run(2, refused):
+    with shared("Net", Net(), mean_loss, batch(8), "data", "data; head=tensor"):
+        answers = run(2, refused)
+    for told in answers:
         for key in ("loss", "closure"):
             pattern = r"learnable parameters of its own \(.*4.*\).*part of the model"
             assert re.search(pattern, told[key]), told[key]
@@ -252,7 +257,8 @@ def test_disks_give_checkpoint_errors(tmp_path: Path) -> None:
         "extra": r"\{'epoch': 3\}",
         "weights": "CheckpointError: .*there is no such file",
     }
-    first, second = run(2, on_disk, str(tmp_path))
+    with shared("Net", Net(), mean_loss, batch(8), "data"):
+        first, second = run(2, on_disk, str(tmp_path))
     assert first == second
     for key, pattern in expected.items():
         assert re.search(pattern, first[key]), (key, first[key])
@@ -326,7 +332,9 @@ def test_parts_of_a_step_out_of_order_are_told_so_and_nothing_is_lost() -> None:
         "twice": r"backward after the last one .*call update first, or give last=False",
         "void": "weight is 0 over all ranks .* leave such a batch out",
     }
-    for told, same in run(2, out_of_order):
+    with shared("Net", Net(), weightless, batch(8), "data"):
+        answers = run(2, out_of_order)
+    for told, same in answers:
         assert same
         for key, pattern in expected.items():
             assert re.search(f"ValueError: .*{pattern}", f"{told[key]}"), (key, told[key])

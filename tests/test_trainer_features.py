@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synchromesh.trainer import Trainer, prepare
-from tests.models import FAMILIES
+from tests.models import FAMILIES, Family
 from tests.ranks import run
+from tests.traces import remembered, shared
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing of")
 D = torch.float64
@@ -108,7 +109,9 @@ def test_frozen_and_unused_parameters_stay_as_they_are(plan: str) -> None:
         optimizer.zero_grad()
         mean_loss(model, batch(8, i)).backward()
         optimizer.step()
-    for state in run(2, frozen_and_unused, plan):
+    with shared("Net", Net(frozen=True), mean_loss, batch(8), plan):
+        states = run(2, frozen_and_unused, plan)
+    for state in states:
         assert close(state, weights(model))
         for name in ("unused.weight", "second.weight"):  # weight decay did not touch them either
             assert torch.equal(state[name], before[name])
@@ -160,7 +163,12 @@ def _with(found: dict[str, Tensor]) -> list[Tensor]:
     ("plan", "ranks"), [("data", 2), ("tensor", 2), ("hybrid:tensor=2; head=tensor", 4)]
 )
 def test_weighted_losses_accumulation_and_clipping(plan: str, ranks: int) -> None:
-    for found in run(ranks, accumulated, plan):
+    with (
+        shared("Net", Net(), mean_loss, batch(8), plan),
+        shared("Net", Net(), weighted_loss, batch(8), plan),
+    ):
+        answers = run(ranks, accumulated, plan)
+    for found in answers:
         assert all(found), found
 
 
@@ -206,7 +214,9 @@ def stepped(plan: str | None) -> list[dict[str, Tensor]]:
 @pytest.mark.parametrize("plan", ["data", "tensor; head=data"])
 def test_optimizers_groups_and_schedulers_of_the_user(plan: str) -> None:
     expected = stepped(None)
-    for got in run(2, stepped, plan):
+    with shared("Net", Net(), mean_loss, batch(8), plan):
+        answers = run(2, stepped, plan)
+    for got in answers:
         for name, a, b in zip(OPTIMIZERS, got, expected, strict=True):
             assert close(a, b), name
 
@@ -258,10 +268,15 @@ def test_evaluation_in_eval_mode_equals_eager_under_every_plan() -> None:
     with torch.no_grad():
         sums = metric(model.eval(), batch(11, 9))
     expected = {k: float(v) / 11 for k, v in sums.items()}
-    for plan in ("data", "tensor", "tensor; second=data"):
-        for results in run(2, evaluated, plan):
-            for got in results:
-                assert got == pytest.approx(expected, rel=1e-10)
+    plans = ("data", "tensor", "tensor; second=data")
+    model.dropout.p = 0.5
+    for cuts in ((), ("second",)):
+        remembered("Net", model, metric, batch(4), training=False, cuts=cuts)
+    with shared("Net", Net(norm=True), mean_loss, batch(8), *plans):
+        answers = [results for plan in plans for results in run(2, evaluated, plan)]
+    for results in answers:
+        for got in results:
+            assert got == pytest.approx(expected, rel=1e-10)
 
 
 # Batches
@@ -322,7 +337,9 @@ def test_nested_batches_other_lengths_and_fewer_rows_than_ranks(plan: str) -> No
         value.backward()
         optimizer.step()
         expected.append(value.item())
-    first, second = run(2, odd_batches, plan)
+        remembered("Masked", model, masked_loss, masked_batch(rows, length), training=True)
+    with shared("Masked", model, masked_loss, masked_batch(8), plan):
+        first, second = run(2, odd_batches, plan)
     assert first[0] == second[0] == pytest.approx(expected, rel=1e-10)
     assert len(first[1]) == 1 and "8 shapes of batches were traced" in first[1][0]
     assert second[1] == []
@@ -331,9 +348,13 @@ def test_nested_batches_other_lengths_and_fewer_rows_than_ranks(plan: str) -> No
 # Layouts out of the ordinary
 
 
-def curve(plan: str | None, family: str = "vit", heads: int | None = None) -> list[float]:
+def small(family: str, heads: int | None) -> Family:
     model, loss, make = FAMILIES[family]() if heads is None else three_heads()
-    model = model.double()
+    return model.double(), loss, make
+
+
+def curve(plan: str | None, family: str = "vit", heads: int | None = None) -> list[float]:
+    model, loss, make = small(family, heads)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = None if plan is None else prepare(model, optimizer, loss, make(12, 0, D), plan)
     out = []
@@ -379,7 +400,10 @@ def test_uneven_rows_rank_order_odd_heads_and_degrees_that_do_not_nest(
     plan: str, ranks: int, family: str, heads: int | None
 ) -> None:
     expected = curve(None, family, heads)
-    for got in run(ranks, curve, plan, family, heads):
+    model, loss, make = small(family, heads)
+    with shared((family, heads), model, loss, make(12, 0, D), plan):
+        answers = run(ranks, curve, plan, family, heads)
+    for got in answers:
         assert got == pytest.approx(expected, rel=1e-10)
 
 
@@ -410,6 +434,7 @@ def test_autocast_is_close_to_eager_autocast() -> None:
         value.backward()
         optimizer.step()
         expected.append(value.item())
-    for plan in ("data", "tensor"):
-        for got in run(2, half_precision, plan):
-            assert got == pytest.approx(expected, rel=1e-2)
+    with shared("vit", model, loss, make(8), "data", autocast=torch.bfloat16):
+        answers = [got for plan in ("data", "tensor") for got in run(2, half_precision, plan)]
+    for got in answers:
+        assert got == pytest.approx(expected, rel=1e-2)

@@ -3,6 +3,7 @@ says.
 """
 
 import json
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,12 @@ import torch
 from torch import nn
 
 from synchromesh import verify as verifying
-from synchromesh.verify import Deviation, global_batches, verify, without_dropout
+from synchromesh.verify import Deviation, cast, global_batches, verify, without_dropout
 from synchromesh.workload import Workload
 from tests.models import FAMILIES
 from tests.ranks import run
 from tests.targets import Rows
+from tests.traces import shared
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing of")
 FAMILY_PLANS = {
@@ -65,14 +67,22 @@ def test_dropout_is_set_to_zero_wherever_a_module_keeps_it() -> None:
     assert without_dropout(lstm) == 1 and lstm.dropout == 0.0
 
 
+def one_trace(
+    name: str, *plans: str, dtype: torch.dtype = torch.float64
+) -> AbstractContextManager[None]:
+    job = workload(name)
+    return shared(name, job.model().to(dtype), job.loss, cast(job.example(), dtype), *plans)
+
+
 def verified(family: str, plans: list[str], dtype: str = "float64") -> list[dict[str, Any]]:
     return [verify(workload(family), plan, 3, dtype) for plan in plans]
 
 
-@pytest.mark.parametrize("family", list(FAMILY_PLANS))
-def test_plans_compute_hold_and_send_what_is_said(family: str) -> None:
-    plans = ["data", "tensor", "hybrid:tensor=2", FAMILY_PLANS[family]]
-    first, *others = run(4, verified, family, plans, timeout=110)
+@pytest.mark.parametrize("name", list(FAMILY_PLANS))
+def test_plans_compute_hold_and_send_what_is_said(name: str) -> None:
+    plans = ["data", "tensor", "hybrid:tensor=2", FAMILY_PLANS[name]]
+    with one_trace(name, *plans):
+        first, *others = run(4, verified, name, plans, timeout=110)
     assert all(documents == first for documents in others), "all ranks return rank 0's document"
     for plan, told in zip(plans, first, strict=True):
         assert told["sent_bytes_per_step"] == told["explained_sent_bytes_per_step"], plan
@@ -81,15 +91,17 @@ def test_plans_compute_hold_and_send_what_is_said(family: str) -> None:
             assert told[f"max_{key}_deviation"] <= told["tolerance"] == 1e-10, (plan, key)
         assert told["passed"] and told["ranks"] == 4 and told["steps"] == 3
         assert json.loads(json.dumps(told, allow_nan=False)) == told
-    whole = sum(p.numel() for p in FAMILIES[family]()[0].parameters()) * 8
+    whole = sum(p.numel() for p in FAMILIES[name]()[0].parameters()) * 8
     assert max(first[0]["parameter_bytes_per_rank"]) <= whole
     assert max(first[1]["parameter_bytes_per_rank"]) < 0.5 * whole
 
 
 def test_models_that_compute_in_single_precision_have_their_tolerance() -> None:
-    (told,), _ = run(2, verified, "llama", ["tensor"])
+    with one_trace("llama", "tensor"):
+        (told,), _ = run(2, verified, "llama", ["tensor"])
     assert told["tolerance"] == 1e-6 and told["passed"]
-    (told,), _ = run(2, verified, "cnn", ["tensor"], "float32")
+    with one_trace("cnn", "tensor", dtype=torch.float32):
+        (told,), _ = run(2, verified, "cnn", ["tensor"], "float32")
     assert told["tolerance"] == 1e-4 and told["passed"]
 
 
@@ -100,7 +112,9 @@ def uneven() -> list[dict[str, Any]]:
 
 def test_rows_that_do_not_divide() -> None:
     """Edges between layouts are not compared then: `explain` knows their mean."""
-    for plain, mixed in run(2, uneven):
+    with one_trace("cnn", "data", "data; hidden=tensor"):
+        answers = run(2, uneven)
+    for plain, mixed in answers:
         assert plain["passed"] and plain["sent_bytes_compared"]
         assert mixed["passed"] and not mixed["sent_bytes_compared"]
 
@@ -120,6 +134,8 @@ def wrong(what: str) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:the loss of .* rows")  # it deviates on purpose
 @pytest.mark.parametrize("what", ["loss", "explanation"])
 def test_what_deviates_does_not_pass(what: str) -> None:
-    for told in run(2, wrong, what):
+    with one_trace("cnn", "data"):
+        answers = run(2, wrong, what)
+    for told in answers:
         assert not told["passed"]
         assert (told["max_loss_deviation"] > 0.1) == (what == "loss")

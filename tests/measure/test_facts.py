@@ -55,6 +55,7 @@ def measured() -> dict[str, Any]:
 
 
 def test_two_ranks() -> None:
+    traced("odd_mlp")  # once, for both
     one, other = run(2, measured)
     first, second = (module_json(x["first"]) for x in (one, other))
     assert first == second

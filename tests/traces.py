@@ -1,0 +1,77 @@
+"""Traces that tests share: a model of a test is traced once a process, and once for all its ranks.
+
+To trace a small model takes longer than all else that a rank does with it. Equal models of equal
+ranks have equal traces (tests/test_partition.py), so `with shared(...)` makes them before ranks
+are forked, and `prepare` takes them in place of its own. It still compares each with the gradients
+of its rank's model.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from synchromesh import arrangement
+from synchromesh.plan import Plan
+from synchromesh.trace.capture import signature, trace
+from synchromesh.trace.step import Step
+
+_KNOWN: dict[Hashable, Step] = {}
+
+
+def remembered(
+    name: Hashable,
+    model: nn.Module,
+    function: Any,
+    batch: Any,
+    *,
+    training: bool,
+    cuts: Sequence[str] = (),
+    autocast: torch.dtype | None = None,
+) -> Step:
+    """`trace(...)` of the model that `name` stands for: not to be changed.
+
+    Models of one name compute the same function of tensors of equal names, shapes and types.
+    """
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    described = tuple((n, x.shape, x.dtype, x.device, x.requires_grad) for n, x in tensors)
+    computes = arrangement.what_it_computes(function)
+    key = (name, described, computes, signature(batch), training, tuple(cuts), autocast)
+    if key not in _KNOWN:
+        _KNOWN[key] = trace(
+            model, function, batch, training=training, cuts=cuts, autocast=autocast
+        )
+    return _KNOWN[key]
+
+
+@contextmanager
+def known(name: Hashable) -> Iterator[None]:
+    """Inside, also in ranks that are forked, `prepare` of the model that `name` stands for takes
+    traces that were made before, and keeps those that it makes."""
+
+    def capture(model: nn.Module, function: Any, batch: Any, **settings: Any) -> Step:
+        return remembered(name, model, function, batch, **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrangement, "capture", capture)
+        yield
+
+
+@contextmanager
+def shared(
+    name: Hashable,
+    model: nn.Module,
+    function: Any,
+    example: Any,
+    *plans: str,
+    autocast: torch.dtype | None = None,
+) -> Iterator[None]:
+    """`known(name)`, with the traces of the training step under `plans` made at once."""
+    paths = [path for path, _ in model.named_modules() if path]
+    for cuts in dict.fromkeys(Plan.parse(plan).cuts(paths) for plan in plans):
+        remembered(name, model, function, example, training=True, cuts=cuts, autocast=autocast)
+    with known(name):
+        yield
