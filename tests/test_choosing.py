@@ -2,6 +2,7 @@
 reason why training fails."""
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ from synchromesh.choosing import _shared
 from synchromesh.measure import facts as facts_module
 from synchromesh.plan import Plan
 from synchromesh.profile import Compute, Curve, Memory, Profile
+from tests import models
+from tests.measure.hurried import hurried
 from tests.models import FAMILIES
 from tests.ranks import run
+from tests.traces import shared
 
 
 def unequal(factor: float) -> Profile:
@@ -29,6 +33,14 @@ def test_rows_are_shared_by_speed_where_ranks_clearly_differ() -> None:
     assert _shared(Plan.parse("tensor"), unequal(4.0), 2) is None, "all ranks have all rows"
     assert _shared(Plan.parse("data; @rows=3,1"), unequal(4.0), 2) is None, "they are given"
     assert _shared(Plan.parse("single"), unequal(4.0), 2) is None
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    """One trace for all ranks, and few measurements."""
+    model, loss, make = models.family("cnn")
+    with hurried(), shared("cnn", model, loss, make(12, dtype=torch.float64), "auto"):
+        yield
 
 
 def chosen(family: str, plan: str = "auto") -> dict[str, Any]:

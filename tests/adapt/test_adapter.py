@@ -1,6 +1,7 @@
 """The adapter on real ranks: a drift leads to the same decision on all, at the same step, and a
 switch does not show in the losses."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from synchromesh.cost.step_time import StepTime
 from synchromesh.plan import Plan
 from synchromesh.planner.candidate import Candidate
 from synchromesh.profile import Profile
-from tests.models import FAMILIES
+from tests.measure.hurried import hurried
+from tests.models import FAMILIES, family
 from tests.ranks import run
+from tests.traces import shared
 
 STEPS, AT = 8, 4
 EXPLAINED = 1.0  # by devices: their programs are timed again
@@ -75,6 +78,14 @@ def trained(
     finally:
         trainer.close()
         patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    """One trace for all ranks, and few measurements."""
+    model, loss, make = family("cnn")
+    with hurried(), shared("cnn", model, loss, make(12, dtype=torch.float64), "tensor"):
+        yield
 
 
 def test_a_better_plan_is_taken_and_the_losses_go_on() -> None:
