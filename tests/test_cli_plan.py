@@ -35,7 +35,7 @@ def sentence(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     return err.strip()
 
 
-@pytest.mark.parametrize("target", ["digits/cnn", "cifar100/vit_tiny"])
+@pytest.mark.parametrize("target", ["digits/cnn", "digits/vit"])
 def test_the_document(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     told = document(f"plan {target} --cluster v100x8", capsys)
     keys = {"plan", "step_seconds", "memory_bytes", "communication_share", "fits", "reason"}

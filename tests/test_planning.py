@@ -109,7 +109,7 @@ def test_one_device_and_an_optimizer_of_its_own() -> None:
 @pytest.mark.parametrize("name", ["lstm", "padded"])
 def test_other_families_are_planned_too(name: str) -> None:
     model, family_loss, make = FAMILIES[name]()
-    made = sm.plan(model, family_loss, make(8), cluster="a100x4")
+    made = sm.plan(model, family_loss, make(8), cluster="a100x2")
     assert made.candidates[0].fits and made.candidates[0].seconds > 0
 
 
