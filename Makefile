@@ -10,11 +10,11 @@ export OMP_NUM_THREADS ?= 1
 
 setup: $(STAMP)
 
+# not compiled beforehand: most of what is installed is never imported
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	# what is never imported, most of it, need not be compiled
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 		-c constraints.txt -e '.[dev]'
 	@touch $@

@@ -13,8 +13,9 @@ from synchromesh.choosing import _shared
 from synchromesh.measure import facts as facts_module
 from synchromesh.plan import Plan
 from synchromesh.profile import Compute, Curve, Memory, Profile
+from tests import models
 from tests.measure.hurried import hurried
-from tests.models import FAMILIES, family
+from tests.models import FAMILIES
 from tests.ranks import run
 from tests.traces import shared
 
@@ -37,13 +38,13 @@ def test_rows_are_shared_by_speed_where_ranks_clearly_differ() -> None:
 @pytest.fixture(autouse=True)
 def quick() -> Iterator[None]:
     """One trace for all ranks, and few measurements."""
-    model, loss, make = family("cnn")
+    model, loss, make = models.family("cnn")
     with hurried(), shared("cnn", model, loss, make(12, dtype=torch.float64), "auto"):
         yield
 
 
-def chosen(name: str, plan: str = "auto") -> dict[str, Any]:
-    model, loss, make = FAMILIES[name]()
+def chosen(family: str, plan: str = "auto") -> dict[str, Any]:
+    model, loss, make = FAMILIES[family]()
     model = model.double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batch = make(12, seed=1, dtype=torch.float64)

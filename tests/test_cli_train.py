@@ -1,5 +1,6 @@
 """Tests of `train` and `verify` from end to end: logs, checkpoints, resuming, a clean stop."""
 
+import io
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import pytest
 from synchromesh.cli import main
 from synchromesh.state import checkpoint
 from synchromesh.state.manifest import CheckpointError
+from tests.measure.hurried import hurried
+from tests.ranks import run
 from tests.traces import known
 
 # 22 rows in batches of 4: six steps an epoch, the last one short. SIGTERM arrives with sample
@@ -251,14 +255,19 @@ def test_verify_on_two_ranks_passes_and_says_so() -> None:
     assert len(document["sent_bytes_per_step"]) == len(document["parameter_bytes_per_rank"]) == 2
 
 
+def told_to_one() -> tuple[int, str, str]:
+    """A rank of a run of which rank 1 alone gets a signal: its exit code, what it says."""
+    os.environ.update(SIGNAL_AT="9", SIGNAL_RANK="1")
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(["train", "tiny.py:build", "--output", "run", "--json"])
+    return code, out.getvalue(), err.getvalue()
+
+
 def test_a_signal_to_one_rank_stops_all_and_is_no_success() -> None:
-    words = "train tiny.py:build --nproc 2 --output run --json"
-    with command(words, SIGNAL_AT="9", SIGNAL_RANK="1") as process:
-        try:
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 143, err
+    with hurried():  # the plan is found, as none is given
+        (code, out, err), (other, _, _) = run(2, told_to_one)
+    assert code == other == 143, err
     assert json.loads(out)["stopped"] == "SIGTERM" and "rank 1 of 2" not in err
     assert "go on with --resume" in err and events("run", "stop")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from synchromesh.engine import launch as launching
 from synchromesh.engine.launch import Ending, launch
 
 SCRIPT = """
@@ -64,10 +65,15 @@ def test_ranks_see_torchruns_environment_and_rank_0_alone_is_heard(
         assert seen["MASTER_ADDR"] == "127.0.0.1" and seen["OMP_NUM_THREADS"]
 
 
-def test_first_failure_ends_the_run_and_is_told_once(tmp_path: Path) -> None:
+def test_first_failure_ends_the_run_and_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "END_SECONDS", 0.5)
     command = script(
         tmp_path,
-        'if rank == "2":\n    raise KeyError("boom\\x1b[2J")\n'
+        'if rank == "2":\n'
+        '    while sum(p.stat().st_size > 0 for p in folder.glob("[01]")) < 2: time.sleep(0.02)\n'
+        '    raise KeyError("boom\\x1b[2J")\n'
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"  # a rank that does not want to end
         "(folder / rank).write_text(str(os.getpid()))\n"
         "time.sleep(60)",
@@ -77,7 +83,7 @@ def test_first_failure_ends_the_run_and_is_told_once(tmp_path: Path) -> None:
     assert time.monotonic() - started < 45  # of the 60 that the others would sleep
     told = str(ending.failure)
     assert told.startswith("Traceback (most recent call last):\n") and told.count("Traceback") == 1
-    assert f'File "{command[0]}", line 6' in told and "rank.py" not in told
+    assert f'File "{command[0]}", line 7' in told and "rank.py" not in told
     assert told.endswith("rank 2 of 3 failed (KeyError: 'boom\\x1b[2J'); the run ended")
     assert ending.code == 1
     assert not [p for p in tmp_path.glob("[0-9]") if alive(int(p.read_text()))]

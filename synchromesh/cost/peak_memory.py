@@ -214,9 +214,10 @@ class _Walk:
             for output in local.outputs:  # their gradients are among its working bytes
                 for form in self.forms.get(output.value.name, ()):
                     alive.free((WAITING, piece, form))
-            # where a gradient is there already, the sum of it and the new one is a third
-            added = sum(alive.bytes.get((SUMMED, h.tensor.name), 0.0) for h in mine)
             alone = any(gradient_pattern(h).size == 1 for h in mine)
+            added = sum(alive.bytes.get((SUMMED, h.tensor.name), 0.0) for h in mine)
+            if self.pieces == 1:
+                added = 0.0  # autograd adds in place where nobody else holds a gradient
             alive.meanwhile((memory.staying if alone else memory.backward)(rows) + added)
             self._leave(alive, left, piece, local)
             for form in kept.get(i, ()):
