@@ -59,6 +59,7 @@ class Machine:
         patch.setattr(
             facts_module, "ease", lambda world, runs=6: Ease(Sprint(), (1.0,) * world.size)
         )
+        patch.setattr(facts_module, "_agreement", lambda world: 0.001)
 
     def prepared(self, plan: str, rows: int = 8) -> dict[str, Any]:
         """A model prepared under `plan`, and what that took."""
