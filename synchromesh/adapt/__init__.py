@@ -1,1 +1,1 @@
-"""Adaptation: a better plan while training runs. Not here yet."""
+"""Adaptation: a better plan while training runs."""

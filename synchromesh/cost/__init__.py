@@ -1,1 +1,1 @@
-"""Cost: predicted step time and memory of a plan. Not here yet."""
+"""Cost: predicted step time and memory of a plan."""

@@ -1,1 +1,1 @@
-"""Measurement: seconds and bytes of programs and collectives. Not here yet."""
+"""Measurement: seconds and bytes of programs and collectives."""
