@@ -2,8 +2,8 @@
 
 glibc hands large blocks back to the system when they are freed and gets them anew, page by page,
 a page fault for every 4 KiB: 57,000 of them, a quarter of the time of a step, where three
-convolutions work on 256 images of 32x32 on one core. Tensors of up to 32 MiB (the most that glibc
-allows) come from the heap then, which is not trimmed.
+convolutions work on 256 images of 32x32 on one core. All tensors come from the heap then, which
+is not trimmed. (M_MMAP_THRESHOLD alone does not do: above 32 MiB glibc would map blocks still.)
 
 `man 3 mallopt`, https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html (memory allocator)
 """
@@ -11,10 +11,11 @@ allows) come from the heap then, which is not trimmed.
 import ctypes
 import os
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-LARGEST = 32 << 20  # bytes; DEFAULT_MMAP_THRESHOLD_MAX of glibc where longs have 64 bits
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 KEPT = 2**31 - 1  # an int
-SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+SET_BY_USER = (
+    "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES",
+)  # fmt: skip
 
 
 def keep() -> bool:
@@ -26,4 +27,4 @@ def keep() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST)) and bool(mallopt(M_TRIM_THRESHOLD, KEPT))
+    return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, KEPT))
