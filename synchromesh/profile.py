@@ -159,6 +159,9 @@ class Pattern:
         return (*made, *((p,) for p in range(whole, devices)))
 
 
+LEAST_RATE = 0.05  # of computation beside traffic, and of traffic beside computation
+
+
 @dataclass(frozen=True)
 class Overlap:
     """Rates at which computation and traffic go on while both are under way; 1.0: undisturbed.
@@ -176,6 +179,15 @@ class Overlap:
             raise ValueError(f"rates of overlap lie in (0, 1]: {self.compute}, {self.network}")
         if not 0.0 <= self.delay < float("inf"):
             raise ValueError(f"a delay is a number of seconds from 0: {self.delay}")
+
+    def stretched(self, times: float) -> "Overlap":
+        """The same traffic where its links let it take `times` as long. What it costs processors
+        stays, spread over more time: the (1 - a) / b seconds of computing that a second of it
+        takes, and the 1 / b - 1 that it waits for them.
+        """
+        late, cost = 1.0 / self.network - 1.0, (1.0 - self.compute) / self.network
+        b = 1.0 / (1.0 + late / times)
+        return replace(self, compute=max(LEAST_RATE, 1.0 - cost * b / times), network=b)
 
 
 @dataclass(frozen=True)

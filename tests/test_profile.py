@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synchromesh.layout import Layout
-from synchromesh.profile import Compute, Curve, Memory, Overlap, Pattern, Profile, Sprint
+from synchromesh.profile import (
+    LEAST_RATE,
+    Compute,
+    Curve,
+    Memory,
+    Overlap,
+    Pattern,
+    Profile,
+    Sprint,
+)
 
 SIZES = st.floats(0, 1e9, allow_nan=False)
 SECONDS = st.floats(0, 1e3, allow_nan=False)
@@ -204,3 +213,18 @@ def test_speeds_are_in_proportion_to_what_ranks_take() -> None:
     profile = Profile(2, {"a": Compute((fast, slow), (fast, slow), Memory())})
     assert profile.speeds() == pytest.approx((1.0, 1 / 3))
     assert Profile(2).speeds() == ()
+
+
+@given(st.floats(0.1, 1), st.floats(0.1, 1), st.floats(0.5, 100))
+def test_slower_links_cost_processors_no_more(a: float, b: float, times: float) -> None:
+    before = Overlap(a, b, 0.001)
+    same = before.stretched(1.0)
+    assert [same.compute, same.network] == pytest.approx([a, b]) and same.delay == before.delay
+    after = before.stretched(times)
+    assert (1 / after.network - 1) * times == pytest.approx(1 / b - 1), (
+        "traffic waits as long as before"
+    )
+    if after.compute > LEAST_RATE:
+        taken = (1 - after.compute) / after.network * times
+        assert taken == pytest.approx((1 - a) / b), "and takes as much of processors"
+    assert before.stretched(1e9).compute == pytest.approx(1, abs=1e-6)

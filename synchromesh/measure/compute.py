@@ -152,9 +152,11 @@ class Bench:
         return forward / runs, backward / runs
 
     def timing(self, least: float = BLOCK_SECONDS) -> Timing:
-        """Seconds of blocks of at least `least` seconds each. `bytes` comes before: a first run
-        allocates, and may choose algorithms. Where its runs are so long that what watching costs
-        is nothing beside them, the quickest of them and one more is the timing."""
+        """Seconds of blocks of at least `least` seconds each, after a first run, which allocates
+        and may choose algorithms; those of `bytes` are such. Where they are so long that what
+        watching costs is nothing beside them, the quickest of them and one more is the timing."""
+        if not self.watched:
+            self.watched.append(self.once())
         if self.operators * WATCHING < NEGLIGIBLE * min(map(sum, self.watched)):
             taken = [*self.watched, self.once()]  # the first may have found the heap too small
             return Timing(*min(taken, key=sum), _spread(taken))

@@ -25,16 +25,18 @@ from synchromesh.layout import Layout
 from synchromesh.measure import network
 from synchromesh.measure.borders import record, stand_ins
 from synchromesh.measure.compute import BLOCK_SECONDS, LONG_BLOCK_SECONDS, Bench
+from synchromesh.measure.overlap import overlap
 from synchromesh.measure.sprint import clock, ease
 from synchromesh.measure.update import update
 from synchromesh.profile import Compute, Curve, Memory, Pattern, Profile
 from synchromesh.trace.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 
-LOOK_SECONDS = 0.2  # one call longer than this tells how links are now
+LOOK_BYTES = 1 << 14  # the least payload with which links are looked at again ...
+LOOK_SECONDS = 0.05  # ... and one call longer than this tells enough
 LOOKS = 3  # runs that tell how devices compute now
 SAMPLE_ROWS = 8  # real rows from which larger batches are tiled
-TRAFFIC, QUOTA_TRAFFIC = 0.02, 0.08  # seconds of a collective that shows overlap
+TRAFFIC, QUOTA_TRAFFIC = 0.1, 0.4  # seconds of traffic that show overlap: periods of a quota
 EXTRAPOLATE = 1.5  # times the rows that were timed, beyond which a program is timed again
 
 
@@ -68,7 +70,7 @@ def facts(
     profile = _besides(world, ranks, subject) if known is None else known
     if kinds - set(profile.overlap):
         seconds = QUOTA_TRAFFIC if profile.sprint.credit else TRAFFIC
-        more = network.overlap(world, ranks, kinds - set(profile.overlap), seconds)
+        more = overlap(world, ranks, kinds - set(profile.overlap), seconds)
         profile = replace(profile, overlap={**profile.overlap, **more})
     compute, missing = _programs(world, ranks, subject, made, profile)
     links = profile.network
@@ -106,9 +108,18 @@ def _programs(
             rows = sizes(subject.rows, local.layout)
             if rows[-1] > EXTRAPOLATE * reach:
                 new = tuple(n for n in rows if n > reach)
-                wanted.setdefault(key, _Wanted(partition, local, new))
-    if not wanted:
-        return {}, []
+                wanted.setdefault(key, _Wanted(partition, local, new, _remembered(known, key)))
+    return _timed_on(world, ranks, subject, wanted, known) if wanted else ({}, [])
+
+
+def _timed_on(
+    world: World,
+    ranks: Sequence[int],
+    subject: Subject,
+    wanted: Mapping[str, "_Wanted"],
+    known: Profile,
+) -> tuple[dict[str, Compute], list[str]]:
+    """What all ranks tell of the programs that are wanted."""
     wall = known.sprint.credit and clock(world.device) is None
     least = LONG_BLOCK_SECONDS if wall else BLOCK_SECONDS
     with Streams(0, world.device).preserved():  # random operators draw from the user's generator
@@ -129,11 +140,13 @@ def _programs(
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A program to be timed, and with how many rows."""
+    """A program to be timed, and with how many rows; its memory, where that is known: bytes grow
+    with rows as they did, seconds need not."""
 
     partition: Partition
     local: LocalComponent
     rows: tuple[int, ...]
+    memory: Memory | None = None
 
 
 def _timed(
@@ -189,15 +202,19 @@ def _measured(
 ) -> dict[str, Any]:
     """Numbers of one program on this rank, or why there are none."""
     points, memory, spread = [], [], 0.0
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
     partition, local = asked.partition, asked.local
     try:
         for rows in asked.rows:
             bench = Bench(subject.step, partition, local, tensors, borders, rows, device)
-            held, taken = bench.bytes(), bench.timing(least)
+            if asked.memory is None:
+                held = bench.bytes()
+                memory.append((rows, held.kept, held.forward, held.backward, held.staying))
+                inputs, outputs = held.kept_inputs, held.kept_outputs
+            taken = bench.timing(least)
             points.append((rows, taken.forward, taken.backward))
-            memory.append((rows, held.kept, held.forward, held.backward, held.staying))
             spread = max(spread, taken.spread)
-            inputs, outputs = held.kept_inputs, held.kept_outputs
             del bench
     except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
         return {"fault": f"{local.component.name} ({local.layout}): {_words(error)}"}
@@ -207,7 +224,7 @@ def _measured(
 
 
 def _joined(
-    wanted: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], pace: Sequence[float]
+    wanted: Mapping[str, _Wanted], ranks: Sequence[Mapping[str, Any]], pace: Sequence[float]
 ) -> tuple[dict[str, Compute], list[str]]:
     """What the ranks told; pace: what passes on the wall in a second of their clocks."""
     found, missing = {}, []
@@ -218,24 +235,32 @@ def _joined(
             for rank, seconds in zip(ranks, pace, strict=True)
         )
 
-    for key in wanted:
+    for key, asked in wanted.items():
         faults = [rank[key]["fault"] for rank in ranks if "fault" in rank[key]]
         if faults:
             missing.append(faults[0])
             continue
-        first = ranks[0][key]
-        kept, forward, backward, staying = (
-            Curve.of((row[0], row[i]) for row in first["memory"]) for i in (1, 2, 3, 4)
-        )
         found[key] = Compute(
             curves(key, 1),
             curves(key, 2),
-            Memory(
-                kept, forward, backward, staying, tuple(first["inputs"]), tuple(first["outputs"])
-            ),
+            asked.memory or _memory(ranks[0][key]),
             max(float(rank[key]["spread"]) for rank in ranks),
         )
     return found, missing
+
+
+def _remembered(known: Profile, key: str) -> Memory | None:
+    """A program's memory where two sizes of it were measured, which tell all others."""
+    memory = known.compute[key].memory if key in known.compute else None
+    return memory if memory and len(memory.kept.points) > 1 else None
+
+
+def _memory(told: Mapping[str, Any]) -> Memory:
+    kept, forward, backward, staying = (
+        Curve.of((row[0], row[i]) for row in told["memory"]) for i in (1, 2, 3, 4)
+    )
+    inputs, outputs = (tuple(told[side]) for side in ("inputs", "outputs"))
+    return Memory(kept, forward, backward, staying, inputs, outputs)
 
 
 def traffic(partition: Partition, rows: int, devices: int) -> Iterable[tuple[str, Pattern, int]]:
@@ -315,9 +340,9 @@ def again(
     """`known` after a change: what drifted is sampled and its curves are scaled accordingly.
 
     devices: the longest program of `partition` is timed once more on every rank, and each rank's
-    curves change by its own ratio. links: each kind of collective on all ranks, at sizes that grow
-    until one takes `LOOK_SECONDS`; its curves change by the ratio at their payload. Takes seconds;
-    all ranks call alike.
+    curves change by its own ratio. links: each kind of collective on each pattern, at sizes that
+    grow until one takes `LOOK_SECONDS`; its curve changes by the ratio at its payload. Takes
+    seconds; all ranks call alike.
     """
     began = time.perf_counter()
     profile = known
@@ -342,19 +367,21 @@ def _devices_again(
     if not timed:  # nothing to compare with: what is new is measured when plans are priced
         return profile
     longest = max(timed, key=seconds)
-    fresh = replace(profile, compute={})
-    single = replace(partition, components=(locals_[longest],))
-    measured, _ = _programs(world, ranks, subject, [single], fresh)
+    local, before = locals_[longest], known.compute[longest]
+    wanted = _Wanted(
+        partition, local, sizes(subject.rows, local.layout), _remembered(known, longest)
+    )
+    measured, _ = _timed_on(world, ranks, subject, {longest: wanted}, profile)
     if longest not in measured:
         return known
     ratios = []
-    for before, now in zip(
-        zip(*_sides(known.compute[longest]), strict=True),
+    for then, now in zip(
+        zip(*_sides(before), strict=True),
         zip(*_sides(measured[longest]), strict=True),
         strict=True,
     ):
         size = now[0].reach
-        ratios.append(sum(c(size) for c in now) / max(1e-9, sum(c(size) for c in before)))
+        ratios.append(sum(c(size) for c in now) / max(1e-9, sum(c(size) for c in then)))
     scaled = {
         key: replace(
             found,
@@ -378,24 +405,32 @@ def _sides(found: Compute) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
 
 
 def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
-    """Each kind on all ranks once more, at growing sizes; all its curves change alike. A kind that
-    is not known on all ranks changes as another one does."""
-    everyone = Pattern(len(ranks))
-    ratios: dict[str, Curve] = {}
+    """Each kind on each pattern once more, at growing sizes; its curve and, by the largest size on
+    the most ranks, the kind's overlap change alike. One that needs more ranks than there are
+    changes as another one of its kind does."""
+    ratios: dict[tuple[str, Pattern], Curve] = {}
     for kind, pattern in sorted(known.network):
-        if pattern == everyone:
+        if pattern.size * pattern.stride <= len(ranks):
             before = known.network[kind, pattern]
-            sizes = [int(size) for size, _ in before.points]
-            now = network.at_sizes(world, ranks, kind, pattern, sizes, LOOK_SECONDS)
-            ratios[kind] = Curve(tuple((x, y / max(1e-9, before(x))) for x, y in now))
+            sizes = [int(size) for size, _ in before.points if size >= LOOK_BYTES]
+            now = network.sampled(world, ranks, kind, pattern, sizes, LOOK_SECONDS)
+            ratios[kind, pattern] = Curve(tuple((x, y / max(1e-9, before(x))) for x, y in now))
     if not ratios:
         return known
-    other = ratios.get("all_reduce", next(iter(ratios.values())))
+    of_kind = {key[0]: ratio for key, ratio in ratios.items()}  # of the most ranks
+    other = of_kind.get("all_reduce", next(iter(of_kind.values())))
 
-    def scaled(kind: str, curve: Curve) -> Curve:
-        ratio = ratios.get(kind, other)
+    def scaled(key: tuple[str, Pattern], curve: Curve) -> Curve:
+        ratio = ratios.get(key, of_kind.get(key[0], other))
         least, most = ratio.points[0][0], ratio.reach
         return Curve.of((x, y * ratio(min(max(x, least), most))) for x, y in curve.points)
 
-    now_known = {key: scaled(key[0], c) for key, c in known.network.items()}
-    return replace(known, network=now_known, host=_agreement(world))
+    def largest(kind: str) -> float:
+        return of_kind.get(kind, other).points[-1][1]
+
+    return replace(
+        known,
+        network={key: scaled(key, curve) for key, curve in known.network.items()},
+        overlap={kind: o.stretched(largest(kind)) for kind, o in known.overlap.items()},
+        host=_agreement(world),
+    )

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from synchromesh.measure import network, sprint, update
+from synchromesh.measure import overlap, sprint, update
 
 
 @contextmanager
@@ -16,7 +16,7 @@ def hurried() -> Iterator[None]:
         patch.setattr(sprint, "SECONDS", 0.02)
         patch.setattr(sprint, "SETTLED", 0.004)
         patch.setattr(sprint, "FASTER", 1e9)  # no device sprints: short blocks of runs suffice
-        patch.setattr(network, "DELAYS", 1)
-        patch.setattr(network, "TIRING", 0.003)
+        patch.setattr(overlap, "DELAYS", 1)
+        patch.setattr(overlap, "TIRING", 0.003)
         patch.setattr(update, "BYTES", 1 << 18)
         yield

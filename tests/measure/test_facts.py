@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from synchromesh.engine.groups import World
@@ -10,7 +11,8 @@ from synchromesh.layout import Layout
 from synchromesh.measure import facts as module
 from synchromesh.measure import network
 from synchromesh.measure.facts import Subject, facts
-from synchromesh.profile import Pattern
+from synchromesh.measure.overlap import overlap
+from synchromesh.profile import Curve, Overlap, Pattern, Profile
 from synchromesh.trace.partition import partition
 from tests.models import family, traced
 from tests.ranks import run
@@ -77,7 +79,7 @@ def linked() -> Any:
     world = World.open()
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
     found = network.collectives(world, (0, 1), [(k, PATTERN, 100) for k in kinds])
-    rates = network.overlap(world, (0, 1), ("all_reduce",), 0.002)
+    rates = overlap(world, (0, 1), kinds, 0.002)
     sent = world.ledger.sent
     world.close()
     return {k: c.points for (k, _), c in found.items()}, rates, sent
@@ -92,3 +94,76 @@ def test_an_idle_rank_takes_part() -> None:
             assert points == tuple(sorted(points)) and points[0][1] <= points[1][1]
         assert 0 < rates["all_reduce"].compute <= 1 and 0 < rates["all_reduce"].network <= 1
     assert ranks[0][0] == ranks[1][0] == ranks[2][0] and ranks[0][1] == ranks[2][1]
+
+
+def looked_at() -> Any:
+    """Links that take three times as long between two ranks, five times in groups of four."""
+    world = World.open()
+    kinds = ("all_reduce", "all_gather")
+    patterns = (Pattern(2), Pattern(4), Pattern(8))  # there are four ranks
+    curve = Curve(tuple((float(1 << n), 1e-3 * (n - 9)) for n in (10, 14, 20, 23)))
+    known = Profile(
+        4,
+        network={(k, p): curve for k in kinds for p in patterns},
+        overlap=dict.fromkeys(kinds, Overlap(0.5, 0.5)),
+    )
+
+    def slowest(world: World, group: Any, kind: str, ranks: int, payload: int) -> float:
+        times = {2: 3.0, 4: 5.0}[ranks] if kind == "all_reduce" else 1.0
+        return times * curve(payload)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "slowest", slowest)
+        found = module.again(
+            world,
+            range(4),
+            subject(),
+            None,
+            known,
+            devices=False,
+            links=True,  # type: ignore[arg-type]
+        )
+    world.close()
+    ratios = {
+        f"{kind} {p.size}": [now(x) / y for x, y in curve.points]
+        for (kind, p), now in found.network.items()
+    }
+    return ratios, found.overlap
+
+
+def test_links_are_looked_at_on_every_pattern() -> None:
+    for ratios, rates in run(4, looked_at):
+        assert ratios["all_reduce 2"] == pytest.approx([3.0] * 4)
+        assert ratios["all_reduce 4"] == pytest.approx([5.0] * 4)
+        assert ratios["all_reduce 8"] == pytest.approx([5.0] * 4), "as that of the most ranks"
+        assert ratios["all_gather 2"] == pytest.approx([1.0] * 4)
+        assert rates["all_gather"] == Overlap(0.5, 0.5)
+        assert rates["all_reduce"] == Overlap(0.5, 0.5).stretched(5.0)
+
+
+def timed_for_more_rows() -> Any:
+    """Programs that are known for fewer rows are timed, and not watched, for more."""
+    world = World.open()
+    about = subject()
+    made = partition(about.step, (Layout(1, 1),) * len(about.step.chain.components), rows=8)
+    known = facts(world, (0,), replace(about, rows=4), [made])
+    watched, original = [], module.Bench.bytes
+
+    def bytes_(bench: Any) -> Any:
+        watched.append(bench)
+        return original(bench)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.Bench, "bytes", bytes_)
+        more = facts(world, (0,), about, [made], known)
+    world.close()
+    key = made.program(made.components[0])
+    sizes = [[x for x, _ in c.forward[0].points] for c in (known.compute[key], more.compute[key])]
+    kept = [c.memory.kept(8) for c in (known.compute[key], more.compute[key])]
+    return sizes, kept, len(watched)
+
+
+def test_memory_that_is_known_is_not_watched_again() -> None:
+    sizes, kept, watched = timed_for_more_rows()
+    assert sizes == [[1, 4], [1, 4, 8]]
+    assert kept[0] == kept[1] and watched == 0

@@ -52,9 +52,9 @@ class Machine:
 
         patch.setattr(Bench, "__init__", begin)
         patch.setattr(Bench, "once", once)
-        patch.setattr(network_module, "_slowest", slowest)
+        patch.setattr(network_module, "slowest", slowest)
         patch.setattr(
-            network_module, "overlap", lambda w, r, kinds, s: {k: Overlap(0.5, 0.5) for k in kinds}
+            facts_module, "overlap", lambda w, r, kinds, s: {k: Overlap(0.5, 0.5) for k in kinds}
         )
         patch.setattr(
             facts_module, "ease", lambda world, runs=6: Ease(Sprint(), (1.0,) * world.size)
