@@ -404,33 +404,54 @@ def _sides(found: Compute) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
     return found.forward, found.backward
 
 
+@dataclass(frozen=True)
+class _Change:
+    """What links take now over what they took: ratios at the sizes that were sampled, ascending;
+    seconds more that the largest takes."""
+
+    ratio: Curve
+    more: float
+
+    @classmethod
+    def of(cls, before: Curve, now: Sequence[tuple[float, float]]) -> "_Change":
+        ratio = Curve(tuple((x, y / max(1e-9, before(x))) for x, y in now))
+        largest, seconds = now[-1]
+        return cls(ratio, seconds - before(largest))
+
+    @property
+    def largest(self) -> float:
+        """The ratio at the largest size."""
+        return self.ratio.points[-1][1]
+
+    def __call__(self, size: float, seconds: float) -> float:
+        """Seconds now, where it took so many. Beyond the sizes: slower links take so much more a
+        byte, whatever else had bounded them before; quicker ones take off in proportion."""
+        least, most = self.ratio.points[0][0], self.ratio.reach
+        if size > most and self.more > 0:
+            return seconds + self.more * size / most
+        return seconds * self.ratio(min(max(size, least), most))
+
+
 def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
     """Each kind on each pattern once more, at growing sizes; its curve and, by the largest size on
     the most ranks, the kind's overlap change alike. One that needs more ranks than there are
     changes as another one of its kind does."""
-    ratios: dict[tuple[str, Pattern], Curve] = {}
+    changes: dict[tuple[str, Pattern], _Change] = {}
     for kind, pattern in sorted(known.network):
         if pattern.size * pattern.stride <= len(ranks):
             before = known.network[kind, pattern]
             sizes = [int(size) for size, _ in before.points if size >= LOOK_BYTES]
             now = network.sampled(world, ranks, kind, pattern, sizes, LOOK_SECONDS)
-            ratios[kind, pattern] = Curve(tuple((x, y / max(1e-9, before(x))) for x, y in now))
-    if not ratios:
+            changes[kind, pattern] = _Change.of(before, now)
+    if not changes:
         return known
-    of_kind = {key[0]: ratio for key, ratio in ratios.items()}  # of the most ranks
+    of_kind = {key[0]: change for key, change in changes.items()}  # of the most ranks
     other = of_kind.get("all_reduce", next(iter(of_kind.values())))
-
-    def scaled(key: tuple[str, Pattern], curve: Curve) -> Curve:
-        ratio = ratios.get(key, of_kind.get(key[0], other))
-        least, most = ratio.points[0][0], ratio.reach
-        return Curve.of((x, y * ratio(min(max(x, least), most))) for x, y in curve.points)
-
-    def largest(kind: str) -> float:
-        return of_kind.get(kind, other).points[-1][1]
-
-    return replace(
-        known,
-        network={key: scaled(key, curve) for key, curve in known.network.items()},
-        overlap={kind: o.stretched(largest(kind)) for kind, o in known.overlap.items()},
-        host=_agreement(world),
-    )
+    links = {}
+    for key, curve in known.network.items():
+        change = changes.get(key, of_kind.get(key[0], other))
+        links[key] = Curve.of((x, change(x, y)) for x, y in curve.points)
+    rates = {
+        kind: o.stretched(of_kind.get(kind, other).largest) for kind, o in known.overlap.items()
+    }
+    return replace(known, network=links, overlap=rates, host=_agreement(world))

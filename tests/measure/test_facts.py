@@ -167,3 +167,12 @@ def test_memory_that_is_known_is_not_watched_again() -> None:
     sizes, kept, watched = timed_for_more_rows()
     assert sizes == [[1, 4], [1, 4, 8]]
     assert kept[0] == kept[1] and watched == 0
+
+
+def test_beyond_what_was_sampled() -> None:
+    before = Curve(((1e4, 0.001), (1e6, 0.100), (8e6, 0.800)))
+    slower = module._Change.of(before, [(1e4, 0.002), (1e6, 0.150)])
+    assert slower(1e4, 0.001) == pytest.approx(0.002) and slower.largest == pytest.approx(1.5)
+    assert slower(8e6, 0.900) == pytest.approx(0.900 + 8 * 0.050), "so much more a byte"
+    quicker = module._Change.of(before, [(1e4, 0.001), (1e6, 0.020)])
+    assert quicker(8e6, 0.900) == pytest.approx(0.900 * 0.2)
