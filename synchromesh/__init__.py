@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from synchromesh.plan import Plan as Plan
     from synchromesh.planning import Planned as Planned
     from synchromesh.planning import plan as plan
+    from synchromesh.preparing import prepare as prepare
     from synchromesh.trainer import Moved as Moved
     from synchromesh.trainer import Trainer as Trainer
-    from synchromesh.trainer import prepare as prepare
     from synchromesh.workload import Workload as Workload
 
 __version__ = "0.1.0"
@@ -31,7 +31,7 @@ _HOME = {
     "Planned": "planning",
     "Trainer": "trainer",
     "Workload": "workload",
-    "prepare": "trainer",
+    "prepare": "preparing",
 }
 __all__ = sorted([*_HOME, "__version__", "plan"])  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -87,7 +87,7 @@ class Arrangement:
         self.world, self.options = world, options
         self.streams = Streams(options.seed, world.device)
         self.example = batches.take_rows(example, 0, 1)
-        self._rows = batches.row_count(example)
+        self.rows = batches.row_count(example)  # of the global batches that are planned for
         self._known: dict[Hashable, Any] = {}  # losses and metrics by what they compute
         self._traces: dict[Hashable, Step] = {}  # of other shapes and metrics
         self.trained = model.trained()
@@ -182,7 +182,7 @@ class Arrangement:
         ranks = plan.devices(self.world.size)
         inside = self.model.inside(step.chain.names)
         layouts = plan.layouts(step.chain.names, self.world.size, inside)
-        made = made or partition(step, layouts, rows=self._rows)
+        made = made or partition(step, layouts, rows=self.rows)
         held = holdings(self.model.described.values(), made.placements, len(ranks))
         rebinding.check(self.optimizer, any(h.placement.sharded for h in held.values()))
         order = [(c.name, [p.name for p in c.parameters]) for c in step.chain.components]
@@ -367,7 +367,7 @@ class Arrangement:
             default = known.get(name, known.get(name.partition("@")[0], default))
             layouts.append(default)
         pins = {(n, h.layout): h.placement for n, h in self.state.held.items() if not h.home}
-        made = partition(step, layouts, rows=self._rows, pins=pins)
+        made = partition(step, layouts, rows=self.rows, pins=pins)
         for (name, layout), placement in made.placements.items():
             held = self.state.held[name]
             if not held.home and (held.layout, held.placement) != (layout, placement):

@@ -45,6 +45,7 @@ from synchromesh.word import Word
 __all__ = ["Choice", "Question", "choose", "predict", "reconsider"]
 
 NEAR = 1.15  # times the best plan: one on fewer devices is timed with all its rows then
+MISSING = 3  # of what could not be measured, that are said
 SHARES = 16  # of rows that the fastest data index has
 
 
@@ -63,7 +64,8 @@ class Question:
     @property
     def subject(self) -> Subject:
         tensors: Mapping[str, Tensor] = {**self.model.parameters, **self.model.buffers}
-        return Subject(self.step, tensors, self.example, self.optimizer, self.rows)
+        limit = self.limits[self.world.rank]
+        return Subject(self.step, tensors, self.example, self.optimizer, self.rows, limit)
 
     def measured(
         self,
@@ -71,10 +73,11 @@ class Question:
         known: Profile | None,
         besides: Iterable[tuple[str, Pattern, int]] = (),
         ranks: Sequence[int] | None = None,
+        quick: bool = False,
     ) -> Profile:
-        """The facts of `partitions` on `ranks` (all), besides what is known."""
+        """The facts of `partitions` on `ranks` (all), besides `known`; quick: see `facts`."""
         where = range(self.world.size) if ranks is None else ranks
-        return facts(self.world, where, self.subject, partitions, known, besides)
+        return facts(self.world, where, self.subject, partitions, known, besides, quick)
 
     def recall(self, ranks: Sequence[int]) -> Recall:
         """The profiles that are kept, as far as they are of this question on `ranks`."""
@@ -121,7 +124,16 @@ def choose(question: Question, say: Say = silent) -> Choice:
     recall.keep(found.profile, known)
     spent = found.profile.seconds
     say(f"measured for {spent:.1f} s, searched for {found.planning_seconds:.1f} s")
+    _say_missing(found.profile, say)
     return found
+
+
+def _say_missing(profile: Profile, say: Say) -> None:
+    """What could not be measured: plans that need it are priced without it, or not at all."""
+    if profile.missing:
+        more = len(profile.missing) - MISSING
+        rest = f" (and {more} more)" if more > 0 else ""
+        say(f"could not be measured: {'; '.join(profile.missing[:MISSING])}{rest}")
 
 
 def survey(question: Question, known: Profile | None) -> Profile:
@@ -149,7 +161,8 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
         plan = Plan.parse(near)
         sure.add(near)
         made = [planned.partition(plan, world.size)]
-        profile = question.measured(made, profile, ranks=plan.devices(world.size))
+        active, quick = plan.devices(world.size), current is not None
+        profile = question.measured(made, profile, ranks=active, quick=quick)
         found = [price(planned, p, world.size, profile, limits) for p in plans]
     guessed = [p for p in plans if p.ranks is not None and p != current]
     found = [c for c in found if c.time is not None or c.plan not in guessed]
@@ -259,6 +272,7 @@ def _measured_once(question: Question, made: Partition, ranks: Sequence[int], sa
     profile = question.measured([made], known, ranks=ranks)
     recall.keep(profile, known)
     say(f"measured for {profile.seconds:.1f} s")
+    _say_missing(profile, say)
     return profile
 
 

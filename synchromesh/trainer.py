@@ -5,39 +5,38 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from synchromesh.adapt.adapter import Adapter, Event
 from synchromesh.arrangement import Arrangement, Loss, Options
 from synchromesh.choosing import Choice, Question, choose, memory_limits, predict, survey
-from synchromesh.engine import batches, heap
-from synchromesh.engine import optimizer as rebinding
-from synchromesh.engine.agreement import compare_ranks
+from synchromesh.engine import batches
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import clip_norm
 from synchromesh.engine.overlap import PIECES
+from synchromesh.evaluation import Metric, means
 from synchromesh.plan import Plan
 from synchromesh.planner.candidate import Candidate
 from synchromesh.profile import Profile
 from synchromesh.state import checkpoint
 from synchromesh.state.checkpoint import CheckpointError
-from synchromesh.state.cursor import Cursor, Loader
+from synchromesh.state.cursor import Loader
 from synchromesh.state.export import save_safetensors
+from synchromesh.state.loaders import Loaders
 from synchromesh.state.model_state import plain
 from synchromesh.trace.capture import signature
 from synchromesh.trace.partition import Partition, overlaps
 from synchromesh.trace.step import Step
 
-Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
+RESIZED = 8  # batches in a row of another size, from where plans are made for it
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,7 @@ class Trainer:
         self.options = options
         self.scheduler: LRScheduler | None = None
         self.steps = 0  # updates done
-        self._loaders: list[Loader] = []
-        self._seeds: dict[int, int] = {}  # of the loaders, as they were asked for
-        self._resumed: list[Cursor] = []  # of a checkpoint, for loaders to come, in their order
+        self._loaders = Loaders(self.row_range)
         self._everyone = world.everyone
         self._pending = Pending()
         self._example = example
@@ -96,6 +93,8 @@ class Trainer:
         self.on_event: Callable[[Event], None] | None = None  # a decision, and what came of it
         self._cost: tuple[int, ...] = (0, 0)  # microseconds computing, waiting, of the last step
         self._rows_done = 0
+        self._rows = batches.row_count(example)  # of the global batches that are planned for
+        self._others = (0, 0)  # rows of the last batches, which had others, and how many these are
 
         self._arranged = Arrangement(
             model, optimizer, loss, example, plan, world, options, self._choose
@@ -122,12 +121,13 @@ class Trainer:
 
     def _question(self, step: Step) -> Question:
         """What a plan is wanted for; partitions that were solved for it are kept with it."""
-        if self._asked is None or self._asked.step is not step:
-            rows = batches.row_count(self._example)
-            self._asked = Question(
-                self.world, self.model, step, self.optimizer, self._example, rows, self._limits
+        asked = self._asked
+        if asked is None or asked.step is not step or asked.rows != self._rows:
+            example, limits = self._example, self._limits
+            asked = self._asked = Question(
+                self.world, self.model, step, self.optimizer, example, self._rows, limits
             )
-        return self._asked
+        return asked
 
     def _choose(self, step: Step) -> Plan:
         self.choice = choose(self._question(step), self.options.say)
@@ -135,13 +135,15 @@ class Trainer:
         return self.choice.chosen.plan
 
     def predict(self) -> Candidate:
-        """What a step of a global batch like the example takes under the current plan, composed
-        of measurements of components and collectives, and the memory of each device.
+        """What a step takes under the current plan, composed of measurements of components and
+        collectives, and the memory of each device; for global batches of as many rows as the
+        example, or as `adapt` has noticed that they have now.
 
         Measures what is not known yet, which takes seconds; all ranks call alike.
         """
         chosen = None if self.choice is None else self.choice.chosen
-        if chosen is not None and chosen.time is not None and chosen.plan == self.plan:
+        as_chosen = self._rows == batches.row_count(self._example)
+        if as_chosen and chosen and chosen.time is not None and chosen.plan == self.plan:
             return chosen
         known = self._profile if self.adapter is None else self.adapter.profile
         found, self._profile = predict(
@@ -201,7 +203,8 @@ class Trainer:
     def _adapt(self, seconds: float, waited: float) -> None:
         """Notes what the step took, for all ranks to know with the next one; acts on a drift."""
         assert self.adapter is not None
-        full = self._rows_done == batches.row_count(self._example)
+        self._notice_rows()
+        full = self._rows_done == self._rows
         settled = self._arranged.overlap.chosen is not None
         waited = min(waited, seconds)
         self._cost = (
@@ -218,6 +221,16 @@ class Trainer:
                 self._cost = (0, 0)  # of a plan that may be gone
             if self.on_event is not None:
                 self.on_event(event)
+
+    def _notice_rows(self) -> None:
+        """Plans for another size of global batches once several in a row have had it."""
+        assert self.adapter is not None
+        rows, count = self._others
+        same = self._rows_done == rows
+        self._others = (self._rows_done, count + 1 if same else 1)
+        if self._rows_done != self._rows and self._others[1] >= RESIZED:
+            self.adapter.resize(self._rows, self._rows_done)
+            self._rows = self._arranged.rows = self._rows_done
 
     def backward(self, batch: Any, last: bool = True) -> Tensor:
         """Forward and backward of this rank's rows; gradients add up until `update`.
@@ -404,7 +417,7 @@ class Trainer:
             self._forget_gradients()
         self._settle()
         try:
-            return self._evaluated(loader, metric)
+            return means(self._arranged, loader, metric, self._key, self.steps)
         finally:
             if isinstance(loader, Loader) and cursor is not None:
                 loader.cursor = cursor  # evaluation is no training: the data order does not move
@@ -415,37 +428,6 @@ class Trainer:
         """
         if not self.options.sync_batch_norm:
             self.state.settle_buffers(self._arranged.now.stage)
-
-    def _evaluated(self, loader: Iterable[Any], metric: Metric) -> dict[str, float]:
-        sums: dict[str, Tensor] = {}
-        count = 0
-        with torch.no_grad(), self._arranged.streams.preserved():
-            for raw in loader:
-                batch = batches.to_device(raw, self.world.device)
-                rows = self._arranged.now.agree(batch, self._key(batch))
-                program = self._arranged.program(batch, metric)
-                count += rows.total
-                if program is None:
-                    continue
-                (result,) = program.run([(self._arranged.filled(batch), rows)], self.steps)
-                if result.leads and result.rows:
-                    for name, value in zip(result.names, result.outputs, strict=True):
-                        sums[name] = (
-                            sums.get(name, torch.zeros((), dtype=torch.float64))
-                            + value.double().cpu()
-                        )
-        return self._global_means(sums, count)
-
-    def _global_means(self, sums: Mapping[str, Tensor], count: int) -> dict[str, float]:
-        if not count:
-            raise ValueError("there is nothing to evaluate: the loader gave no rows")
-        names = {
-            name: None for rank in self._everyone.all_gather_json(list(sums)) for name in rank
-        }
-        zero = torch.zeros((), dtype=torch.float64)
-        total = torch.stack([sums.get(name, zero) for name in names]).to(self.world.device)
-        self._everyone.all_reduce(total, counted=False)
-        return {name: float(value) / count for name, value in zip(names, total, strict=True)}
 
     def loader(
         self,
@@ -465,35 +447,9 @@ class Trainer:
         loader; its `batch_size` may be set at any time. The order depends on `seed` and epoch
         alone. timeout: seconds to wait for a worker, 0 for ever.
         """
-        asked = {"batch_size": batch_size, "drop_last": drop_last, "num_workers": num_workers}
-        for loader in self._loaders:
-            if loader.dataset is dataset and loader.shuffle == shuffle:
-                asked["seed"] = seed
-                there = {k: getattr(loader, k) for k in asked if k != "seed"}
-                there["seed"] = self._seeds[id(loader)]
-                odd = [f"{k}={asked[k]} (was {there[k]})" for k in asked if asked[k] != there[k]]
-                if odd:
-                    raise ValueError(
-                        "this data set has a loader already, with other settings: "
-                        f"{', '.join(odd)}; set "
-                        "loader.batch_size on it, or wrap the data set for a second order"
-                    )
-                return loader
-        cursor = self._resumed.pop(0) if self._resumed else Cursor(seed)
-        loader = Loader(
-            dataset,
-            batch_size,
-            self.row_range,
-            cursor,
-            shuffle,
-            drop_last,
-            collate,
-            num_workers,
-            timeout,
+        return self._loaders.one(
+            dataset, batch_size, shuffle, seed, drop_last, collate, num_workers, timeout
         )
-        self._loaders.append(loader)
-        self._seeds[id(loader)] = seed
-        return loader
 
     # Plans and state
 
@@ -573,7 +529,7 @@ class Trainer:
             "overlap": self._arranged.overlap.to_dict(),
             "optimizer": self.state.describe_optimizer(),
             "scheduler": None if scheduler is None else plain(scheduler.state_dict(), "scheduler"),
-            "cursors": [loader.cursor.to_dict() for loader in self._loaders],
+            "cursors": self._loaders.to_list(),
             "extra": dict(extra or {}),
         }
         told = self._everyone.broadcast_json(told, self._arranged.now.stage.ranks[0])
@@ -609,10 +565,7 @@ class Trainer:
         self._arranged.reseed(self.options.seed)
         if self.scheduler is not None and told["scheduler"] is not None:
             self.scheduler.load_state_dict(told["scheduler"])
-        self._resumed = [Cursor.from_dict(c) for c in told["cursors"]]
-        for loader in self._loaders:
-            if self._resumed:
-                loader.cursor = self._resumed.pop(0)
+        self._loaders.go_on(told["cursors"])
         return dict(told["extra"])
 
     def close(self) -> None:
@@ -629,67 +582,3 @@ def checked_plan(plan: Plan | str) -> Plan:
     if faults:
         raise ValueError(f"plan {str(plan)!r}: " + "; ".join(faults))
     return plan
-
-
-def prepare(
-    model: nn.Module,
-    optimizer: Optimizer,
-    loss: Loss,
-    example_batch: Any,
-    plan: Plan | str = "auto",
-    *,
-    scheduler: LRScheduler | None = None,
-    seed: int = 0,
-    sync_batch_norm: bool = False,
-    autocast: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-    timeout: timedelta = timedelta(minutes=5),
-    weights: str | Path | None = None,
-    say: Callable[[str], None] | None = None,
-) -> Trainer:
-    """A trainer of `model` under `plan` on the ranks of this run (one, where nothing says
-    otherwise).
-
-    optimizer: over parameters of the model; it stays the caller's, schedulers go on working.
-    loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight).
-    example_batch: a global batch; the model is traced with it, and measured under `auto`.
-    plan: a Plan or its text; `auto` measures the model and the links and takes what is predicted
-    to be the quickest (`trainer.choice` says why). What was measured is kept for the next run
-    (README: "What is measured is kept").
-    scheduler: stepped once per update and saved in checkpoints; leave it out to step it yourself.
-    seed: of dropout and other random operators. autocast: e.g. torch.bfloat16.
-    timeout: of every collective.
-    weights: a checkpoint, or a safetensors file or folder, to begin with.
-    say: is told on every rank, a sentence at a time, what is measured and what is reused.
-
-    All ranks start from rank 0's weights. Of a model on the meta device only this rank's pieces
-    come into being, from `weights` or its own initialisers. Raises ValueError for a plan that does
-    not fit or for ranks that disagree.
-    """
-    chosen = checked_plan(plan)
-    world = World.open(device, timeout)
-    if world.device.type == "cpu":
-        heap.keep()
-    held: Model | None = None
-    try:
-        rebinding.check(optimizer, sharded=False)
-        held = Model(model if _is_meta(model) else model.to(world.device))
-        compare_ranks(world.everyone, held, chosen, optimizer, seed, example_batch)
-        source = None if weights is None else Path(weights)
-        options = Options(seed, sync_batch_norm, autocast, source)
-        trainer = Trainer(
-            held, optimizer, loss, batches.to_device(example_batch, world.device), chosen, world,
-            options if say is None else replace(options, say=say),
-        )  # fmt: skip
-        trainer.scheduler = scheduler
-        held.block()
-        return trainer
-    except BaseException:
-        if held is not None:
-            held.unblock()
-        world.close()
-        raise
-
-
-def _is_meta(model: nn.Module) -> bool:
-    return any(p.is_meta for p in model.parameters())

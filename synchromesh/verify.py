@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 
 from synchromesh.engine.batches import to_device
 from synchromesh.explain import explain
-from synchromesh.trainer import Trainer, prepare
+from synchromesh.preparing import prepare
+from synchromesh.trainer import Trainer
 from synchromesh.workload import Workload
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}

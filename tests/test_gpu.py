@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synchromesh.engine.groups import World
-from synchromesh.trainer import prepare
+from synchromesh.preparing import prepare
 from synchromesh.verify import verify
 from tests.targets import target
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.engine.model import Model
+from synchromesh.preparing import prepare
 from synchromesh.state.initial import initial_values
 from synchromesh.state.model_state import checksum
-from synchromesh.trainer import prepare
 from tests.models import FAMILIES
 from tests.ranks import run
 from tests.traces import shared

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from synchromesh.engine.model import Model
 from synchromesh.explain import explain
 from synchromesh.plan import Plan
+from synchromesh.preparing import prepare
 from synchromesh.trace.capture import trace
 from synchromesh.trace.partition import partition
-from synchromesh.trainer import prepare
 from tests.ranks import run
 
 D = torch.float64

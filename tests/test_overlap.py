@@ -7,7 +7,7 @@ import torch
 
 from synchromesh.engine.overlap import BLOCK, ORDER, PIECES, Overlap
 from synchromesh.engine.program import in_turns
-from synchromesh.trainer import prepare
+from synchromesh.preparing import prepare
 from tests.ranks import run
 from tests.test_trainer import alone, build, largest, mixed
 from tests.traces import shared

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synchromesh.preparing import prepare
 from synchromesh.trace.capture import trace
-from synchromesh.trainer import prepare
 from tests.ranks import run
 from tests.traces import remembered, shared
 

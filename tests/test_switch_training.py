@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from synchromesh.trainer import Trainer, prepare
+from synchromesh.preparing import prepare
+from synchromesh.trainer import Trainer
 from tests.models import FAMILIES, family
 from tests.ranks import run
 from tests.targets import Rows

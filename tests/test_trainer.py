@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from synchromesh.trainer import prepare
+from synchromesh.preparing import prepare
 from synchromesh.verify import cast, without_dropout
 from tests.models import FAMILIES, traced
 from tests.ranks import run

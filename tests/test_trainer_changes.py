@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synchromesh.trainer import prepare
+from synchromesh.preparing import prepare
 from tests.ranks import run
 from tests.traces import shared
 

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synchromesh.preparing import prepare
 from synchromesh.state.checkpoint import CheckpointError
-from synchromesh.trainer import Trainer, prepare
+from synchromesh.trainer import Trainer
 from tests.ranks import run
 from tests.test_trainer_features import Net, Rows, adamw, batch, mean_loss
 from tests.traces import shared

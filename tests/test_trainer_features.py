@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synchromesh.trainer import Trainer, prepare
+from synchromesh.preparing import prepare
+from synchromesh.trainer import Trainer
 from tests.models import FAMILIES, Family
 from tests.ranks import run
 from tests.traces import remembered, shared

@@ -1,6 +1,6 @@
 """The adapter: notices that steps have changed, measures what did, and shifts where that pays.
 
-    step ... step  ->  drift (monitor)  ->  sample what changed (measure.facts.again)
+    step ... step  ->  drift (monitor)  ->  sample what changed (measure.look.again)
                    ->  reconsider (choosing)  ->  weigh (policy)  ->  switch, or stay and say why
 
 Algorithm 1 of Baligodugula and Amsaad 2025 (arXiv 2503.23186), on live measurements. Every rank
@@ -16,7 +16,7 @@ from synchromesh.adapt.monitor import Drift, Monitor
 from synchromesh.adapt.policy import Verdict, may_measure, weigh
 from synchromesh.choosing import Question, reconsider
 from synchromesh.cost.move import most_received, transfer_seconds
-from synchromesh.measure.facts import again
+from synchromesh.measure.look import again, glance
 from synchromesh.plan import Plan
 from synchromesh.planner.candidate import Candidate, setting
 from synchromesh.profile import Profile
@@ -25,6 +25,8 @@ from synchromesh.trace.partition import Partition
 SAMPLING = 3.0  # seconds that a look at what changed is expected to take at least
 FEWEST = 100  # steps that are assumed to come where nobody says how many
 PATIENCE = 20  # steps after which a look that was too much is asked for again
+GLANCE_SHARE = 0.01  # of the time that may go into glances at what idle ranks wait for
+GLANCE_STEPS = 10  # from one to the next, at least
 PAUSE_STEPS = 2  # steps that arranging anew is expected to take
 
 
@@ -78,12 +80,20 @@ class Adapter:
         self._measured, self._look = 0.0, SAMPLING  # seconds spent, and of a look
         self._refused: int | None = None  # the step at which a look was too much, still wanted
         self._awaits = False  # whether the last switch's measured time is still to come
+        self._resized = ""  # what is to be said of batches of another size
+        self._glance_at = 0  # the step before which idle ranks are not looked at
 
     def restart(self) -> None:
         """Forgets what was usual, as after a switch that was not this adapter's."""
         self.monitor.reset()
         self.drift = self._refused = None
         self._awaits = False
+
+    def resize(self, before: int, rows: int) -> None:
+        """Global batches have another number of rows from now on: what a step takes is learnt
+        anew, then the plan is thought over."""
+        self.restart()
+        self._resized = f"global batches have {rows} rows, {before} before"
 
     def see(self, table: Sequence[tuple[int, ...]], ranks: Sequence[int] = ()) -> Event | None:
         """table: microseconds computing and waiting of each of `ranks` in the last full-size step.
@@ -105,6 +115,7 @@ class Adapter:
     ) -> Event | None:
         """What comes of a drift, if there is one; all ranks alike."""
         drift, self.drift = self.drift, None
+        drift = drift or self._told(question, plan, step, to_come)
         if drift is None:
             self._refused = None
             return None
@@ -112,8 +123,7 @@ class Adapter:
         if self._refused is not None and step - self._refused < PATIENCE:
             return None
         steps = to_come or max(FEWEST, step)
-        elapsed = time.monotonic() - self._began + steps * drift.now
-        if not everyone.broadcast_json(may_measure(self._measured, elapsed, self._look)):
+        if not everyone.broadcast_json(self._may_look(steps * drift.now)):
             first, self._refused = self._refused is None, step
             if not first:
                 return None
@@ -122,7 +132,7 @@ class Adapter:
         self.monitor.reset()  # whatever is found: what is measured from now on is usual
         began = time.monotonic()
         ranks = range(world.size)  # also those that the plan leaves idle
-        links = drift.link_drift or world.device.type == "cuda"  # whose host never waits
+        links = drift.link_drift or (drift.device_drift and world.device.type == "cuda")
         self.profile = again(
             world, ranks, question.subject, partition, self.profile, drift.device_drift, links
         )
@@ -153,6 +163,51 @@ class Adapter:
             )
         )  # fmt: skip
         return self.events[-1]
+
+    def _may_look(self, to_come: float) -> bool:
+        """Whether a look keeps measuring below its share of the run; to_come: its seconds left."""
+        elapsed = time.monotonic() - self._began + to_come
+        return may_measure(self._measured, elapsed, self._look)
+
+    def _told(self, question: Question, plan: Plan, step: int, to_come: int) -> Drift | None:
+        """What steps do not show: batches have another size, or what keeps ranks idle has become
+        better. The same on all ranks."""
+        usual = self.monitor.usual
+        if usual is None:
+            return None
+        explained: float | None = None
+        if self._resized:
+            told, self._resized = self._resized, ""
+        else:
+            seen = self._glanced(question, plan, step, to_come, usual.step)
+            if seen is None:
+                return None
+            told, explained = seen
+        ratios = (1.0,) * len(usual.computing)
+        active = tuple(plan.devices(question.world.size))
+        return Drift(usual.step, usual.step, ratios, explained, active, told)
+
+    def _glanced(
+        self, question: Question, plan: Plan, step: int, to_come: int, usual: float
+    ) -> tuple[str, float] | None:
+        """What has become better for idle ranks, and whether devices explain it (1.0) or links
+        (0.0). Every rank glances at the same steps, as often as `GLANCE_SHARE` of the time allows.
+        """
+        world = question.world
+        active = plan.devices(world.size)
+        if len(active) == world.size or step < self._glance_at:
+            return None
+        everyone, began = world.everyone, time.monotonic()
+        steps = to_come or max(FEWEST, step)
+        told = None
+        if everyone.broadcast_json(self._may_look(steps * usual)):
+            seen = glance(world, active, self.profile)
+            told = (str(seen), float(seen.devices > seen.links)) if seen else None
+        spent = everyone.broadcast_json(time.monotonic() - began)
+        self._measured += spent
+        self._glance_at = step + max(GLANCE_STEPS, round(spent / GLANCE_SHARE / usual))
+        told = everyone.broadcast_json(told)
+        return None if told is None else (told[0], told[1])
 
     def _weighed(
         self,

@@ -47,20 +47,23 @@ class Drift:
     before: float
     now: float
     devices: tuple[float, ...]
-    explained: float  # the part of the difference that devices explain
+    explained: float | None  # the part of the difference that devices explain; None: no matter
     ranks: tuple[int, ...] = ()  # that take part; none: 0, 1, 2, ...
+    told: str = ""  # what was noticed otherwise than by what steps take
 
     @property
     def device_drift(self) -> bool:
         """Whether devices compute at another speed."""
-        return self.explained > PART
+        return self.explained is not None and self.explained > PART
 
     @property
     def link_drift(self) -> bool:
         """Whether links carry at another one; both may be."""
-        return self.explained < 1.0 - PART
+        return self.explained is not None and self.explained < 1.0 - PART
 
     def __str__(self) -> str:
+        if self.told or self.explained is None:
+            return self.told
         what = f"steps take {self.now * 1e3:.0f} ms, {self.before * 1e3:.0f} ms were usual"
         if self.explained > 0.5:
             _, at, factor = max((abs(d - 1), i, d) for i, d in enumerate(self.devices))

@@ -20,8 +20,9 @@ from synchromesh.cli.progress import Display, summary
 from synchromesh.cli.run_folder import Resumed, RunFolder, finite
 from synchromesh.cli.stop import Stop
 from synchromesh.fault import Stopped
+from synchromesh.preparing import prepare
 from synchromesh.state.manifest import CheckpointError
-from synchromesh.trainer import Trainer, prepare
+from synchromesh.trainer import Trainer
 
 if TYPE_CHECKING:
     from synchromesh.cli.train import Job

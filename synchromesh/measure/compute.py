@@ -24,7 +24,7 @@ from synchromesh.engine.groups import Group
 from synchromesh.engine.program import walking
 from synchromesh.engine.random import Streams
 from synchromesh.measure.borders import local_part, tiled
-from synchromesh.measure.memory import LiveBytes
+from synchromesh.measure.memory import LiveBytes, storage_bytes
 from synchromesh.measure.silent import SilentGroup
 from synchromesh.measure.sprint import clock
 from synchromesh.placement import REPLICATED
@@ -166,8 +166,16 @@ class Bench:
         forward, backward = (median(t) for t in zip(*taken, strict=True))
         return Timing(forward, backward, _spread(taken))
 
-    def bytes(self) -> Bytes:
-        """What a forward and a backward have alive; see `profile.Memory`."""
+    def bytes(self, limit: float = float("inf")) -> Bytes:
+        """What a forward and a backward have alive; see `profile.Memory`.
+
+        limit: of the bytes of this bench and what it makes; MemoryError as soon as they are more.
+        """
+        left = limit - storage_bytes((*self.inputs, *self.held))
+        if left < 0:
+            raise MemoryError(
+                f"a program's inputs and parameters take more than {limit:.0f} bytes"
+            )
         saved: dict[int, Any] = {}
         own = {x.untyped_storage()._cdata for x in (*self.held, *self.constants)}
 
@@ -177,7 +185,10 @@ class Bench:
                 saved[storage._cdata] = storage
             return x
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), LiveBytes() as live:
+        with (
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x),
+            LiveBytes(limit=left) as live,
+        ):
             began = self._now()
             outputs = self.forward()
             first = self._now() - began
@@ -191,7 +202,7 @@ class Bench:
         total = sum(s.nbytes() for s in kept)
         saved.clear()
         del outputs
-        backward = self._watched(token, kept, first, leave=False)
+        backward = self._watched(token, kept, first, left, leave=False)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             began = self._now()
             outputs = self.forward()
@@ -200,7 +211,7 @@ class Bench:
             del outputs
         kept = [s for key, s in saved.items() if key not in inputs]
         saved.clear()
-        staying = self._watched(token, kept, second, leave=True)
+        staying = self._watched(token, kept, second, left, leave=True)
         return Bytes(total, live.peak, backward, staying, kept_inputs, kept_outputs)
 
     def _token(self, outputs: Sequence[Tensor]) -> Tensor | None:
@@ -211,7 +222,9 @@ class Bench:
         token: Tensor = _Token.apply(*seeded)  # type: ignore[no-untyped-call]
         return token
 
-    def _watched(self, token: Tensor | None, kept: list[Any], forward: float, leave: bool) -> int:
+    def _watched(
+        self, token: Tensor | None, kept: list[Any], forward: float, limit: float, leave: bool
+    ) -> int:
         """The most bytes alive in backward. kept: storages, forgotten here; forward: seconds that
         it took; leave: the gradients of parameters stay, as they do where no bucket takes them."""
         hooks = []
@@ -219,7 +232,7 @@ class Bench:
             hooks = [
                 x.register_post_accumulate_grad_hook(_forget) for x in self.held if x.requires_grad
             ]
-        with LiveBytes() as live:
+        with LiveBytes(limit=limit) as live:
             live.know(kept)
             kept.clear()
             began = self._now()

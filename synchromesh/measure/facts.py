@@ -25,6 +25,7 @@ from synchromesh.layout import Layout
 from synchromesh.measure import network
 from synchromesh.measure.borders import record, stand_ins
 from synchromesh.measure.compute import BLOCK_SECONDS, LONG_BLOCK_SECONDS, Bench
+from synchromesh.measure.memory import storage_bytes
 from synchromesh.measure.overlap import overlap
 from synchromesh.measure.sprint import clock, ease
 from synchromesh.measure.update import update
@@ -32,11 +33,9 @@ from synchromesh.profile import Compute, Curve, Memory, Pattern, Profile
 from synchromesh.trace.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 
-LOOK_BYTES = 1 << 14  # the least payload with which links are looked at again ...
-LOOK_SECONDS = 0.05  # ... and one call longer than this tells enough
-LOOKS = 3  # runs that tell how devices compute now
 SAMPLE_ROWS = 8  # real rows from which larger batches are tiled
 TRAFFIC, QUOTA_TRAFFIC = 0.1, 0.4  # seconds of traffic that show overlap: periods of a quota
+ROOMY = 3.0  # times the memory that a program is thought to need
 EXTRAPOLATE = 1.5  # times the rows that were timed, beyond which a program is timed again
 
 
@@ -49,6 +48,16 @@ class Subject:
     example: Any  # a global batch
     optimizer: Optimizer
     rows: int  # of a global batch
+    limit: float = float("inf")  # bytes of tensors that this rank may hold; measuring stops there
+
+    @property
+    def held(self) -> list[Tensor]:
+        """What is there before anything is measured."""
+        given = [p for group in self.optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in given if p.grad is not None]
+        state = (x for s in self.optimizer.state.values() for x in s.values())
+        tensors = (x for x in state if isinstance(x, Tensor))
+        return [*self.tensors.values(), *given, *gradients, *tensors]
 
 
 def facts(
@@ -58,10 +67,12 @@ def facts(
     partitions: Iterable[Partition],
     known: Profile | None = None,
     besides: Iterable[tuple[str, Pattern, int]] = (),
+    quick: bool = False,
 ) -> Profile:
     """The profile of `partitions`, each on all of `ranks`, with what `known` has besides.
 
-    besides: kinds, patterns and payloads of further collectives that may be asked for.
+    besides: kinds, patterns and payloads of further collectives that may be asked for. quick: the
+    memory of programs that are known for fewer rows is not watched where there is plenty.
     """
     began = time.perf_counter()
     made = list(partitions)
@@ -72,7 +83,7 @@ def facts(
         seconds = QUOTA_TRAFFIC if profile.sprint.credit else TRAFFIC
         more = overlap(world, ranks, kinds - set(profile.overlap), seconds)
         profile = replace(profile, overlap={**profile.overlap, **more})
-    compute, missing = _programs(world, ranks, subject, made, profile)
+    compute, missing = _programs(world, ranks, subject, made, profile, quick)
     links = profile.network
     new = [w for w in wanted if w[:2] not in links or not network.reaches(links[w[:2]], w[2])]
     found = network.collectives(world, ranks, new)
@@ -97,10 +108,11 @@ def _programs(
     subject: Subject,
     partitions: Sequence[Partition],
     known: Profile,
+    quick: bool,
 ) -> tuple[dict[str, Compute], list[str]]:
     """Every distinct program that is not known yet, or not for so many rows, timed on `ranks` at
     the same time while the others are idle, as they will be: hosts may share more than links."""
-    wanted: dict[str, _Wanted] = {}
+    wanted: dict[str, Wanted] = {}
     for partition in partitions:
         for local in partition.components:
             key = partition.program(local)
@@ -108,15 +120,16 @@ def _programs(
             rows = sizes(subject.rows, local.layout)
             if rows[-1] > EXTRAPOLATE * reach:
                 new = tuple(n for n in rows if n > reach)
-                wanted.setdefault(key, _Wanted(partition, local, new, _remembered(known, key)))
-    return _timed_on(world, ranks, subject, wanted, known) if wanted else ({}, [])
+                memory = remembered(known, key) if quick else None
+                wanted.setdefault(key, Wanted(partition, local, new, memory))
+    return timed_on(world, ranks, subject, wanted, known) if wanted else ({}, [])
 
 
-def _timed_on(
+def timed_on(
     world: World,
     ranks: Sequence[int],
     subject: Subject,
-    wanted: Mapping[str, "_Wanted"],
+    wanted: Mapping[str, "Wanted"],
     known: Profile,
 ) -> tuple[dict[str, Compute], list[str]]:
     """What all ranks tell of the programs that are wanted."""
@@ -139,19 +152,27 @@ def _timed_on(
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """A program to be timed, and with how many rows; its memory, where that is known: bytes grow
-    with rows as they did, seconds need not."""
+class Wanted:
+    """A program to be timed, and with how many rows; memory: as far as it is known, where it need
+    not be watched anew."""
 
     partition: Partition
     local: LocalComponent
     rows: tuple[int, ...]
     memory: Memory | None = None
 
+    def roomy(self, rows: int, left: float) -> bool:
+        """Whether memory is known and far from the bytes that are left. Beyond the rows that it
+        was measured at it is no more than a lower bound: another moment may then be the highest.
+        """
+        if self.memory is None:
+            return False
+        return ROOMY * max(self.memory.forward(rows), self.memory.backward(rows)) <= left
+
 
 def _timed(
     subject: Subject,
-    wanted: Mapping[str, _Wanted],
+    wanted: Mapping[str, Wanted],
     device: torch.device,
     least: float,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -164,8 +185,10 @@ def _timed(
         fault = {"fault": f"the values between components: {_words(error)}"}
         yield from ((key, fault) for key in wanted)
         return
+    taken = storage_bytes((*subject.held, *tensors.values(), *borders.values()))
+    left = subject.limit - taken
     for key, asked in wanted.items():
-        yield key, _measured(subject, asked, tensors, borders, device, least)
+        yield key, _measured(subject, asked, tensors, borders, left, device, least)
 
 
 def _told(
@@ -194,37 +217,45 @@ def sizes(rows: int, layout: Layout) -> tuple[int, ...]:
 
 def _measured(
     subject: Subject,
-    asked: _Wanted,
+    asked: Wanted,
     tensors: Mapping[str, Tensor],
     borders: Mapping[str, Tensor],
+    left: float,
     device: torch.device,
     least: float,
 ) -> dict[str, Any]:
-    """Numbers of one program on this rank, or why there are none."""
-    points, memory, spread = [], [], 0.0
+    """Numbers of one program on this rank, or why there are none. left: bytes that it may take;
+    with rows that need more it is not run."""
+    points, memory, spread, lack = [], [], 0.0, ""
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     partition, local = asked.partition, asked.local
+    what = f"{local.component.name} ({local.layout})"
     try:
         for rows in asked.rows:
             bench = Bench(subject.step, partition, local, tensors, borders, rows, device)
-            if asked.memory is None:
-                held = bench.bytes()
+            if not asked.roomy(rows, left):
+                held = bench.bytes(left)
                 memory.append((rows, held.kept, held.forward, held.backward, held.staying))
                 inputs, outputs = held.kept_inputs, held.kept_outputs
             taken = bench.timing(least)
             points.append((rows, taken.forward, taken.backward))
             spread = max(spread, taken.spread)
             del bench
+    except (MemoryError, torch.OutOfMemoryError):
+        lack = f"{what}: {rows} rows take more than the {max(0.0, left) / 2**30:.2f} GiB left"
     except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
-        return {"fault": f"{local.component.name} ({local.layout}): {_words(error)}"}
+        return {"fault": f"{what}: {_words(error)}"}
+    if not points:
+        return {"fault": lack}
     return {
-        "points": points, "memory": memory, "spread": spread, "inputs": inputs, "outputs": outputs,
+        "points": points, "memory": memory, "spread": spread, "inputs": inputs,
+        "outputs": outputs, "lack": lack,
     }  # fmt: skip
 
 
 def _joined(
-    wanted: Mapping[str, _Wanted], ranks: Sequence[Mapping[str, Any]], pace: Sequence[float]
+    wanted: Mapping[str, Wanted], ranks: Sequence[Mapping[str, Any]], pace: Sequence[float]
 ) -> tuple[dict[str, Compute], list[str]]:
     """What the ranks told; pace: what passes on the wall in a second of their clocks."""
     found, missing = {}, []
@@ -240,16 +271,19 @@ def _joined(
         if faults:
             missing.append(faults[0])
             continue
+        missing += [rank[key]["lack"] for rank in ranks if rank[key]["lack"]][:1]
         found[key] = Compute(
             curves(key, 1),
             curves(key, 2),
-            asked.memory or _memory(ranks[0][key]),
+            _memory(ranks[0][key])
+            if ranks[0][key]["memory"] or not asked.memory
+            else asked.memory,
             max(float(rank[key]["spread"]) for rank in ranks),
         )
     return found, missing
 
 
-def _remembered(known: Profile, key: str) -> Memory | None:
+def remembered(known: Profile, key: str) -> Memory | None:
     """A program's memory where two sizes of it were measured, which tell all others."""
     memory = known.compute[key].memory if key in known.compute else None
     return memory if memory and len(memory.kept.points) > 1 else None
@@ -295,7 +329,7 @@ def _besides(world: World, ranks: Sequence[int], subject: Subject) -> Profile:
         state_factor=state,
         work_largest=largest,
         work_byte=work,
-        host=_agreement(world),
+        host=agreement(world),
         missing=tuple(f"the optimizer's step: {f}" for f in faults[:1]),
     )
 
@@ -311,7 +345,7 @@ def _costs(world: World, optimizer: Optimizer) -> tuple[tuple[float, ...], str]:
     return (t.byte, t.tensor, t.copy_byte, t.state_factor, t.work_largest, t.work_byte), ""
 
 
-def _agreement(world: World) -> float:
+def agreement(world: World) -> float:
     """Seconds of the control messages of a step: an all-gather of three numbers, an all-reduce of
     two."""
     numbers = torch.zeros(3, dtype=torch.int64, device=world.device)
@@ -326,132 +360,3 @@ def _agreement(world: World) -> float:
         )
     spent = (time.perf_counter() - began) / runs
     return max(float(t) for t in world.everyone.all_gather_json(spent))
-
-
-def again(
-    world: World,
-    ranks: Sequence[int],
-    subject: Subject,
-    partition: Partition,
-    known: Profile,
-    devices: bool,
-    links: bool,
-) -> Profile:
-    """`known` after a change: what drifted is sampled and its curves are scaled accordingly.
-
-    devices: the longest program of `partition` is timed once more on every rank, and each rank's
-    curves change by its own ratio. links: each kind of collective on each pattern, at sizes that
-    grow until one takes `LOOK_SECONDS`; its curve changes by the ratio at its payload. Takes
-    seconds; all ranks call alike.
-    """
-    began = time.perf_counter()
-    profile = known
-    if devices:
-        profile = _devices_again(world, ranks, subject, partition, profile)
-    if links:
-        profile = _links_again(world, ranks, profile)
-    return replace(profile, seconds=known.seconds + time.perf_counter() - began)
-
-
-def _devices_again(
-    world: World, ranks: Sequence[int], subject: Subject, partition: Partition, known: Profile
-) -> Profile:
-    found = ease(world, LOOKS)
-    profile = replace(known, sprint=found.sprint, pace=found.pace)
-    locals_ = {partition.program(c): c for c in partition.components}
-
-    def seconds(key: str) -> float:
-        return sum(max(c(c.reach) for c in side) for side in _sides(known.compute[key]))
-
-    timed = [k for k in locals_ if k in known.compute]
-    if not timed:  # nothing to compare with: what is new is measured when plans are priced
-        return profile
-    longest = max(timed, key=seconds)
-    local, before = locals_[longest], known.compute[longest]
-    wanted = _Wanted(
-        partition, local, sizes(subject.rows, local.layout), _remembered(known, longest)
-    )
-    measured, _ = _timed_on(world, ranks, subject, {longest: wanted}, profile)
-    if longest not in measured:
-        return known
-    ratios = []
-    for then, now in zip(
-        zip(*_sides(before), strict=True),
-        zip(*_sides(measured[longest]), strict=True),
-        strict=True,
-    ):
-        size = now[0].reach
-        ratios.append(sum(c(size) for c in now) / max(1e-9, sum(c(size) for c in then)))
-    scaled = {
-        key: replace(
-            found,
-            forward=tuple(c.scaled(r) for c, r in zip(found.forward, ratios, strict=True)),
-            backward=tuple(c.scaled(r) for c, r in zip(found.backward, ratios, strict=True)),
-        )
-        for key, found in known.compute.items()
-    }
-    slowest = max(ratios)  # the optimizer's costs are those of the slowest rank
-    return replace(
-        profile,
-        compute=scaled,
-        update_byte=known.update_byte * slowest,
-        update_tensor=known.update_tensor * slowest,
-        copy_byte=known.copy_byte * slowest,
-    )
-
-
-def _sides(found: Compute) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
-    return found.forward, found.backward
-
-
-@dataclass(frozen=True)
-class _Change:
-    """What links take now over what they took: ratios at the sizes that were sampled, ascending;
-    seconds more that the largest takes."""
-
-    ratio: Curve
-    more: float
-
-    @classmethod
-    def of(cls, before: Curve, now: Sequence[tuple[float, float]]) -> "_Change":
-        ratio = Curve(tuple((x, y / max(1e-9, before(x))) for x, y in now))
-        largest, seconds = now[-1]
-        return cls(ratio, seconds - before(largest))
-
-    @property
-    def largest(self) -> float:
-        """The ratio at the largest size."""
-        return self.ratio.points[-1][1]
-
-    def __call__(self, size: float, seconds: float) -> float:
-        """Seconds now, where it took so many. Beyond the sizes: slower links take so much more a
-        byte, whatever else had bounded them before; quicker ones take off in proportion."""
-        least, most = self.ratio.points[0][0], self.ratio.reach
-        if size > most and self.more > 0:
-            return seconds + self.more * size / most
-        return seconds * self.ratio(min(max(size, least), most))
-
-
-def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
-    """Each kind on each pattern once more, at growing sizes; its curve and, by the largest size on
-    the most ranks, the kind's overlap change alike. One that needs more ranks than there are
-    changes as another one of its kind does."""
-    changes: dict[tuple[str, Pattern], _Change] = {}
-    for kind, pattern in sorted(known.network):
-        if pattern.size * pattern.stride <= len(ranks):
-            before = known.network[kind, pattern]
-            sizes = [int(size) for size, _ in before.points if size >= LOOK_BYTES]
-            now = network.sampled(world, ranks, kind, pattern, sizes, LOOK_SECONDS)
-            changes[kind, pattern] = _Change.of(before, now)
-    if not changes:
-        return known
-    of_kind = {key[0]: change for key, change in changes.items()}  # of the most ranks
-    other = of_kind.get("all_reduce", next(iter(of_kind.values())))
-    links = {}
-    for key, curve in known.network.items():
-        change = changes.get(key, of_kind.get(key[0], other))
-        links[key] = Curve.of((x, change(x, y)) for x, y in curve.points)
-    rates = {
-        kind: o.stretched(of_kind.get(kind, other).largest) for kind, o in known.overlap.items()
-    }
-    return replace(known, network=links, overlap=rates, host=_agreement(world))

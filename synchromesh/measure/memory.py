@@ -19,11 +19,13 @@ class LiveBytes(TorchDispatchMode):
     """`now` and `peak`: bytes of storages made since the start that are (were) alive at once.
 
     known: tensors that exist already; their storages count from the beginning.
+    limit: bytes; MemoryError at the operator that makes more than so many alive.
     """
 
-    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+    def __init__(self, known: Iterable[Tensor] = (), limit: float = float("inf")) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
+        self.limit = limit
         self._seen: dict[int, weakref.ref[Any]] = {}
         for x in known:
             self.add(x)
@@ -63,6 +65,8 @@ class LiveBytes(TorchDispatchMode):
         for x in pytree.tree_leaves(made):
             if isinstance(x, Tensor):
                 self.add(x)
+        if self.now > self.limit:
+            raise MemoryError(f"{self.now} bytes are alive, {self.limit:.0f} may be")
         return made
 
 

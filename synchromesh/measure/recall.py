@@ -2,21 +2,23 @@
 
     circumstances -> file (rank 0) -> all ranks -> sampled -> curves scaled, or parts left out
 
-What is sampled is one program and one collective (`facts.again`): where they take about what they
-did, all curves are scaled by what they take now. Where they are far off, a profile of another day
+What is sampled is one program and every collective (`look.again`): where they take about what they
+did, curves are scaled by what they take now. Where they are far off, a profile of another day
 tells too little, and compute or network is measured anew.
 """
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from synchromesh.engine.groups import World
 from synchromesh.measure.cache import Cache, Kept
 from synchromesh.measure.circumstances import circumstances
-from synchromesh.measure.facts import Subject, again, facts
-from synchromesh.profile import Curve, Profile
+from synchromesh.measure.facts import Subject, facts
+from synchromesh.measure.look import again
+from synchromesh.profile import Profile
 from synchromesh.trace.local import Partition
 
 FAR = 1.5  # times as slow or as quick as before, from where curves are not scaled
@@ -112,8 +114,11 @@ def _known(partitions: Iterable[Partition], profile: Profile) -> Partition:
 
 
 def off(known: Profile, sampled: Profile) -> list[float]:
-    """By what factor compute and network differ where they do most; what could not be sampled is
-    infinitely far off."""
+    """By what factor compute and network differ; what could not be sampled is infinitely far off.
+
+    compute: where it differs most. network: by the median over kinds and patterns, at the smallest
+    size or at the largest: single collectives come out twice as long by chance.
+    """
     compute = [
         [
             c
@@ -123,22 +128,31 @@ def off(known: Profile, sampled: Profile) -> list[float]:
         ]
         for p in (known, sampled)
     ]
-    network = [list(p.network.values()) for p in (known, sampled)]
+    programs = [
+        _factor(seconds, after(size))
+        for before, after in zip(*compute, strict=True)
+        for size, seconds in before.points
+    ]
+    curves = [(curve, sampled.network[key]) for key, curve in known.network.items()]
+    links = [
+        median(_factor(before(at), after(at)) for before, after, at in ends)
+        for ends in (
+            [(before, after, before.points[0][0]) for before, after in curves],
+            [(before, after, before.reach) for before, after in curves],
+        )
+        if ends
+    ]
     lost = bool(known.compute) and sampled.compute is known.compute
     cut = bool(known.network) and sampled.network is known.network
     return [
-        float("inf") if lost else _factor(*compute),
-        float("inf") if cut else _factor(*network),
+        float("inf") if lost else max(programs, default=1.0),
+        float("inf") if cut else max(links, default=1.0),
     ]
 
 
-def _factor(known: Sequence[Curve], now: Sequence[Curve]) -> float:
-    pairs = [
-        sorted((seconds, after(size)))
-        for before, after in zip(known, now, strict=True)
-        for size, seconds in before.points
-    ]
-    return max(((b + SLACK) / (a + SLACK) for a, b in pairs), default=1.0)
+def _factor(one: float, other: float) -> float:
+    a, b = sorted((one, other))
+    return (b + SLACK) / (a + SLACK)
 
 
 def _measured(profile: Profile) -> tuple[Any, ...]:

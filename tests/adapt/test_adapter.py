@@ -12,9 +12,11 @@ from synchromesh.adapt import adapter as adapting
 from synchromesh.adapt.monitor import Drift, Usual
 from synchromesh.choosing import Choice, Question
 from synchromesh.cost.step_time import StepTime
+from synchromesh.measure.look import Glance
 from synchromesh.plan import Plan
 from synchromesh.planner.candidate import Candidate
 from synchromesh.profile import Profile
+from synchromesh.trainer import RESIZED
 from tests.measure.hurried import hurried
 from tests.models import FAMILIES, family
 from tests.ranks import run
@@ -42,16 +44,27 @@ class Told:
         pass
 
 
+class Idle(Told):
+    """A monitor that notices nothing: one rank works as usual, the other is idle."""
+
+    usual = Usual(1.0, 0.0, (1.0,))  # type: ignore[assignment]
+
+    def tell(self, table: Any) -> Drift | None:
+        return None
+
+
 def candidate(plan: str, seconds: float) -> Candidate:
     time = StepTime(seconds, 0.0, 0.0, 0.0, 0.0, 0.0, 1)
     return Candidate(Plan.parse(plan), time, (), True, "")
 
 
 def trained(
-    better: str, seconds: float, adapt: bool, first: str = "tensor"
+    better: str, seconds: float, adapt: bool, first: str = "tensor", glance: float = 0.0
 ) -> tuple[list[float], list[dict[str, Any]]]:
     """Losses and decisions of a run that was measured under `tensor` and then is under `first`;
-    `better` is predicted to take `seconds`, the plan in force 1."""
+    `better` is predicted to take `seconds`, the plan in force 1. glance: how much quicker links
+    are found to be where a rank is idle, of which steps tell nothing; 0: steps tell of a drift.
+    """
 
     def reconsider(question: Question, profile: Profile, current: Plan | None = None) -> Choice:
         assert current is not None
@@ -69,7 +82,8 @@ def trained(
         if adapt:
             trainer.adapt()
             assert trainer.adapter is not None
-            trainer.adapter.monitor = Told()  # type: ignore[assignment]
+            trainer.adapter.monitor = Idle() if glance else Told()  # type: ignore[assignment]
+            patch.setattr(adapting, "glance", lambda *_: Glance(links=glance))
             trainer.steps_to_come = 10_000
         if first != "tensor":
             trainer.switch(f"{first}; @pieces=1")
@@ -115,6 +129,52 @@ def test_one_device_is_left_for_all_where_that_pays() -> None:
     (event,) = events
     assert event["switched"] and event["to"] == "data; @pieces=1" == theirs[0]["to"]
     assert len(losses) == STEPS
+
+
+def test_links_that_recover_while_a_rank_is_idle() -> None:
+    better = ("data; @pieces=1", 0.5, True, "single")
+    (_, events), (_, theirs) = run(2, trained, *better, 3.0, timeout=100)
+    (event,) = events
+    assert event["switched"] and event["to"] == theirs[0]["to"] == "data; @pieces=1"
+    assert event["noticed"] == "links carry 3.0 times as fast as when they were measured"
+    (_, none), _ = run(2, trained, *better, 1.2, timeout=100)
+    assert none == []
+
+
+def resized() -> tuple[list[Any], list[float], list[dict[str, Any]]]:
+    """Rows that plans were wanted for, losses and decisions, where batches become larger."""
+    asked: list[Any] = []
+
+    def reconsider(question: Question, profile: Profile, current: Plan | None = None) -> Choice:
+        asked.append((question.rows, question.subject.rows))
+        found = (candidate("data; @pieces=1", 0.5), candidate(str(current), 1.0))
+        return Choice(found, profile, 0.0)
+
+    model, loss, make = FAMILIES["cnn"]()
+    optimizer = torch.optim.SGD(model.double().parameters(), lr=1e-2)
+    sizes = [12, 12, 5] + [24] * (RESIZED + 1)  # the last batch of an epoch is no other size
+    batches = [make(n, seed=i, dtype=torch.float64) for i, n in enumerate(sizes)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapting, "reconsider", reconsider)
+        trainer = prepare(model, optimizer, loss, batches[0], plan="tensor; @pieces=1")
+        try:
+            trainer.adapt()
+            assert trainer.adapter is not None
+            trainer.adapter.monitor = Idle()  # type: ignore[assignment]
+            trainer.steps_to_come = 10_000
+            losses = [float(trainer.step(trainer.shard(batch))) for batch in batches]
+            return asked, losses, [event.to_dict() for event in trainer.decisions]
+        finally:
+            trainer.close()
+
+
+def test_batches_of_another_size_are_planned_for() -> None:
+    (asked, losses, events), (_, others, theirs) = run(2, resized, timeout=100)
+    (event,) = events
+    assert event["noticed"] == "global batches have 24 rows, 12 before"
+    assert event["switched"] and event["to"] == theirs[0]["to"] == "data; @pieces=1"
+    assert event["step"] == 3 + RESIZED and [list(a) for a in asked] == [[24, 24]]
+    assert losses == others
 
 
 class Alone:

@@ -18,9 +18,9 @@ from synchromesh.measure.compute import Bench
 from synchromesh.measure.memory import LiveBytes
 from synchromesh.placement import REPLICATED, Placement, shard
 from synchromesh.plan import Plan
+from synchromesh.preparing import prepare
 from synchromesh.profile import Compute, Curve, Memory, Profile
 from synchromesh.trace.local import Input, Output
-from synchromesh.trainer import prepare
 from tests.cost.plans import drawn, placed
 from tests.models import family, traced
 

@@ -10,14 +10,15 @@ from synchromesh.engine.groups import World
 from synchromesh.layout import Layout
 from synchromesh.measure import facts as module
 from synchromesh.measure import network
+from synchromesh.measure.borders import record, stand_ins
 from synchromesh.measure.facts import Subject, facts
 from synchromesh.measure.overlap import overlap
-from synchromesh.profile import Curve, Overlap, Pattern, Profile
+from synchromesh.profile import Pattern
 from synchromesh.trace.partition import partition
 from tests.models import family, traced
 from tests.ranks import run
 
-PATTERN = Pattern(2)
+PATTERN, CPU = Pattern(2), torch.device("cpu")
 
 
 def subject() -> Subject:
@@ -96,51 +97,6 @@ def test_an_idle_rank_takes_part() -> None:
     assert ranks[0][0] == ranks[1][0] == ranks[2][0] and ranks[0][1] == ranks[2][1]
 
 
-def looked_at() -> Any:
-    """Links that take three times as long between two ranks, five times in groups of four."""
-    world = World.open()
-    kinds = ("all_reduce", "all_gather")
-    patterns = (Pattern(2), Pattern(4), Pattern(8))  # there are four ranks
-    curve = Curve(tuple((float(1 << n), 1e-9 * (1 << n)) for n in (10, 14, 20, 23)))
-    known = Profile(
-        4,
-        network={(k, p): curve for k in kinds for p in patterns},
-        overlap=dict.fromkeys(kinds, Overlap(0.5, 0.5)),
-    )
-
-    def slowest(world: World, group: Any, kind: str, ranks: int, payload: int) -> float:
-        times = {2: 3.0, 4: 5.0}.get(ranks, 7.0) if kind == "all_reduce" else 1.0
-        return times * curve(payload)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network, "slowest", slowest)
-        found = module.again(
-            world,
-            range(4),
-            subject(),
-            None,
-            known,
-            devices=False,
-            links=True,  # type: ignore[arg-type]
-        )
-    world.close()
-    ratios = {
-        f"{kind} {p.size}": [now(x) / y for x, y in curve.points]
-        for (kind, p), now in found.network.items()
-    }
-    return ratios, found.overlap
-
-
-def test_links_are_looked_at_on_every_pattern() -> None:
-    for ratios, rates in run(4, looked_at):
-        assert ratios["all_reduce 2"] == pytest.approx([3.0] * 4)
-        assert ratios["all_reduce 4"] == pytest.approx([5.0] * 4)
-        assert ratios["all_reduce 8"] == pytest.approx([5.0] * 4), "as that of the most ranks"
-        assert ratios["all_gather 2"] == pytest.approx([1.0] * 4)
-        assert rates["all_gather"] == Overlap(0.5, 0.5)
-        assert rates["all_reduce"] == Overlap(0.5, 0.5).stretched(5.0)
-
-
 def timed_for_more_rows() -> Any:
     """Programs that are known for fewer rows are timed, and not watched, for more."""
     world = World.open()
@@ -155,7 +111,7 @@ def timed_for_more_rows() -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module.Bench, "bytes", bytes_)
-        more = facts(world, (0,), about, [made], known)
+        more = facts(world, (0,), about, [made], known, quick=True)
     world.close()
     key = made.program(made.components[0])
     sizes = [[x for x, _ in c.forward[0].points] for c in (known.compute[key], more.compute[key])]
@@ -169,10 +125,24 @@ def test_memory_that_is_known_is_not_watched_again() -> None:
     assert kept[0] == kept[1] and watched == 0
 
 
-def test_beyond_what_was_sampled() -> None:
-    before = Curve(((1e4, 0.001), (1e6, 0.100), (8e6, 0.800)))
-    slower = module._Change.of(before, [(1e4, 0.002), (1e6, 0.150)])
-    assert slower(1e4, 0.001) == pytest.approx(0.002) and slower.largest == pytest.approx(1.5)
-    assert slower(8e6, 0.900) == pytest.approx(0.900 + 8 * 0.050), "so much more a byte"
-    quicker = module._Change.of(before, [(1e4, 0.001), (1e6, 0.020)])
-    assert quicker(8e6, 0.900) == pytest.approx(0.900 * 0.2)
+def test_measuring_stops_below_the_limit() -> None:
+    """With growing memory nothing can be timed, then few rows, then all."""
+    about = subject()
+    made = partition(about.step, (Layout(1, 1),) * len(about.step.chain.components), rows=8)
+    wanted = module.Wanted(made, made.components[0], (2, 8))
+    tensors = stand_ins(about.step.chain, about.tensors, CPU)
+    borders = record(about.step, about.example, tensors, CPU)
+    found = []
+    for left in (0, *(2**n for n in range(8, 24))):
+        told = module._measured(about, wanted, tensors, borders, left, CPU, 0.0)
+        sizes = [rows for rows, *_ in told.get("points", ())]
+        found.append(sizes)
+        lack = told["fault"] if not sizes else told["lack"]
+        missing = {(): "2 rows take more", (2,): "8 rows take more", (2, 8): ""}[tuple(sizes)]
+        assert missing in lack and bool(missing) == bool(lack)
+    assert found == sorted(found) and [2] in found and found[0] == [] and found[-1] == [2, 8]
+    memory = module._memory(told)
+    known, need = replace(wanted, memory=memory, rows=(16,)), memory.backward(16)
+    for left, watched in ((2 * need, 1), (10 * need, 0)):
+        told = module._measured(about, known, tensors, borders, left, CPU, 0.0)
+        assert len(told["points"]) == 1 and len(told["memory"]) == watched

@@ -17,6 +17,7 @@ from torch import nn
 
 from synchromesh import prepare
 from synchromesh.measure import facts as facts_module
+from synchromesh.measure import look as look_module
 from synchromesh.measure import network as network_module
 from synchromesh.measure.cache import Kept
 from synchromesh.measure.compute import Bench
@@ -56,10 +57,11 @@ class Machine:
         patch.setattr(
             facts_module, "overlap", lambda w, r, kinds, s: {k: Overlap(0.5, 0.5) for k in kinds}
         )
-        patch.setattr(
-            facts_module, "ease", lambda world, runs=6: Ease(Sprint(), (1.0,) * world.size)
-        )
-        patch.setattr(facts_module, "_agreement", lambda world: 0.001)
+        for module in (facts_module, look_module):
+            patch.setattr(
+                module, "ease", lambda world, runs=6: Ease(Sprint(), (1.0,) * world.size)
+            )
+            patch.setattr(module, "agreement", lambda world: 0.001)
 
     def prepared(self, plan: str, rows: int = 8) -> dict[str, Any]:
         """A model prepared under `plan`, and what that took."""
@@ -220,7 +222,7 @@ def profile(first: float, second: float, link: float) -> Profile:
     return Profile(2, {"a": program}, {("all_reduce", Pattern(2)): Curve(((1e3, link),))})
 
 
-def test_the_farthest_rank_and_size_count() -> None:
+def test_the_farthest_rank_counts() -> None:
     known = profile(1.0, 1.0, 1.0)
     assert off(known, profile(1.0, 1.0, 1.0)) == [1.0, 1.0]
     assert off(known, profile(1.0, 3.0, 0.25)) == pytest.approx([3.0, 4.0], rel=1e-3)
@@ -229,6 +231,16 @@ def test_the_farthest_rank_and_size_count() -> None:
     assert max(off(small, profile(3e-5, 3e-5, 3e-5))) < 1.5, "microseconds tell nothing"
     assert off(known, known) == [float("inf")] * 2, "the same objects: nothing was sampled"
     assert off(Profile(2), Profile(2)) == [1.0, 1.0]
+
+
+def test_one_collective_of_many_is_chance() -> None:
+    def links(*seconds: float) -> Profile:
+        kinds = ("all_reduce", "all_gather", "all_to_all")
+        curves = (Curve(((1e3, 0.01), (1e6, s))) for s in seconds)
+        return Profile(2, network={(k, Pattern(2)): c for k, c in zip(kinds, curves, strict=True)})
+
+    assert off(links(1, 1, 1), links(1, 3, 1))[1] == 1.0
+    assert off(links(1, 1, 1), links(1, 3, 4))[1] == pytest.approx(3.0, rel=1e-3)
 
 
 def test_what_is_said() -> None:
