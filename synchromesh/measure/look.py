@@ -7,6 +7,7 @@ glance    whether what keeps ranks idle has become better                       
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from synchromesh.engine.groups import World
 from synchromesh.measure import network
@@ -21,10 +22,13 @@ from synchromesh.measure.facts import (
 from synchromesh.measure.sprint import ease
 from synchromesh.profile import Compute, Curve, Pattern, Profile
 from synchromesh.trace.local import Partition
+from synchromesh.traffic import CollectiveKind, sent_bytes
 
 LOOK_BYTES = 1 << 14  # the least payload with which links are looked at again ...
 LOOK_SECONDS = 0.05  # ... and one call longer than this tells enough
 LOOKS = 3  # runs that tell how devices compute now
+LATER = 3.0  # times what a small collective took: latency has changed
+CHANGED = 1.2  # times what a large one took: links have
 GLANCE_SECONDS = 0.05  # of the all-reduce that a glance at links takes, at most
 QUICKER = 1.5  # times as quick as known: no longer what it was
 
@@ -106,54 +110,84 @@ def _sides(found: Compute) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
 
 
 @dataclass(frozen=True)
-class _Change:
-    """What links take now over what they took: ratios at the sizes that were sampled, ascending;
-    seconds more that the largest takes."""
+class _Sample:
+    """One kind on one pattern, looked at again: seconds that every collective takes longer (0
+    where a small one takes about what it did), seconds more a sent byte, the largest one's ratio.
+    """
 
-    ratio: Curve
+    late: float
     more: float
+    ratio: float
 
     @classmethod
-    def of(cls, before: Curve, now: Sequence[tuple[float, float]]) -> "_Change":
-        ratio = Curve(tuple((x, y / max(1e-9, before(x))) for x, y in now))
-        largest, seconds = now[-1]
-        return cls(ratio, seconds - before(largest))
+    def of(
+        cls, kind: str, ranks: int, before: Curve, now: Sequence[tuple[float, float]]
+    ) -> "_Sample":
+        (small, first), (large, last) = now[0], now[-1]
+        sent = [max(1, _sent(kind, x, ranks)) for x in (small, large)]
+        longer = [first - before(small), last - before(large)]
+        if large == small:  # all that is ever sent is small
+            return cls(longer[0], 0.0, first / max(1e-9, before(small)))
+        late, more = 0.0, longer[1] / sent[1]
+        slope = (longer[1] - longer[0]) / (sent[1] - sent[0])
+        offset = longer[0] - slope * sent[0]
+        if not 1 / LATER < 1 + offset / max(1e-9, before(small)) < LATER:
+            late, more = offset, slope
+        return cls(late, more, last / max(1e-9, before(large)))
 
     @property
-    def largest(self) -> float:
-        """The ratio at the largest size."""
-        return self.ratio.points[-1][1]
+    def changed(self) -> bool:
+        return not 1 / CHANGED < self.ratio < CHANGED
 
-    def __call__(self, size: float, seconds: float) -> float:
-        """Seconds now, where it took so many. Beyond the sizes: slower links take so much more a
-        byte, whatever else had bounded them before; quicker ones take off in proportion."""
-        least, most = self.ratio.points[0][0], self.ratio.reach
-        if size > most and self.more > 0:
-            return seconds + self.more * size / most
-        return seconds * self.ratio(min(max(size, least), most))
+
+def _sent(kind: str, payload: float, ranks: int) -> int:
+    return sent_bytes(cast(CollectiveKind, kind), int(payload), ranks)
 
 
 def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
-    """Each kind on each pattern once more, at growing sizes; its curve and, by the largest size on
-    the most ranks, the kind's overlap change alike. One that needs more ranks than there are
-    changes as another one of its kind does."""
-    changes: dict[tuple[str, Pattern], _Change] = {}
-    for kind, pattern in sorted(known.network):
-        if pattern.size * pattern.stride <= len(ranks):
-            before = known.network[kind, pattern]
-            sizes = [int(size) for size, _ in before.points if size >= LOOK_BYTES]
-            now = network.sampled(world, ranks, kind, pattern, sizes, LOOK_SECONDS)
-            changes[kind, pattern] = _Change.of(before, now)
-    if not changes:
+    """`known` with links as they are now. Every pattern is looked at by one kind of collective and
+    every kind on the most ranks. With D seconds more a sent byte, of that kind r and of these
+    ranks w, another kind k on another pattern p takes
+
+        D(k, p)  =  D(k, w) D(r, p) / D(r, w)        C'(k, p, x)  =  C(k, p, x) + D(k, p) sent(x)
+
+    and no less than in proportion: what bounds it where links are quick has not become quicker.
+    Overlap stretches as the largest collective does.
+    """
+    here = [k for k in sorted(known.network) if k[1].size * k[1].stride <= len(ranks)]
+    if not here:
         return known
-    of_kind = {key[0]: change for key, change in changes.items()}  # of the most ranks
-    other = of_kind.get("all_reduce", next(iter(of_kind.values())))
+    widest = {kind: max(p for k, p in here if k == kind) for kind, _ in here}
+    by = {p: min((k for k, q in here if q == p), key=lambda k: k != "all_reduce") for _, p in here}
+    taken = {}
+    for kind, pattern in sorted({*widest.items(), *((k, p) for p, k in by.items())}):
+        before = known.network[kind, pattern]
+        sizes = [int(size) for size, _ in before.points if size >= LOOK_BYTES]
+        now = network.sampled(world, ranks, kind, pattern, sizes, LOOK_SECONDS)
+        taken[kind, pattern] = _Sample.of(kind, pattern.size, before, now)
+
+    def sample(kind: str, pattern: Pattern) -> _Sample:
+        if (kind, pattern) in taken:
+            return taken[kind, pattern]
+        wide = widest.get(kind, max(by))
+        mine = taken.get((kind, wide), taken[by[wide], wide])
+        there = taken[by[pattern], pattern] if pattern in by else mine
+        base = taken.get((by.get(pattern, kind), wide))
+        if base is None or not base.changed or there.more * base.more <= 0.0:
+            return there
+        return _Sample(there.late, mine.more * there.more / base.more, mine.ratio)
+
     links = {}
-    for key, curve in known.network.items():
-        change = changes.get(key, of_kind.get(key[0], other))
-        links[key] = Curve.of((x, change(x, y)) for x, y in curve.points)
+    for (kind, pattern), curve in known.network.items():
+        found = sample(kind, pattern)
+        links[kind, pattern] = Curve.of(
+            (x, max(y + found.late + found.more * _sent(kind, x, pattern.size),
+                    y * min(1.0, found.ratio)))
+            for x, y in curve.points
+        )  # fmt: skip
     rates = {
-        kind: o.stretched(of_kind.get(kind, other).largest) for kind, o in known.overlap.items()
+        kind: o.stretched(sample(kind, widest.get(kind, max(by))).ratio)
+        for kind, o in known.overlap.items()
     }
     return replace(known, network=links, overlap=rates, host=agreement(world))
 

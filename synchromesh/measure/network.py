@@ -58,7 +58,8 @@ def sampled(
     most: float,
 ) -> list[tuple[float, float]]:
     """(payload, seconds) of one kind and pattern at the first of `sizes` and at the last, or the
-    first one of which a call takes more than `most` seconds; medians of a few shorter calls."""
+    first one of which calls take more than `most` seconds; the median or, of long ones, the least
+    of a few."""
     idle = [(r,) for r in range(world.size) if r not in set(ranks)]
     groups = [tuple(ranks[p] for p in group) for group in pattern.groups(len(ranks))]
     group = world.groups([*groups, *idle])
@@ -66,16 +67,14 @@ def sampled(
     def call(size: int) -> float:
         return slowest(world, group, kind, pattern.size, size)
 
-    taken = [call(sizes[0]) for _ in range(CALLS)]
-    points = {sizes[0]: median(taken)}
-    size, once = sizes[0], points[sizes[0]]
+    first = median(call(sizes[0]) for _ in range(CALLS))
+    size, once = sizes[0], first
     for size in sizes[1:]:
         once = call(size)
-        if once > most:
-            break
-    if size not in points:
-        points[size] = once if once > most else median([once, *(call(size) for _ in range(2))])
-    return [(float(x), y) for x, y in points.items()]
+        if once > most and (once := min(once, call(size))) > most:
+            break  # not by a pause alone
+    last = once if once > most or size == sizes[0] else median([once, call(size), call(size)])
+    return [(float(sizes[0]), first), (float(size), last)]
 
 
 def choose_way(group: Group, payload: int) -> None:
