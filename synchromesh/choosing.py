@@ -9,7 +9,7 @@ alike; what rank 0 found is told to the others, so that no two can disagree.
 import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from synchromesh.cost.step_time import Unmeasured
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.measure.facts import Subject, facts
-from synchromesh.measure.memory import device_bytes, process_bytes
+from synchromesh.measure.memory import device_bytes, process_bytes, storage_bytes
 from synchromesh.measure.recall import Recall, Say
 from synchromesh.plan import Plan
 from synchromesh.planner import candidate as pricing
@@ -60,12 +60,15 @@ class Question:
     example: Any  # a global batch
     rows: int
     limits: Sequence[float]  # bytes of tensors that each rank may hold; see `memory_limits`
+    _refused: dict[str, int] = field(default_factory=dict)  # programs, rows that do not fit
 
     @property
     def subject(self) -> Subject:
         tensors: Mapping[str, Tensor] = {**self.model.parameters, **self.model.buffers}
         limit = self.limits[self.world.rank]
-        return Subject(self.step, tensors, self.example, self.optimizer, self.rows, limit)
+        return Subject(
+            self.step, tensors, self.example, self.optimizer, self.rows, limit, self._refused
+        )
 
     def measured(
         self,
@@ -276,13 +279,15 @@ def _measured_once(question: Question, made: Partition, ranks: Sequence[int], sa
     return profile
 
 
-def memory_limits(world: World) -> list[float]:
+def memory_limits(world: World, held: Iterable[Tensor]) -> list[float]:
     """Bytes of tensors that each rank may hold: its device's share, less what the process has
-    before any tensor of a step is there."""
+    besides tensors. held: the tensors that are there already.
+    """
     ranks_here = max(1, _ranks_here(world))
     mine = device_bytes(world.device)
     if world.device.type != "cuda":
-        mine = mine // ranks_here - process_bytes()
+        besides = process_bytes() - storage_bytes(x for x in held if not x.is_meta)
+        mine = mine // ranks_here - max(0, besides)
     return [float(n) for n in world.everyone.all_gather_json(max(0, int(mine)))]
 
 

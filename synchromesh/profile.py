@@ -239,9 +239,8 @@ class Profile:
         that a program during which something else ran counts little. None: not known."""
         shares: list[list[float]] = []
         for found in self.compute.values():
-            each = [
-                f(f.reach) + b(b.reach) for f, b in zip(found.forward, found.backward, strict=True)
-            ]
+            rows = found.reach  # that all were timed with
+            each = [f(rows) + b(rows) for f, b in zip(found.forward, found.backward, strict=True)]
             if min(each) > 0.0:
                 shares.append([min(each) / t for t in each])
         if not shares:

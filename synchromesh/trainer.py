@@ -3,6 +3,7 @@
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +37,7 @@ from synchromesh.trace.capture import signature
 from synchromesh.trace.partition import Partition, overlaps
 from synchromesh.trace.step import Step
 
-RESIZED = 8  # batches in a row of another size, from where plans are made for it
+RESIZED = 8, 12  # so many of the last batches had another size: plans are made for it
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,16 @@ class Trainer:
         self.choice: Choice | None = None  # how the plan was found, where it was `auto`
         self._profile: Profile | None = None
         self._asked: Question | None = None
-        self._limits = memory_limits(world)  # while the process holds nothing but the model
+        held = [*model.parameters.values(), *model.buffers.values()]
+        self._limits = memory_limits(world, held)  # while the process holds nothing else
         self.adapter: Adapter | None = None  # where the plan may change while training runs
         self.steps_to_come = 0  # as far as the caller knows; 0: not known
         self.on_event: Callable[[Event], None] | None = None  # a decision, and what came of it
         self._cost: tuple[int, ...] = (0, 0)  # microseconds computing, waiting, of the last step
         self._rows_done = 0
         self._rows = batches.row_count(example)  # of the global batches that are planned for
-        self._others = (0, 0)  # rows of the last batches, which had others, and how many these are
+        self._chosen_rows = self._rows  # for which `choice` was made
+        self._sizes: deque[int] = deque(maxlen=RESIZED[1])  # of the last global batches
 
         self._arranged = Arrangement(
             model, optimizer, loss, example, plan, world, options, self._choose
@@ -130,7 +133,7 @@ class Trainer:
         return asked
 
     def _choose(self, step: Step) -> Plan:
-        self.choice = choose(self._question(step), self.options.say)
+        self.choice, self._chosen_rows = choose(self._question(step), self.options.say), self._rows
         self._profile = self.choice.profile if self.choice.chosen.time else None
         return self.choice.chosen.plan
 
@@ -142,7 +145,7 @@ class Trainer:
         Measures what is not known yet, which takes seconds; all ranks call alike.
         """
         chosen = None if self.choice is None else self.choice.chosen
-        as_chosen = self._rows == batches.row_count(self._example)
+        as_chosen = self._rows == self._chosen_rows
         if as_chosen and chosen and chosen.time is not None and chosen.plan == self.plan:
             return chosen
         known = self._profile if self.adapter is None else self.adapter.profile
@@ -223,14 +226,17 @@ class Trainer:
                 self.on_event(event)
 
     def _notice_rows(self) -> None:
-        """Plans for another size of global batches once several in a row have had it."""
+        """Plans for another size of global batches once most of the last ones have had it; each
+        time more of them must, so that sizes that take turns are not followed for ever."""
         assert self.adapter is not None
-        rows, count = self._others
-        same = self._rows_done == rows
-        self._others = (self._rows_done, count + 1 if same else 1)
-        if self._rows_done != self._rows and self._others[1] >= RESIZED:
-            self.adapter.resize(self._rows, self._rows_done)
-            self._rows = self._arranged.rows = self._rows_done
+        most, last = RESIZED
+        rows, sizes = self._rows_done, self._sizes
+        sizes.append(rows)
+        times = (sizes.maxlen or last) // last
+        if rows != self._rows and sizes.count(rows) >= most * times:
+            self.adapter.resize(self._rows, rows)
+            self._rows = self._arranged.rows = rows
+            self._sizes = deque(maxlen=2 * times * last)
 
     def backward(self, batch: Any, last: bool = True) -> Tensor:
         """Forward and backward of this rank's rows; gradients add up until `update`.
@@ -566,6 +572,8 @@ class Trainer:
         if self.scheduler is not None and told["scheduler"] is not None:
             self.scheduler.load_state_dict(told["scheduler"])
         self._loaders.go_on(told["cursors"])
+        if self.adapter is not None:
+            self.adapter.restart()  # steps may have gone back
         return dict(told["extra"])
 
     def close(self) -> None:

@@ -81,6 +81,9 @@ class Adapter:
         self._refused: int | None = None  # the step at which a look was too much, still wanted
         self._awaits = False  # whether the last switch's measured time is still to come
         self._resized = ""  # what is to be said of batches of another size
+        # Seconds of an all-reduce by its payload, where a glance led to a look: no news any more
+        self._usual_glance: dict[int, float] = {}
+        self._seen: dict[int, float] = {}  # of the last glance
         self._glance_at = 0  # the step before which idle ranks are not looked at
 
     def restart(self) -> None:
@@ -88,6 +91,7 @@ class Adapter:
         self.monitor.reset()
         self.drift = self._refused = None
         self._awaits = False
+        self._glance_at = 0
 
     def resize(self, before: int, rows: int) -> None:
         """Global batches have another number of rows from now on: what a step takes is learnt
@@ -128,10 +132,13 @@ class Adapter:
             if not first:
                 return None
             return self._stays(drift, plan, step, "measuring has taken its share of the run", 0.0)
-        self._refused = None
+        self._refused, self._resized = None, ""
+        self._usual_glance.clear()
         self.monitor.reset()  # whatever is found: what is measured from now on is usual
         began = time.monotonic()
         ranks = range(world.size)  # also those that the plan leaves idle
+        if drift.told and drift.link_drift:
+            self._usual_glance.update(self._seen)
         links = drift.link_drift or (drift.device_drift and world.device.type == "cuda")
         self.profile = again(
             world, ranks, question.subject, partition, self.profile, drift.device_drift, links
@@ -177,7 +184,7 @@ class Adapter:
             return None
         explained: float | None = None
         if self._resized:
-            told, self._resized = self._resized, ""
+            told = self._resized  # until a look has been taken
         else:
             seen = self._glanced(question, plan, step, to_come, usual.step)
             if seen is None:
@@ -201,7 +208,8 @@ class Adapter:
         steps = to_come or max(FEWEST, step)
         told = None
         if everyone.broadcast_json(self._may_look(steps * usual)):
-            seen = glance(world, active, self.profile)
+            seen = glance(world, active, self.profile, self._usual_glance)
+            self._seen = dict([seen.call] if seen.call else [])
             told = (str(seen), float(seen.devices > seen.links)) if seen else None
         spent = everyone.broadcast_json(time.monotonic() - began)
         self._measured += spent

@@ -12,7 +12,7 @@ import ctypes
 import os
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
-KEPT = 2**31 - 1  # an int
+NEVER = -1
 SET_BY_USER = (
     "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES",
 )  # fmt: skip
@@ -27,4 +27,4 @@ def keep() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, KEPT))
+    return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, NEVER))

@@ -97,6 +97,16 @@ class Bench:
                 x.requires_grad_(item.source is not None and item.value.differentiable)
             )
 
+    @staticmethod
+    def input_bytes(local: LocalComponent, borders: Mapping[str, Tensor], rows: int) -> float:
+        """Bytes that making the inputs of so many rows takes: whole ones, and this rank's part."""
+        found = 0.0
+        for item in local.inputs:
+            border, of = borders[item.value.name], item.value.rows
+            here = border.shape[of.dim] // (of.segments * of.inner) if of else rows
+            found += 2 * border.nbytes * rows / here
+        return found
+
     def _held(
         self, described: Parameter, partition: Partition, local: LocalComponent, whole: Tensor
     ) -> Tensor:

@@ -10,7 +10,7 @@ All ranks call `facts` alike and get equal profiles. What is known already is no
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class Subject:
     optimizer: Optimizer
     rows: int  # of a global batch
     limit: float = float("inf")  # bytes of tensors that this rank may hold; measuring stops there
+    refused: dict[str, int] = field(default_factory=dict)  # programs, the rows that did not fit
 
     @property
     def held(self) -> list[Tensor]:
@@ -57,7 +58,8 @@ class Subject:
         gradients = [p.grad for p in given if p.grad is not None]
         state = (x for s in self.optimizer.state.values() for x in s.values())
         tensors = (x for x in state if isinstance(x, Tensor))
-        return [*self.tensors.values(), *given, *gradients, *tensors]
+        found = [*self.tensors.values(), *given, *gradients, *tensors]
+        return [x for x in found if not x.is_meta and x.layout == torch.strided]
 
 
 def facts(
@@ -119,7 +121,10 @@ def _programs(
             reach = known.compute[key].reach if key in known.compute else 0.0
             rows = sizes(subject.rows, local.layout)
             if rows[-1] > EXTRAPOLATE * reach:
-                new = tuple(n for n in rows if n > reach)
+                fits = subject.refused.get(key, rows[-1] + 1)
+                new = tuple(n for n in rows if reach < n < fits)
+                if not new:
+                    continue
                 memory = remembered(known, key) if quick else None
                 wanted.setdefault(key, Wanted(partition, local, new, memory))
     return timed_on(world, ranks, subject, wanted, known) if wanted else ({}, [])
@@ -147,6 +152,9 @@ def timed_on(
         idle = r not in ranks  # takes what the first one does, at its own speed
         slower = speeds[first] / speeds[r] if idle and len(speeds) == world.size else 1.0
         told.append(everyone[first if idle else r])
+        for key, numbers in everyone[r].items():
+            if "lacking" in numbers:
+                subject.refused[key] = min(numbers["lacking"], subject.refused.get(key, 1 << 62))
         pace.append(known.pace_of(first if idle else r) * slower)
     return _joined(wanted, told, pace)
 
@@ -181,11 +189,11 @@ def _timed(
         tensors = stand_ins(subject.step.chain, subject.tensors, device)
         sample = batches.take_rows(subject.example, 0, min(SAMPLE_ROWS, subject.rows))
         borders = record(subject.step, batches.to_device(sample, device), tensors, device)
+        taken = storage_bytes((*subject.held, *tensors.values(), *borders.values()))
     except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
         fault = {"fault": f"the values between components: {_words(error)}"}
         yield from ((key, fault) for key in wanted)
         return
-    taken = storage_bytes((*subject.held, *tensors.values(), *borders.values()))
     left = subject.limit - taken
     for key, asked in wanted.items():
         yield key, _measured(subject, asked, tensors, borders, left, device, least)
@@ -226,13 +234,16 @@ def _measured(
 ) -> dict[str, Any]:
     """Numbers of one program on this rank, or why there are none. left: bytes that it may take;
     with rows that need more it is not run."""
-    points, memory, spread, lack = [], [], 0.0, ""
+    points, memory, spread = [], [], 0.0
+    lack: dict[str, Any] = {}
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     partition, local = asked.partition, asked.local
     what = f"{local.component.name} ({local.layout})"
     try:
         for rows in asked.rows:
+            if Bench.input_bytes(local, borders, rows) > left:
+                raise MemoryError
             bench = Bench(subject.step, partition, local, tensors, borders, rows, device)
             if not asked.roomy(rows, left):
                 held = bench.bytes(left)
@@ -242,16 +253,22 @@ def _measured(
             points.append((rows, taken.forward, taken.backward))
             spread = max(spread, taken.spread)
             del bench
-    except (MemoryError, torch.OutOfMemoryError):
-        lack = f"{what}: {rows} rows take more than the {max(0.0, left) / 2**30:.2f} GiB left"
     except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
-        return {"fault": f"{what}: {_words(error)}"}
+        if not _out_of_memory(error):
+            return {"fault": f"{what}: {_words(error)}"}
+        lack = {"lacking": rows, "lack": f"{what}: {rows} rows take more memory than is left"}
     if not points:
-        return {"fault": lack}
+        return {"fault": lack["lack"], **lack}
     return {
         "points": points, "memory": memory, "spread": spread, "inputs": inputs,
-        "outputs": outputs, "lack": lack,
+        "outputs": outputs, **lack,
     }  # fmt: skip
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether that is what failed; PyTorch's own words on a CPU are no class."""
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or "allocate memory" in str(error)
 
 
 def _joined(
@@ -271,7 +288,7 @@ def _joined(
         if faults:
             missing.append(faults[0])
             continue
-        missing += [rank[key]["lack"] for rank in ranks if rank[key]["lack"]][:1]
+        missing += [rank[key]["lack"] for rank in ranks if "lack" in rank[key]][:1]
         found[key] = Compute(
             curves(key, 1),
             curves(key, 2),

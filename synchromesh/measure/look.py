@@ -5,7 +5,7 @@ glance    whether what keeps ranks idle has become better                       
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -45,9 +45,7 @@ def again(
     """`known` after a change: what drifted is sampled and its curves are scaled accordingly.
 
     devices: the longest program of `partition` is timed once more on every rank, and each rank's
-    curves change by its own ratio. links: each kind of collective on each pattern, at sizes that
-    grow until one takes `LOOK_SECONDS`; its curve changes by the ratio at its payload. Takes
-    seconds; all ranks call alike.
+    curves change by its own ratio. links: see `_links_again`. Takes seconds; all ranks call alike.
     """
     began = time.perf_counter()
     profile = known
@@ -77,8 +75,9 @@ def _devices_again(
         partition, local, sizes(subject.rows, local.layout), remembered(known, longest)
     )
     measured, _ = timed_on(world, ranks, subject, {longest: wanted}, profile)
-    if longest not in measured:
-        return known
+    if longest not in measured:  # it does not fit beside what training holds now: pace alone
+        ratios = [found.pace[r] / known.pace_of(r) for r in range(world.size)]
+        return _scaled(profile, ratios)
     ratios = []
     for then, now in zip(
         zip(*_sides(before), strict=True),
@@ -87,7 +86,12 @@ def _devices_again(
     ):
         size = now[0].reach
         ratios.append(sum(c(size) for c in now) / max(1e-9, sum(c(size) for c in then)))
-    scaled = {
+    return _scaled(profile, ratios)
+
+
+def _scaled(known: Profile, ratios: Sequence[float]) -> Profile:
+    """The profile where each rank's programs take `ratios` as long."""
+    compute = {
         key: replace(
             found,
             forward=tuple(c.scaled(r) for c, r in zip(found.forward, ratios, strict=True)),
@@ -97,8 +101,8 @@ def _devices_again(
     }
     slowest = max(ratios)  # the optimizer's costs are those of the slowest rank
     return replace(
-        profile,
-        compute=scaled,
+        known,
+        compute=compute,
         update_byte=known.update_byte * slowest,
         update_tensor=known.update_tensor * slowest,
         copy_byte=known.copy_byte * slowest,
@@ -118,6 +122,7 @@ class _Sample:
     late: float
     more: float
     ratio: float
+    changed: bool = False  # whether `more` is a real share of what the largest one took
 
     @classmethod
     def of(
@@ -133,11 +138,8 @@ class _Sample:
         offset = longer[0] - slope * sent[0]
         if not 1 / LATER < 1 + offset / max(1e-9, before(small)) < LATER:
             late, more = offset, slope
-        return cls(late, more, last / max(1e-9, before(large)))
-
-    @property
-    def changed(self) -> bool:
-        return not 1 / CHANGED < self.ratio < CHANGED
+        usual = max(1e-9, before(large))
+        return cls(late, more, last / usual, abs(more * sent[1]) > (CHANGED - 1) * usual)
 
 
 def _sent(kind: str, payload: float, ranks: int) -> int:
@@ -175,7 +177,8 @@ def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
         base = taken.get((by.get(pattern, kind), wide))
         if base is None or not base.changed or there.more * base.more <= 0.0:
             return there
-        return _Sample(there.late, mine.more * there.more / base.more, mine.ratio)
+        ratio = mine.ratio * there.ratio / base.ratio
+        return _Sample(there.late, mine.more * there.more / base.more, ratio)
 
     links = {}
     for (kind, pattern), curve in known.network.items():
@@ -198,6 +201,7 @@ class Glance:
 
     devices: float = 1.0
     links: float = 1.0
+    call: tuple[int, float] | None = None  # payload and seconds of the all-reduce
 
     def __bool__(self) -> bool:
         return max(self.devices, self.links) > QUICKER
@@ -208,24 +212,29 @@ class Glance:
         return f"{name} {factor:.1f} times as fast as when they were measured"
 
 
-def glance(world: World, active: Sequence[int], known: Profile) -> Glance:
-    """Whether what keeps the ranks beside `active` idle has become better: their pace where they
-    are slower than those, else the links. Steps of the others tell nothing of either.
+def glance(
+    world: World, active: Sequence[int], known: Profile, usual: Mapping[int, float]
+) -> Glance:
+    """Whether what keeps the ranks beside `active` idle has become better: their pace, where they
+    are slower than those, or the links. Steps of the others tell nothing of either.
+
+    usual: seconds of all-reduces by payload, where they are not what `known` says.
     """
     pace = [known.pace_of(r) for r in range(world.size)]
-    slow = [r for r in range(world.size) if pace[r] > QUICKER * min(pace[a] for a in active)]
+    least = min(pace[r] for r in active)
+    slow = [r for r in range(world.size) if r not in active and pace[r] > QUICKER * least]
+    devices = 1.0
     if slow:
         now = ease(world, 1).pace
-        return Glance(devices=max(pace[r] / now[r] for r in slow))
+        devices = max(pace[r] / now[r] for r in slow)
     everyone = ("all_reduce", Pattern(world.size))
-    if everyone not in known.network:
-        return Glance()
-    curve = known.network[everyone]
-    payload, usual = max(
-        (p for p in curve.points if p[1] <= GLANCE_SECONDS), default=curve.points[0]
-    )
-    seconds = [
-        network.slowest(world, world.everyone, "all_reduce", world.size, int(payload))
-        for _ in range(2)  # one may have found an old message under way; both are quick or none
+    if devices > QUICKER or everyone not in known.network:
+        return Glance(devices)
+    points = known.network[everyone].points
+    size, seconds = max((p for p in points if p[1] <= GLANCE_SECONDS), default=points[0])
+    payload = int(size)
+    calls = [
+        network.slowest(world, world.everyone, "all_reduce", world.size, payload)
+        for _ in range(2)  # one alone is chance: both are quick, or none
     ]
-    return Glance(links=usual / max(1e-9, *seconds))
+    return Glance(devices, usual.get(payload, seconds) / max(1e-9, *calls), (payload, max(calls)))

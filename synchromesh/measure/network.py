@@ -64,6 +64,9 @@ def sampled(
     groups = [tuple(ranks[p] for p in group) for group in pattern.groups(len(ranks))]
     group = world.groups([*groups, *idle])
 
+    if kind == "reduce_scatter" and group.size == pattern.size:
+        choose_way(group, sizes[-1])
+
     def call(size: int) -> float:
         return slowest(world, group, kind, pattern.size, size)
 

@@ -132,7 +132,7 @@ def _delay(world: World, group: Group, kind: str) -> float:
         for taken, seconds in ((alone, 0.0), (after, TIRING)):
             world.everyone.barrier()
             _products(world, seconds)
-            taken.append(_lasts(begun(world, group, kind, SMALL)))
+            taken.append(_lasts(lambda: begun(world, group, kind, SMALL)()))
     return fmean(after) - fmean(alone)
 
 

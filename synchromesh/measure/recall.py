@@ -2,9 +2,9 @@
 
     circumstances -> file (rank 0) -> all ranks -> sampled -> curves scaled, or parts left out
 
-What is sampled is one program and every collective (`look.again`): where they take about what they
-did, curves are scaled by what they take now. Where they are far off, a profile of another day
-tells too little, and compute or network is measured anew.
+What is sampled is one program, every kind of collective and every pattern (`look.again`): where
+they take about what they did, curves are scaled by what they take now. Where they are far off, a
+profile of another day tells too little, and compute or network is measured anew.
 """
 
 import time

@@ -152,7 +152,7 @@ def resized() -> tuple[list[Any], list[float], list[dict[str, Any]]]:
 
     model, loss, make = FAMILIES["cnn"]()
     optimizer = torch.optim.SGD(model.double().parameters(), lr=1e-2)
-    sizes = [12, 12, 5] + [24] * (RESIZED + 1)  # the last batch of an epoch is no other size
+    sizes = [12, 12, 5] + [24] * (RESIZED[0] + 1)  # the last batch of an epoch is no other size
     batches = [make(n, seed=i, dtype=torch.float64) for i, n in enumerate(sizes)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adapting, "reconsider", reconsider)
@@ -173,7 +173,7 @@ def test_batches_of_another_size_are_planned_for() -> None:
     (event,) = events
     assert event["noticed"] == "global batches have 24 rows, 12 before"
     assert event["switched"] and event["to"] == theirs[0]["to"] == "data; @pieces=1"
-    assert event["step"] == 3 + RESIZED and [list(a) for a in asked] == [[24, 24]]
+    assert event["step"] == 3 + RESIZED[0] and [list(a) for a in asked] == [[24, 24]]
     assert losses == others
 
 
@@ -219,6 +219,30 @@ def test_a_look_that_is_too_much_is_told_once_and_taken_later(
             break
     assert told[0] == (1, "measuring has taken its share of the run")
     assert looks == [1 + 2 * adapting.PATIENCE] and len(told) == 2, "asked again in between"
+
+
+def test_another_size_is_planned_for_once_a_look_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(adapting, "again", lambda *_: Profile(1))
+    monkeypatch.setattr(
+        adapting, "reconsider", lambda *_: Choice((candidate("data", 1.0),), Profile(1), 0.0)
+    )
+    adapter = adapting.Adapter(Profile(1), lambda _: pytest.fail("there is nothing to move to"))
+    adapter.resize(12, 24)
+    adapter.monitor.usual = Usual(1.0, 0.0, (1.0,))
+    question: Any = Alone()
+    partition: Any = None
+    told = {}
+    for step in range(1, 60):
+        to_come = 1 if step < 30 else 10_000
+        event = adapter.act(question, Plan.parse("data"), partition, step, to_come)
+        if event is not None:
+            told[step] = event.reason
+            adapter.monitor.usual = Usual(1.0, 0.0, (1.0,))  # learnt anew
+    first, later = told.items()
+    assert first == (1, "measuring has taken its share of the run")
+    assert later == (1 + 2 * adapting.PATIENCE, "the plan is still the best that was found")
 
 
 def switched_by_hand() -> tuple[list[dict[str, Any]], int, str]:

@@ -97,7 +97,9 @@ KNOWN = Profile(
 )
 
 
-def glanced(calls: list[float], pace: tuple[float, float], before: tuple[float, float]) -> Any:
+def glanced(
+    calls: list[float], pace: tuple[float, float], before: tuple[float, float], usual: Any
+) -> Any:
     """What rank 0 alone, at work, finds where all-reduces take `calls` and ranks have `pace`."""
     world = World.open()
     asked: list[int] = []
@@ -109,24 +111,33 @@ def glanced(calls: list[float], pace: tuple[float, float], before: tuple[float, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(network, "slowest", slowest)
         patch.setattr(look, "ease", lambda world, runs: Ease(Sprint(), pace))
-        found = look.glance(world, (0,), Profile(2, network=KNOWN.network, pace=before))
+        found = look.glance(world, (0,), Profile(2, network=KNOWN.network, pace=before), usual)
     world.close()
     return bool(found), str(found), asked
 
 
 @pytest.mark.parametrize(
-    "calls, pace, before, better, told",
+    "calls, pace, before, usual, better, told",
     [
-        ([0.010, 0.020], (1, 1), (1, 1), True, "links carry 2.0 times as fast"),
-        ([0.010, 0.039], (1, 1), (1, 1), False, ""),  # one call alone is chance
-        ([0.400, 0.400], (1, 1), (1, 1), False, ""),  # slower links change nothing here
-        ([], (1, 2), (1, 6), True, "idle ranks compute 3.0 times as fast"),
-        ([], (1, 5), (1, 6), False, ""),
+        ([0.010, 0.020], (1, 1), (1, 1), {}, True, "links carry 2.0 times as fast"),
+        ([0.010, 0.020], (1, 1), (1, 1), {1_000_000: 0.02}, False, ""),  # it was seen before
+        ([0.010, 0.039], (1, 1), (1, 1), {}, False, ""),  # one call alone is chance
+        ([0.400, 0.400], (1, 1), (1, 1), {}, False, ""),  # slower links change nothing here
+        ([], (1, 2), (1, 6), {}, True, "idle ranks compute 3.0 times as fast"),
+        ([0.040, 0.040], (1, 5), (1, 6), {}, False, ""),
+        ([0.010, 0.020], (1, 5), (1, 6), {}, True, "links carry 2.0 times as fast"),
     ],
 )
 def test_a_glance_finds_what_is_better(
-    calls: list[float], pace: Any, before: Any, better: bool, told: str
+    calls: list[float], pace: Any, before: Any, usual: Any, better: bool, told: str
 ) -> None:
-    for found, text, asked in run(2, glanced, calls, pace, before):
+    for found, text, asked in run(2, glanced, calls, pace, before, usual):
         assert found == better and (told in text)
         assert asked == [1_000_000] * len(calls), "the largest that is short"
+
+
+def test_latency_alone() -> None:
+    """Links that are as quick as before and farther away: no byte takes longer."""
+    before = Curve(((16384.0, 0.001), (1e6, 0.010)))
+    found = look._Sample.of("all_gather", 4, before, [(16384.0, 0.051), (1e6, 0.0601)])
+    assert found.late == pytest.approx(0.050, rel=0.01) and not found.changed
