@@ -96,6 +96,7 @@ class Arrive:
 
 
 Token = Run | Depart | Arrive
+_Sent = tuple[str, float, Pattern]  # kind of a collective, seconds, the groups that it is on
 
 
 def step_time(setting: Setting, profile: Profile, pieces: int = 1) -> StepTime:
@@ -214,21 +215,22 @@ def _hop(
     profile: Profile,
     pieces: int,
     direction: str,
-) -> list[tuple[str, float]]:
-    """Kinds and seconds of what a hop sends in one direction, for one piece."""
-    found: list[tuple[str, float]] = []
+) -> list[_Sent]:
+    """What a hop sends in one direction, for one piece."""
+    found: list[_Sent] = []
     for c in hop.collectives:
         if c.direction == direction:
             data = c.data or local.layout.data
             rows = max(setting.blocks(Layout(data, setting.devices // data)))
             payload = c.bytes_per_row * rows / pieces + c.fixed_bytes
-            found.append((c.kind, collective_seconds(c.kind, pattern(c), payload, profile)))
+            seconds = collective_seconds(c.kind, pattern(c), payload, profile)
+            found.append((c.kind, seconds, pattern(c)))
     return found
 
 
-def _begin(line: Timeline, key: tuple[int, int, int], sends: list[tuple[str, float]]) -> None:
-    for number, (kind, seconds) in enumerate(sends):
-        line.depart((*key, number), kind, seconds)
+def _begin(line: Timeline, key: tuple[int, int, int], sends: list[_Sent]) -> None:
+    for number, (kind, seconds, ranks) in enumerate(sends):
+        line.depart((*key, number), kind, seconds, ranks)
 
 
 def _end(line: Timeline, key: tuple[int, int, int]) -> None:
@@ -282,7 +284,7 @@ class _Buckets:
     def _launch(self, line: Timeline) -> None:
         bucket = self._buckets[self._next]
         seconds = collective_seconds("all_reduce", bucket.ranks, bucket.bytes, self.profile)
-        line.depart(("gradients", self._next), "all_reduce", seconds)
+        line.depart(("gradients", self._next), "all_reduce", seconds, bucket.ranks)
         self._next += 1
 
     def finish(self, line: Timeline) -> None:

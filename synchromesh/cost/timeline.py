@@ -5,7 +5,8 @@
 
 Durations of computation are those of lasting work, undisturbed; a device does 1 second of such
 work a second. Of that, traffic under way takes a part, and computing slows traffic down
-(`Overlap`, by kind of collective). n collectives under way share the links evenly, 1/n each. Work
+(`Overlap`, by kind of collective). Collectives of one group go in the order in which they began,
+one after another; the first of n groups share the links evenly, 1/n each. Work
 begun after a pause is quicker at first (`Sprint`), traffic without one is late (`Overlap.delay`):
 
     capacity =  1 - mean of (1 - overlap.compute) over what is under way
@@ -26,12 +27,13 @@ _NO_SPRINT = Sprint()
 
 @dataclass
 class Flight:
-    """A collective under way: seconds until it really begins, seconds left from then on if alone,
-    how it and computation disturb each other."""
+    """A collective under way: seconds until it can begin to move, seconds left from then on if
+    alone, how it and computation disturb each other, the group that it has to queue for."""
 
     late: float
     left: float
     overlap: Overlap
+    lane: object
 
 
 @dataclass
@@ -65,13 +67,16 @@ class Timeline:
             left -= took * speed
             self._pass(took, capacity - speed, computing=True)
 
-    def depart(self, key: object, kind: str, seconds: float) -> None:
-        """A collective of `kind` that takes `seconds` alone begins."""
+    def depart(self, key: object, kind: str, seconds: float, lane: object = None) -> None:
+        """A collective of `kind` that takes `seconds` alone begins. lane: its group; none: one
+        that no other has."""
         if seconds > 0.0:
             assert key not in self.under_way, f"{key} is under way"
             overlap = self.overlap.get(kind, _UNDISTURBED)
             rested = self.credit / self.sprint.credit if self.sprint.credit else 0.0
-            self.under_way[key] = Flight(overlap.delay * (1.0 - rested), seconds, overlap)
+            self.under_way[key] = Flight(
+                overlap.delay * (1.0 - rested), seconds, overlap, key if lane is None else lane
+            )
 
     def arrive(self, key: object) -> None:
         """Waits for a collective that began."""
@@ -85,19 +90,29 @@ class Timeline:
         for key in list(self.under_way):
             self.arrive(key)
 
-    def _rate(self, flight: Flight, computing: bool) -> float:
-        return (flight.overlap.network if computing else 1.0) / len(self.under_way)
+    def _rates(self, computing: bool) -> dict[object, float]:
+        """Those that move, and how fast: the first of each lane, as far as it is not late."""
+        first: dict[object, object] = {}
+        for key, flight in self.under_way.items():  # in the order in which they began
+            first.setdefault(flight.lane, key)
+        moving = {k: f for k in first.values() if (f := self.under_way[k]).late <= _NOTHING}
+        return {
+            k: (f.overlap.network if computing else 1.0) / len(moving) for k, f in moving.items()
+        }
 
     def _next(self, computing: bool) -> float:
-        """Seconds until the first of those under way has arrived."""
-        return min(f.late + f.left / self._rate(f, computing) for f in self.under_way.values())
+        """Seconds until one of those under way begins to move or has arrived."""
+        rates = self._rates(computing)
+        arrivals = [self.under_way[k].left / rate for k, rate in rates.items()]
+        return min([*arrivals, *(f.late for f in self.under_way.values() if f.late > _NOTHING)])
 
     def _pass(self, seconds: float, earned: float, computing: bool) -> None:
-        """`seconds` go by, in which traffic goes on and credit is earned or spent."""
+        """`seconds` go by, no more than `_next`, in which traffic goes on and credit is earned or
+        spent."""
         self.clock += seconds
         self.credit = min(self.sprint.credit, max(0.0, self.credit + earned * seconds))
+        for key, rate in self._rates(computing).items():
+            self.under_way[key].left -= seconds * rate
         for flight in self.under_way.values():
-            late = min(flight.late, seconds)
-            flight.late -= late
-            flight.left -= (seconds - late) * self._rate(flight, computing)
+            flight.late = max(0.0, flight.late - seconds)
         self.under_way = {k: f for k, f in self.under_way.items() if f.left > _NOTHING}

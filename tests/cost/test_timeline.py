@@ -128,6 +128,27 @@ def walked(
     return line
 
 
+def test_a_group_has_a_queue() -> None:
+    line = Timeline({})
+    for key, seconds, lane in (("a", 1.0, "g"), ("b", 2.0, "g"), ("c", 1.0, "h")):
+        line.depart(key, "k", seconds, lane)
+    line.arrive("a")
+    assert line.clock == pytest.approx(2.0), "half the links: the other group has the other half"
+    assert "c" not in line.under_way, "as long as the first one of the other group"
+    line.arrive("b")
+    assert line.clock == pytest.approx(4.0), "alone from then on"
+
+
+def test_a_late_one_leaves_the_links_to_others() -> None:
+    line = Timeline({"k": Overlap(delay=1.0)}, Sprint(2.0, 1.0))
+    line.depart("a", "k", 1.0, "g")
+    line.depart("b", "other", 1.0, "h")
+    line.arrive("b")
+    assert line.clock == pytest.approx(1.0) and line.under_way["a"].left == 1.0
+    line.arrive("a")
+    assert line.clock == pytest.approx(2.0)
+
+
 @given(ACTIONS, RATES, st.builds(Sprint, st.floats(1.0, 8.0), st.floats(0.0, 1.0)))
 def test_laws(actions: list[tuple[str, float, int]], overlap: Overlap, sprint: Sprint) -> None:
     line = walked(actions, overlap, sprint)
