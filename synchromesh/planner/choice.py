@@ -22,7 +22,8 @@ from synchromesh.profile import Profile
 from synchromesh.trace.partition import overlaps
 from synchromesh.word import Word
 
-MARGIN = 0.02  # a mixed plan must be predicted this much quicker than a plain one
+MARGIN = 0.02  # a plan must be predicted this much quicker than a plainer one
+PLAIN = ("single", "data", "tensor", "hybrid")
 ALTERNATIVES = 4  # of the search, priced exactly besides the best
 BEST = 2  # of the plans that run on fewer devices
 FEWER = 2  # numbers of devices below all that are tried besides one
@@ -176,24 +177,28 @@ def pieced(planned: Model, found: Candidate, world: int) -> Candidate:
 def decided(found: Sequence[Candidate]) -> list[Candidate]:
     """Candidates with the chosen one first, and reasons.
 
-    A plain plan is preferred to a mixed one that is predicted to be less than `MARGIN` quicker:
-    predictions are not that exact, and what is plain is easier to reason about.
+    Of plans that are predicted to take less than `MARGIN` longer than the quickest, the plainest
+    is taken: predictions are not that exact, and what is plain is easier to reason about.
     """
     order = sorted(found, key=lambda c: (not c.fits, c.seconds, str(c.plan)))
     best = order[0]
-    if best.plan.overrides:
-        near = [
-            c
-            for c in order
-            if c.fits and not c.plan.overrides and c.seconds <= best.seconds * (1 + MARGIN)
-        ]
-        best = near[0] if near else best
+    near = [c for c in order if c.fits and c.seconds <= best.seconds * (1 + MARGIN)]
+    best = min(near, key=lambda c: (plainness(c.plan), c.seconds), default=best)
     rest = [c for c in order if c is not best]
     told = [replace(best, reason="least predicted time" if best.fits else best.reason)]
     for c in rest:
         late = f"{c.seconds / best.seconds - 1:+.0%} time" if c.time is not None else ""
         told.append(replace(c, reason="; ".join(r for r in (c.reason, late) if r)))
     return told
+
+
+def plainness(plan: Plan) -> int:
+    """From the plainest on: one device, `data`, `tensor`, a uniform hybrid, mixed layouts, unequal
+    rows or some of the devices."""
+    if plan.rows is not None or plan.ranks is not None:
+        return len(PLAIN) + 1
+    word = plan.default.name
+    return PLAIN.index(word) if not plan.overrides and word in PLAIN else len(PLAIN)
 
 
 def runner_ups(planned: Model, result: Searched, plan: Plan, limit: float) -> list[RunnerUp]:
