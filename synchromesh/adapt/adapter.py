@@ -80,6 +80,7 @@ class Adapter:
         self._measured, self._look = 0.0, SAMPLING  # seconds spent, and of a look
         self._refused: int | None = None  # the step at which a look was too much, still wanted
         self._awaits = False  # whether the last switch's measured time is still to come
+        self._share_told = False  # whether it was said, since the last look, that one is too much
         self._resized = ""  # what is to be said of batches of another size
         # Seconds of an all-reduce by its payload, where a glance led to a look: no news any more
         self._usual_glance: dict[int, float] = {}
@@ -128,11 +129,12 @@ class Adapter:
             return None
         steps = to_come or max(FEWEST, step)
         if not everyone.broadcast_json(self._may_look(steps * drift.now)):
-            first, self._refused = self._refused is None, step
-            if not first:
+            self._refused = step
+            if self._share_told:
                 return None
+            self._share_told = True
             return self._stays(drift, plan, step, "measuring has taken its share of the run", 0.0)
-        self._refused, self._resized = None, ""
+        self._refused, self._resized, self._share_told = None, "", False
         self._usual_glance.clear()
         self.monitor.reset()  # whatever is found: what is measured from now on is usual
         began = time.monotonic()
