@@ -78,7 +78,7 @@ class Adapter:
         self.drift: Drift | None = None
         self._began = time.monotonic()
         self._measured, self._look = 0.0, SAMPLING  # seconds spent, and of a look
-        self._refused: int | None = None  # the step at which a look was too much, still wanted
+        self._ask_at = 0  # the step before which a look, that was too much, is not asked for
         self._awaits = False  # whether the last switch's measured time is still to come
         self._share_told = False  # whether it was said, since the last look, that one is too much
         self._resized = ""  # what is to be said of batches of another size
@@ -90,9 +90,9 @@ class Adapter:
     def restart(self) -> None:
         """Forgets what was usual, as after a switch that was not this adapter's."""
         self.monitor.reset()
-        self.drift = self._refused = None
+        self.drift = None
         self._awaits = False
-        self._glance_at = 0
+        self._ask_at = self._glance_at = 0
 
     def resize(self, before: int, rows: int) -> None:
         """Global batches have another number of rows from now on: what a step takes is learnt
@@ -106,8 +106,6 @@ class Adapter:
         """
         drift = self.monitor.tell([(c * 1e-6, w * 1e-6) for c, w in table])
         self.drift = None if drift is None else replace(drift, ranks=tuple(ranks))
-        if drift is None:
-            self._refused = None
         usual = self.monitor.usual
         if not self._awaits or usual is None:
             return None
@@ -121,20 +119,17 @@ class Adapter:
         """What comes of a drift, if there is one; all ranks alike."""
         drift, self.drift = self.drift, None
         drift = drift or self._told(question, plan, step, to_come)
-        if drift is None:
-            self._refused = None
+        if drift is None or step < self._ask_at:
             return None
         world, everyone = question.world, question.world.everyone
-        if self._refused is not None and step - self._refused < PATIENCE:
-            return None
         steps = to_come or max(FEWEST, step)
         if not everyone.broadcast_json(self._may_look(steps * drift.now)):
-            self._refused = step
+            self._ask_at = step + PATIENCE
             if self._share_told:
                 return None
             self._share_told = True
             return self._stays(drift, plan, step, "measuring has taken its share of the run", 0.0)
-        self._refused, self._resized, self._share_told = None, "", False
+        self._resized, self._share_told = "", False
         self._usual_glance.clear()
         self.monitor.reset()  # whatever is found: what is measured from now on is usual
         began = time.monotonic()

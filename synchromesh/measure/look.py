@@ -1,7 +1,8 @@
 """A look at what has changed since a profile was measured, and a glance at ranks that are idle.
 
-again     the longest program, every collective: known curves change as these do     seconds
-glance    whether what keeps ranks idle has become better                            0.1 s
+again     the longest program, every kind of collective and every pattern of groups: known
+          curves change as these do; seconds
+glance    whether what keeps ranks idle has become better; a tenth of a second, or a few
 """
 
 import time

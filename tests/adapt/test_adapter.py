@@ -218,7 +218,7 @@ def test_a_look_that_is_too_much_is_told_once_and_taken_later(
         if looks:
             break
     assert told[0] == (1, "measuring has taken its share of the run")
-    assert looks == [11 + adapting.PATIENCE] and len(told) == 2, "said once, asked again"
+    assert looks == [1 + 2 * adapting.PATIENCE] and len(told) == 2, "said once, asked again"
 
 
 def test_another_size_is_planned_for_once_a_look_is_allowed(
