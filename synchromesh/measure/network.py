@@ -31,11 +31,9 @@ def collectives(
     most: dict[tuple[str, Pattern], int] = {}
     for kind, pattern, size in wanted:
         most[kind, pattern] = max(size, most.get((kind, pattern), 0))
-    idle = [(r,) for r in range(world.size) if r not in set(ranks)]
     found = {}
     for (kind, pattern), size in sorted(most.items()):
-        groups = [tuple(ranks[p] for p in group) for group in pattern.groups(len(ranks))]
-        group = world.groups([*groups, *idle])
+        group = _group(world, ranks, pattern)
         if kind == "reduce_scatter" and group.size == pattern.size:
             choose_way(group, size)
         found[kind, pattern] = Curve.of(_curve(world, group, kind, pattern, size))
@@ -60,9 +58,7 @@ def sampled(
     """(payload, seconds) of one kind and pattern at the first of `sizes` and at the last, or the
     first one of which calls take more than `most` seconds; the median or, of long ones, the least
     of a few."""
-    idle = [(r,) for r in range(world.size) if r not in set(ranks)]
-    groups = [tuple(ranks[p] for p in group) for group in pattern.groups(len(ranks))]
-    group = world.groups([*groups, *idle])
+    group = _group(world, ranks, pattern)
 
     if kind == "reduce_scatter" and group.size == pattern.size:
         choose_way(group, sizes[-1])
@@ -78,6 +74,13 @@ def sampled(
             break  # not by a pause alone
     last = once if once > most or size == sizes[0] else median([once, call(size), call(size)])
     return [(float(sizes[0]), first), (float(size), last)]
+
+
+def _group(world: World, ranks: Sequence[int], pattern: Pattern) -> Group:
+    """This rank's group of a pattern over `ranks`; the other ranks are alone."""
+    groups = [tuple(ranks[p] for p in group) for group in pattern.groups(len(ranks))]
+    idle = [(r,) for r in range(world.size) if r not in set(ranks)]
+    return world.groups([*groups, *idle])
 
 
 def choose_way(group: Group, payload: int) -> None:

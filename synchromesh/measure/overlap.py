@@ -12,9 +12,9 @@ computation do to each other depends on the moment at which they meet.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import contextmanager
 from math import ceil
 from statistics import fmean
 
@@ -94,22 +94,16 @@ def _row(world: World, group: Group, kind: str, payload: int, count: int) -> Non
             arrived()
 
 
-class _beside(AbstractContextManager[Callable[[], None]]):
-    """On CUDA a stream of its own, so that a wait for traffic is no wait of what is computed; its
-    value waits for what the stream has. Elsewhere nothing."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._stack = device, ExitStack()
-
-    def __enter__(self) -> Callable[[], None]:
-        if self._device.type != "cuda":
-            return lambda: None
-        stream = torch.cuda.Stream(self._device)
-        self._stack.enter_context(torch.cuda.stream(stream))
-        return stream.synchronize
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+@contextmanager
+def _beside(device: torch.device) -> Iterator[Callable[[], None]]:
+    """On CUDA a stream of its own, so that a wait for traffic is no wait of what is computed, and
+    what waits for that stream. Elsewhere nothing."""
+    if device.type != "cuda":
+        yield lambda: None
+        return
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        yield stream.synchronize
 
 
 def _products(world: World, seconds: float = 0.0, until: Future[None] | None = None) -> int:
