@@ -33,6 +33,7 @@ CHANGE, RESTORE, STEPS, QUIET = 60, 240, 900, 500
 HOSTS, CPU = 4, 0.4
 WITHIN, THROUGHPUT, PAUSE, MEASURING = 20, 0.95, 1.5, 0.03
 NEAR = 1.3  # times the best prediction: candidates that are measured by the run that knew
+TURNS = 3  # of each of them
 LOSS = 1e-3  # relative, of float32 losses of different plans after hundreds of steps
 COMPARED = 160  # steps whose losses are compared
 SETTLED = 3  # steps after a switch that are not counted
@@ -55,7 +56,7 @@ class Case:
 
 CASES = {
     "links": Case("conv", 1000, 50),
-    "quota": Case("pooled", 200, 200, CPU / 3),
+    "quota": Case("pooled", 200, 200, CPU / 3, steps=1200),
     "quiet": Case("conv", 1000, 1000, steps=QUIET),
 }
 
@@ -99,8 +100,9 @@ def train(model_name: str, steps: int) -> None:
     trainer.close()
 
 
-def know(model_name: str) -> None:
-    """A run that knows the conditions: the best candidates of `auto`, measured in turns."""
+def know(model_name: str, besides: str) -> None:
+    """A run that knows the conditions: the best candidates of `auto`, and the plan that the
+    adaptive run has come to, measured in turns."""
     import synchromesh as sm
 
     build, loss, batch, optimizer = make(model_name)
@@ -109,10 +111,11 @@ def know(model_name: str) -> None:
     assert trainer.choice is not None
     best = trainer.choice.chosen.seconds
     near = [c for c in trainer.choice.candidates if c.time and c.seconds <= NEAR * best][:4]
-    taken: dict[str, list[float]] = {str(c.plan): [] for c in near}
-    for turn in range(2):
-        for c in near if turn % 2 == 0 else near[::-1]:
-            trainer.switch(c.plan)
+    plans = list(dict.fromkeys([*(str(c.plan) for c in near), besides]))
+    taken: dict[str, list[float]] = {plan: [] for plan in plans}
+    for turn in range(TURNS):
+        for plan in plans if turn % 2 == 0 else plans[::-1]:
+            trainer.switch(plan)
             mine = trainer.shard(batch)
             for step in range(2 + 5):
                 dist.barrier()
@@ -121,7 +124,7 @@ def know(model_name: str) -> None:
                 slowest = torch.tensor(time.perf_counter() - began)
                 dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
                 if step >= 2:
-                    taken[str(c.plan)].append(float(slowest))
+                    taken[plan].append(float(slowest))
     if trainer.rank == 0:
         _tell("known", plans={p: statistics.median(t) for p, t in taken.items()})
     trainer.close()
@@ -180,13 +183,17 @@ def adaptive(case: Case) -> list[dict[str, Any]]:
     return told
 
 
-def known(case: Case) -> dict[str, float]:
-    """Measured seconds a step of the best plans under the new conditions."""
+def known(case: Case, told: list[dict[str, Any]]) -> dict[str, float]:
+    """Measured seconds a step of the best plans under the new conditions, and of the one that the
+    adaptive run came to."""
+    came_to = next((t["plan"] for t in told if t.get("step") == RESTORE - 1), "data")
     with Lab(hosts=HOSTS, bandwidth=f"{case.after}mbit", cpu=CPU) as lab:
         if case.quota != CPU:
             lab.set(host=HOSTS - 1, cpu=case.quota)
         results = lab.run(
-            _command("--know", case.model), timeout=900, cwd=Path(__file__).parents[1]
+            _command("--know", case.model, "--besides", came_to),
+            timeout=900,
+            cwd=Path(__file__).parents[1],
         )
     plans: dict[str, float] = rows_of(results[0].output)[-1]["plans"]
     return plans
@@ -229,6 +236,7 @@ def report(case: Case, told: list[dict[str, Any]], plans: dict[str, float]) -> d
         "best": best,
         "best_seconds": plans[best],
         "throughput": plans[best] / usual,
+        "side_by_side": plans[best] / plans[switch["to"]] if switch["to"] in plans else None,
         "pause": pause,
         "pause_allowed": allowed,
     }
@@ -276,6 +284,8 @@ def show(name: str, case: Case, found: dict[str, Any]) -> None:
             f"measured, {found['best']!r}, {found['best_seconds'] * 1e3:.0f} ms: "
             f"{found['throughput']:.2f} of its throughput"
         )
+        if found["side_by_side"]:
+            print(f"  both plans in turns in one run: {found['side_by_side']:.2f}")
         print(f"  pause {found['pause']:.2f} s of {found['pause_allowed']:.2f} s allowed")
     print(f"  measuring {found['measuring']:.1%}, watching {found['watching']:.3%} of the steps")
     if "loss" in found:
@@ -291,6 +301,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--train", metavar="MODEL", help=argparse.SUPPRESS)
     parser.add_argument("--know", metavar="MODEL", help=argparse.SUPPRESS)
+    parser.add_argument("--besides", metavar="PLAN", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train or options.know:
         torch.set_num_threads(1)
@@ -298,7 +309,7 @@ def main() -> int:
         if options.train:
             train(options.train, options.steps)
         else:
-            know(options.know)
+            know(options.know, options.besides)
         dist.destroy_process_group()
         return 0
     torch.set_num_threads(1)
@@ -310,7 +321,7 @@ def main() -> int:
         print(f"{name} ...", file=sys.stderr, flush=True)
         try:
             told = adaptive(case)
-            found = report(case, told, known(case) if case.changes else {})
+            found = report(case, told, known(case, told) if case.changes else {})
         except (ValueError, HostFailed) as error:
             print(error, file=sys.stderr)
             return 1

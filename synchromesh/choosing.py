@@ -3,20 +3,21 @@
     uniform partitions -> facts -> search (rank 0) -> best few and the plain plans
                                                    -> facts of new programs -> exact prices
 Facts that are kept from an earlier run are sampled instead (`measure/recall.py`). All ranks call
-alike; what rank 0 found is told to the others, so that no two can disagree.
+alike; what rank 0 finds and prices is told to the others, so that no two can disagree.
 """
 
 import time
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from synchromesh.cost.step_time import Unmeasured
+from synchromesh.cost.peak_memory import PeakMemory
+from synchromesh.cost.step_time import StepTime, Unmeasured
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.measure.facts import Subject, facts
@@ -27,16 +28,15 @@ from synchromesh.planner import candidate as pricing
 from synchromesh.planner.assemble import Uniform, crossings
 from synchromesh.planner.candidate import Candidate, price
 from synchromesh.planner.choice import (
-    UNEQUAL,
     Choice,
     decided,
-    fewer,
     misfit,
     pieced,
     plain,
     searched,
     uniform,
 )
+from synchromesh.planner.unequal import widened
 from synchromesh.profile import Pattern, Profile
 from synchromesh.trace.partition import Partition
 from synchromesh.trace.step import Step
@@ -46,7 +46,6 @@ __all__ = ["Choice", "Question", "choose", "predict", "reconsider"]
 
 NEAR = 1.15  # times the best plan: one on fewer devices is timed with all its rows then
 MISSING = 3  # of what could not be measured, that are said
-SHARES = 16  # of rows that the fastest data index has
 
 
 @dataclass(frozen=True)
@@ -155,50 +154,87 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
     plans = _proposed(question, profile, min(limits), current)
     whole = [p for p in plans if len(p.devices(world.size)) == world.size]
     profile = question.measured([planned.partition(p, world.size) for p in whole], profile)
-    plans = _widened(plans, profile, world)
-    profile = _odd(question, plans, profile)
-    found = [price(planned, p, world.size, profile, limits) for p in plans]
-    sure: set[str] = set()
-    while near := world.everyone.broadcast_json(_near(found, world.size, sure)):
+    found = _priced(question, plans, profile)
+    more = _widened(question, found, profile)
+    profile = _odd(question, more, profile)
+    found += _priced(question, more, profile)
+    sure: set[Plan] = set()
+    while near := _near(found, world.size, sure):
         # its ranks have more rows than a program was timed with: no guess where it counts
-        plan = Plan.parse(near)
         sure.add(near)
-        made = [planned.partition(plan, world.size)]
-        active, quick = plan.devices(world.size), current is not None
+        made = [planned.partition(near, world.size)]
+        active, quick = near.devices(world.size), current is not None
         profile = question.measured(made, profile, ranks=active, quick=quick)
-        found = [price(planned, p, world.size, profile, limits) for p in plans]
-    guessed = [p for p in plans if p.ranks is not None and p != current]
+        found = _priced(question, [*plans, *more], profile)
+    guessed = [p for p in more if p.ranks is not None]
     found = [c for c in found if c.time is not None or c.plan not in guessed]
     found = decided([pieced(planned, c, world.size) for c in found])
     spent = time.perf_counter() - began - (profile.seconds - measured)
     if all(c.time is None for c in found):
         return _unpriced(question, found, profile)
-    chosen = world.everyone.broadcast_json(str(found[0].plan))
-    found = sorted(found, key=lambda c: str(c.plan) != chosen)
     if not found[0].fits:
         raise ValueError(misfit(found, limits, question.rows))
     return Choice(tuple(found), profile, spent)
 
 
+def _said(world: World, find: Callable[[], Any]) -> Any:
+    """What rank 0 finds, in JSON: the others need not look for it, and cannot disagree."""
+    return world.everyone.broadcast_json(find() if world.rank == 0 else None)
+
+
 def _proposed(
     question: Question, profile: Profile, limit: float, current: Plan | None
 ) -> list[Plan]:
-    """The best of the search, the plain plans and the one in force; as rank 0 says."""
+    """The best of the search, the plain plans and the one in force."""
     world = question.world
-    try:
-        found = searched(question.uniform, profile, limit).plans(question.planned)
-    except Unmeasured:  # a component that no layout could be measured of: the plain plans are left
-        found = []
-    proposed = [*found, *plain(world.size), *([] if current is None else [current])]
-    texts = dict.fromkeys(str(p) for p in proposed)
-    return [Plan.parse(text) for text in world.everyone.broadcast_json(list(texts))]
+
+    def texts() -> list[str]:
+        try:
+            found = searched(question.uniform, profile, limit).plans(question.planned)
+        except Unmeasured:  # no layout of a component could be measured: the plain plans are left
+            found = []
+        proposed = [*found, *plain(world.size), *([] if current is None else [current])]
+        return list(dict.fromkeys(str(p) for p in proposed))
+
+    return [Plan.parse(text) for text in _said(world, texts)]
 
 
-def _widened(plans: Sequence[Plan], profile: Profile, world: World) -> list[Plan]:
-    """`plans`, those with unequal rows and those on fewer devices; as rank 0 says."""
-    more = [_shared(p, profile, world.size) for p in plans] + fewer(plans, world.size, profile)
-    texts = dict.fromkeys(str(p) for p in (*plans, *more) if p is not None)
-    return [Plan.parse(text) for text in world.everyone.broadcast_json(list(texts))]
+def _widened(question: Question, found: Sequence[Candidate], profile: Profile) -> list[Plan]:
+    """Further plans, with unequal rows and on fewer devices."""
+    world = question.world
+
+    def texts() -> list[str]:
+        return [str(p) for p in widened(question.planned, found, world.size, profile)]
+
+    return [Plan.parse(text) for text in _said(world, texts)]
+
+
+def _priced(question: Question, plans: Sequence[Plan], profile: Profile) -> list[Candidate]:
+    """The candidates of `plans`."""
+    world, limits = question.world, question.limits
+
+    def prices() -> list[dict[str, Any]]:
+        found = (price(question.planned, p, world.size, profile, limits) for p in plans)
+        return [
+            {
+                "time": None if c.time is None else asdict(c.time),
+                "memory": [asdict(m) for m in c.memory],
+                "fits": c.fits,
+                "reason": c.reason,
+            }
+            for c in found
+        ]
+
+    return [
+        Candidate(
+            plan,
+            None if told["time"] is None else StepTime(**told["time"]),
+            tuple(PeakMemory(**m) for m in told["memory"]),
+            told["fits"],
+            told["reason"],
+        )
+        for plan, told in zip(plans, _said(world, prices), strict=True)
+    ]
 
 
 def _odd(question: Question, plans: Sequence[Plan], profile: Profile) -> Profile:
@@ -211,35 +247,14 @@ def _odd(question: Question, plans: Sequence[Plan], profile: Profile) -> Profile
     return profile
 
 
-def _shared(plan: Plan, profile: Profile, world: int) -> Plan | None:
-    """The plan with rows in proportion to the ranks' speeds; None where these hardly differ.
-
-    A data index is as fast as the slowest of its tensor ranks. Under `single`, `tensor` and plans
-    whose largest data degree is unknown here there is nothing to share.
-    """
-    speeds = profile.speeds()
-    if len(speeds) != world or len(plan.devices(world)) != world or plan.rows is not None:
-        return None
-    if max(speeds) < UNEQUAL * min(speeds):
-        return None
-    words = (plan.default, *(o.word for o in plan.overrides))
-    data = max(w.layout(world).data for w in words)
-    if data == 1:
-        return None
-    tensor = world // data
-    blocks = [min(speeds[i * tensor : (i + 1) * tensor]) for i in range(data)]
-    shares = tuple(max(1, round(SHARES * b / max(blocks))) for b in blocks)
-    return None if len(set(shares)) == 1 else replace(plan, rows=shares)
-
-
-def _near(found: Sequence[Candidate], world: int, sure: Collection[str]) -> str:
+def _near(found: Sequence[Candidate], world: int, sure: Collection[Plan]) -> Plan | None:
     """Of the plans on fewer devices that are not in `sure` the quickest, if it may be the best of
-    all; else nothing."""
-    known = [c for c in found if len(c.plan.devices(world)) == world or str(c.plan) in sure]
+    all."""
+    known = [c for c in found if len(c.plan.devices(world)) == world or c.plan in sure]
     guessed = [c for c in found if c.time is not None and c not in known]
     best = min(guessed, key=lambda c: c.seconds, default=None)
     least = min((c.seconds for c in known if c.fits), default=float("inf"))
-    return "" if best is None or best.seconds > NEAR * least else str(best.plan)
+    return None if best is None or best.seconds > NEAR * least else best.plan
 
 
 def predict(

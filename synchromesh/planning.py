@@ -29,14 +29,15 @@ from synchromesh.planner.candidate import Candidate, readable
 from synchromesh.planner.choice import (
     Choice,
     RunnerUp,
-    fewer,
+    decided,
     misfit,
+    pieced,
     plain,
-    priced,
     runner_ups,
     searched,
     uniform,
 )
+from synchromesh.planner.unequal import widened
 from synchromesh.profile import Pattern, Profile
 from synchromesh.trace.capture import trace
 from synchromesh.trace.local import Partition
@@ -178,8 +179,10 @@ def _choose(
     made = [planned.partition(p, devices) for p in plans if len(p.devices(devices)) == devices]
     profile = _profile(subject, made, cluster, profile)
     began = time.perf_counter()
-    plans += [p for p in fewer(plans, devices, profile) if p not in plans]
-    found = priced(planned, plans, devices, profile, limits)
+    found = [pricing.price(planned, p, devices, profile, limits) for p in plans]
+    more = widened(planned, found, devices, profile)
+    found += [pricing.price(planned, p, devices, profile, limits) for p in more]
+    found = decided([pieced(planned, c, devices) for c in found])
     found = [c for c in found if c.time is not None or c.plan.ranks is None]
     spent += time.perf_counter() - began
     best = found[0]

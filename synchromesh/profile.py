@@ -15,8 +15,9 @@ Units: seconds, bytes (payload as `traffic.sent_bytes` counts it), batch rows.
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any, get_args
@@ -95,6 +96,11 @@ class Compute:
     def reach(self) -> float:
         """The most rows at which every rank was timed."""
         return min(curve.reach for curve in self.forward)
+
+    def on(self, rank: int, rows: float) -> tuple[float, float]:
+        """Seconds of forward and backward on a rank; one curve alone stands for all ranks."""
+        at = min(rank, len(self.forward) - 1)
+        return self.forward[at](rows), self.backward[at](rows)
 
     def joined(self, other: "Compute") -> "Compute":
         """What was measured at further rows besides."""
@@ -234,6 +240,7 @@ class Profile:
         """Seconds that pass in a second of the clock that programs are timed with."""
         return self.pace[rank] if self.pace else 1.0
 
+    @cached_property
     def speeds(self) -> tuple[float, ...]:
         """How fast each rank computes, the fastest being 1: the median over what was measured, so
         that a program during which something else ran counts little. None: not known."""
@@ -247,6 +254,13 @@ class Profile:
             return ()
         middle = [median(column) for column in zip(*shares, strict=True)]
         return tuple(m / max(middle) for m in middle)
+
+    def lateness(self, ranks: Collection[int]) -> float:
+        """Seconds that the slowest of `ranks` takes for what takes the slowest of all one."""
+        speeds = self.speeds
+        if len(ranks) >= len(speeds) or max(ranks) >= len(speeds):
+            return 1.0  # they are all, or nothing is known of each
+        return min(speeds) / min(speeds[r] for r in ranks)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -9,30 +9,12 @@ import pytest
 import torch
 
 from synchromesh import prepare
-from synchromesh.choosing import _shared
 from synchromesh.measure import facts as facts_module
-from synchromesh.plan import Plan
-from synchromesh.profile import Compute, Curve, Memory, Profile
 from tests import models
 from tests.measure.hurried import hurried
 from tests.models import FAMILIES
 from tests.ranks import run
 from tests.traces import shared
-
-
-def unequal(factor: float) -> Profile:
-    """Two ranks, of which the second takes `factor` times as long."""
-    one, other = Curve(((8.0, 1.0),)), Curve(((8.0, factor),))
-    return Profile(2, {"a": Compute((one, other), (one, other), Memory())})
-
-
-def test_rows_are_shared_by_speed_where_ranks_clearly_differ() -> None:
-    shared = _shared(Plan.parse("data; head=tensor"), unequal(4.0), 2)
-    assert shared is not None and shared.rows == (16, 4)
-    assert _shared(Plan.parse("data"), unequal(1.2), 2) is None, "noise is no reason"
-    assert _shared(Plan.parse("tensor"), unequal(4.0), 2) is None, "all ranks have all rows"
-    assert _shared(Plan.parse("data; @rows=3,1"), unequal(4.0), 2) is None, "they are given"
-    assert _shared(Plan.parse("single"), unequal(4.0), 2) is None
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from synchromesh.planner.candidate import Candidate, setting
 from synchromesh.profile import Profile
 from synchromesh.trace.partition import Partition
 
-SAMPLING = 3.0  # seconds that a look at what changed is expected to take at least
+SAMPLING = 2.0  # seconds that a look at what changed is expected to take at least
 FEWEST = 100  # steps that are assumed to come where nobody says how many
 PATIENCE = 20  # steps after which a look that was too much is asked for again
 GLANCE_SHARE = 0.01  # of the time that may go into glances at what idle ranks wait for

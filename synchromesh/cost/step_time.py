@@ -129,7 +129,7 @@ def step_time(setting: Setting, profile: Profile, pieces: int = 1) -> StepTime:
                 _end(line, key)
     buckets.finish(line)
     backward = line.clock - forward
-    update = _update(setting, profile)
+    update = _update(setting, profile, setting.ranks)
     seconds = line.clock + update + profile.host
     return StepTime(seconds, forward, backward, update, line.computed, line.waited, pieces)
 
@@ -188,10 +188,21 @@ def _compute(
     slowest = (0.0, 0.0)
     for position, rank in enumerate(setting.ranks):
         rows = max(1.0, blocks[local.layout.data_index(position)] / pieces)
-        curve = min(rank, len(found.forward) - 1)
-        times = (found.forward[curve](rows), found.backward[curve](rows))
-        slowest = max(slowest, times, key=sum)
+        slowest = max(slowest, found.on(rank, rows), key=sum)
     return slowest
+
+
+def computing(setting: Setting, rank: int, share: float, profile: Profile) -> float:
+    """Seconds that `rank` computes in a step with `share` of an equal block of the rows: its
+    programs and the optimizer's step."""
+    total = _update(setting, profile, (rank,))
+    for local in setting.partition.components:
+        key = setting.partition.program(local)
+        if key not in profile.compute:
+            raise Unmeasured(f"{local.component.name} ({local.layout}) was not measured")
+        rows = max(1.0, setting.rows / local.layout.data * share)
+        total += sum(profile.compute[key].on(rank, rows))
+    return total
 
 
 def pattern(collective: Collective) -> Pattern:
@@ -262,6 +273,7 @@ class _Buckets:
 
     def __init__(self, setting: Setting, profile: Profile) -> None:
         self.profile, self.held = profile, setting.held
+        self._copy_byte = profile.copy_byte * profile.lateness(setting.ranks)
         users: dict[str, list[int]] = {}
         for i, local in enumerate(setting.partition.components):
             for p in local.component.parameters:
@@ -276,7 +288,7 @@ class _Buckets:
         names = {n for n, i in self._last.items() if i == component}
         for bucket in self._buckets:
             mine = bucket.waits_for & names
-            line.compute(self.profile.copy_byte * sum(held_bytes(self.held[n]) for n in mine))
+            line.compute(self._copy_byte * sum(held_bytes(self.held[n]) for n in mine))
             bucket.waits_for -= mine
         while self._next < len(self._buckets) and not self._buckets[self._next].waits_for:
             self._launch(line)
@@ -312,8 +324,9 @@ def _filled(parameters: Sequence[Holding]) -> list[_Bucket]:
     return done + list(filling.values())
 
 
-def _update(setting: Setting, profile: Profile) -> float:
+def _update(setting: Setting, profile: Profile, ranks: Sequence[int]) -> float:
+    """Seconds of the optimizer's step on the slowest of `ranks`; it was measured on all's."""
     trained = [h for h in setting.held.values() if h.tensor.trainable]
-    return profile.update_byte * sum(map(held_bytes, trained)) + profile.update_tensor * len(
-        trained
-    )
+    byte, tensor = profile.update_byte, profile.update_tensor
+    slowest = byte * sum(map(held_bytes, trained)) + tensor * len(trained)
+    return slowest * profile.lateness(ranks)

@@ -136,17 +136,20 @@ def timed_on(
     subject: Subject,
     wanted: Mapping[str, "Wanted"],
     known: Profile,
+    block: float = 0.0,
 ) -> tuple[dict[str, Compute], list[str]]:
-    """What all ranks tell of the programs that are wanted."""
+    """What all ranks tell of the programs that are wanted. block: seconds on the wall of one of
+    the blocks of runs that are timed, at least."""
     wall = known.sprint.credit and clock(world.device) is None
     least = LONG_BLOCK_SECONDS if wall else BLOCK_SECONDS
+    least = max(least, block / known.pace_of(world.rank))
     with Streams(0, world.device).preserved():  # random operators draw from the user's generator
         if world.rank in ranks:
             mine = _timed(subject, wanted, world.device, least)
         else:
             mine = ((key, {}) for key in wanted)
         everyone = _told(world, mine, waits=len(ranks) < world.size)
-    first, speeds = ranks[0], known.speeds()
+    first, speeds = ranks[0], known.speeds
     told, pace = [], []
     for r in range(world.size):
         idle = r not in ranks  # takes what the first one does, at its own speed

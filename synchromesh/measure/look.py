@@ -1,6 +1,6 @@
 """A look at what has changed since a profile was measured, and a glance at ranks that are idle.
 
-again     the longest program, every kind of collective and every pattern of groups: known
+again     the longest programs, every kind of collective and every pattern of groups: known
           curves change as these do; seconds
 glance    whether what keeps ranks idle has become better; a tenth of a second, or a few
 """
@@ -8,6 +8,7 @@ glance    whether what keeps ranks idle has become better; a tenth of a second, 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median, median_low
 from typing import cast
 
 from synchromesh.engine.groups import World
@@ -20,7 +21,7 @@ from synchromesh.measure.facts import (
     sizes,
     timed_on,
 )
-from synchromesh.measure.sprint import ease
+from synchromesh.measure.sprint import clock, ease
 from synchromesh.profile import Compute, Curve, Pattern, Profile
 from synchromesh.trace.local import Partition
 from synchromesh.traffic import CollectiveKind, sent_bytes
@@ -28,6 +29,10 @@ from synchromesh.traffic import CollectiveKind, sent_bytes
 LOOK_BYTES = 1 << 14  # the least payload with which links are looked at again ...
 LOOK_SECONDS = 0.05  # ... and one call longer than this tells enough
 LOOKS = 3  # runs that tell how devices compute now
+PROGRAMS = 3  # that are timed again, the longest ones
+ODD = 1.3  # times the others': a rank stands out
+BLOCK = 0.05  # seconds of each block of its runs
+PROGRAM_SECONDS = 0.05  # of one of them at most, if there are rows with which it takes less
 LATER = 3.0  # times what a small collective took: latency has changed
 CHANGED = 1.2  # times what a large one took: links have
 GLANCE_SECONDS = 0.05  # of the all-reduce that a glance at links takes, at most
@@ -45,7 +50,7 @@ def again(
 ) -> Profile:
     """`known` after a change: what drifted is sampled and its curves are scaled accordingly.
 
-    devices: the longest program of `partition` is timed once more on every rank, and each rank's
+    devices: the longest programs of `partition` are timed once more on every rank, and each rank's
     curves change by its own ratio. links: see `_links_again`. Takes seconds; all ranks call alike.
     """
     began = time.perf_counter()
@@ -62,32 +67,54 @@ def _devices_again(
 ) -> Profile:
     found = ease(world, LOOKS)
     profile = replace(known, sprint=found.sprint, pace=found.pace)
+    later = [found.pace[r] / known.pace_of(r) for r in range(world.size)]
     locals_ = {partition.program(c): c for c in partition.components}
+    timed = sorted((k for k in locals_ if k in known.compute), key=lambda k: -_seconds(known, k))
+    wanted = {}
+    for key in timed[:PROGRAMS]:
+        rows = _telling(known.compute[key], sizes(subject.rows, locals_[key].layout), later)
+        wanted[key] = Wanted(partition, locals_[key], (rows,), remembered(known, key))
+    measured, _ = timed_on(world, ranks, subject, wanted, profile, BLOCK)
+    if not measured:  # none is known, or fits beside what training holds now: pace alone
+        return _scaled(profile, later)
 
-    def seconds(key: str) -> float:
-        return sum(max(c(c.reach) for c in side) for side in _sides(known.compute[key]))
+    def ratios(key: str) -> list[float]:
+        now, then = measured[key], known.compute[key]
+        rows = now.reach
+        return [sum(now.on(r, rows)) / max(1e-9, sum(then.on(r, rows))) for r in range(world.size)]
 
-    timed = [k for k in locals_ if k in known.compute]
-    if not timed:  # nothing to compare with: what is new is measured when plans are priced
-        return profile
-    longest = max(timed, key=seconds)
-    local, before = locals_[longest], known.compute[longest]
-    wanted = Wanted(
-        partition, local, sizes(subject.rows, local.layout), remembered(known, longest)
-    )
-    measured, _ = timed_on(world, ranks, subject, {longest: wanted}, profile)
-    if longest not in measured:  # it does not fit beside what training holds now: pace alone
-        ratios = [found.pace[r] / known.pace_of(r) for r in range(world.size)]
-        return _scaled(profile, ratios)
-    ratios = []
-    for then, now in zip(
-        zip(*_sides(before), strict=True),
-        zip(*_sides(measured[longest]), strict=True),
-        strict=True,
-    ):
-        size = now[0].reach
-        ratios.append(sum(c(size) for c in now) / max(1e-9, sum(c(size) for c in then)))
-    return _scaled(profile, ratios)
+    # the median: while one ran, something else may have
+    taken = [median(x) for x in zip(*map(ratios, measured), strict=True)]
+    if clock(world.device):
+        taken = _settled(taken, later)
+    return _scaled(profile, taken)
+
+
+def _settled(taken: Sequence[float], later: Sequence[float]) -> list[float]:
+    """What programs take on each rank over what they took, where pace says `later`: it tells
+    more exactly how a rank's share of a processor has changed. What is left is the processor's
+    speed: all ranks' have changed alike, but those that clearly stand out."""
+    beside = [t / p for t, p in zip(taken, later, strict=True)]
+    usual = median_low(beside)
+    return [
+        p * (b if max(b / usual, usual / b) > ODD else usual)
+        for b, p in zip(beside, later, strict=True)
+    ]
+
+
+def _seconds(known: Profile, key: str) -> float:
+    found = known.compute[key]
+    return max(sum(found.on(r, found.reach)) for r in range(len(found.forward)))
+
+
+def _telling(found: Compute, rows: Sequence[int], later: Sequence[float]) -> int:
+    """The most of `rows` that a program was timed with and takes no longer than a look may, where
+    ranks are `later` times as slow; else the fewest."""
+
+    def seconds(n: int) -> float:
+        return max(sum(found.on(r, n)) * times for r, times in enumerate(later))
+
+    return max((n for n in rows if seconds(n) <= PROGRAM_SECONDS), default=rows[0])
 
 
 def _scaled(known: Profile, ratios: Sequence[float]) -> Profile:
@@ -108,10 +135,6 @@ def _scaled(known: Profile, ratios: Sequence[float]) -> Profile:
         update_tensor=known.update_tensor * slowest,
         copy_byte=known.copy_byte * slowest,
     )
-
-
-def _sides(found: Compute) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
-    return found.forward, found.backward
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Pure: whoever has a profile, measured on ranks or estimated from data sheets, ch
 functions.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from synchromesh.cost.peak_memory import PeakMemory
 from synchromesh.layout import Layout
 from synchromesh.plan import Plan
 from synchromesh.planner.assemble import Uniform, assemble, degrees
-from synchromesh.planner.candidate import Candidate, Model, price, readable, with_pieces
+from synchromesh.planner.candidate import Candidate, Model, readable, with_pieces
 from synchromesh.planner.chain import search
 from synchromesh.planner.problem import Problem
 from synchromesh.planner.runner_up import runners_up
@@ -25,9 +25,6 @@ from synchromesh.word import Word
 MARGIN = 0.02  # a plan must be predicted this much quicker than a plainer one
 PLAIN = ("single", "data", "tensor", "hybrid")
 ALTERNATIVES = 4  # of the search, priced exactly besides the best
-BEST = 2  # of the plans that run on fewer devices
-FEWER = 2  # numbers of devices below all that are tried besides one
-UNEQUAL = 1.3  # times the slowest's speed, from where devices count as unequal
 
 
 @dataclass(frozen=True)
@@ -120,50 +117,10 @@ def plain(devices: int) -> list[Plan]:
     return [Plan(w) for w in words]
 
 
-def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
-    """The best few of `plans` and `data` on fewer devices, where the links between all of them, or
-    slow devices among them, may cost more than they bring; `single` is one more.
-
-    plans: the best first. The numbers tried are the largest proper divisors of all, and that of
-    the quick devices where others are slow. The quickest take part, equal ones in their order.
-    """
-    speeds = profile.speeds()
-    if len(speeds) != devices:
-        speeds = (1.0,) * devices  # nothing is known of each
-    slowness = [0.0 if UNEQUAL * s >= max(speeds) else 1.0 - s for s in speeds]
-    by_speed = sorted(range(devices), key=lambda r: (slowness[r], r))
-    counts = [k for k in range(devices // 2, 1, -1) if devices % k == 0][:FEWER]
-    quick = slowness.count(0.0)
-    found = []
-    for count in dict.fromkeys([quick, *counts]):
-        ranks = tuple(sorted(by_speed[:count]))
-        if not 1 < count < devices:
-            continue
-        possible = [p for p in plans if _runs_on(p, count)]
-        for plan in (*possible[:BEST], Plan(Word("data"))):
-            found.append(replace(plan, ranks=ranks, rows=None, pieces=None))
-    return list(dict.fromkeys(found))
-
-
-def _runs_on(plan: Plan, count: int) -> bool:
-    """Whether every degree of the plan divides so many devices, on which it says nothing else."""
-    words = (plan.default, *(o.word for o in plan.overrides))
-    free = plan.default.name != "single" and plan.ranks is None
-    return free and all(count % (w.tensor or 1) == 0 and w.data is None for w in words)
-
-
 def searched(uniform: Uniform, profile: Profile, limit: float) -> Searched:
     """The search over the degrees of `uniform`, with at most `limit` bytes on a device."""
     problem = assemble(uniform, profile)
     return Searched(uniform, problem, search(problem, limit, ALTERNATIVES))
-
-
-def priced(
-    planned: Model, plans: Iterable[Plan], devices: int, profile: Profile, limits: Sequence[float]
-) -> list[Candidate]:
-    """Candidates of `plans`, each with its pieces, the chosen one first; see `decided`."""
-    found = [price(planned, p, devices, profile, limits) for p in plans]
-    return decided([pieced(planned, c, devices) for c in found])
 
 
 def pieced(planned: Model, found: Candidate, world: int) -> Candidate:

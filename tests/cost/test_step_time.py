@@ -131,7 +131,8 @@ def test_the_slowest_rank_counts_and_uneven_rows() -> None:
     row, slow = Curve(((1.0, 1.0),)), Curve(((1.0, 5.0),))
 
     def seconds(*curves: Curve) -> float:
-        found = Profile(2, {key: Compute(curves, (constant(0.0),) * 2, cast(Any, None))})
+        none = (constant(0.0),) * len(curves)
+        found = Profile(2, {key: Compute(curves, none, cast(Any, None))})
         return step_time(setting, found).seconds
 
     assert seconds(row, row) == 3.0

@@ -6,8 +6,9 @@ import pytest
 
 from synchromesh.engine.groups import World
 from synchromesh.measure import look, network
+from synchromesh.measure.look import _settled, _telling
 from synchromesh.measure.sprint import Ease
-from synchromesh.profile import Curve, Overlap, Pattern, Profile, Sprint
+from synchromesh.profile import Compute, Curve, Memory, Overlap, Pattern, Profile, Sprint
 from synchromesh.traffic import CollectiveKind, sent_bytes
 from tests.ranks import run
 
@@ -141,3 +142,21 @@ def test_latency_alone() -> None:
     before = Curve(((16384.0, 0.001), (1e6, 0.010)))
     found = look._Sample.of("all_gather", 4, before, [(16384.0, 0.051), (1e6, 0.0601)])
     assert found.late == pytest.approx(0.050, rel=0.01) and not found.changed
+
+
+def test_processors_that_became_slower_and_a_rank_that_stands_out() -> None:
+    # pace tells of a quota; programs of 1.2 times as slow processors, alike but for noise
+    assert _settled([1.2, 1.25, 1.1, 3.6], [1.0, 1.0, 1.0, 3.0]) == pytest.approx(
+        [1.2, 1.2, 1.2, 3.6]
+    )
+    assert _settled([1.0, 1.0, 2.0, 1.0], [1.0] * 4) == [1.0, 1.0, 2.0, 1.0], "it is slower"
+    assert _settled([1.0, 1.6], [1.0, 1.0]) == [1.0, 1.6]
+
+
+def test_a_look_takes_the_rows_that_are_not_too_long() -> None:
+    found = Compute(
+        (Curve(((10.0, 0.01), (40.0, 0.04))),) * 2, (Curve(((40.0, 0.0),)),) * 2, Memory()
+    )
+    assert _telling(found, (10, 40), [1.0, 1.0]) == 40
+    assert _telling(found, (10, 40), [1.0, 3.0]) == 10, "on the slowest rank"
+    assert _telling(found, (10, 40), [1.0, 90.0]) == 10, "there is nothing shorter"

@@ -1,0 +1,128 @@
+"""Further candidates, made of priced ones: rows by what devices can do, and fewer devices.
+
+widened   both, of the plans that may win
+shared    rows with which all devices are done at the same moment
+fewer     some of the devices, where links between all or slow ones cost more than they bring
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from synchromesh.cost.step_time import computing
+from synchromesh.plan import Plan
+from synchromesh.planner.candidate import Candidate, Model, setting
+from synchromesh.profile import Profile
+from synchromesh.word import Word
+
+UNEQUAL = 1.3  # times the slowest's speed, from where devices count as unequal
+HOPE = 2.0  # times the best plan's seconds: beyond it neither helps enough
+SHARES = 64  # of rows that the fastest data index has
+BEST, FEWER = 2, 2  # plans that are also tried on fewer devices, and numbers of devices tried
+
+
+def widened(
+    planned: Model, found: Sequence[Candidate], devices: int, profile: Profile
+) -> list[Plan]:
+    """Plans made of `found`: each that may win with rows by speed, the best on fewer devices."""
+    order = sorted((c for c in found if c.time is not None), key=lambda c: c.seconds)
+    plans = [c.plan for c in order if c.seconds <= HOPE * order[0].seconds]
+    by_speed = [shared(planned, p, devices, profile) for p in plans]
+    some = [*(p for p in by_speed if p is not None), *fewer(plans, devices, profile)]
+    known = {c.plan for c in found}
+    return [p for p in dict.fromkeys(some) if p not in known]
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """What a data index takes for n of the rows: fixed + rate n seconds."""
+
+    fixed: float
+    rate: float
+
+    def __call__(self, rows: float) -> float:
+        return self.fixed + self.rate * rows
+
+
+def shared(planned: Model, plan: Plan, devices: int, profile: Profile) -> Plan | None:
+    """The plan with rows by which every data index computes equally long; None where these hardly
+    differ. With f_i seconds whatever the rows and s_i seconds a row,
+
+        f_i + s_i n_i = T      sum of n_i = rows      T = (rows + sum f_i / s_i) / sum 1 / s_i
+
+    An index is as fast as the slowest of its tensor ranks; those that hardly differ from the
+    fastest have equal rows. Under `single` and `tensor` there is nothing to share.
+    """
+    if plan.rows is not None or len(plan.devices(devices)) != devices:
+        return None
+    data = max(w.layout(devices).data for w in _words(plan))
+    if data == 1:
+        return None
+    block = planned.rows / data
+    paces = _paces(planned, plan, devices, data, profile)
+    least = min(p(block) for p in paces)
+    quick = [p(block) <= UNEQUAL * least for p in paces]
+    if all(quick):
+        return None
+    usual = _mean([p for p, q in zip(paces, quick, strict=True) if q])
+    paces = [usual if q else p for p, q in zip(paces, quick, strict=True)]
+    until = planned.rows + sum(p.fixed / p.rate for p in paces)
+    until /= sum(1.0 / p.rate for p in paces)
+    rows = [max(0.0, (until - p.fixed) / p.rate) for p in paces]
+    shares = tuple(max(1, round(SHARES * n / max(rows))) for n in rows)
+    return replace(plan, rows=shares)
+
+
+def _mean(paces: Sequence[_Pace]) -> _Pace:
+    return _Pace(fmean(p.fixed for p in paces), fmean(p.rate for p in paces))
+
+
+def _paces(planned: Model, plan: Plan, devices: int, data: int, profile: Profile) -> list[_Pace]:
+    """Of each data index: a line through what its slowest rank computes for an equal block of the
+    rows and for a quarter of it, with the optimizer's step."""
+    placed = setting(planned, plan, planned.partition(plan, devices), devices)
+    tensor, block = devices // data, planned.rows / data
+    found = []
+    for i in range(data):
+        ranks = range(i * tensor, (i + 1) * tensor)
+        whole, part = (
+            max(computing(placed, r, share, profile) for r in ranks) for share in (1.0, 0.25)
+        )
+        rate = max(1e-12, (whole - part) / (0.75 * block))
+        found.append(_Pace(max(0.0, whole - rate * block), rate))
+    return found
+
+
+def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
+    """The best few of `plans` and `data` on fewer devices, where the links between all of them, or
+    slow devices among them, may cost more than they bring; `single` is one more.
+
+    plans: the best first. The numbers tried are the largest proper divisors of all, and that of
+    the quick devices where others are slow. The quickest take part, equal ones in their order.
+    """
+    speeds = profile.speeds
+    if len(speeds) != devices:
+        speeds = (1.0,) * devices  # nothing is known of each
+    slowness = [0.0 if UNEQUAL * s >= max(speeds) else 1.0 - s for s in speeds]
+    by_speed = sorted(range(devices), key=lambda r: (slowness[r], r))
+    counts = [k for k in range(devices // 2, 1, -1) if devices % k == 0][:FEWER]
+    quick = slowness.count(0.0)
+    found = []
+    for count in dict.fromkeys([quick, *counts]):
+        ranks = tuple(sorted(by_speed[:count]))
+        if not 1 < count < devices:
+            continue
+        possible = [p for p in plans if _runs_on(p, count)]
+        for plan in (*possible[:BEST], Plan(Word("data"))):
+            found.append(replace(plan, ranks=ranks, rows=None, pieces=None))
+    return list(dict.fromkeys(found))
+
+
+def _runs_on(plan: Plan, count: int) -> bool:
+    """Whether every degree of the plan divides so many devices, on which it says nothing else."""
+    free = plan.default.name != "single" and plan.ranks is None
+    return free and all(count % (w.tensor or 1) == 0 and w.data is None for w in _words(plan))
+
+
+def _words(plan: Plan) -> tuple[Word, ...]:
+    return plan.default, *(o.word for o in plan.overrides)

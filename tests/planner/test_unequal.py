@@ -1,0 +1,115 @@
+"""Plans by the devices' speeds, and on fewer devices."""
+
+from dataclasses import replace
+
+import pytest
+
+from synchromesh.cost.step_time import StepTime, computing
+from synchromesh.plan import Plan
+from synchromesh.planner.candidate import Candidate, Model, setting
+from synchromesh.planner.unequal import fewer, shared, widened
+from synchromesh.profile import Compute, Curve, Memory, Profile
+from tests.models import traced
+
+ROWS, DEVICES = 64, 4
+MODEL = Model(traced("gpt2"), ROWS, {})
+
+
+def timed(text: str, *paces: tuple[float, float]) -> Profile:
+    """Ranks whose programs take so many seconds whatever the rows, and so many a row."""
+    plan = Plan.parse(text)
+    made = MODEL.partition(plan, DEVICES)
+
+    def curves(of: int) -> tuple[Curve, ...]:
+        return tuple(Curve(((0.0, f / of), (1.0, (f + s) / of))) for f, s in paces)
+
+    half = curves(2 * len(made.components))
+    found = {made.program(c): Compute(half, half, Memory()) for c in made.components}
+    return Profile(DEVICES, found)
+
+
+def rows(text: str, profile: Profile) -> tuple[int, ...] | None:
+    found = shared(MODEL, Plan.parse(text), DEVICES, profile)
+    return None if found is None else found.rows
+
+
+def test_rows_are_shared_by_speed() -> None:
+    usual, slow = (0.0, 1.0), (0.0, 4.0)
+    assert rows("data", timed("data", usual, usual, slow, usual)) == (64, 64, 16, 64)
+    assert rows("data", timed("data", usual, (0.0, 1.1), slow, usual)) == (64, 64, 17, 64)
+    assert rows("data", timed("data", usual, usual, (0.0, 1.2), usual)) is None, "noise"
+    # two ranks of a data index: the slower of them counts
+    told = timed("hybrid:tensor=2", usual, usual, slow, usual)
+    assert rows("hybrid:tensor=2", told) == (64, 16)
+
+
+def test_what_does_not_shrink_with_rows_counts() -> None:
+    told = timed("data", *[(1.0, 1.0)] * 3, (9.0, 1.0))
+    found = shared(MODEL, Plan.parse("data"), DEVICES, told)
+    assert found is not None and found.rows is not None
+    assert found.rows[:3] == (64,) * 3
+    placed = setting(MODEL, found, MODEL.partition(found, DEVICES), DEVICES)
+    total = sum(found.rows)
+    quick, slow = (computing(placed, r, found.rows[r] * DEVICES / total, told) for r in (0, 3))
+    assert quick == pytest.approx(slow, rel=0.02), "all are done at the same moment"
+    hopeless = timed("data", *[(1.0, 1.0)] * 3, (1000.0, 1.0))
+    assert rows("data", hopeless) == (64, 64, 64, 1), "nobody is left without rows"
+
+
+@pytest.mark.parametrize("text", ["single", "tensor", "data; @rows=3,1,1,1", "data; @ranks=0-2"])
+def test_nothing_is_shared_where_there_is_nothing_to_share(text: str) -> None:
+    assert rows(text, timed("data", *[(0.0, 1.0)] * 3, (0.0, 4.0))) is None
+
+
+def test_what_is_far_behind_is_tried_no_further() -> None:
+    told = timed("data", *[(0.0, 1.0)] * 3, (0.0, 4.0))
+    told = replace(told, compute={**told.compute, **timed("tensor", *[(0.0, 1.0)] * 4).compute})
+    texts_ = ("data", "tensor", "single")
+    for tensor, expected in ((1.5, True), (2.5, False)):
+        seconds = dict(zip(texts_, (1.0, tensor, 1.9), strict=True))
+        found = [candidate(text, s) for text, s in seconds.items()]
+        more = texts(widened(MODEL, found, DEVICES, told))
+        assert "data; @rows=64,64,64,16" in more and "data; @ranks=0-2" in more
+        assert any(t.startswith("tensor; @ranks") for t in more) is expected
+
+
+def candidate(plan: str, seconds: float) -> Candidate:
+    time = StepTime(seconds, 0.0, 0.0, 0.0, 0.0, 0.0, 1)
+    return Candidate(Plan.parse(plan), time, (), True, "")
+
+
+def profile(*seconds: float) -> Profile:
+    """Ranks that take so many seconds."""
+    curves = tuple(Curve(((8.0, s),)) for s in seconds)
+    return Profile(len(seconds), {"a": Compute(curves, curves, Memory())})
+
+
+def texts(plans: list[Plan]) -> list[str]:
+    return [str(p) for p in plans]
+
+
+def test_fewer_devices_are_the_largest_divisors() -> None:
+    best = Plan.parse("data; head=tensor; @pieces=4")
+    found = texts(fewer([best], 12, profile(*[1.0] * 12)))
+    assert found == [
+        "data; head=tensor; @ranks=0-5", "data; @ranks=0-5",
+        "data; head=tensor; @ranks=0-3", "data; @ranks=0-3",
+    ]  # fmt: skip
+    assert fewer([best], 3, profile(1.0, 1.0, 1.0)) == [], "one alone is `single`"
+
+
+def test_slow_devices_are_left_out() -> None:
+    found = texts(fewer([Plan.parse("data; head=tensor")], 4, profile(1.0, 3.0, 1.1, 1.0)))
+    assert found[:2] == ["data; head=tensor; @ranks=0,2,3", "data; @ranks=0,2,3"]
+    assert "data; @ranks=0,2" in found
+
+
+def test_a_plan_that_does_not_run_on_fewer_devices_leaves_its_place_to_the_next() -> None:
+    plans = [Plan.parse(t) for t in ("hybrid:tensor=2", "single", "data; head=tensor", "tensor")]
+    found = texts(fewer(plans, 4, profile(1.0, 1.0, 1.0, 3.0)))
+    assert found[:3] == ["data; head=tensor; @ranks=0-2", "tensor; @ranks=0-2", "data; @ranks=0-2"]
+
+
+def test_a_degree_that_does_not_divide_fewer_devices_is_no_candidate() -> None:
+    found = texts(fewer([Plan.parse("hybrid:tensor=4")], 8, profile(*[1.0] * 8)))
+    assert found == ["hybrid:tensor=4; @ranks=0-3", "data; @ranks=0-3", "data; @ranks=0,1"]
