@@ -30,7 +30,7 @@ LOOK_BYTES = 1 << 14  # the least payload with which links are looked at again .
 LOOK_SECONDS = 0.05  # ... and one call longer than this tells enough
 LOOKS = 3  # runs that tell how devices compute now
 PROGRAMS = 3  # that are timed again, the longest ones
-ODD = 1.3  # times the others': a rank stands out
+ODD = 1.3  # times as fast or slow: more than processors vary by
 BLOCK = 0.05  # seconds of each block of its runs
 PROGRAM_SECONDS = 0.05  # of one of them at most, if there are rows with which it takes less
 LATER = 3.0  # times what a small collective took: latency has changed
@@ -92,14 +92,17 @@ def _devices_again(
 
 def _settled(taken: Sequence[float], later: Sequence[float]) -> list[float]:
     """What programs take on each rank over what they took, where pace says `later`: it tells
-    more exactly how a rank's share of a processor has changed. What is left is the processor's
-    speed: all ranks' have changed alike, but those that clearly stand out."""
+    exactly how a rank's share of a processor has changed. The rest is the processors' own speed,
+    of all ranks or of one that stands out; by less than `ODD` it changes from second to second.
+    """
     beside = [t / p for t, p in zip(taken, later, strict=True)]
     usual = median_low(beside)
-    return [
-        p * (b if max(b / usual, usual / b) > ODD else usual)
-        for b, p in zip(beside, later, strict=True)
-    ]
+    usual = usual if _odd(usual) else 1.0
+    return [p * (b if _odd(b / usual) else usual) for b, p in zip(beside, later, strict=True)]
+
+
+def _odd(ratio: float) -> bool:
+    return max(ratio, 1.0 / ratio) > ODD
 
 
 def _seconds(known: Profile, key: str) -> float:

@@ -22,7 +22,7 @@ from synchromesh.profile import Profile
 from synchromesh.trace.partition import overlaps
 from synchromesh.word import Word
 
-MARGIN = 0.02  # a plan must be predicted this much quicker than a plainer one
+MARGIN = 0.05  # a plan must be predicted this much quicker than a plainer one
 PLAIN = ("single", "data", "tensor", "hybrid")
 ALTERNATIVES = 4  # of the search, priced exactly besides the best
 
