@@ -186,7 +186,8 @@ def adaptive(case: Case) -> list[dict[str, Any]]:
 def known(case: Case, told: list[dict[str, Any]]) -> dict[str, float]:
     """Measured seconds a step of the best plans under the new conditions, and of the one that the
     adaptive run came to."""
-    came_to = next((t["plan"] for t in told if t.get("step") == RESTORE - 1), "data")
+    steps = (t for t in told if t["kind"] == "step")
+    came_to = next(t["plan"] for t in steps if t["step"] == RESTORE - 1)
     with Lab(hosts=HOSTS, bandwidth=f"{case.after}mbit", cpu=CPU) as lab:
         if case.quota != CPU:
             lab.set(host=HOSTS - 1, cpu=case.quota)

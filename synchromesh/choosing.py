@@ -9,7 +9,8 @@ alike; what rank 0 finds and prices is told to the others, so that no two can di
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +21,7 @@ from synchromesh.cost.peak_memory import PeakMemory
 from synchromesh.cost.step_time import StepTime, Unmeasured
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
+from synchromesh.engine.optimizer import coupled
 from synchromesh.measure.facts import Subject, facts
 from synchromesh.measure.memory import device_bytes, process_bytes, storage_bytes
 from synchromesh.measure.recall import Recall, Say
@@ -29,12 +31,15 @@ from synchromesh.planner.assemble import Uniform, crossings
 from synchromesh.planner.candidate import Candidate, price
 from synchromesh.planner.choice import (
     Choice,
+    RunnerUp,
     decided,
     misfit,
     pieced,
     plain,
+    runner_ups,
     searched,
     uniform,
+    unsplit,
 )
 from synchromesh.planner.unequal import widened
 from synchromesh.profile import Pattern, Profile
@@ -73,9 +78,9 @@ class Question:
         self,
         partitions: Iterable[Partition],
         known: Profile | None,
-        besides: Iterable[tuple[str, Pattern, int]] = (),
         ranks: Sequence[int] | None = None,
         quick: bool = False,
+        besides: Iterable[tuple[str, Pattern, int]] = (),
     ) -> Profile:
         """The facts of `partitions` on `ranks` (all), besides `known`; quick: see `facts`."""
         where = range(self.world.size) if ranks is None else ranks
@@ -90,9 +95,18 @@ class Question:
         return Recall.open(self.world, ranks, self.subject, whole)
 
     @cached_property
+    def coupled(self) -> str:
+        """Why parameters cannot lie in pieces; nothing where they can."""
+        return coupled(self.optimizer)
+
+    @cached_property
     def uniform(self) -> Uniform:
-        """The partition of the step under every tensor degree."""
-        return uniform(self.planned, self.world.size)
+        """The partition of the step under every tensor degree that is possible."""
+        return uniform(self.planned, self.world.size, splits=not self.coupled)
+
+    def partitions(self, plans: Iterable[Plan]) -> list[Partition]:
+        """Those of the plans under which the step can be cut."""
+        return self.planned.possible(plans, self.world.size)
 
     def solved(self, step: Step, plan: Plan) -> Partition | None:
         """The partition of `step` under `plan`, where it was needed before."""
@@ -123,11 +137,22 @@ def choose(question: Question, say: Say = silent) -> Choice:
         say(f"measuring {len(step.chain.components)} components on {world.size} ranks ...")
     profile = survey(question, known)
     found = reconsider(question, profile)
+    found = replace(found, components=_components(question, found))
     recall.keep(found.profile, known)
     spent = found.profile.seconds
     say(f"measured for {spent:.1f} s, searched for {found.planning_seconds:.1f} s")
     _say_missing(found.profile, say)
     return found
+
+
+def _components(question: Question, found: Choice) -> tuple[RunnerUp, ...]:
+    """What each component's best other layout would cost; on rank 0, which shows it."""
+    limit = min(question.limits)
+    if question.world.rank == 0:
+        with suppress(Unmeasured):
+            result = searched(question.uniform, found.profile, limit)
+            return tuple(runner_ups(question.planned, result, found.chosen.plan, limit))
+    return ()
 
 
 def _say_missing(profile: Profile, say: Say) -> None:
@@ -141,7 +166,7 @@ def _say_missing(profile: Profile, say: Say) -> None:
 def survey(question: Question, known: Profile | None) -> Profile:
     """The facts that a search needs: of every degree, and of what may cross between them."""
     parts = question.uniform
-    return question.measured(parts.partitions.values(), known, crossings(parts))
+    return question.measured(parts.partitions.values(), known, besides=crossings(parts))
 
 
 def reconsider(question: Question, profile: Profile, current: Plan | None = None) -> Choice:
@@ -153,7 +178,7 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
     began, measured = time.perf_counter(), profile.seconds
     plans = _proposed(question, profile, min(limits), current)
     whole = [p for p in plans if len(p.devices(world.size)) == world.size]
-    profile = question.measured([planned.partition(p, world.size) for p in whole], profile)
+    profile = question.measured(question.partitions(whole), profile)
     found = _priced(question, plans, profile)
     more = _widened(question, found, profile)
     profile = _odd(question, more, profile)
@@ -162,13 +187,13 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
     while near := _near(found, world.size, sure):
         # its ranks have more rows than a program was timed with: no guess where it counts
         sure.add(near)
-        made = [planned.partition(near, world.size)]
         active, quick = near.devices(world.size), current is not None
-        profile = question.measured(made, profile, ranks=active, quick=quick)
+        profile = question.measured(question.partitions([near]), profile, active, quick)
         found = _priced(question, [*plans, *more], profile)
     guessed = [p for p in more if p.ranks is not None]
     found = [c for c in found if c.time is not None or c.plan not in guessed]
-    found = decided([pieced(planned, c, world.size) for c in found])
+    found = [pieced(planned, c, world.size) for c in found]
+    found = decided([*found, *unsplit(world.size, question.coupled)])
     spent = time.perf_counter() - began - (profile.seconds - measured)
     if all(c.time is None for c in found):
         return _unpriced(question, found, profile)
@@ -178,8 +203,18 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
 
 
 def _said(world: World, find: Callable[[], Any]) -> Any:
-    """What rank 0 finds, in JSON: the others need not look for it, and cannot disagree."""
-    return world.everyone.broadcast_json(find() if world.rank == 0 else None)
+    """What rank 0 finds, in JSON: the others need not look for it, and cannot disagree. Where it
+    fails, it does on all ranks."""
+    told, fault = {}, None
+    if world.rank == 0:
+        try:
+            told = {"found": find()}
+        except Exception as error:  # whatever it is: the others wait
+            told, fault = {"fault": str(error) or type(error).__name__}, error
+    told = world.everyone.broadcast_json(told)
+    if "fault" in told:
+        raise fault or ValueError(told["fault"])
+    return told["found"]
 
 
 def _proposed(
@@ -193,7 +228,8 @@ def _proposed(
             found = searched(question.uniform, profile, limit).plans(question.planned)
         except Unmeasured:  # no layout of a component could be measured: the plain plans are left
             found = []
-        proposed = [*found, *plain(world.size), *([] if current is None else [current])]
+        known = plain(world.size, splits=not question.coupled)
+        proposed = [*found, *known, *([] if current is None else [current])]
         return list(dict.fromkeys(str(p) for p in proposed))
 
     return [Plan.parse(text) for text in _said(world, texts)]
@@ -210,8 +246,9 @@ def _widened(question: Question, found: Sequence[Candidate], profile: Profile) -
 
 
 def _priced(question: Question, plans: Sequence[Plan], profile: Profile) -> list[Candidate]:
-    """The candidates of `plans`."""
+    """The candidates of `plans`, which all ranks have cut the step for."""
     world, limits = question.world, question.limits
+    question.partitions(plans)
 
     def prices() -> list[dict[str, Any]]:
         found = (price(question.planned, p, world.size, profile, limits) for p in plans)
@@ -242,8 +279,7 @@ def _odd(question: Question, plans: Sequence[Plan], profile: Profile) -> Profile
     world = question.world.size
     for plan in plans:
         if plan.ranks is not None and world % len(plan.ranks):
-            made = question.planned.partition(plan, world)
-            profile = question.measured([made], profile, ranks=plan.ranks)
+            profile = question.measured(question.partitions([plan]), profile, plan.ranks)
     return profile
 
 
@@ -251,7 +287,7 @@ def _near(found: Sequence[Candidate], world: int, sure: Collection[Plan]) -> Pla
     """Of the plans on fewer devices that are not in `sure` the quickest, if it may be the best of
     all."""
     known = [c for c in found if len(c.plan.devices(world)) == world or c.plan in sure]
-    guessed = [c for c in found if c.time is not None and c not in known]
+    guessed = [c for c in found if c.fits and c not in known]
     best = min(guessed, key=lambda c: c.seconds, default=None)
     least = min((c.seconds for c in known if c.fits), default=float("inf"))
     return None if best is None or best.seconds > NEAR * least else best.plan

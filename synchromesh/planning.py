@@ -20,6 +20,7 @@ from synchromesh.cluster import Cluster
 from synchromesh.cost import network
 from synchromesh.engine import batches
 from synchromesh.engine.model import Model
+from synchromesh.engine.optimizer import coupled
 from synchromesh.measure.datasheet import SOURCE, datasheet
 from synchromesh.measure.facts import Subject, traffic
 from synchromesh.plan import Plan
@@ -36,6 +37,7 @@ from synchromesh.planner.choice import (
     runner_ups,
     searched,
     uniform,
+    unsplit,
 )
 from synchromesh.planner.unequal import widened
 from synchromesh.profile import Pattern, Profile
@@ -55,7 +57,6 @@ class Planned:
     choice: Choice
     cluster: Cluster
     rows: int  # of a global batch
-    components: tuple[RunnerUp, ...]  # of the chosen plan; () where they were not asked for
     refusal: str = ""  # why no plan fits
 
     @property
@@ -64,6 +65,11 @@ class Planned:
         if self.refusal:
             raise ValueError(self.refusal)
         return self.choice.chosen.plan
+
+    @property
+    def components(self) -> tuple[RunnerUp, ...]:
+        """Each component's layout and runner-up, where they were asked for."""
+        return self.choice.components
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -93,7 +99,6 @@ class Planned:
             "cluster": self.cluster.name,
             "devices": len(self.cluster.ranks),
             "rows": self.rows,
-            "components": [c.to_dict() for c in self.components],
         }
 
 
@@ -139,7 +144,7 @@ def plan(
     step = trace(model, loss, example_batch, training=True)
     limits = [memory or float(device.memory_bytes) for _, device in place.ranks]
     if step.opaque:
-        return Planned(_whole(step, place), place, rows, ())
+        return Planned(_whole(step, place), place, rows)
     chosen = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())
     planned = pricing.Model(step, rows, held.inside(step.chain.names))
     return _choose(
@@ -166,31 +171,37 @@ def _choose(
     limits: Sequence[float],
     explained: bool,
 ) -> Planned:
-    devices = len(cluster.ranks)
-    parts = uniform(planned, devices)
+    devices, whole = len(cluster.ranks), coupled(subject.optimizer)
+    parts = uniform(planned, devices, splits=not whole)
     made = list(parts.partitions.values())
     besides = [(kind, pattern) for kind, pattern, _ in crossings(parts)]
     profile = _profile(subject, made, cluster, None, besides)
     began = time.perf_counter()
     result = searched(parts, profile, min(limits))
     spent = time.perf_counter() - began
-    texts = [str(p) for p in (*result.plans(planned), *plain(devices))]
+    texts = [str(p) for p in (*result.plans(planned), *plain(devices, splits=not whole))]
     plans = [Plan.parse(t) for t in dict.fromkeys(texts)]
-    made = [planned.partition(p, devices) for p in plans if len(p.devices(devices)) == devices]
-    profile = _profile(subject, made, cluster, profile)
+    all_devices = [p for p in plans if len(p.devices(devices)) == devices]
+    profile = _profile(subject, planned.possible(all_devices, devices), cluster, profile)
     began = time.perf_counter()
     found = [pricing.price(planned, p, devices, profile, limits) for p in plans]
     more = widened(planned, found, devices, profile)
+    for p in more:
+        if p.ranks is not None and devices % len(p.ranks):
+            made = planned.possible([p], devices)
+            profile = _profile(subject, made, cluster, profile, count=len(p.ranks))
     found += [pricing.price(planned, p, devices, profile, limits) for p in more]
-    found = decided([pieced(planned, c, devices) for c in found])
     found = [c for c in found if c.time is not None or c.plan.ranks is None]
+    found = [pieced(planned, c, devices) for c in found] + (
+        unsplit(devices, whole) if whole else []
+    )
+    found = decided(found)
     spent += time.perf_counter() - began
     best = found[0]
     rows = runner_ups(planned, result, best.plan, min(limits)) if explained and best.fits else []
     refusal = "" if best.fits else misfit(found, limits, planned.rows)
-    return Planned(
-        Choice(tuple(found), profile, spent), cluster, planned.rows, tuple(rows), refusal
-    )
+    choice = Choice(tuple(found), profile, spent, tuple(rows))
+    return Planned(choice, cluster, planned.rows, refusal)
 
 
 def _profile(
@@ -199,9 +210,11 @@ def _profile(
     cluster: Cluster,
     known: Profile | None,
     besides: Sequence[tuple[str, Pattern]] = (),
+    count: int = 0,
 ) -> Profile:
-    """The datasheet of `partitions`, with the collectives that they or `besides` ask for."""
-    count = len(cluster.ranks)
+    """The datasheet of `partitions`, with the collectives that they or `besides` ask for. count:
+    of the devices that take part; 0: all."""
+    count = count or len(cluster.ranks)
     asked = [w[:2] for p in partitions for w in traffic(p, subject.rows, count)]
     have = {} if known is None else known.network
     new = [w for w in dict.fromkeys([*asked, *besides]) if w not in have]

@@ -91,7 +91,7 @@ class Trainer:
         held = [*model.parameters.values(), *model.buffers.values()]
         self._limits = memory_limits(world, held)  # while the process holds nothing else
         self.adapter: Adapter | None = None  # where the plan may change while training runs
-        self.steps_to_come = 0  # as far as the caller knows; 0: not known
+        self.steps_to_come = 0  # as the caller says and `update` counts down; 0: not known
         self.on_event: Callable[[Event], None] | None = None  # a decision, and what came of it
         self._cost: tuple[int, ...] = (0, 0)  # microseconds computing, waiting, of the last step
         self._rows_done = 0
@@ -160,8 +160,11 @@ class Trainer:
         done; all ranks call alike.
         """
         if self.traced.opaque or self.world.size == 1:
+            why = self.traced.reason if self.traced.opaque else "there is one device"
+            self.options.say(f"there is nothing to adapt: {why}")
             return
         if self.choice is None or self._profile is None:
+            self.options.say("measuring the other layouts, to know what there is to change to ...")
             self._profile = survey(self._question(self.traced), self._profile)
         self.adapter = Adapter(self._profile, self.switch)
 
@@ -380,6 +383,8 @@ class Trainer:
         if self.scheduler is not None:
             self.scheduler.step()
         self.steps += 1
+        if self.steps_to_come > 1:
+            self.steps_to_come -= 1
         self._pending = Pending()
 
     def _between_steps(self, what: str) -> None:

@@ -8,8 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synchromesh import choosing
+from synchromesh.plan import Plan
 from synchromesh.preparing import prepare
 from synchromesh.trace.capture import trace
+from tests.measure.hurried import hurried
 from tests.ranks import run
 from tests.traces import remembered, shared
 
@@ -110,3 +113,22 @@ def test_what_cannot_be_computed_again_is_refused() -> None:
     assert trace(Coupled().double(), coupled_loss, batch(6), training=True).graph is not None
     for text in run(2, refused):
         assert "equal data degrees" in text
+
+
+def chosen() -> tuple[str, str]:
+    net: Any = Coupled().double()
+    patch = pytest.MonkeyPatch()
+    texts = ("data", "data; b=tensor")
+    patch.setattr(choosing, "plain", lambda *_, **__: [Plan.parse(t) for t in texts])
+    with hurried():
+        trainer = prepare(net, torch.optim.SGD(net.parameters(), 0.1), coupled_loss, batch(12))
+    patch.undo()
+    assert trainer.choice is not None
+    told = {str(c.plan): c.reason for c in trainer.choice.candidates}
+    trainer.close()
+    return str(trainer.plan), told["data; b=tensor"]
+
+
+def test_auto_passes_over_what_cannot_be_computed_again() -> None:
+    for plan, reason in run(2, chosen, timeout=110):
+        assert plan != "data; b=tensor" and "equal data degrees" in reason

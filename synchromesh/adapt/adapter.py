@@ -222,19 +222,24 @@ class Adapter:
         drift: Drift,
         steps: int,
     ) -> dict[str, Any]:
-        """The verdict on the best candidate. A prediction counts times what the plan in force
-        really takes over what it is predicted to take."""
-        best = found[0]
+        """The verdict on the chosen candidate or else on the quickest, which need not be as
+        plain. A prediction counts times what the plan in force really takes over what it is
+        predicted to take."""
         current = next((c for c in found if c.plan == plan), None)
         now = current.seconds if current is not None and current.time is not None else drift.now
-        better = best.seconds * drift.now / now
-        if best.plan == plan:
-            verdict = Verdict(False, "the plan is still the best that was found")
-        else:
-            verdict = weigh(drift.now, better, steps, self._move(question, plan, best.plan, drift))
+        quickest = min((c for c in found if c.fits), key=lambda c: c.seconds)
+        for better in dict.fromkeys((found[0], quickest)):
+            if better.plan == plan:
+                verdict = Verdict(False, "the plan is still the best that was found")
+                continue
+            seconds = better.seconds * drift.now / now
+            move = self._move(question, plan, better.plan, drift)
+            verdict = weigh(drift.now, seconds, steps, move)
+            if verdict.switch:
+                break
         return {
-            "switch": verdict.switch, "reason": verdict.reason, "plan": str(best.plan),
-            "now": now, "better": best.seconds,
+            "switch": verdict.switch, "reason": verdict.reason, "plan": str(better.plan),
+            "now": now, "better": better.seconds,
         }  # fmt: skip
 
     def _move(self, question: Question, plan: Plan, better: Plan, drift: Drift) -> float:

@@ -1,7 +1,7 @@
 """The policy: whether a better plan is worth the move.
 
     saving  =  (seconds of a step now - seconds of a step under the better plan) x steps to come
-    cost    =  seconds of the move + seconds of the measuring that it takes
+    cost    =  seconds of the move (measuring is spent by then, and has a share of its own)
     switch  <=>  saving > MARGIN x cost   and   the better plan is at least GAIN quicker
 
 GAIN is hysteresis: two plans that are nearly equal do not take turns, since each would have to be
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 MARGIN = 1.5
 GAIN = 0.08
-MEASURING = 0.03  # of the time since the start that may go into measuring
+MEASURING = 0.03  # of the run, as far as it is known, that may go into measuring
 
 
 @dataclass(frozen=True)

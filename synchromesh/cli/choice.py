@@ -1,5 +1,7 @@
 """The choice of a plan shown: the candidates and what they should take, the components."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from rich.table import Table
@@ -9,9 +11,10 @@ from synchromesh.choosing import Choice
 from synchromesh.component import Parameter
 from synchromesh.fault import printable
 from synchromesh.planner.candidate import Candidate, readable
+from synchromesh.planner.choice import RunnerUp
 from synchromesh.trainer import Trainer
 
-SHOWN = 9  # candidates
+SHOWN, REJECTED = 9, 3  # candidates, and of those that do not fit
 LISTED = 24  # components; longer chains are shown as runs of equal layouts
 
 
@@ -20,8 +23,13 @@ def choice_table(choice: Choice) -> Table:
     table = Table(title="plans by predicted step time", title_justify="left")
     for name in ("plan", "step", "memory per device", "waits", "why"):
         table.add_column(name, justify="left" if name in ("plan", "why") else "right")
-    for candidate in choice.candidates[:SHOWN]:
+    fitting = [c for c in choice.candidates if c.fits]
+    rejected = [c for c in choice.candidates if not c.fits]
+    shown = [*fitting[:SHOWN], *rejected[:REJECTED]]
+    for candidate in shown:
         table.add_row(*(Text(printable(cell)) for cell in _cells(candidate)))
+    if more := len(choice.candidates) - len(shown):
+        table.caption, table.caption_justify = f"and {more} more (--json has all)", "left"
     return table
 
 
@@ -43,28 +51,53 @@ def _memory(candidate: Candidate) -> str:
 
 def component_table(trainer: Trainer) -> Table:
     """What each component does: its layout, the parameter bytes of a rank of all it has."""
-    made = trainer.partition
-    rows: list[tuple[str, str, int, int]] = []
+    made, choice = trainer.partition, trainer.choice
+    others = {} if choice is None else {r.component: r for r in choice.components}
+    rows: list[_Row] = []
     for local in made.components:
         whole = local.component.parameter_bytes
         held = sum(
             Parameter("", made.local_shape(local, p.name), p.dtype).bytes
             for p in local.component.parameters
         )
-        rows.append((local.component.name, str(local.layout), whole, held))
+        name, other = local.component.name, others.get(local.component.name)
+        same = other is not None and other.layout == local.layout  # not on fewer devices
+        rows.append(_Row(name, str(local.layout), whole, held, other if same else None))
     table = Table(title="components (data x tensor)", title_justify="left")
-    for name in ("component", "layout", "parameters", "on a device"):
+    for name in ("component", "layout", "parameters", "on a device", "next best", "a step more"):
         table.add_column(name, justify="left" if name == "component" else "right")
     if len(rows) <= LISTED:
         groups = [[row] for row in rows]
     else:
-        groups = [list(g) for _, g in groupby(rows, key=lambda row: row[1])]
+        groups = [list(g) for _, g in groupby(rows, key=lambda row: row.layout)]
     for group in groups:
-        first, last = group[0][0], group[-1][0]
+        first, last = group[0].name, group[-1].name
         name = first if len(group) == 1 else f"{first} ... {last} ({len(group)})"
-        whole, held = sum(row[2] for row in group), sum(row[3] for row in group)
-        table.add_row(Text(printable(name)), group[0][1], readable(whole), readable(held))
+        whole, held = sum(row.whole for row in group), sum(row.held for row in group)
+        table.add_row(
+            Text(printable(name)), group[0].layout, readable(whole), readable(held), *_next(group)
+        )
     return table
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A component under its layout: bytes of its parameters, those on a device, its runner-up."""
+
+    name: str
+    layout: str
+    whole: int
+    held: int
+    other: RunnerUp | None
+
+
+def _next(group: Sequence[_Row]) -> tuple[str, str]:
+    """The layout that would cost least instead, of any of the group, and what."""
+    known = [r.other for r in group if r.other and r.other.seconds is not None]
+    if not known:
+        return "", ""
+    least = min(known, key=lambda other: other.seconds or 0.0)
+    return str(least.other), f"{(least.seconds or 0.0) * 1e3:+.1f} ms"
 
 
 def prediction_text(candidate: Candidate) -> str:

@@ -17,7 +17,6 @@ from synchromesh.fault import Refuted, printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from synchromesh.planner.choice import RunnerUp
     from synchromesh.planning import Planned
 
 FILE = "cluster.yaml"  # that `doctor` writes unless told otherwise
@@ -140,8 +139,11 @@ def _show(target: str, made: "Planned") -> None:
         printable(f"{target} on {made.cluster.name}, {made.rows} rows a step ({made.certainty})")
     )
     console.print(table)
+    if made.choice.alone and not made.refusal:
+        console.print(Text(made.choice.alone))
     if made.components:
-        console.print(_components(made.components, made.certainty))
+        everywhere = len(made.choice.chosen.plan.devices(len(made.cluster.ranks)))
+        console.print(_components(made, everywhere == len(made.cluster.ranks)))
     console.print(
         Text(
             f"profile of {len(made.choice.profile.compute)} programs in "
@@ -151,17 +153,19 @@ def _show(target: str, made: "Planned") -> None:
     )
 
 
-def _components(rows: "tuple[RunnerUp, ...]", certainty: str) -> "Table":
+def _components(made: "Planned", chosen: bool) -> "Table":
+    """Layouts and runners-up, of the chosen plan or of the best on all devices."""
     from rich.table import Table
     from rich.text import Text
 
+    of = "" if chosen else " of the best plan on all devices"
     table = Table(
-        title=f"components (data x tensor) and what the next layout costs ({certainty})",
+        title=f"components (data x tensor){of} and what the next layout costs ({made.certainty})",
         title_justify="left",
     )
     for name in ("component", "layout", "runner-up", "a step more"):
         table.add_column(name, justify="left" if name == "component" else "right")
-    for row in rows:
+    for row in made.components:
         more = "" if row.seconds is None else f"{row.seconds * 1e3:+.3f} ms"
         table.add_row(
             Text(printable(row.component)), str(row.layout), str(row.other or "none"), more

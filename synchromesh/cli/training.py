@@ -148,6 +148,8 @@ class _Training:
             self._log("choice", **trainer.choice.to_dict())
             self.display.table(choice_table(trainer.choice))
             self.display.table(component_table(trainer))
+            if trainer.choice.alone:
+                self.display.say(trainer.choice.alone)
         self.display.say(prediction_text(found))
         if self.job.adapt:
             trainer.adapt()

@@ -12,7 +12,7 @@ differ in speed or rows, a component takes what it takes on the slowest: they me
 collective, and at the end of the step in any case.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from synchromesh.component import Parameter
@@ -20,7 +20,7 @@ from synchromesh.cost.timeline import Timeline
 from synchromesh.holding import Holding
 from synchromesh.layout import Layout
 from synchromesh.plan import Plan
-from synchromesh.profile import Pattern, Profile
+from synchromesh.profile import Compute, Pattern, Profile
 from synchromesh.trace.local import Hop, LocalComponent, Partition, Span
 from synchromesh.traffic import Collective
 
@@ -180,29 +180,39 @@ def _compute(
     setting: Setting, local: LocalComponent, profile: Profile, pieces: int
 ) -> tuple[float, float]:
     """Seconds of a component's forward and backward for one piece, on the slowest rank."""
+    found = _known(setting, local, profile)
+    blocks = setting.blocks(local.layout)
+    last = len(found.forward) - 1
+    different = {}  # devices and their rows; of those with the same curve one is enough
+    for position, rank in enumerate(setting.ranks):
+        rows = max(1.0, blocks[local.layout.data_index(position)] / pieces)
+        different[id(found.forward[min(rank, last)]), rows] = rank
+    return max((found.on(rank, rows) for (_, rows), rank in different.items()), key=sum)
+
+
+def computing(setting: Setting, profile: Profile) -> Callable[[int, float], float]:
+    """Seconds that a rank computes in a step with a part of the rows, 1.0 being an equal block:
+    programs, of which those in fewer blocks keep all their rows, and the optimizer's step."""
+    parts = setting.partition.components
+    programs = [(local.layout.data, _known(setting, local, profile)) for local in parts]
+    most = max(data for data, _ in programs)
+    update = _update(setting, profile, setting.ranks) / profile.lateness(setting.ranks)
+
+    def seconds(rank: int, share: float) -> float:
+        total = update * profile.lateness((rank,))
+        for data, found in programs:
+            rows = setting.rows / data * (share if data == most else 1.0)
+            total += sum(found.on(rank, max(1.0, rows)))
+        return total
+
+    return seconds
+
+
+def _known(setting: Setting, local: LocalComponent, profile: Profile) -> Compute:
     key = setting.partition.program(local)
     if key not in profile.compute:
         raise Unmeasured(f"{local.component.name} ({local.layout}) was not measured")
-    found = profile.compute[key]
-    blocks = setting.blocks(local.layout)
-    slowest = (0.0, 0.0)
-    for position, rank in enumerate(setting.ranks):
-        rows = max(1.0, blocks[local.layout.data_index(position)] / pieces)
-        slowest = max(slowest, found.on(rank, rows), key=sum)
-    return slowest
-
-
-def computing(setting: Setting, rank: int, share: float, profile: Profile) -> float:
-    """Seconds that `rank` computes in a step with `share` of an equal block of the rows: its
-    programs and the optimizer's step."""
-    total = _update(setting, profile, (rank,))
-    for local in setting.partition.components:
-        key = setting.partition.program(local)
-        if key not in profile.compute:
-            raise Unmeasured(f"{local.component.name} ({local.layout}) was not measured")
-        rows = max(1.0, setting.rows / local.layout.data * share)
-        total += sum(profile.compute[key].on(rank, rows))
-    return total
+    return profile.compute[key]
 
 
 def pattern(collective: Collective) -> Pattern:

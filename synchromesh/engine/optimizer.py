@@ -58,12 +58,8 @@ def check(optimizer: Optimizer, sharded: bool) -> None:
             )
     if not sharded:
         return
-    for name in names:
-        if name in COUPLED:
-            raise ValueError(
-                f"the optimizer {kind.__name__} cannot update pieces of a parameter: its update "
-                f"needs {COUPLED[name]}; use the plan 'data', or AdamW"
-            )
+    if why := coupled(optimizer):
+        raise ValueError(f"{why}; use the plan 'data', or AdamW")
     known = [getattr(torch.optim, name) for name in ELEMENTWISE]
     if not any(issubclass(kind, k) and kind.step is k.step for k in known):
         warnings.warn(
@@ -72,6 +68,18 @@ def check(optimizer: Optimizer, sharded: bool) -> None:
             "(`synchromesh verify` shows it; the plan 'data' is exact)",
             stacklevel=2,
         )
+
+
+def coupled(optimizer: Optimizer) -> str:
+    """Why no parameter of this optimizer may lie in pieces; nothing where they may."""
+    kind = type(optimizer)
+    for name in (k.__name__.lower() for k in kind.__mro__):
+        if name in COUPLED:
+            return (
+                f"the optimizer {kind.__name__} cannot update pieces of a parameter: its update "
+                f"needs {COUPLED[name]}"
+            )
+    return ""
 
 
 def state_tensors(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:

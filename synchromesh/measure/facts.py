@@ -152,13 +152,15 @@ def timed_on(
     first, speeds = ranks[0], known.speeds
     told, pace = [], []
     for r in range(world.size):
-        idle = r not in ranks  # takes what the first one does, at its own speed
-        slower = speeds[first] / speeds[r] if idle and len(speeds) == world.size else 1.0
+        idle = r not in ranks  # takes what the first one does, at its own speed or pace
         told.append(everyone[first if idle else r])
         for key, numbers in everyone[r].items():
             if "lacking" in numbers:
                 subject.refused[key] = min(numbers["lacking"], subject.refused.get(key, 1 << 62))
-        pace.append(known.pace_of(first if idle else r) * slower)
+        known_speed = idle and len(speeds) == world.size
+        pace.append(
+            known.pace_of(first) * speeds[first] / speeds[r] if known_speed else known.pace_of(r)
+        )
     return _joined(wanted, told, pace)
 
 

@@ -30,7 +30,7 @@ LOOK_BYTES = 1 << 14  # the least payload with which links are looked at again .
 LOOK_SECONDS = 0.05  # ... and one call longer than this tells enough
 LOOKS = 3  # runs that tell how devices compute now
 PROGRAMS = 3  # that are timed again, the longest ones
-ODD = 1.3  # times as fast or slow: more than processors vary by
+ODD = 1.3  # times as fast or slow as others: more than processors vary by
 BLOCK = 0.05  # seconds of each block of its runs
 PROGRAM_SECONDS = 0.05  # of one of them at most, if there are rows with which it takes less
 LATER = 3.0  # times what a small collective took: latency has changed
@@ -70,12 +70,14 @@ def _devices_again(
     later = [found.pace[r] / known.pace_of(r) for r in range(world.size)]
     locals_ = {partition.program(c): c for c in partition.components}
     timed = sorted((k for k in locals_ if k in known.compute), key=lambda k: -_seconds(known, k))
+    if not timed:  # nothing to compare with: what is new is measured when plans are priced
+        return profile
     wanted = {}
     for key in timed[:PROGRAMS]:
         rows = _telling(known.compute[key], sizes(subject.rows, locals_[key].layout), later)
         wanted[key] = Wanted(partition, locals_[key], (rows,), remembered(known, key))
     measured, _ = timed_on(world, ranks, subject, wanted, profile, BLOCK)
-    if not measured:  # none is known, or fits beside what training holds now: pace alone
+    if not measured:  # they do not fit beside what training holds now: pace alone
         return _scaled(profile, later)
 
     def ratios(key: str) -> list[float]:
@@ -93,16 +95,14 @@ def _devices_again(
 def _settled(taken: Sequence[float], later: Sequence[float]) -> list[float]:
     """What programs take on each rank over what they took, where pace says `later`: it tells
     exactly how a rank's share of a processor has changed. The rest is the processors' own speed,
-    of all ranks or of one that stands out; by less than `ODD` it changes from second to second.
+    of all ranks alike but for one that stands out: from second to second they vary by less.
     """
     beside = [t / p for t, p in zip(taken, later, strict=True)]
     usual = median_low(beside)
-    usual = usual if _odd(usual) else 1.0
-    return [p * (b if _odd(b / usual) else usual) for b, p in zip(beside, later, strict=True)]
-
-
-def _odd(ratio: float) -> bool:
-    return max(ratio, 1.0 / ratio) > ODD
+    return [
+        p * (b if max(b / usual, usual / b) > ODD else usual)
+        for b, p in zip(beside, later, strict=True)
+    ]
 
 
 def _seconds(known: Profile, key: str) -> float:
@@ -130,7 +130,9 @@ def _scaled(known: Profile, ratios: Sequence[float]) -> Profile:
         )
         for key, found in known.compute.items()
     }
-    slowest = max(ratios)  # the optimizer's costs are those of the slowest rank
+    before = [1.0 / v for v in known.speeds] or [1.0] * len(ratios)
+    after = [t * r for t, r in zip(before, ratios, strict=True)]
+    slowest = max(after) / max(before)  # the optimizer's costs are those of the slowest rank
     return replace(
         known,
         compute=compute,

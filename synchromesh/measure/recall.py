@@ -2,7 +2,7 @@
 
     circumstances -> file (rank 0) -> all ranks -> sampled -> curves scaled, or parts left out
 
-What is sampled is one program, every kind of collective and every pattern (`look.again`): where
+What is sampled is a few programs, every kind of collective and every pattern (`look.again`): where
 they take about what they did, curves are scaled by what they take now. Where they are far off, a
 profile of another day tells too little, and compute or network is measured anew.
 """

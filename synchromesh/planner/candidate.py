@@ -1,6 +1,7 @@
 """A candidate: a plan with what it is predicted to take, and why it was or was not chosen."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +36,14 @@ class Model:
         if layouts not in self._made:
             self._made[layouts] = partition(self.step, layouts, rows=self.rows)
         return self._made[layouts]
+
+    def possible(self, plans: Iterable[Plan], world: int) -> list[Partition]:
+        """The partitions under the plans that allow one; `price` says of the rest why not."""
+        made = []
+        for plan in plans:
+            with suppress(ValueError):
+                made.append(self.partition(plan, world))
+        return made
 
     def known(self, plan: Plan, world: int) -> Partition | None:
         """The partition under `plan`, if it has been solved."""

@@ -34,10 +34,28 @@ class Choice:
     candidates: tuple[Candidate, ...]  # the chosen one first, then by time
     profile: Profile
     planning_seconds: float  # of the search alone
+    components: "tuple[RunnerUp, ...]" = ()  # where asked for; in a run on rank 0 alone
 
     @property
     def chosen(self) -> Candidate:
         return self.candidates[0]
+
+    @property
+    def alone(self) -> str:
+        """A sentence where one of several devices wins; else nothing."""
+        if self.chosen.plan.default.name != "single" or self.profile.devices < 2:
+            return ""
+        count = self.profile.devices
+        others = [c for c in self.candidates if c.time and len(c.plan.devices(count)) > 1]
+        rest = "the other stays idle" if count == 2 else f"the other {count - 1} stay idle"
+        told = f"one device wins, {rest}"
+        if not others:
+            return told
+        best = min(others, key=lambda c: c.seconds)
+        return (
+            f"{told}: {self.chosen.seconds * 1e3:.1f} ms a step are predicted, and "
+            f"{best.seconds * 1e3:.1f} ms for the best plan on more, {str(best.plan)!r}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -45,6 +63,7 @@ class Choice:
             "chosen": str(self.chosen.plan),
             "planning_seconds": self.planning_seconds,
             "measuring_seconds": self.profile.seconds,
+            "components": [c.to_dict() for c in self.components],
         }
 
 
@@ -99,22 +118,32 @@ class RunnerUp:
         }
 
 
-def uniform(planned: Model, devices: int) -> Uniform:
-    """The step partitioned under every tensor degree of `devices`."""
+def uniform(planned: Model, devices: int, splits: bool = True) -> Uniform:
+    """The step partitioned under every tensor degree of `devices`. splits: whether parameters may
+    lie in pieces; else there is one degree."""
     names = planned.names
     partitions = {
         m: planned.partition(worded(names, (Layout(devices // m, m),) * len(names)), devices)
-        for m in degrees(devices)
+        for m in (degrees(devices) if splits else (1,))
     }
     return Uniform(planned.step, devices, planned.rows, partitions)
 
 
-def plain(devices: int) -> list[Plan]:
-    """The plans that anybody would try: one device, `data`, `tensor`, uniform hybrids."""
+def plain(devices: int, splits: bool = True) -> list[Plan]:
+    """The plans that anybody would try: one device, `data`, and where parameters may lie in pieces
+    `tensor` and uniform hybrids."""
     words = [Word("single"), Word("data")]
+    if not splits:
+        return [Plan(w) for w in words]
     words += [Word("hybrid", tensor=m) for m in degrees(devices) if 1 < m < devices]
     words += [Word("tensor")] if devices > 1 else []
     return [Plan(w) for w in words]
+
+
+def unsplit(devices: int, why: str) -> list[Candidate]:
+    """The plain plans that split parameters, refused for a reason; none where there is none."""
+    kept = plain(devices, splits=not why)
+    return [Candidate(p, None, (), False, why) for p in plain(devices) if p not in kept]
 
 
 def searched(uniform: Uniform, profile: Profile, limit: float) -> Searched:
@@ -138,15 +167,23 @@ def decided(found: Sequence[Candidate]) -> list[Candidate]:
     is taken: predictions are not that exact, and what is plain is easier to reason about.
     """
     order = sorted(found, key=lambda c: (not c.fits, c.seconds, str(c.plan)))
-    best = order[0]
-    near = [c for c in order if c.fits and c.seconds <= best.seconds * (1 + MARGIN)]
-    best = min(near, key=lambda c: (plainness(c.plan), c.seconds), default=best)
+    quickest = order[0]
+    near = [c for c in order if c.fits and c.seconds <= quickest.seconds * (1 + MARGIN)]
+    best = min(near, key=lambda c: (plainness(c.plan), c.seconds), default=quickest)
     rest = [c for c in order if c is not best]
-    told = [replace(best, reason="least predicted time" if best.fits else best.reason)]
+    told = [replace(best, reason=_why(best, quickest))]
     for c in rest:
         late = f"{c.seconds / best.seconds - 1:+.0%} time" if c.time is not None else ""
         told.append(replace(c, reason="; ".join(r for r in (c.reason, late) if r)))
     return told
+
+
+def _why(best: Candidate, quickest: Candidate) -> str:
+    if not best.fits:
+        return best.reason
+    if best is not quickest:
+        return f"plainest within {MARGIN:.0%} of the least"
+    return "least predicted time"
 
 
 def plainness(plan: Plan) -> int:

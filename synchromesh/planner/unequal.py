@@ -7,11 +7,12 @@ fewer     some of the devices, where links between all or slow ones cost more th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from statistics import fmean
 
 from synchromesh.cost.step_time import computing
 from synchromesh.plan import Plan
-from synchromesh.planner.candidate import Candidate, Model, setting
+from synchromesh.planner.candidate import Candidate, Model, price, setting
 from synchromesh.profile import Profile
 from synchromesh.word import Word
 
@@ -25,12 +26,57 @@ def widened(
     planned: Model, found: Sequence[Candidate], devices: int, profile: Profile
 ) -> list[Plan]:
     """Plans made of `found`: each that may win with rows by speed, the best on fewer devices."""
-    order = sorted((c for c in found if c.time is not None), key=lambda c: c.seconds)
-    plans = [c.plan for c in order if c.seconds <= HOPE * order[0].seconds]
+    plans = _hopeful(planned, found, devices, profile)
     by_speed = [shared(planned, p, devices, profile) for p in plans]
     some = [*(p for p in by_speed if p is not None), *fewer(plans, devices, profile)]
     known = {c.plan for c in found}
     return [p for p in dict.fromkeys(some) if p not in known]
+
+
+def _hopeful(
+    planned: Model, found: Sequence[Candidate], devices: int, profile: Profile
+) -> list[Plan]:
+    """The plans that are at most `HOPE` times as slow as the best, that one first; where devices
+    are unequal, as if all were quick: what slow ones cost is what rows and ranks are to mend."""
+    known = [c for c in found if c.time is not None]
+    slow = [r for r, late in enumerate(_slowness(profile, devices)) if late]
+    if slow:
+        even = _levelled(profile, slow, devices)
+        known = [replace(price(planned, c.plan, devices, even), fits=c.fits) for c in known]
+    order = sorted(known, key=lambda c: c.seconds)
+    least = min((c.seconds for c in order if c.fits), default=float("inf"))
+    return [c.plan for c in order if c.seconds <= HOPE * least]
+
+
+def _levelled(profile: Profile, slow: Sequence[int], devices: int) -> Profile:
+    """The profile where slow devices take what the first of the others does."""
+    quick = next(r for r in range(devices) if r not in slow)
+    at = [quick if r in slow else r for r in range(devices)]
+    compute = {
+        key: replace(
+            found,
+            forward=tuple(found.forward[r] for r in at),
+            backward=tuple(found.backward[r] for r in at),
+        )
+        for key, found in profile.compute.items()
+    }
+    times = min(profile.speeds) / min(profile.speeds[r] for r in at)
+    return replace(
+        profile,
+        compute=compute,
+        update_byte=profile.update_byte * times,
+        update_tensor=profile.update_tensor * times,
+        copy_byte=profile.copy_byte * times,
+    )
+
+
+def _slowness(profile: Profile, devices: int) -> list[float]:
+    """How much slower each device is than the fastest; 0 where it hardly is, or nothing is known
+    of each."""
+    speeds = profile.speeds
+    if len(speeds) != devices:
+        return [0.0] * devices
+    return [0.0 if UNEQUAL * s >= max(speeds) else 1.0 - s for s in speeds]
 
 
 @dataclass(frozen=True)
@@ -53,10 +99,10 @@ def shared(planned: Model, plan: Plan, devices: int, profile: Profile) -> Plan |
     An index is as fast as the slowest of its tensor ranks; those that hardly differ from the
     fastest have equal rows. Under `single` and `tensor` there is nothing to share.
     """
-    if plan.rows is not None or len(plan.devices(devices)) != devices:
+    if plan.rows or plan.ranks or len(plan.devices(devices)) != devices:
         return None
     data = max(w.layout(devices).data for w in _words(plan))
-    if data == 1:
+    if data == 1 or not any(_slowness(profile, devices)):
         return None
     block = planned.rows / data
     paces = _paces(planned, plan, devices, data, profile)
@@ -69,8 +115,8 @@ def shared(planned: Model, plan: Plan, devices: int, profile: Profile) -> Plan |
     until = planned.rows + sum(p.fixed / p.rate for p in paces)
     until /= sum(1.0 / p.rate for p in paces)
     rows = [max(0.0, (until - p.fixed) / p.rate) for p in paces]
-    shares = tuple(max(1, round(SHARES * n / max(rows))) for n in rows)
-    return replace(plan, rows=shares)
+    shares = [max(1, round(SHARES * n / max(rows))) for n in rows]
+    return replace(plan, rows=tuple(n // gcd(*shares) for n in shares))
 
 
 def _mean(paces: Sequence[_Pace]) -> _Pace:
@@ -80,14 +126,13 @@ def _mean(paces: Sequence[_Pace]) -> _Pace:
 def _paces(planned: Model, plan: Plan, devices: int, data: int, profile: Profile) -> list[_Pace]:
     """Of each data index: a line through what its slowest rank computes for an equal block of the
     rows and for a quarter of it, with the optimizer's step."""
-    placed = setting(planned, plan, planned.partition(plan, devices), devices)
+    made = planned.partition(plan, devices)
+    seconds = computing(setting(planned, plan, made, devices), profile)
     tensor, block = devices // data, planned.rows / data
     found = []
     for i in range(data):
         ranks = range(i * tensor, (i + 1) * tensor)
-        whole, part = (
-            max(computing(placed, r, share, profile) for r in ranks) for share in (1.0, 0.25)
-        )
+        whole, part = (max(seconds(r, share) for r in ranks) for share in (1.0, 0.25))
         rate = max(1e-12, (whole - part) / (0.75 * block))
         found.append(_Pace(max(0.0, whole - rate * block), rate))
     return found
@@ -95,15 +140,13 @@ def _paces(planned: Model, plan: Plan, devices: int, data: int, profile: Profile
 
 def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
     """The best few of `plans` and `data` on fewer devices, where the links between all of them, or
-    slow devices among them, may cost more than they bring; `single` is one more.
+    slow devices among them, may cost more than they bring; `single` is one more, on the quickest
+    device where the first is slow.
 
     plans: the best first. The numbers tried are the largest proper divisors of all, and that of
     the quick devices where others are slow. The quickest take part, equal ones in their order.
     """
-    speeds = profile.speeds
-    if len(speeds) != devices:
-        speeds = (1.0,) * devices  # nothing is known of each
-    slowness = [0.0 if UNEQUAL * s >= max(speeds) else 1.0 - s for s in speeds]
+    slowness = _slowness(profile, devices)
     by_speed = sorted(range(devices), key=lambda r: (slowness[r], r))
     counts = [k for k in range(devices // 2, 1, -1) if devices % k == 0][:FEWER]
     quick = slowness.count(0.0)
@@ -115,6 +158,8 @@ def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
         possible = [p for p in plans if _runs_on(p, count)]
         for plan in (*possible[:BEST], Plan(Word("data"))):
             found.append(replace(plan, ranks=ranks, rows=None, pieces=None))
+    if slowness[0]:  # of which `single` would be
+        found.append(Plan(Word("single"), ranks=(by_speed[0],)))
     return list(dict.fromkeys(found))
 
 

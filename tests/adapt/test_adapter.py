@@ -9,6 +9,7 @@ import torch
 
 from synchromesh import prepare
 from synchromesh.adapt import adapter as adapting
+from synchromesh.adapt.adapter import Adapter
 from synchromesh.adapt.monitor import Drift, Usual
 from synchromesh.choosing import Choice, Question
 from synchromesh.cost.step_time import StepTime
@@ -119,6 +120,33 @@ def test_what_is_not_worth_it_stays_and_says_why() -> None:
     (event,) = events
     assert not event["switched"] and event["to"] == event["from"] == "tensor; @pieces=1"
     assert "no plan is 8% quicker" in event["reason"] and len(losses) == STEPS
+
+
+def verdict(*candidates: Candidate) -> dict[str, Any]:
+    """On a plan that takes 2 s and was predicted to take 1, with a thousand steps to come."""
+    drift = Drift(1.0, 2.0, (1.0,), 0.0)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Adapter, "_move", lambda *_: 1.0)
+    try:
+        adapter = Adapter(Profile(2), lambda plan: None)  # type: ignore[arg-type, return-value]
+        question: Any = None
+        return adapter._weighed(question, candidates, Plan.parse("tensor"), drift, 1000)
+    finally:
+        patch.undo()
+
+
+def test_the_quickest_is_weighed_where_the_plainest_is_not_worth_it() -> None:
+    now = candidate("tensor", 1.0)
+    told = verdict(candidate("data", 0.95), candidate("data; head=tensor", 0.91), now)
+    assert told["switch"] and told["plan"] == "data; head=tensor" and told["better"] == 0.91
+    told = verdict(candidate("data", 0.9), candidate("data; head=tensor", 0.86), now)
+    assert told["switch"] and told["plan"] == "data", "plain and worth it"
+    told = verdict(candidate("data", 0.97), candidate("data; head=tensor", 0.95), now)
+    assert not told["switch"] and "no plan is 8% quicker" in told["reason"]
+    told = verdict(now, candidate("data; head=tensor", 0.96))
+    assert not told["switch"] and "2000 -> 1920 ms" in told["reason"]
+    told = verdict(now, candidate("data", 1.1))
+    assert told["reason"] == "the plan is still the best that was found"
 
 
 def test_one_device_is_left_for_all_where_that_pays() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from synchromesh.engine.groups import World
 from synchromesh.measure import look, network
-from synchromesh.measure.look import _settled, _telling
+from synchromesh.measure.look import _scaled, _settled, _telling
 from synchromesh.measure.sprint import Ease
 from synchromesh.profile import Compute, Curve, Memory, Overlap, Pattern, Profile, Sprint
 from synchromesh.traffic import CollectiveKind, sent_bytes
@@ -145,11 +145,10 @@ def test_latency_alone() -> None:
 
 
 def test_processors_that_became_slower_and_a_rank_that_stands_out() -> None:
-    # pace tells of a quota; what programs say besides is noise
-    assert _settled([1.2, 1.25, 0.9, 3.6], [1.0, 1.0, 1.0, 3.0]) == [1.0, 1.0, 1.0, 3.0]
-    slower = _settled([1.5, 1.6, 1.4, 4.2], [1.0, 1.0, 1.0, 3.0])
-    assert slower == pytest.approx([1.4, 1.4, 1.4, 4.2]), "all processors are"
-    assert _settled([1.0, 1.0, 2.0, 1.0], [1.0] * 4) == [1.0, 1.0, 2.0, 1.0], "one is"
+    # pace tells of a quota, programs of what became of all processors; the rest is noise
+    slower = _settled([1.3, 1.2, 1.1, 3.6], [1.0, 1.0, 1.0, 3.0])
+    assert slower == pytest.approx([1.2, 1.2, 1.2, 3.6])
+    assert _settled([1.0, 1.0, 2.0, 1.0], [1.0] * 4) == [1.0, 1.0, 2.0, 1.0], "one is slower"
     assert _settled([1.0, 1.6], [1.0, 1.0]) == [1.0, 1.6]
 
 
@@ -160,3 +159,14 @@ def test_a_look_takes_the_rows_that_are_not_too_long() -> None:
     assert _telling(found, (10, 40), [1.0, 1.0]) == 40
     assert _telling(found, (10, 40), [1.0, 3.0]) == 10, "on the slowest rank"
     assert _telling(found, (10, 40), [1.0, 90.0]) == 10, "there is nothing shorter"
+
+
+def test_costs_of_the_slowest_rank_come_back_with_it() -> None:
+    curve = Curve(((1.0, 1.0),))
+    known = Profile(2, {"a": Compute((curve,) * 2, (curve,) * 2, Memory())}, update_byte=1e-9)
+    slow = _scaled(known, [1.0, 3.0])
+    assert slow.update_byte == pytest.approx(3e-9)
+    assert _scaled(slow, [1.0, 1 / 3]).update_byte == pytest.approx(1e-9)
+    assert _scaled(slow, [2.0, 1.0]).update_byte == pytest.approx(3e-9), (
+        "the other is slower still"
+    )

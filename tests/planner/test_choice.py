@@ -1,9 +1,12 @@
 """Which of the candidates is taken."""
 
+from dataclasses import replace
+
 from synchromesh.cost.step_time import StepTime
 from synchromesh.plan import Plan
 from synchromesh.planner.candidate import Candidate
-from synchromesh.planner.choice import decided
+from synchromesh.planner.choice import Choice, decided
+from synchromesh.profile import Profile
 
 
 def candidate(plan: str, seconds: float, fits: bool = True) -> Candidate:
@@ -28,3 +31,23 @@ def test_a_plain_plan_is_taken_where_a_mixed_one_is_hardly_quicker() -> None:
     for n, plan in enumerate(order):
         assert str(decided(near[n:])[0].plan) == plan, "predictions are not that exact"
     assert decided([candidate("single", 1.06), near[1]])[0].plan == near[1].plan
+
+
+def test_it_says_why() -> None:
+    quickest, plain = candidate("data; head=tensor", 0.97), candidate("tensor", 1.0)
+    told = decided([quickest, plain])
+    assert told[0].reason == "plainest within 5% of the least"
+    assert told[1].reason == "-3% time"
+    assert decided([quickest])[0].reason == "least predicted time"
+
+
+def test_one_device_that_wins_is_a_sentence() -> None:
+    found = (candidate("single", 1.0), candidate("data; @ranks=0,1", 1.5), candidate("data", 2.0))
+    told = Choice(found, Profile(4), 0.0)
+    assert told.alone == (
+        "one device wins, the other 3 stay idle: 1000.0 ms a step are predicted, and 1500.0 ms "
+        "for the best plan on more, 'data; @ranks=0,1'"
+    )
+    assert replace(told, candidates=found[:1]).alone == "one device wins, the other 3 stay idle"
+    assert replace(told, candidates=found[1:]).alone == ""
+    assert Choice(found[:1], Profile(1), 0.0).alone == "", "there is no other"
