@@ -29,8 +29,14 @@ def widened(
     plans = _hopeful(planned, found, devices, profile)
     by_speed = [shared(planned, p, devices, profile) for p in plans]
     some = [*(p for p in by_speed if p is not None), *fewer(plans, devices, profile)]
-    known = {c.plan for c in found}
-    return [p for p in dict.fromkeys(some) if p not in known]
+
+    def meaning(plan: Plan) -> tuple[object, ...]:  # on two ranks hybrid:tensor=2 is tensor
+        layouts = plan.layouts(planned.names, devices, planned.inside)
+        return layouts, tuple(plan.devices(devices)), plan.rows, plan.pieces
+
+    known = {meaning(c.plan) for c in found if c.time is not None}
+    new = {meaning(p): p for p in reversed(some)}
+    return [p for p in some if new.get(meaning(p)) is p and meaning(p) not in known]
 
 
 def _hopeful(
