@@ -22,7 +22,8 @@ from synchromesh.planner.candidate import Candidate, setting
 from synchromesh.profile import Profile
 from synchromesh.trace.partition import Partition
 
-SAMPLING = 2.0  # seconds that a look at what changed is expected to take at least
+SAMPLING = 3.0  # seconds that a look at what changed is expected to take at least
+LONGER = 1.5  # times as long as the ones before it may take
 FEWEST = 100  # steps that are assumed to come where nobody says how many
 PATIENCE = 20  # steps after which a look that was too much is asked for again
 GLANCE_SHARE = 0.01  # of the time that may go into glances at what idle ranks wait for
@@ -77,7 +78,8 @@ class Adapter:
         self.events: list[Event] = []
         self.drift: Drift | None = None
         self._began = time.monotonic()
-        self._measured, self._look = 0.0, SAMPLING  # seconds spent, and of a look
+        self._measured, self._look = 0.0, SAMPLING  # seconds spent, and of the next look at most
+        self._looked = False
         self._ask_at = 0  # the step before which a look, that was too much, is not asked for
         self._awaits = False  # whether the last switch's measured time is still to come
         self._share_told = False  # whether it was said, since the last look, that one is too much
@@ -149,7 +151,9 @@ class Adapter:
             misfit = str(error)
         spent = time.monotonic() - began
         self._measured += spent
-        self._look = max(SAMPLING, spent / 2)  # what was new to this one is known to the next
+        # what was new to the first one is known to the next
+        self._look = max(self._look, LONGER * (spent if self._looked else spent / 2))
+        self._looked = True
         if misfit:
             return self._stays(drift, plan, step, misfit, spent)
         told = everyone.broadcast_json(self._weighed(question, found, plan, drift, steps))
