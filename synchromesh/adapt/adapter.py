@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from synchromesh.adapt.monitor import Drift, Monitor
-from synchromesh.adapt.policy import Verdict, may_measure, weigh
+from synchromesh.adapt.policy import MEASURING, Verdict, may_measure, weigh
 from synchromesh.choosing import Question, reconsider
 from synchromesh.cost.move import most_received, transfer_seconds
 from synchromesh.measure.look import again, glance
@@ -130,7 +130,8 @@ class Adapter:
             if self._share_told:
                 return None
             self._share_told = True
-            return self._stays(drift, plan, step, "measuring has taken its share of the run", 0.0)
+            share = f"measuring would take more than {MEASURING:.0%} of the run"
+            return self._stays(drift, plan, step, share, 0.0)
         self._resized, self._share_told = "", False
         self._usual_glance.clear()
         self.monitor.reset()  # whatever is found: what is measured from now on is usual

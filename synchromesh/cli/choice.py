@@ -64,7 +64,8 @@ def component_table(trainer: Trainer) -> Table:
         same = other is not None and other.layout == local.layout  # not on fewer devices
         rows.append(_Row(name, str(local.layout), whole, held, other if same else None))
     table = Table(title="components (data x tensor)", title_justify="left")
-    for name in ("component", "layout", "parameters", "on a device", "next best", "a step more"):
+    why = ("next best", "a step more") if any(row.other for row in rows) else ()
+    for name in ("component", "layout", "parameters", "on a device", *why):
         table.add_column(name, justify="left" if name == "component" else "right")
     if len(rows) <= LISTED:
         groups = [[row] for row in rows]
@@ -75,8 +76,9 @@ def component_table(trainer: Trainer) -> Table:
         name = first if len(group) == 1 else f"{first} ... {last} ({len(group)})"
         whole, held = sum(row.whole for row in group), sum(row.held for row in group)
         table.add_row(
-            Text(printable(name)), group[0].layout, readable(whole), readable(held), *_next(group)
-        )
+            Text(printable(name)), group[0].layout, readable(whole), readable(held),
+            *(_next(group) if why else ()),
+        )  # fmt: skip
     return table
 
 

@@ -245,7 +245,7 @@ def test_a_look_that_is_too_much_is_told_once_and_taken_later(
         told += [] if event is None else [(event.step, event.reason)]
         if looks:
             break
-    assert told[0] == (1, "measuring has taken its share of the run")
+    assert told[0] == (1, "measuring would take more than 3% of the run")
     assert looks == [1 + 2 * adapting.PATIENCE] and len(told) == 2, "said once, asked again"
 
 
@@ -269,7 +269,7 @@ def test_another_size_is_planned_for_once_a_look_is_allowed(
             told[step] = event.reason
             adapter.monitor.usual = Usual(1.0, 0.0, (1.0,))  # learnt anew
     first, later = told.items()
-    assert first == (1, "measuring has taken its share of the run")
+    assert first == (1, "measuring would take more than 3% of the run")
     assert later == (1 + 2 * adapting.PATIENCE, "the plan is still the best that was found")
 
 
