@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from math import ceil
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +23,7 @@ from synchromesh.cost.step_time import StepTime, Unmeasured
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import coupled
-from synchromesh.measure.facts import Subject, facts
+from synchromesh.measure.facts import EXTRAPOLATE, Subject, facts
 from synchromesh.measure.memory import device_bytes, process_bytes, storage_bytes
 from synchromesh.measure.recall import Recall, Say
 from synchromesh.plan import Plan
@@ -81,10 +82,13 @@ class Question:
         ranks: Sequence[int] | None = None,
         quick: bool = False,
         besides: Iterable[tuple[str, Pattern, int]] = (),
+        rows: int = 0,
     ) -> Profile:
-        """The facts of `partitions` on `ranks` (all), besides `known`; quick: see `facts`."""
+        """The facts of `partitions` on `ranks` (all), besides `known`, for global batches of
+        `rows` (those that are planned for); quick: see `facts`."""
         where = range(self.world.size) if ranks is None else ranks
-        return facts(self.world, where, self.subject, partitions, known, besides, quick)
+        subject = replace(self.subject, rows=rows or self.rows)
+        return facts(self.world, where, subject, partitions, known, besides, quick)
 
     def recall(self, ranks: Sequence[int]) -> Recall:
         """The profiles that are kept, as far as they are of this question on `ranks`."""
@@ -137,7 +141,6 @@ def choose(question: Question, say: Say = silent) -> Choice:
         say(f"measuring {len(step.chain.components)} components on {world.size} ranks ...")
     profile = survey(question, known)
     found = reconsider(question, profile)
-    found = replace(found, components=_components(question, found))
     recall.keep(found.profile, known)
     spent = found.profile.seconds
     say(f"measured for {spent:.1f} s, searched for {found.planning_seconds:.1f} s")
@@ -145,13 +148,13 @@ def choose(question: Question, say: Say = silent) -> Choice:
     return found
 
 
-def _components(question: Question, found: Choice) -> tuple[RunnerUp, ...]:
-    """What each component's best other layout would cost; on rank 0, which shows it."""
+def next_best(question: Question, found: Choice) -> tuple[RunnerUp, ...]:
+    """What each component's best other layout would cost; on this rank alone, for whoever shows
+    it. Nothing where that cannot be told."""
     limit = min(question.limits)
-    if question.world.rank == 0:
-        with suppress(Unmeasured):
-            result = searched(question.uniform, found.profile, limit)
-            return tuple(runner_ups(question.planned, result, found.chosen.plan, limit))
+    with suppress(ValueError):
+        result = searched(question.uniform, found.profile, limit)
+        return tuple(runner_ups(question.planned, result, found.chosen.plan, limit))
     return ()
 
 
@@ -187,8 +190,10 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
     while near := _near(found, world.size, sure):
         # its ranks have more rows than a program was timed with: no guess where it counts
         sure.add(near)
-        active, quick = near.devices(world.size), current is not None
-        profile = question.measured(question.partitions([near]), profile, active, quick)
+        profile = question.measured(
+            question.partitions([near]), profile, near.devices(world.size),
+            quick=current is not None, rows=ceil(question.rows * _uneven(near)),
+        )  # fmt: skip
         found = _priced(question, [*plans, *more], profile)
     guessed = [p for p in more if p.ranks is not None]
     found = [c for c in found if c.time is not None or c.plan not in guessed]
@@ -205,15 +210,17 @@ def reconsider(question: Question, profile: Profile, current: Plan | None = None
 def _said(world: World, find: Callable[[], Any]) -> Any:
     """What rank 0 finds, in JSON: the others need not look for it, and cannot disagree. Where it
     fails, it does on all ranks."""
-    told, fault = {}, None
+    told: dict[str, Any] = {}
+    fault: Exception | None = None
     if world.rank == 0:
         try:
             told = {"found": find()}
         except Exception as error:  # whatever it is: the others wait
-            told, fault = {"fault": str(error) or type(error).__name__}, error
+            users = isinstance(error, ValueError)
+            told, fault = {"fault": str(error) or type(error).__name__, "users": users}, error
     told = world.everyone.broadcast_json(told)
     if "fault" in told:
-        raise fault or ValueError(told["fault"])
+        raise fault or (ValueError if told["users"] else RuntimeError)(told["fault"])
     return told["found"]
 
 
@@ -275,22 +282,32 @@ def _priced(question: Question, plans: Sequence[Plan], profile: Profile) -> list
 
 
 def _odd(question: Question, plans: Sequence[Plan], profile: Profile) -> Profile:
-    """The profile with the collectives of plans on numbers of ranks that do not divide all."""
+    """The profile with the collectives of plans on numbers of ranks that no layout of all has."""
     world = question.world.size
     for plan in plans:
-        if plan.ranks is not None and world % len(plan.ranks):
+        if plan.ranks is not None and (question.coupled or world % len(plan.ranks)):
             profile = question.measured(question.partitions([plan]), profile, plan.ranks)
     return profile
 
 
 def _near(found: Sequence[Candidate], world: int, sure: Collection[Plan]) -> Plan | None:
-    """Of the plans on fewer devices that are not in `sure` the quickest, if it may be the best of
-    all."""
-    known = [c for c in found if len(c.plan.devices(world)) == world or c.plan in sure]
+    """Of the plans whose ranks have more rows than programs were timed with, and that are not in
+    `sure`, the quickest, if it may be the best of all."""
+    known = [c for c in found if _largest(c.plan, world) <= EXTRAPOLATE or c.plan in sure]
     guessed = [c for c in found if c.fits and c not in known]
     best = min(guessed, key=lambda c: c.seconds, default=None)
     least = min((c.seconds for c in known if c.fits), default=float("inf"))
     return None if best is None or best.seconds > NEAR * least else best.plan
+
+
+def _uneven(plan: Plan) -> float:
+    """The largest share of rows over an equal one."""
+    return max(plan.rows) * len(plan.rows) / sum(plan.rows) if plan.rows else 1.0
+
+
+def _largest(plan: Plan, world: int) -> float:
+    """The most rows of a rank over those of an equal block on all ranks."""
+    return _uneven(plan) * world / len(plan.devices(world))
 
 
 def predict(

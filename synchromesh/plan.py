@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -339,12 +339,12 @@ class Plan:
         """The part of the rows before index 1, 2, ..., `data`; linear between given shares."""
         if self.rows is None:
             return [Fraction(i + 1, data) for i in range(data)]
-        total, finest = sum(self.rows), len(self.rows)
+        before, finest = (0, *accumulate(self.rows)), len(self.rows)
         shares = []
         for i in range(1, data + 1):
             whole, part = divmod(i * finest, data)
             begun = Fraction(self.rows[whole] * part, data) if part else 0
-            shares.append((sum(self.rows[:whole]) + begun) / Fraction(total))
+            shares.append((before[whole] + begun) / Fraction(before[-1]))
         return shares
 
     def unsupported(self) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ def _choose(
     parts = uniform(planned, devices, splits=not whole)
     made = list(parts.partitions.values())
     besides = [(kind, pattern) for kind, pattern, _ in crossings(parts)]
-    profile = _profile(subject, made, cluster, None, besides)
+    profile = _profile(subject, made, cluster, None, besides=besides)
     began = time.perf_counter()
     result = searched(parts, profile, min(limits))
     spent = time.perf_counter() - began
@@ -187,9 +187,8 @@ def _choose(
     found = [pricing.price(planned, p, devices, profile, limits) for p in plans]
     more = widened(planned, found, devices, profile)
     for p in more:
-        if p.ranks is not None and devices % len(p.ranks):
-            made = planned.possible([p], devices)
-            profile = _profile(subject, made, cluster, profile, count=len(p.ranks))
+        if p.ranks is not None and (whole or devices % len(p.ranks)):
+            profile = _profile(subject, planned.possible([p], devices), cluster, profile, p.ranks)
     found += [pricing.price(planned, p, devices, profile, limits) for p in more]
     found = [c for c in found if c.time is not None or c.plan.ranks is None]
     found = [pieced(planned, c, devices) for c in found] + (
@@ -209,16 +208,16 @@ def _profile(
     partitions: Sequence[Partition],
     cluster: Cluster,
     known: Profile | None,
+    ranks: Sequence[int] | None = None,
     besides: Sequence[tuple[str, Pattern]] = (),
-    count: int = 0,
 ) -> Profile:
-    """The datasheet of `partitions`, with the collectives that they or `besides` ask for. count:
-    of the devices that take part; 0: all."""
-    count = count or len(cluster.ranks)
+    """The datasheet of `partitions` on `ranks` (all), with the collectives that they or `besides`
+    ask for."""
+    count = len(cluster.ranks if ranks is None else ranks)
     asked = [w[:2] for p in partitions for w in traffic(p, subject.rows, count)]
     have = {} if known is None else known.network
     new = [w for w in dict.fromkeys([*asked, *besides]) if w not in have]
-    return datasheet(subject, partitions, cluster, network.curves(cluster, new), known)
+    return datasheet(subject, partitions, cluster, network.curves(cluster, new, ranks), known)
 
 
 def _whole(step: Step, cluster: Cluster) -> Choice:

@@ -16,7 +16,15 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from synchromesh.adapt.adapter import Adapter, Event
 from synchromesh.arrangement import Arrangement, Loss, Options
-from synchromesh.choosing import Choice, Question, choose, memory_limits, predict, survey
+from synchromesh.choosing import (
+    Choice,
+    Question,
+    choose,
+    memory_limits,
+    next_best,
+    predict,
+    survey,
+)
 from synchromesh.engine import batches
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.groups import World
@@ -153,6 +161,16 @@ class Trainer:
             self._question(self.traced), self.plan, known, self.options.say
         )
         return found
+
+    def explained(self) -> Choice | None:
+        """How the plan was found, where it was `auto`, with what each component's next best layout
+        would cost. On this rank alone: no other need call."""
+        if self.choice is None or self.choice.chosen.time is None or self.choice.components:
+            return self.choice
+        self.choice = replace(
+            self.choice, components=next_best(self._question(self.traced), self.choice)
+        )
+        return self.choice
 
     def adapt(self) -> None:
         """From now on `step` watches what steps take and may switch at its end (`decisions` says

@@ -58,15 +58,19 @@ def test_an_optimizer_that_needs_whole_parameters_gets_them() -> None:
     assert all("Adafactor cannot update pieces" in reason for reason in refused.values())
 
 
-def test_quick_devices_among_slow_ones_are_offered() -> None:
+@pytest.mark.parametrize("at", [0, 3])
+def test_quick_devices_among_slow_ones_are_offered(at: int) -> None:
     slow, quick = cluster_of("t4x1").hosts[0].devices[0], cluster_of("h100x4")
-    devices = (*quick.hosts[0].devices[:3], slow)
-    mixed = replace(quick, hosts=(replace(quick.hosts[0], devices=devices),))
+    devices = list(quick.hosts[0].devices)
+    devices[at] = slow
+    mixed = replace(quick, hosts=(replace(quick.hosts[0], devices=tuple(devices)),))
     made = sm.plan(wide(), loss, torch.zeros(4096, 512), cluster=mixed)
     found = {str(c.plan).partition("; @pieces")[0]: c for c in made.candidates}
-    assert found["data; @ranks=0-2"].fits, "three ranks do not divide four"
+    ranks = "0-2" if at else "1-3"
+    assert found[f"data; @ranks={ranks}"].fits, "three ranks do not divide four"
     (shared,) = (p for p in found if p.startswith("data; @rows"))
     assert found[shared].seconds < found["data"].seconds
+    assert ("single; @ranks=1" in found) is (at == 0)
 
 
 def test_the_choice_is_the_same_again() -> None:

@@ -23,7 +23,7 @@ from synchromesh.profile import Profile
 from synchromesh.trace.partition import Partition
 
 SAMPLING = 3.0  # seconds that a look at what changed is expected to take at least
-LONGER = 1.5  # times as long as the ones before it may take
+LONGER = 1.5  # times as long as the one before it may take
 FEWEST = 100  # steps that are assumed to come where nobody says how many
 PATIENCE = 20  # steps after which a look that was too much is asked for again
 GLANCE_SHARE = 0.01  # of the time that may go into glances at what idle ranks wait for
@@ -153,7 +153,7 @@ class Adapter:
         spent = time.monotonic() - began
         self._measured += spent
         # what was new to the first one is known to the next
-        self._look = max(self._look, LONGER * (spent if self._looked else spent / 2))
+        self._look = max(SAMPLING, LONGER * (spent if self._looked else spent / 2))
         self._looked = True
         if misfit:
             return self._stays(drift, plan, step, misfit, spent)

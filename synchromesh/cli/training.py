@@ -144,12 +144,13 @@ class _Training:
         found = trainer.predict()
         self.tally.predicted = None if found.time is None else found.seconds
         self._log("prediction", **found.to_dict())
-        if trainer.choice is not None and len(trainer.choice.candidates) > 1:
-            self._log("choice", **trainer.choice.to_dict())
-            self.display.table(choice_table(trainer.choice))
+        choice = trainer.explained() if self.first else None
+        if choice is not None and len(choice.candidates) > 1:
+            self._log("choice", **choice.to_dict())
+            self.display.table(choice_table(choice))
             self.display.table(component_table(trainer))
-            if trainer.choice.alone:
-                self.display.say(trainer.choice.alone)
+            if choice.alone:
+                self.display.say(choice.alone)
         self.display.say(prediction_text(found))
         if self.job.adapt:
             trainer.adapt()

@@ -130,15 +130,15 @@ def group_seconds(kind: Kind, size: int, group: Group) -> float:
 
 
 def curves(
-    cluster: Cluster, wanted: Iterable[tuple[str, Pattern]]
+    cluster: Cluster, wanted: Iterable[tuple[str, Pattern]], ranks: Sequence[int] | None = None
 ) -> dict[tuple[str, Pattern], Curve]:
-    """Seconds over payload of collectives on all devices, of all groups of a pattern at once.
+    """Seconds over payload of collectives on `ranks` (all), of all groups of a pattern at once.
 
     What counts is the group that takes longest. Ranks are placed host after host.
     """
     found: dict[tuple[str, Pattern], Curve] = {}
     for kind, pattern in dict.fromkeys(wanted):
-        groups = _together(cluster, pattern)
+        groups = _together(cluster, pattern, ranks or range(len(cluster.ranks)))
         found[kind, pattern] = Curve.of(
             (size, max((group_seconds(cast(Kind, kind), size, g) for g in groups), default=0.0))
             for size in SIZES
@@ -146,10 +146,11 @@ def curves(
     return found
 
 
-def _together(cluster: Cluster, pattern: Pattern) -> set[Group]:
+def _together(cluster: Cluster, pattern: Pattern, ranks: Sequence[int]) -> set[Group]:
     """The different groups of a pattern, each with what it gets of the network beside the rest."""
     known = cluster.ranks
-    groups = [g for g in pattern.groups(len(known)) if len(g) == pattern.size]
+    places = (g for g in pattern.groups(len(ranks)) if len(g) == pattern.size)
+    groups = [tuple(ranks[place] for place in g) for g in places]
     hosts = [{known[rank][0] for rank in group} for group in groups]
     outward = Counter(host for names in hosts if len(names) > 1 for host in names)
     return {

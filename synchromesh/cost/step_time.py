@@ -192,14 +192,16 @@ def _compute(
 
 def computing(setting: Setting, profile: Profile) -> Callable[[int, float], float]:
     """Seconds that a rank computes in a step with a part of the rows, 1.0 being an equal block:
-    programs, of which those in fewer blocks keep all their rows, and the optimizer's step."""
+    programs, of which those in fewer blocks are taken to keep their rows, and the optimizer's
+    step."""
     parts = setting.partition.components
     programs = [(local.layout.data, _known(setting, local, profile)) for local in parts]
     most = max(data for data, _ in programs)
-    update = _update(setting, profile, setting.ranks) / profile.lateness(setting.ranks)
+    speeds = profile.speeds
+    update = _update(setting, profile, range(len(speeds))) * min(speeds)  # on the fastest
 
     def seconds(rank: int, share: float) -> float:
-        total = update * profile.lateness((rank,))
+        total = update / speeds[rank]
         for data, found in programs:
             rows = setting.rows / data * (share if data == most else 1.0)
             total += sum(found.on(rank, max(1.0, rows)))

@@ -28,7 +28,7 @@ from synchromesh.traffic import CollectiveKind, sent_bytes
 
 LOOK_BYTES = 1 << 14  # the least payload with which links are looked at again ...
 LOOK_SECONDS = 0.05  # ... and one call longer than this tells enough
-LOOKS = 3  # runs that tell how devices compute now
+LOOKS = 2  # runs that tell how devices compute now
 PROGRAMS = 3  # that are timed again, the longest ones
 ODD = 1.3  # times as fast or slow as others: more than processors vary by
 BLOCK = 0.05  # seconds of each block of its runs
@@ -87,7 +87,7 @@ def _devices_again(
 
     # the median: while one ran, something else may have
     taken = [median(x) for x in zip(*map(ratios, measured), strict=True)]
-    if clock(world.device):
+    if all(world.everyone.all_gather_json(clock(world.device) is not None)):
         taken = _settled(taken, later)
     return _scaled(profile, taken)
 

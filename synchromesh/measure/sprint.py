@@ -52,13 +52,12 @@ def clock(device: torch.device) -> Callable[[], float] | None:
 
 
 def ease(world: World, runs: int = RUNS) -> Ease:
-    """All ranks measure at once. runs: at most so many, of `SECONDS` each. All of them begin with
-    one that does not count; a few are a look at processes that compute anyway."""
+    """All ranks measure at once. runs: at most so many, of `SECONDS` each, after one that does not
+    count."""
     if world.device.type == "cuda":  # its clock is the driver's business: nothing a step would see
         return Ease(Sprint(), (1.0,) * world.size)
     x = torch.ones(96, 96, device=world.device)
-    if runs == RUNS:
-        _run(x)
+    _run(x)
     taken = [_run(x) for _ in range(min(FEW, runs))]
     if _mean(world, [t.speed for t in taken]) > FASTER:
         taken += [_run(x) for _ in range(runs - len(taken))]

@@ -34,7 +34,7 @@ class Choice:
     candidates: tuple[Candidate, ...]  # the chosen one first, then by time
     profile: Profile
     planning_seconds: float  # of the search alone
-    components: "tuple[RunnerUp, ...]" = ()  # where asked for; in a run on rank 0 alone
+    components: "tuple[RunnerUp, ...]" = ()  # where asked for
 
     @property
     def chosen(self) -> Candidate:
@@ -46,15 +46,15 @@ class Choice:
         if self.chosen.plan.default.name != "single" or self.profile.devices < 2:
             return ""
         count = self.profile.devices
-        others = [c for c in self.candidates if c.time and len(c.plan.devices(count)) > 1]
+        others = [c for c in self.candidates if c.fits and len(c.plan.devices(count)) > 1]
         rest = "the other stays idle" if count == 2 else f"the other {count - 1} stay idle"
-        told = f"one device wins, {rest}"
         if not others:
-            return told
+            return f"one device wins, {rest}"
         best = min(others, key=lambda c: c.seconds)
+        wins = "wins" if self.chosen.seconds <= best.seconds else "is as good as more"
         return (
-            f"{told}: {self.chosen.seconds * 1e3:.1f} ms a step are predicted, and "
-            f"{best.seconds * 1e3:.1f} ms for the best plan on more, {str(best.plan)!r}"
+            f"one device {wins}, {rest}: {self.chosen.seconds * 1e3:.1f} ms a step are predicted, "
+            f"and {best.seconds * 1e3:.1f} ms for the best plan on more, {str(best.plan)!r}"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def shared(planned: Model, plan: Plan, devices: int, profile: Profile) -> Plan |
     """
     if plan.rows or plan.ranks or len(plan.devices(devices)) != devices:
         return None
-    data = max(w.layout(devices).data for w in _words(plan))
+    data = max(x.data for x in plan.layouts(planned.names, devices, planned.inside))
     if data == 1 or not any(_slowness(profile, devices)):
         return None
     block = planned.rows / data

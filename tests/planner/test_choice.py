@@ -49,5 +49,9 @@ def test_one_device_that_wins_is_a_sentence() -> None:
         "for the best plan on more, 'data; @ranks=0,1'"
     )
     assert replace(told, candidates=found[:1]).alone == "one device wins, the other 3 stay idle"
+    misfit = replace(found[2], fits=False)
+    assert replace(told, candidates=(found[0], misfit)).alone.endswith("3 stay idle"), "it cannot"
+    near = replace(told, candidates=(found[0], candidate("data", 0.97)))
+    assert near.alone.startswith("one device is as good as more, the other 3 stay idle: 1000.0 ms")
     assert replace(told, candidates=found[1:]).alone == ""
     assert Choice(found[:1], Profile(1), 0.0).alone == "", "there is no other"

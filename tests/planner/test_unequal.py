@@ -61,6 +61,23 @@ def test_nothing_is_shared_where_there_is_nothing_to_share(text: str) -> None:
     assert rows(text, timed("data", *[(0.0, 1.0)] * 3, (0.0, 4.0))) is None
 
 
+def test_a_plan_is_what_its_layouts_are() -> None:
+    told = timed("hybrid:tensor=2", (0.0, 1.0), (0.0, 1.0), (0.0, 4.0), (0.0, 1.0))
+    assert rows("data; *=hybrid:tensor=2", told) == (4, 1), "nothing is `data` in it"
+
+
+def test_a_slow_first_device_is_left_out() -> None:
+    paces = [(0.0, 10.0)] + [(0.0, 1.0)] * 3
+    told = timed("data", *paces)
+    plans = [Plan.parse(text) for text in ("data", "single")]
+    network = flat(setting(MODEL, plans[0], MODEL.partition(plans[0], 4), 4)).network
+    single = timed("single", *paces).compute
+    told = Profile(4, {**told.compute, **single}, network)
+    more = texts(widened(MODEL, [price(MODEL, p, 4, told) for p in plans], 4, told))
+    assert more[0] == "data; @rows=3,32,32,32"
+    assert {"data; @ranks=1-3", "data; @ranks=1,2", "single; @ranks=1"} <= set(more)
+
+
 def priced(tensor: float) -> tuple[list[Candidate], Profile]:
     """The plain plans where one device of four takes ten times as long and nothing costs to send;
     tensor: seconds a row under `tensor`, 1 otherwise."""
