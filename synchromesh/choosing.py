@@ -50,7 +50,7 @@ from synchromesh.word import Word
 
 __all__ = ["Choice", "Question", "choose", "predict", "reconsider"]
 
-NEAR = 1.15  # times the best plan: one on fewer devices is timed with all its rows then
+NEAR = 1.15  # times the best plan: one whose ranks have many rows is timed with them then
 MISSING = 3  # of what could not be measured, that are said
 
 
@@ -127,7 +127,8 @@ def silent(_: str) -> None:
 
 
 def choose(question: Question, say: Say = silent) -> Choice:
-    """The plan of least predicted time that fits every device. ValueError where none does.
+    """The plan that is chosen (`decided`) of those that fit every device. ValueError where none
+    does.
 
     say: is told, on every rank, what is measured and what is reused.
     """

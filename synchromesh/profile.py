@@ -15,7 +15,7 @@ Units: seconds, bytes (payload as `traffic.sent_bytes` counts it), batch rows.
 
 import json
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -261,6 +261,23 @@ class Profile:
         if len(ranks) >= len(speeds) or max(ranks) >= len(speeds):
             return 1.0  # they are all, or nothing is known of each
         return min(speeds) / min(speeds[r] for r in ranks)
+
+    def remade(
+        self, ranks: Callable[[tuple[Curve, ...]], Iterable[Curve]], slowest: float
+    ) -> "Profile":
+        """The profile with other curves for its ranks, the slowest taking `slowest` times as long
+        for the optimizer's step and copies, which were measured on it."""
+        compute = {
+            key: replace(c, forward=tuple(ranks(c.forward)), backward=tuple(ranks(c.backward)))
+            for key, c in self.compute.items()
+        }
+        return replace(
+            self,
+            compute=compute,
+            update_byte=self.update_byte * slowest,
+            update_tensor=self.update_tensor * slowest,
+            copy_byte=self.copy_byte * slowest,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -204,7 +204,7 @@ def computing(setting: Setting, profile: Profile) -> Callable[[int, float], floa
         total = update / speeds[rank]
         for data, found in programs:
             rows = setting.rows / data * (share if data == most else 1.0)
-            total += sum(found.on(rank, max(1.0, rows)))
+            total += sum(found.on(rank, rows))
         return total
 
     return seconds

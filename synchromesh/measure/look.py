@@ -6,7 +6,7 @@ glance    whether what keeps ranks idle has become better; a tenth of a second, 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_low
 from typing import cast
@@ -122,24 +122,14 @@ def _telling(found: Compute, rows: Sequence[int], later: Sequence[float]) -> int
 
 def _scaled(known: Profile, ratios: Sequence[float]) -> Profile:
     """The profile where each rank's programs take `ratios` as long."""
-    compute = {
-        key: replace(
-            found,
-            forward=tuple(c.scaled(r) for c, r in zip(found.forward, ratios, strict=True)),
-            backward=tuple(c.scaled(r) for c, r in zip(found.backward, ratios, strict=True)),
-        )
-        for key, found in known.compute.items()
-    }
     before = [1.0 / v for v in known.speeds] or [1.0] * len(ratios)
     after = [t * r for t, r in zip(before, ratios, strict=True)]
     slowest = max(after) / max(before)  # the optimizer's costs are those of the slowest rank
-    return replace(
-        known,
-        compute=compute,
-        update_byte=known.update_byte * slowest,
-        update_tensor=known.update_tensor * slowest,
-        copy_byte=known.copy_byte * slowest,
-    )
+
+    def ranks(curves: tuple[Curve, ...]) -> Iterable[Curve]:
+        return (c.scaled(r) for c, r in zip(curves, ratios, strict=True))
+
+    return known.remade(ranks, slowest)
 
 
 @dataclass(frozen=True)

@@ -58,22 +58,7 @@ def _levelled(profile: Profile, slow: Sequence[int], devices: int) -> Profile:
     """The profile where slow devices take what the first of the others does."""
     quick = next(r for r in range(devices) if r not in slow)
     at = [quick if r in slow else r for r in range(devices)]
-    compute = {
-        key: replace(
-            found,
-            forward=tuple(found.forward[r] for r in at),
-            backward=tuple(found.backward[r] for r in at),
-        )
-        for key, found in profile.compute.items()
-    }
-    times = min(profile.speeds) / min(profile.speeds[r] for r in at)
-    return replace(
-        profile,
-        compute=compute,
-        update_byte=profile.update_byte * times,
-        update_tensor=profile.update_tensor * times,
-        copy_byte=profile.copy_byte * times,
-    )
+    return profile.remade(lambda curves: (curves[r] for r in at), profile.lateness(set(at)))
 
 
 def _slowness(profile: Profile, devices: int) -> list[float]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from synchromesh import prepare
+from synchromesh import choosing, prepare
 from synchromesh.measure import facts as facts_module
 from synchromesh.measure import look as look_module
 from synchromesh.measure import network as network_module
@@ -36,12 +36,14 @@ class Machine:
         self.slower = [1.0, 1.0]  # each rank's programs
         self.links = 1.0
         self.programs: set[str] = set()
+        self.most = 0  # rows of a program
         self.kinds: set[str] = set()
         made = Bench.__init__
 
         def begin(bench: Bench, step: Any, partition: Any, local: Any, *rest: Any) -> None:
             self.programs.add(partition.program(local))
             made(bench, step, partition, local, *rest)
+            self.most = max(self.most, bench.rows)
 
         def once(bench: Bench) -> tuple[float, float]:
             seconds = 2e-3 * bench.rows * self.slower[rank]
@@ -201,6 +203,36 @@ def test_a_profile_grows_and_is_mended(folder: Path) -> None:
     assert len(one["mended"]["programs"]) == 1 and not one["mended"]["warned"]
     assert one["more rows"]["said"][0].startswith(FRESH) and one["files"] == 2
     assert one["off"]["programs"] == auto["known"] and not one["off"]["warned"]
+
+
+def unequal(rows: int) -> tuple[int, list[str]]:
+    """On ranks of which the second takes five times as long and links cost little: the most rows
+    that a program was timed with for a plan of unequal rows, and the candidates."""
+    at, _ = machine()
+    at.slower, at.links = [1.0, 5.0], 0.01
+    timed = choosing.Question.measured
+    most: list[int] = []
+
+    def measured(question: Any, made: Any, known: Any, ranks: Any = None, **more: Any) -> Any:
+        at.most = 0
+        found = timed(question, made, known, ranks, **more)
+        if more.get("rows", rows) > rows:
+            most.append(at.most)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choosing.Question, "measured", measured)
+        told = at.prepared("auto", rows)
+    return max(most, default=0), [c["plan"] for c in told["candidates"]]
+
+
+@pytest.mark.parametrize("rows", [6, 12])  # fewer and more than values are tiled from
+def test_uneven_rows_are_timed_before_they_win(folder: Path, rows: int) -> None:
+    one, other = run(2, unequal, rows, timeout=110)
+    assert one == other
+    most, candidates = one
+    (shared,) = (c for c in candidates if c.startswith("data; @rows"))
+    assert most > 1.5 * rows / 2, f"{shared} was timed with {most} rows only"
 
 
 def unwritable() -> dict[str, Any]:
