@@ -7,14 +7,14 @@ import torch
 from synchromesh.engine.random import Streams
 
 
-def _draw(streams: Streams, key: int = 0, sharded: bool = False) -> int:
-    streams.seed(key, sharded)
+def _draw(streams: Streams, key: int = 0, sharded: bool = False, rows: bool = True) -> int:
+    streams.seed(key, sharded, rows)
     return int(torch.randint(2**62, ()))
 
 
-def _place(step=0, micro=0, component=0, data=0, tensor=0, seed=0) -> Streams:
+def _place(step=0, micro=0, component=0, data=0, tensor=0, seed=0, piece=0) -> Streams:
     streams = Streams(seed)
-    streams.begin(step, micro)
+    streams.begin(step, micro, piece)
     streams.at(component, data, tensor)
     return streams
 
@@ -32,6 +32,19 @@ def test_tensor_ranks_draw_the_same_unless_the_value_is_sharded() -> None:
     assert _draw(_place(tensor=0)) == _draw(_place(tensor=1))
     sharded = [_draw(_place(tensor=t), sharded=True) for t in range(3)]
     assert len({*sharded, _draw(_place())}) == 4
+
+
+def test_a_draw_for_all_rows_is_one_on_all_ranks_and_pieces() -> None:
+    known = _draw(_place(), rows=False)
+    same = [_place(data=1), _place(data=2, piece=3), _place(piece=1).copy()]
+    same[2].begin(0, 0, 2)
+    same[2].at(0, 4, 1)
+    assert all(_draw(s, rows=False) == known for s in same)
+    others = [_place(step=1), _place(micro=4), _place(component=1), _place(seed=1)]
+    drawn = [_draw(s, rows=False) for s in others]
+    drawn += [_draw(_place(), 1, rows=False), _draw(_place(tensor=1), sharded=True, rows=False)]
+    drawn += [_draw(_place(data=d, piece=p)) for d in range(3) for p in range(3)]
+    assert len({known, *drawn}) == 1 + len(drawn)
 
 
 def test_recomputation_draws_the_same_bits() -> None:

@@ -158,7 +158,7 @@ class ThreadAxis:
         self.group.all_reduce(x, "max")
         return x
 
-    def stream(self, key: int, sharded: bool) -> None:
+    def stream(self, key: int, sharded: bool, rows: bool) -> None:
         pass
 
     def batch_norm(self, *args: Any) -> Tensor:

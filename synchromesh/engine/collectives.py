@@ -213,8 +213,8 @@ class Axis:
         self.group.all_reduce(largest, "max")
         return largest
 
-    def stream(self, key: int, sharded: bool) -> None:
-        self.streams.seed(key, sharded)
+    def stream(self, key: int, sharded: bool, rows: bool) -> None:
+        self.streams.seed(key, sharded, rows)
 
     def batch_norm(
         self,

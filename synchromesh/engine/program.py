@@ -171,7 +171,7 @@ class Program:
             axes = [self._make_axis(part.local.layout, streams) for part in self._parts]
             self._lanes.append(Lane(streams, axes))
         lane = self._lanes[index]
-        lane.streams.begin(step, turn + index)
+        lane.streams.begin(step, turn, index)
         return lane
 
     def _walk(self, batch: Any, rows: GlobalRows, lane: "Lane") -> Generator[None, None, Result]:

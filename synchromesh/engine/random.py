@@ -1,8 +1,9 @@
 """Streams of random numbers: the default generator, seeded anew before every random operator.
 
-The seed is a hash of (seed, step, micro-batch, component, data index, operator[, tensor index]):
-nothing needs saving, recomputation draws the same bits, ranks that hold the same values draw
-the same, and ranks that hold other rows or another shard draw others.
+The seed is a hash of (seed, step, micro-batch and piece, component, data index, operator[, tensor
+index]): nothing needs saving, recomputation draws the same bits, ranks that hold the same values
+draw the same, and ranks that hold other rows or another shard draw others. What is drawn once for
+all rows of a batch knows neither data index nor piece.
 """
 
 from collections.abc import Iterator
@@ -27,25 +28,32 @@ class Streams:
     def __init__(self, seed: int, device: torch.device | None = None) -> None:
         self._device = device
         self._root = mix(0, seed)
-        self._step = self._place = self._root
+        self._step = self._place = self._root  # of draws for rows
+        self._batch = self._common = self._root  # of draws for all rows of a batch
         self._tensor_index = 0
 
     def copy(self) -> "Streams":
         """Streams of the same seed that stand elsewhere."""
         twin = Streams(0, self._device)
-        twin._root = twin._step = twin._place = self._root
+        twin._root = twin._step = twin._place = twin._batch = twin._common = self._root
         return twin
 
-    def begin(self, step: int, micro_batch: int = 0) -> None:
-        self._step = mix(mix(self._root, step), micro_batch)
+    def begin(self, step: int, micro_batch: int = 0, piece: int = 0) -> None:
+        """Pieces of a batch count on from its number: the next batch's is larger than theirs."""
+        before = mix(self._root, step)
+        self._step, self._batch = mix(before, micro_batch + piece), mix(before, micro_batch)
 
     def at(self, component: int, data_index: int, tensor_index: int) -> None:
         self._place = mix(mix(self._step, component), data_index)
+        self._common = mix(mix(self._batch, component), -1)  # no data rank's
         self._tensor_index = tensor_index
 
-    def seed(self, key: int, sharded: bool) -> None:
-        """Seeds torch's default generators for operator `key`; sharded: another draw per shard."""
-        number = mix(self._place, key)
+    def seed(self, key: int, sharded: bool, rows: bool = True) -> None:
+        """Seeds torch's default generators for operator `key`.
+
+        sharded: another draw per shard. rows: another one for other rows of the batch.
+        """
+        number = mix(self._place if rows else self._common, key)
         if sharded:  # + 1: the first shard's draw is not the unsharded one
             number = mix(number, self._tensor_index + 1)
         torch.default_generator.manual_seed(number)

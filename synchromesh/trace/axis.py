@@ -19,9 +19,9 @@ class Axis(Protocol):
         """The elementwise largest of the ranks' `x`, without gradient."""
         ...
 
-    def stream(self, key: int, sharded: bool) -> None:
+    def stream(self, key: int, sharded: bool, rows: bool) -> None:
         """Seeds the default generator for random operator `key`; `sharded`: bits differ along
-        the axis."""
+        the axis; `rows`: and with the rows of the batch."""
         ...
 
     def batch_norm(

@@ -204,7 +204,8 @@ class Writer:
             given = {name: map_arg(x, mapped) for name, x in arguments(node).items()}
             given |= {n: map_arg(x, self.number) for n, x in choice.constants.items()}
             if draws(node):
-                self.graph.call_method("stream", (self.axis, i, choice.sharded))
+                rows = any(v is not None and v.rows is not None for v in values_of(node))
+                self.graph.call_method("stream", (self.axis, i, choice.draws_apart, rows))
             emit = Emit(self.graph, self.axis)
             made = choice.replace(emit, given) if choice.replace else emit.original(node, given)
             operator = self.draft.menus[self.work.index].operators[i]

@@ -31,10 +31,11 @@ def uneven_rows(
     cast = torch.autocast(device, autocast) if autocast else nullcontext()
     with undisturbed(model), torch.no_grad(), cast:
         model.eval()
-        whole, *parts = (
-            flat_outputs(function(model, take(sample, start, stop)))[1]
-            for start, stop in ((0, rows), (0, first), (first, rows))
-        )
+        found = []
+        for start, stop in ((0, rows), (0, first), (first, rows)):
+            torch.manual_seed(0)  # what is drawn once for all rows is the same for their parts
+            found.append(flat_outputs(function(model, take(sample, start, stop)))[1])
+        whole, *parts = found
     weights = (first, rows - first) if len(whole) == 1 else (1, 1)
     total = rows if len(whole) == 1 else 1
     for value, a, b in zip(whole, *parts, strict=True):

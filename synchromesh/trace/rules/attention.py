@@ -34,7 +34,8 @@ def attention(op: Operator) -> Iterator[Choice]:
             if s in q.states:
                 yield op.choice({"query": s, "attn_mask": masked}, s)
         elif s.dim == n - 1 and s in v.states:
-            yield op.choice({"value": s}, s, share=(1 + 1 / op.m) / 2)
+            # every rank computes all scores, and must drop the same of them
+            yield op.choice({"value": s}, s, share=(1 + 1 / op.m) / 2, draws_alike=True)
     # the mask's gradient would need the scores of every value column: `r` above is its sum over
     # the shards
 

@@ -21,7 +21,10 @@ ROWS = (
     1_000_003  # batch rows in concrete shapes: a prime, so that no other size is confused with it
 )
 MOST_SEGMENTS = 16
-FLOATING = ("float64", "float32", "float16", "bfloat16", "complex64")
+# types that ranks can add up: the others are counts and masks, or too coarse for a sum (float8)
+SUMMABLE = (
+    "float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32",
+)  # fmt: skip
 
 R, r, P = REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement("P")
 
@@ -80,7 +83,7 @@ def concrete(value: Value) -> tuple[int, ...]:
 
 def operand(value: Value, states: tuple[Placement, ...] = ()) -> Operand:
     rows_dim = None if value.rows is None else value.rows.dim
-    floating, item = value.dtype in FLOATING, ITEM_BYTES[value.dtype]
+    floating, item = value.dtype in SUMMABLE, ITEM_BYTES[value.dtype]
     return Operand(concrete(value), rows_dim, value.differentiable, floating, item, states)
 
 
@@ -118,10 +121,12 @@ class Choice:
     constants: Mapping[str, Any] = field(default_factory=dict)  # arguments that change
     replace: Replace | None = None  # gets the mapped arguments, returns the node of the result
     collectives: tuple[Collective, ...] = ()  # that the replacement runs itself
+    draws_alike: bool = False  # what is drawn is whole on every rank, though outputs are sharded
 
     @property
-    def sharded(self) -> bool:
-        return any(s.sharded for s in self.outputs)
+    def draws_apart(self) -> bool:
+        """Whether ranks draw other random numbers: each those of its own shard."""
+        return any(s.sharded for s in self.outputs) and not self.draws_alike
 
 
 class Operator:
