@@ -18,6 +18,41 @@ from synchromesh.fault import Fault
 from tests.ranks import run
 
 
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal in type and value; not every type can be compared as it is."""
+    exact = torch.complex128
+    return a.dtype is b.dtype and torch.equal(a.to(exact), b.to(exact))
+
+
+def _lazy() -> None:
+    """A conjugate is sent as it reads, not as it lies in memory; so is its imaginary part."""
+    world = World.open("cpu")
+    group, r, n = world.everyone, world.rank, world.size
+    whole = torch.complex(torch.full((n, 2), 1.0), torch.full((n, 2), r + 1.0))
+    signs = torch.view_as_real(whole)[..., 1].contiguous()
+    for x in (whole.conj(), torch._neg_view(signs)):
+        others = [x + (i - r) * (-1j if x.is_complex() else -1) for i in range(n)]
+        total = sum(others[1:], others[0])
+        assert x.is_contiguous()
+        assert same(group.all_gather(x), torch.stack(others))
+        assert same(group.start_all_reduce(x)(), total)
+        mine = x.conj().clone().conj() if x.is_complex() else torch._neg_view(x.neg())
+        assert mine.is_conj() or mine.is_neg()
+        group.all_reduce(mine)
+        assert same(mine, total)
+        for way in WAYS:
+            world.choices[group.ranks] = way
+            assert same(group.reduce_scatter(x), total[r]), way
+        assert same(torch.stack(group.all_to_all(list(x))), torch.stack([o[r] for o in others]))
+        group.exchange([((r + 1) % n, x)], [((r - 1) % n, got := torch.empty_like(x))])
+        assert same(got, others[(r - 1) % n])
+    world.close()
+
+
+def test_lazy_conjugates_are_sent_as_they_read() -> None:
+    run(2, _lazy)
+
+
 def _collectives() -> dict:
     world = World.open("cpu")
     group, r, n = world.everyone, world.rank, world.size
@@ -33,10 +68,16 @@ def _collectives() -> dict:
 
     gathered = group.all_gather(own)
     assert all(torch.equal(gathered[i], own - 10 * r + 10 * i) for i in range(n))
-    for dtype in (torch.int16, torch.bool, torch.bfloat16, torch.int64):
+    for dtype in (
+        torch.int16, torch.bool, torch.bfloat16, torch.int64, torch.uint16, torch.uint32,
+        torch.uint64, torch.float8_e4m3fn, torch.complex128,
+    ):  # fmt: skip
         x = torch.tensor([[r, 1], [0, 3]]).to(dtype)
-        assert torch.equal(group.all_gather(x)[1], torch.tensor([[1, 1], [0, 3]]).to(dtype))
-        assert group.all_gather(x[0, 0])[1] == torch.tensor(1).to(dtype)
+        other = torch.tensor([[1, 1], [0, 3]]).to(dtype)
+        assert same(group.all_gather(x)[1], other)
+        assert same(group.all_gather(x[0, 0])[1], other[0, 0])
+        halves = group.all_to_all([x[0], x[1], *(x[1] for _ in range(n - 2))])
+        assert same(halves[1], other[min(r, 1)])
     group.all_reduce(short := torch.tensor([r, 1], dtype=torch.int16))
     assert short.tolist() == [n * (n - 1) // 2, n]
 

@@ -4,8 +4,9 @@ The only place that calls `torch.distributed` collectives. A group of one rank n
 and needs no process group, so one rank is not a special case anywhere else.
 
 What gloo of torch 2.13 can do (measured): every collective takes float64/32/16, bfloat16,
-int64/32/8, uint8, bool and complex64, unequal and empty all-to-all parts included; int16 is
-refused, so movers send it as bytes and reductions as int32.
+int64/32/8, uint8, bool and complex64/128, unequal and empty all-to-all parts included. int16,
+wider unsigned and 8-bit floating types are refused, so movers send them as bytes and reductions
+int16 as int32. It reads memory as it lies, so lazy conjugates and negatives are resolved first.
 """
 
 import json
@@ -69,10 +70,23 @@ def _bytes(x: Tensor) -> int:
     return x.numel() * x.element_size()
 
 
+_MOVED_AS_BYTES = frozenset(
+    {
+        torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn,
+        torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+    }
+)  # fmt: skip
+
+
+def _resolved(x: Tensor) -> Tensor:
+    """`x` as its memory has it: `conj` and `imag` may leave a change of sign for the reader."""
+    return x.detach().resolve_conj().resolve_neg()
+
+
 def _movable(x: Tensor) -> Tensor:
     """`x`, contiguous, as a dtype that every backend can move."""
-    x = x.detach().contiguous()
-    if x.dtype in (torch.int16, torch.uint16):
+    x = _resolved(x).contiguous()
+    if x.dtype in _MOVED_AS_BYTES:
         return x.reshape(*x.shape, 1).view(torch.uint8)
     return x
 
@@ -107,10 +121,11 @@ class Group:
             return None
         if counted:
             self.world.ledger.add("all_reduce", _bytes(x), self.size)
-        if x.is_contiguous() and x.dtype is not torch.int16:
+        lazy = x.is_conj() or x.is_neg()
+        if x.is_contiguous() and x.dtype is not torch.int16 and not lazy:
             return dist.all_reduce(x, _OPS[op], group=self.handle, async_op=asynchronous)
         assert not asynchronous, "an asynchronous all-reduce needs a contiguous tensor"
-        whole = x.to(torch.int32 if x.dtype is torch.int16 else x.dtype).contiguous()
+        whole = _resolved(x.to(torch.int32 if x.dtype is torch.int16 else x.dtype)).contiguous()
         dist.all_reduce(whole, _OPS[op], group=self.handle)
         x.copy_(whole)
         return None
@@ -165,7 +180,7 @@ class Group:
         if way is None:
             way = self.world.choices[self.ranks] = self.measure_reduce_scatter(_bytes(x))
         self.world.ledger.add("reduce_scatter", _bytes(x), self.size)
-        return self._reduce_scatter(x.detach().contiguous(), way)
+        return self._reduce_scatter(_resolved(x).contiguous(), way)
 
     def _reduce_scatter(self, x: Tensor, way: str) -> Finish:
         if way == "all-reduce" or x.dtype is torch.int16:
@@ -227,7 +242,7 @@ class Group:
         sends = [_movable(p) for p in parts]
         wanted = [tuple(s) for s in (shapes or [p.shape for p in parts])]
         self.world.ledger.add("all_to_all", sum(map(_bytes, sends)), self.size)
-        wide = 2 if sends[0].dtype is not dtype else 1
+        wide = dtype.itemsize if sends[0].dtype is not dtype else 1
         outward = [p.numel() for p in sends]
         inward = [torch.Size(s).numel() * wide for s in wanted]
         packed = torch.cat([p.view(-1) for p in sends])
