@@ -62,7 +62,7 @@ def check(
     node, tensors, outputs = node_of(op, args, kwargs or {})
     generator = torch.Generator().manual_seed(1)
     seeds = [
-        torch.randn(y.shape, dtype=y.dtype, generator=generator) if y.is_floating_point() else y
+        torch.randn(y.shape, dtype=y.dtype, generator=generator) if y.requires_grad else y
         for y in outputs
     ]
     live = [(y, g) for y, g in zip(outputs, seeds, strict=True) if y.requires_grad]
@@ -91,6 +91,15 @@ def check(
     return names
 
 
+def local_graphs(
+    op: Any, args: Sequence[Any], m: int
+) -> list[tuple[Choice, torch.fx.GraphModule]]:
+    """Every choice of the operator on m ranks, and what a rank then runs."""
+    node, _, _ = node_of(op, args, {})
+    work = Work(0, (node,), (), (), (), tuple(dict.fromkeys(reads(node))), ())
+    return [(c, local_graph(node, c, len(reads(node)))) for c in menu(work, m).choices[0]]
+
+
 def local_graph(node: Node, choice: Choice, count: int) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
     axis = graph.placeholder("axis")
@@ -107,7 +116,7 @@ def split(x: Tensor, state: Placement, kind: str, group: ThreadGroup) -> Tensor:
     partial)."""
     if state.sharded:
         return part(x, state, group.size, group.index).clone()
-    if state.kind != kind or not x.is_floating_point():
+    if state.kind != kind or not (x.is_floating_point() or x.is_complex()):
         return x.clone()
     generator = torch.Generator().manual_seed(7)
     noise = [torch.randn(x.shape, dtype=x.dtype, generator=generator) for _ in range(group.size)]

@@ -119,6 +119,18 @@ def test_groups_and_dtypes_differ_by_parameter() -> None:
     run(4, _mixed_groups)
 
 
+def test_sparse_gradients_of_one_rank_become_dense() -> None:
+    """As they do where they are summed: what follows (scaling, norms) takes dense ones."""
+    world = World.open("cpu")
+    table = nn.Embedding(5, 2, sparse=True)
+    sync = GradientSync([(table.weight, world.everyone)])
+    sync.begin()
+    table(torch.tensor([1, 1, 3])).sum().backward()
+    sync.finish(0.5)
+    assert table.weight.grad.tolist() == [[0, 0], [1, 1], [0, 0], [0.5, 0.5], [0, 0]]
+    world.close()
+
+
 def _replaced() -> None:
     """After a switch a parameter has other data; a new sync takes over."""
     world = World.open("cpu")

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.rule_law import check
+from tests.rule_law import check, local_graphs
+from tests.threads import join, part
 
 aten = torch.ops.aten
 
@@ -56,6 +57,31 @@ def test_matmul_forms() -> None:
 def test_einsum() -> None:
     found = check(aten.einsum.default, ("bhid,bhjd->bhij", [t(2, 4, 6, 8), t(2, 4, 2, 8)]), m=2)
     assert {"S(1), S(1) -> S(1)", "S(3), S(3) -> P", "S(2), r -> S(2)"} <= found
+
+
+def test_ranks_that_share_scores_drop_the_same_of_them() -> None:
+    """By values' own dim every rank has all scores; by heads and queries each has its own."""
+    q, k, v = (torch.randn(3, 4, 8, 4, dtype=torch.float64) for _ in range(3))
+    whole = (q, k, v, None, 0.5)
+    op = aten.scaled_dot_product_attention.default
+    torch.manual_seed(5)
+    expected = op(*whole)
+    apart = {}
+    for choice, module in local_graphs(op, whole, m=2):
+        parts = []
+        for rank in range(2):
+            inputs = [
+                part(x, s, 2, rank) if s.sharded else x
+                for x, s in zip((q, k, v), choice.inputs, strict=True)
+            ]
+            torch.manual_seed(7 + rank if choice.draws_apart else 5)
+            parts.append(module(None, *inputs))
+        (state,) = choice.outputs
+        if state.sharded and not choice.draws_apart:
+            torch.testing.assert_close(join(parts, state), expected)
+        if state.sharded:
+            apart[str(state)] = choice.draws_apart
+    assert apart == {"S(1)": True, "S(2)": True, "S(3)": False}
 
 
 @pytest.mark.parametrize("m", [2, 4])

@@ -134,6 +134,48 @@ def test_reading_by_index() -> None:
     check(aten.index.Tensor, (t(5, 4, 6), [ids(5, 3), None, ids(6, 3)]), m=2)
     assert "S(0), R -> S(0)" in check(aten.index_select.default, (t(4, 6), 1, ids(6, 3)), m=2)
     check(aten.gather.default, (t(4, 6), 1, ids(6, 4, 3)), m=2)
+    found = check(aten.take_along_dim.default, (t(4, 6), ids(6, 4, 3), 1), m=2)
+    assert "S(0), S(0) -> S(0)" in found
+    check(aten.take_along_dim.default, (t(4, 6), ids(6, 1, 3), 1), m=2)
+    check(aten.take_along_dim.default, (t(4, 6), ids(24, 3)), m=2)
+
+
+def z(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.complex128).requires_grad_()
+
+
+def test_complex_values() -> None:
+    """Parts and conjugates are linear, sizes and angles are not; the two parts are never cut."""
+    for op in (aten.real, aten.imag, aten._conj, aten._conj_physical, aten.resolve_conj):
+        assert {"S(0) -> S(0)", "S(1) -> S(1)", "P -> P"} <= check(op.default, (z(4, 6),), m=2)
+    for op in (aten.abs, aten.angle, aten.sgn):
+        found = check(op.default, (z(4, 6),), m=2)
+        assert "S(1) -> S(1)" in found and "P -> P" not in found
+    assert {"P, P -> P", "S(1), S(0) -> S(1)"} <= check(aten.complex.default, (t(4, 6), t(6)), m=2)
+    assert "P, P -> P" not in check(aten.polar.default, (t(4, 6), t(6)), m=2)
+    found = check(aten.view_as_real.default, (z(4, 6),), m=2)
+    assert {"S(1) -> S(1)", "P -> P"} <= found
+    found = check(aten.view_as_complex.default, (t(4, 6, 2),), m=2)
+    assert {"S(1) -> S(1)", "P -> P"} <= found and not any("S(2)" in x for x in found)
+    for a, b in ((z(4, 6), t(4, 6)), (t(4, 6), z(6)), (z(4, 6), z(4, 1))):
+        assert "P, r -> P" in check(aten.mul.Tensor, (a, b), m=2)
+        assert "P, P -> P" in check(aten.add.Tensor, (a, b), m=2)
+        check(aten.div.Tensor, (a, b), m=2)
+    assert "S(1), S(0) -> P" in check(aten.matmul.default, (z(4, 6), z(6, 2)), m=2)
+    assert "S(1) -> P" in check(aten.sum.dim_IntList, (z(4, 6), [1]), m=3)
+    assert "S(0) -> S(1)" in check(aten.mH.default, (z(4, 6),), m=2)
+
+
+def test_fourier_transforms() -> None:
+    found = check(aten.fft_fft.default, (z(4, 6), 8, -1), m=2)
+    assert {"S(0) -> S(0)", "P -> P"} <= found and "S(1) -> S(1)" not in found
+    assert "S(1) -> S(1)" in check(aten.fft_rfft.default, (t(4, 6), None, 0), m=2)
+    assert "S(0) -> S(0)" in check(aten.fft_irfft.default, (z(4, 6), 5), m=2)
+    assert "S(0) -> S(0)" in check(aten.fft_fft2.default, (z(4, 6, 8),), m=2)
+    assert "S(0) -> S(0)" in check(aten.fft_rfftn.default, (t(4, 6), [8]), m=2)
+    assert not any("S(" in x for x in check(aten.fft_fftn.default, (z(4, 6),), m=2))
+    assert "S(0) -> S(0)" in check(aten.fft_fftshift.default, (z(4, 6), [1]), m=2)
+    assert not any("S(" in x for x in check(aten.fft_fftshift.default, (z(4, 6),), m=2))
 
 
 def test_reductions() -> None:

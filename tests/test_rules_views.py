@@ -88,6 +88,24 @@ def test_split_of_a_fused_weight() -> None:
     check(aten.split.Tensor, (t(6, 20), 4, -1), m=2)
 
 
+def test_tensor_split_counts_the_entries_of_a_shard() -> None:
+    """Places in the whole are others in a part of it."""
+    x = t(5, 24)
+    assert "S(1, 3) -> S(1), S(1), S(1)" in check(aten.tensor_split.indices, (x, [8, 16], 1), m=2)
+    found = check(aten.tensor_split.indices, (x, [4, -16], -1), m=2)
+    assert "S(1, 6) -> S(1), S(1), S(1, 4)" in found
+    assert "S(1, 3) -> S(1), S(1), S(1)" in check(aten.tensor_split.sections, (x, 3, 1), m=2)
+    check(aten.tensor_split.sections, (x, 5, 1), m=2)
+    check(aten.tensor_split.indices, (x, [16, 8], 1), m=2)
+
+
+def test_a_squeeze_names_its_dims() -> None:
+    """A part of a dim of two may have one entry, which is not to be taken away."""
+    assert "S(0) -> S(0)" in check(aten.squeeze.default, (t(2, 1, 3),), m=2)
+    assert "S(1) -> S(1)" in check(aten.squeeze.dim, (t(3, 2, 1), 1), m=2)
+    assert "S(2) -> S(1)" in check(aten.squeeze.dims, (t(1, 3, 2), [0, 2]), m=2)
+
+
 def test_cat_in_segments() -> None:
     assert "S(1), S(1) -> S(1, 2)" in check(aten.cat.default, ([t(3, 4), t(3, 4)], 1), m=2)
     assert "S(1, 2), S(1) -> S(1, 3)" in check(aten.cat.default, ([t(3, 8), t(3, 4)], -1), m=2)

@@ -439,3 +439,62 @@ def test_autocast_is_close_to_eager_autocast() -> None:
         answers = [got for plan in ("data", "tensor") for got in run(2, half_precision, plan)]
     for got in answers:
         assert got == pytest.approx(expected, rel=1e-2)
+
+
+# Sparse gradients
+
+
+class Bag(nn.Module):
+    """A table that would have sparse gradients, used with a branch that cannot be traced or
+    without."""
+
+    def __init__(self, branches: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.branches = branches
+        self.table, self.head = nn.Embedding(10, 8, sparse=True, padding_idx=2), nn.Linear(8, 4)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.table((x[:, :3] * 3).abs().long() % 10).sum(1)
+        if self.branches and float(found.detach().sum()) > 1e9:
+            found = found * 2
+        return self.head(found)  # type: ignore[no-any-return]
+
+
+def bags(plan: str, branches: bool) -> tuple[list[float], dict[str, Tensor]]:
+    model = Bag(branches)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    trainer = prepare(model, optimizer, mean_loss, batch(8), plan)
+    assert trainer.traced.opaque == branches
+    told = []
+    for i in range(3):
+        value = trainer.backward(trainer.shard(batch(8, i)), last=False)
+        trainer.backward(trainer.shard(batch(4, i + 3)))
+        told += [float(value), float(trainer.clip(0.2))]
+        trainer.update()
+    state = trainer.state_dict()
+    trainer.close()
+    return told, state
+
+
+@pytest.mark.filterwarnings("ignore:the model runs whole")
+@pytest.mark.parametrize(
+    ("plan", "ranks", "branches"),
+    [("data", 1, False), ("data", 2, False), ("tensor", 2, False), ("data", 1, True),
+     ("data", 2, True)],
+)  # fmt: skip
+def test_sparse_gradients_are_summed_as_dense_ones(plan: str, ranks: int, branches: bool) -> None:
+    model = Bag(False)
+    model.table.sparse = False
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    expected = []
+    for i in range(3):
+        optimizer.zero_grad()
+        first, second = (mean_loss(model, batch(n, s)) for n, s in ((8, i), (4, i + 3)))
+        ((first * 8 + second * 4) / 12).backward()
+        expected += [first.item(), float(nn.utils.clip_grad_norm_(model.parameters(), 0.2))]
+        optimizer.step()
+    for told, state in run(ranks, bags, plan, branches):
+        assert told == pytest.approx(expected, rel=1e-10)
+        assert close(state, weights(model))

@@ -146,6 +146,9 @@ class GradientSync:
         self._next = len(self._buckets)
         for bucket in self._buckets:
             bucket.finish(scale)
+        for p in self._alone:
+            if p.grad is not None and p.grad.is_sparse:
+                p.grad = p.grad.to_dense()  # as where gradients are summed
         own = [p.grad for p in self._alone if p.grad is not None]
         if scale is not None and own:
             torch._foreach_mul_(own, scale)

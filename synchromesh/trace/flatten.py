@@ -12,7 +12,18 @@ from torch.fx.node import map_arg
 
 from .casts import CASTABLE, Autocast, casts
 from .export import Export, Untraceable
-from .nodes import Owners, line_of, owner, same_shape, schema, short_name, viewed, writes, written
+from .nodes import (
+    Owners,
+    has_gradients,
+    line_of,
+    owner,
+    same_shape,
+    schema,
+    short_name,
+    viewed,
+    writes,
+    written,
+)
 from .sizes import Sizes
 
 Node = torch.fx.Node
@@ -30,6 +41,12 @@ RESIZES = {
     "_unsafe_view",
     "expand",
 }  # (input, sizes): -1 becomes the size itself
+SHAPED_AS = {
+    "view_as": aten.view.default,
+    "reshape_as": aten.reshape.default,
+    "expand_as": aten.expand.default,
+    "broadcast_to": aten.expand.default,
+}  # (input, the wanted shape or a tensor that has it)
 DUNDERS = {f"__i{n}__": f"__{n}__" for n in ("and", "or", "xor", "lshift", "rshift")}
 
 
@@ -72,6 +89,34 @@ def flatten(
     return Flattener(export, model).run()
 
 
+def unlike_defaults(
+    node: Node, target: torch._ops.OpOverload, args: Any, kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Defaults of an in-place operator that `target` does not have (`bernoulli_(p=0.5)`)."""
+    known = {a.name: a for a in target._schema.arguments}
+    found = {}
+    for a in schema(node).arguments[len(args) :]:
+        if a.name in known and a.name not in kwargs and a.has_default_value():
+            theirs = known[a.name]
+            if not theirs.has_default_value() or theirs.default_value != a.default_value:
+                found[a.name] = a.default_value
+    return found
+
+
+def drop(kwargs: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {k: v for k, v in kwargs.items() if k not in names}
+
+
+def squeezed(target: torch._ops.OpOverload, args: Any, kwargs: Mapping[str, Any]) -> list[int]:
+    """The dims that a squeeze took away when it was traced: of size 1 whatever the rows."""
+    shape = args[0].meta["val"].shape
+    names = (a.name for a in target._schema.arguments)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    dims = given.get("dim", range(len(shape)))
+    dims = {d % len(shape) for d in ([dims] if isinstance(dims, int) else dims) if shape}
+    return [d for d in sorted(dims) if isinstance(shape[d], int) and shape[d] == 1]
+
+
 class Flattener:
     def __init__(self, export: Export, model: nn.Module) -> None:
         self.program = export.program
@@ -104,7 +149,7 @@ class Flattener:
 
     def placeholder(self, target: str, role: str, name: str, val: Any) -> Node:
         node = self.graph.placeholder(target)
-        trainable = role == "parameter" and self.trainable[name] and val.is_floating_point()
+        trainable = role == "parameter" and self.trainable[name] and has_gradients(val.dtype)
         node.meta.update(role=role, name=name, val=val, owner=(), differentiable=trainable)
         return node
 
@@ -212,10 +257,7 @@ class Flattener:
         if writes(node):
             return self.write(node, name, env)
         args, kwargs = self.plain(node.args, env), self.plain(node.kwargs, env)
-        if name in RESIZES and node.target._overloadname != "dtype":
-            args = (args[0], [self.sizes(s) for s in val.shape], *args[2:])  # type: ignore[union-attr]
-            kwargs = {k: v for k, v in kwargs.items() if k != "size"}
-        cell = Cell(self.emit(node, node.target, args, kwargs))
+        cell = Cell(self.emit(node, *self.settled(node.target, args, kwargs, val)))
         source = viewed(node)
         if source is not None and isinstance(env.get(source), Cell):
             cell.storage.cells.remove(cell)
@@ -226,6 +268,28 @@ class Flattener:
         if name in ("batch_norm", "instance_norm"):
             self.running_statistics(cell.node, name)
         return cell
+
+    def settled(
+        self, target: torch._ops.OpOverload, args: Any, kwargs: Any, val: Any
+    ) -> tuple[torch._ops.OpOverload, Any, Any]:
+        """The operator with what it found out from its operands' sizes and types written down.
+
+        A rank's block may have one row, and its part of a dim one entry, where the whole has more.
+        """
+        name = target._schema.name.split("::")[1]
+        if name in SHAPED_AS:
+            resize, sizes = SHAPED_AS[name], [self.sizes(s) for s in val.shape]
+            return resize, (args[0], sizes), {}
+        if name in RESIZES and target._overloadname != "dtype":
+            sizes = [self.sizes(s) for s in val.shape]
+            return target, (args[0], sizes, *args[2:]), drop(kwargs, "size", "shape")
+        if name == "squeeze":
+            return aten.squeeze.dims, (args[0], squeezed(target, args, kwargs)), {}
+        if name == "type_as":
+            return aten.to.dtype, (args[0], val.dtype), {}
+        if name == "embedding":  # a gradient of few rows adds up as one of all rows
+            return target, args[:4], drop(kwargs, "sparse")
+        return target, args, kwargs
 
     def storage_of_item(self, node: Node, env: Environment) -> Storage | None:
         """The pieces of split and chunk share memory, the results of topk do not."""
@@ -300,13 +364,13 @@ class Flattener:
         node = self.graph.call_function(target, args, dict(kwargs))
         val = old.meta.get("val")
         values = val if isinstance(val, (tuple, list)) else (val,)
-        floating = any(isinstance(v, Tensor) and v.dtype.is_floating_point for v in values)
+        continuous = any(isinstance(v, Tensor) and has_gradients(v.dtype) for v in values)
         stops = target in (aten.detach.default, aten.detach_.default)
         node.meta.update(
             val=tuple(val) if isinstance(val, (tuple, list)) else val,
             owner=owner(old),
             stack_trace=old.meta.get("stack_trace"),
-            differentiable=floating
+            differentiable=continuous
             and not stops
             and any(n.meta["differentiable"] for n in node.all_input_nodes),
         )
@@ -404,7 +468,8 @@ class Flattener:
                 f"{line_of(node)} changes a tensor in place ({name}): use an operator that "
                 "returns a new tensor"
             )
-        new = self.emit(node, target, args, kwargs)
+        kwargs = {**unlike_defaults(node, target, args, kwargs), **kwargs}
+        new = self.emit(node, *self.settled(target, args, kwargs, val))
         others = [a for a in new.all_input_nodes if isinstance(a.meta.get("val"), Tensor)]
         if any(a.meta["val"].dtype != val.dtype for a in others):
             new = self.emit(node, aten.to.dtype, (new, val.dtype), {})

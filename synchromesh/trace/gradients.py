@@ -99,7 +99,7 @@ def gradients(loss: Tensor, parameters: dict[str, Any]) -> dict[str, Tensor]:
         return {n: torch.zeros_like(p) for n, p in parameters.items()}
     found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     return {
-        n: torch.zeros_like(p) if g is None else g.detach()
+        n: torch.zeros_like(p) if g is None else g.detach().to_dense()
         for (n, p), g in zip(parameters.items(), found, strict=True)
     }
 

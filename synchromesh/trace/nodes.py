@@ -19,6 +19,11 @@ def short_name(node: Node) -> str:
     return node.target._schema.name.split("::")[1]
 
 
+def has_gradients(dtype: torch.dtype) -> bool:
+    """Whether tensors of this type can have gradients: real or complex, not counts or masks."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
 def is_random(node: Node) -> bool:
     """Whether the node draws random numbers."""
     target = node.target

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from synchromesh.component import Rows, Value
 
+from .nodes import has_gradients
 from .sizes import expression
 
 Node = torch.fx.Node
@@ -47,7 +48,7 @@ def value_of(node: Node, val: Tensor, symbols: set[sympy.Symbol], one: Any) -> V
             )
         segments, inner = lay(node, dim, count or 1, sizes)
         rows = Rows(dim, segments, inner)
-    floating = val.dtype.is_floating_point
+    floating = has_gradients(val.dtype)
     name = node.meta["name"] if "role" in node.meta else node.name
     dtype = str(val.dtype).removeprefix("torch.")
     return Value(name, tuple(shape), dtype, rows, floating and bool(node.meta["differentiable"]))

@@ -12,6 +12,7 @@ from synchromesh.trace.rules import (
     attention,
     convolution,
     elementwise,
+    fourier,
     indexing,
     loss,
     matrix,
@@ -23,7 +24,7 @@ from synchromesh.trace.rules.operator import Choice, Operator, R, arguments, r
 
 RULES: dict[str, Callable[[Operator], Iterator[Choice]]] = {
     **matrix.RULES, **attention.RULES, **convolution.RULES, **normalise.RULES, **views.RULES,
-    **reduce.RULES, **indexing.RULES, **loss.RULES,
+    **reduce.RULES, **indexing.RULES, **loss.RULES, **fourier.RULES,
 }  # fmt: skip
 
 
@@ -66,8 +67,9 @@ def choices(op: Operator) -> list[Choice]:
             kept.setdefault((tidy.inputs, tidy.outputs), tidy)
     if op.name == "batch_norm" and op.constant("training"):
         return [replace(c, replace=normalise.synchronised) for c in kept.values()]
-    if op.name in ("view", "_unsafe_view") and op.m > 1:  # what was moved need not be contiguous
-        return [c if c.replace else replace(c, replace=views.as_reshape) for c in kept.values()]
+    again = views.RELAID.get(op.name) if op.m > 1 else None
+    if again is not None:  # what was moved need not lie in memory as it did
+        return [c if c.replace else replace(c, replace=again) for c in kept.values()]
     return list(kept.values())
 
 

@@ -9,13 +9,14 @@ from synchromesh.trace.rules.operator import Choice, Operand, Operator, P, r
 NAMES = {
     "where", "hardswish", "prelu", "log_sigmoid", "divide", "multiply", "__and__", "__or__",
     "__xor__",
-    "clone", "contiguous", "alias", "to", "_to_copy", "type_as", "detach", "zeros_like",
+    "clone", "contiguous", "alias", "to", "_to_copy", "detach", "zeros_like",
     "ones_like",
     "full_like", "logical_not", "dropout", "alias_copy", "lift_fresh_copy", "positive",
     "empty_like",
     "true_divide", "subtract", "negative", "square", "swish", "glu_jvp", "float", "lift", "type",
+    "real", "imag", "conj", "_conj", "resolve_conj", "resolve_neg", "complex", "polar",
 }  # fmt: skip
-# f(a x + b y) = a f(x) + b f(y): partial values stay partial
+# f(x + y) = f(x) + f(y): partial values stay partial
 LINEAR = {
     "clone",
     "contiguous",
@@ -26,8 +27,16 @@ LINEAR = {
     "negative",
     "positive",
     "alias_copy",
+    "real",
+    "imag",
+    "conj",
+    "_conj",
+    "conj_physical",
+    "_conj_physical",
+    "resolve_conj",
+    "resolve_neg",
 }
-SUMS = {"add", "sub", "subtract"}
+SUMS = {"add", "sub", "subtract", "complex"}  # linear in both operands together
 PRODUCTS = {"mul", "multiply", "div", "divide", "true_divide"}
 BROADCASTING = {"prelu"}  # whose weight does not broadcast from the right
 FILLING = {"zeros_like", "ones_like", "full_like", "empty_like"}

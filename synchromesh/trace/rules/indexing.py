@@ -88,11 +88,14 @@ def index_select(op: Operator) -> Iterator[Choice]:
 def gather(op: Operator) -> Iterator[Choice]:
     """Every dim but the one that is read along, where the index covers it whole."""
     assert op.output is not None
-    x, idx = op.tensor("self"), op.tensor("index")
+    name = "indices" if op.name == "take_along_dim" else "index"
+    x, idx = op.tensor("self"), op.tensor(name)
+    if op.constant("dim") is None or len(idx.shape) != len(x.shape):
+        return  # along the flat tensor
     dim = dim_of(op.constant("dim"), x.shape)
     for s in sorted({*x.states, *idx.states}):
         if s.dim != dim and x.shape[s.dim] == idx.shape[s.dim]:
-            yield op.choice({"self": s, "index": s}, s)
+            yield op.choice({"self": s, name: s}, s)
 
 
 RULES = {

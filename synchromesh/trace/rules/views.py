@@ -10,6 +10,7 @@ target's prefix products:
 """
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from math import gcd, prod
 from operator import floordiv
 from typing import Any
@@ -89,6 +90,14 @@ def as_reshape(to: Emit, given: dict[str, Any]) -> Node:
     return to.call(aten.reshape.default, given["self"], given["size"])
 
 
+def as_laid_out(to: Emit, given: dict[str, Any]) -> Node:
+    """A complex view, which wants both parts of an entry side by side."""
+    return to.call(aten.view_as_complex.default, to.call(aten.contiguous.default, given["self"]))
+
+
+RELAID = {"view": as_reshape, "_unsafe_view": as_reshape, "view_as_complex": as_laid_out}
+
+
 def mapped(
     op: Operator, dims: list[int | None], linear: bool = True, **rest: Any
 ) -> Iterator[Choice]:
@@ -122,8 +131,8 @@ def permute(op: Operator) -> Iterator[Choice]:
             dim_of(op.constant("destination"), shape),
             order.pop(dim_of(op.constant("source"), shape)),
         )
-    else:  # t, mT, numpy_T
-        order = order[:-2] + order[-2:][::-1] if op.name in ("t", "mT") else order[::-1]
+    else:  # t, mT, mH, adjoint, numpy_T, matrix_H
+        order = order[::-1] if op.name == "numpy_T" else order[:-2] + order[-2:][::-1]
     yield from mapped(op, [order.index(d) for d in range(len(shape))])
 
 
@@ -135,13 +144,20 @@ def unsqueeze(op: Operator) -> Iterator[Choice]:
 
 
 def squeeze(op: Operator) -> Iterator[Choice]:
+    """The dims that it takes away are named: a shard may have one entry where the whole has
+    more."""
     assert op.output is not None
     shape = op.inputs[0].shape
     given = op.constant("dim")
     given = range(len(shape)) if given is None else [given] if isinstance(given, int) else given
     gone = {dim_of(d, shape) for d in given if shape[dim_of(d, shape)] == 1}
     kept = [d for d in range(len(shape)) if d not in gone]
-    yield from mapped(op, [kept.index(d) if d not in gone else None for d in range(len(shape))])
+
+    def emit(to: Emit, given: dict[str, Any]) -> Node:
+        return to.call(aten.squeeze.dims, given["self"], sorted(gone))
+
+    dims = [kept.index(d) if d not in gone else None for d in range(len(shape))]
+    yield from mapped(op, dims, replace=emit)
 
 
 def expand(op: Operator) -> Iterator[Choice]:
@@ -200,6 +216,10 @@ def split(op: Operator) -> Iterator[Choice]:
     if not sizes or dim == x.rows_dim:
         return
     unit = _unit(op, sizes, [x.shape[dim]])
+    if op.name == "tensor_split" and (op.overload == "tensor_indices_or_sections"):
+        return  # places that a tensor holds
+    if sum(sizes) != x.shape[dim]:
+        return  # places that run backwards: the parts overlap
     for size in unit:
         constants: dict[str, Any] = {}
         if op.name in ("split", "split_with_sizes"):
@@ -215,6 +235,8 @@ def split(op: Operator) -> Iterator[Choice]:
             if isinstance(given, int) and given % op.m:
                 continue
             constants = {name: local}
+        elif op.name == "tensor_split" and op.overload == "indices":
+            constants = {"indices": [n // op.m for n in accumulate(sizes[:-1])]}
         elif len(set(sizes)) > 1:
             return  # chunk of uneven parts
         outputs = tuple(shard(dim, s // size) for s in sizes)
@@ -280,7 +302,7 @@ def roll(op: Operator) -> Iterator[Choice]:
 
 def pad(op: Operator) -> Iterator[Choice]:
     """Dims without padding. Padding by zeros is linear."""
-    x, given = op.inputs[0], op.constant("pad")
+    x, given = op.inputs[0], op.constant("pad") or op.constant("padding") or ()
     if not all(isinstance(p, int) for p in given):
         return
     n = len(x.shape)
@@ -317,6 +339,13 @@ def triangle(op: Operator) -> Iterator[Choice]:
     yield from mapped(op, [d if d < n - 2 else None for d in range(n)])
 
 
+def two_parts(op: Operator) -> Iterator[Choice]:
+    """view_as_real puts both parts of an entry into a last dim, which is never cut;
+    view_as_complex joins them."""
+    dims: list[int | None] = list(range(len(op.inputs[0].shape)))
+    yield from mapped(op, [*dims[:-1], None] if op.name == "view_as_complex" else dims)
+
+
 RULES = {
     **dict.fromkeys(
         ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_copy"), reshape
@@ -324,6 +353,11 @@ RULES = {
     **dict.fromkeys(
         ("permute", "transpose", "t", "swapaxes", "swapdims", "movedim", "numpy_T", "mT"), permute
     ),
+    **dict.fromkeys(
+        ("mH", "adjoint", "matrix_H"),
+        permute,
+    ),
+    **dict.fromkeys(("view_as_real", "view_as_complex"), two_parts),
     "unsqueeze": unsqueeze,
     "squeeze": squeeze,
     "expand": expand,
