@@ -19,6 +19,7 @@ from synchromesh.trainer import Trainer
 from synchromesh.workload import Workload
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
+COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
 FLOAT32_INSIDE = (
     1e-6  # a float64 model that computes in float32 itself, as the norms of Llama and T5 do
@@ -36,12 +37,13 @@ class Deviation:
 
     def add(self, value: Tensor, reference: Tensor) -> None:
         if reference.numel():
-            difference = float((value.double() - reference.double()).abs().max())
+            exact = torch.complex128 if reference.is_complex() else torch.float64
+            difference = float((value.to(exact) - reference.to(exact)).abs().max())
             # max() would drop a NaN; a NaN is the worst deviation there is
             self.difference = (
                 difference if difference != difference else max(self.difference, difference)
             )
-            self.reference = max(self.reference, float(reference.double().abs().max()))
+            self.reference = max(self.reference, float(reference.to(exact).abs().max()))
 
     @property
     def relative(self) -> float:
@@ -62,10 +64,20 @@ def without_dropout(model: nn.Module) -> int:
 
 
 def cast(batch: Any, dtype: torch.dtype) -> Any:
-    """The batch with its floating point tensors in `dtype`."""
-    return pytree.tree_map(
-        lambda x: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x, batch
-    )
+    """The batch with its floating point tensors in `dtype`, complex ones of such parts."""
+    return pytree.tree_map(lambda x: _as(x, dtype) if isinstance(x, Tensor) else x, batch)
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.is_complex():
+        return x.to(COMPLEX[dtype])
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def cast_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The model in `dtype`. `Module.to` would take the imaginary part from complex tensors."""
+    model._apply(lambda x: _as(x, dtype))
+    return model
 
 
 def global_batches(workload: Workload, steps: int, dtype: torch.dtype) -> Iterator[Any]:
@@ -95,7 +107,7 @@ def verify(
     """
     kind = DTYPES[dtype]
     torch.manual_seed(seed)
-    model = workload.model().to(kind)
+    model = cast_model(workload.model(), kind)
     dropped = without_dropout(model)
     reference = copy.deepcopy(model)
     optimizer = workload.optimizer(model.parameters())
@@ -146,7 +158,8 @@ def _compare(
             parameter.add(whole, alone.parameters[name].detach())
     held = trainer.gather_numbers(trainer.parameter_bytes())
     tolerance = TOLERANCE[dtype]
-    if dtype == "float64" and trainer.computes_in(torch.float32):
+    single = (torch.float32, torch.complex64)
+    if dtype == "float64" and any(trainer.computes_in(t) for t in single):
         tolerance = FLOAT32_INSIDE
     deviations = [_number(d) for d in (worst_loss, gradient.relative, parameter.relative)]
     told = explain(

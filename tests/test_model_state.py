@@ -205,3 +205,72 @@ def moved_first() -> int:
 
 def test_only_what_differs_is_sent() -> None:
     assert run(2, moved_first) == [32 * 8, 0]
+
+
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.3}),
+    "fused adagrad": (torch.optim.Adagrad, {"lr": 0.1, "fused": True}),
+}
+
+
+def from_meta(name: str, plan: str, meta: bool) -> list[float]:
+    """The first steps with an optimizer that makes its state when it is made."""
+    model, loss, make = built("cnn", "meta" if meta else "cpu")
+    if not meta:
+        values = dict(initial_values(Model(built("cnn", "meta")[0]), 3, torch.device("cpu")))
+        model.load_state_dict(values)
+    kind, settings = OPTIMIZERS[name]
+    optimizer = kind([{"params": [p], "lr": 0.05 + i / 50} for i, p in
+                      enumerate(model.parameters())], **settings)  # fmt: skip
+    trainer = prepare(model, optimizer, loss, make(8, dtype=torch.float64), plan, seed=3)
+    batches = [trainer.shard(make(8, i, torch.float64)) for i in range(3)]
+    losses = [float(trainer.step(b)) for b in batches]
+    trainer.close()
+    return losses
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_that_an_optimizer_makes_at_first_leaves_the_meta_device(name: str) -> None:
+    (expected,) = run(1, from_meta, name, "data", False)
+    answers = run(1, from_meta, name, "data", True)
+    for plan in ("data", "tensor"):
+        answers += run(2, from_meta, name, plan, True)
+    for losses in answers:
+        assert losses == pytest.approx(expected, rel=1e-9)
+
+
+class Peculiar(torch.optim.Adagrad):
+    """Cannot be made of its groups' settings alone."""
+
+    def __init__(self, parameters: Any, secret: object) -> None:
+        super().__init__(parameters)
+
+
+def test_an_optimizer_whose_first_state_is_not_known_is_named() -> None:
+    model, loss, make = built("cnn", "meta")
+    optimizer = Peculiar(model.parameters(), object())
+    with pytest.raises(ValueError, match="Peculiar made its state while the model was"):
+        prepare(model, optimizer, loss, make(8, dtype=torch.float64), "data")
+
+
+def gone_back(folder: str, plan: str) -> tuple[list[float], list[float]]:
+    """The first steps, and once more after what was saved before them is resumed."""
+    model, loss, make = built("cnn")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    trainer = prepare(model, optimizer, loss, make(8, dtype=torch.float64), plan)
+    trainer.save(folder)
+    batches = [trainer.shard(make(8, i, torch.float64)) for i in range(3)]
+    first = [float(trainer.step(b)) for b in batches]
+    trainer.resume(folder)
+    assert not optimizer.state and trainer.steps == 0
+    again = [float(trainer.step(b)) for b in batches]
+    trainer.close()
+    return first, again
+
+
+@pytest.mark.parametrize(("ranks", "plan"), [(1, "data"), (2, "tensor")])
+def test_a_start_can_be_resumed_after_steps(ranks: int, plan: str, tmp_path: Path) -> None:
+    model, loss, make = built("cnn")
+    with shared("cnn", model, loss, make(8, dtype=torch.float64), plan):
+        for first, again in run(ranks, gone_back, str(tmp_path / "start"), plan):
+            assert again == first

@@ -102,7 +102,7 @@ def made_up(
 ) -> Tensor:
     """A tensor of `shape` with ordinary numbers in place of the one described."""
     dtype: torch.dtype = getattr(torch, described.dtype)
-    if not dtype.is_floating_point:
+    if not (dtype.is_floating_point or dtype.is_complex):
         return torch.zeros(shape, dtype=dtype, device=device)
     if len(shape) < 2:
         return torch.ones(shape, dtype=dtype, device=device)

@@ -29,8 +29,10 @@ from synchromesh.state.switch import redistribute
 
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint8: "U8", torch.bool: "BOOL",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
+    torch.bool: "BOOL",
 }  # fmt: skip
 
 
@@ -112,7 +114,7 @@ def _gathered(held: Held, group: Any) -> Tensor:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
 
@@ -225,9 +227,7 @@ def _plan(
         dtype = known.get(source[3])
         if source[2] != tuple(held.shape):
             faults.append(f"{name} has shape {source[2]} there, {tuple(held.shape)} here")
-        castable = (
-            cast and dtype is not None and dtype.is_floating_point == held.dtype.is_floating_point
-        )
+        castable = cast and dtype is not None and _alike(dtype, held.dtype)
         if dtype != held.dtype and not castable:
             faults.append(f"{name} is {dtype or source[3]} there, {held.dtype} here")
         where.append((held, source))
@@ -235,6 +235,11 @@ def _plan(
         if (source[0], source[1]) not in used and name not in allow | aliases:
             faults.append(f"{name} is unexpected")
     return faults, where
+
+
+def _alike(a: torch.dtype, b: torch.dtype) -> bool:
+    """Whether two types differ in precision alone: both floating, or both complex."""
+    return (a.is_floating_point and b.is_floating_point) or (a.is_complex and b.is_complex)
 
 
 def _by_file(where: Iterable[tuple[Held, Source]]) -> dict[Path, list[tuple[Held, str]]]:

@@ -39,6 +39,7 @@ class ModelState:
             for n, d in model.described.items()
         }
         self.firsts: frozenset[str] = frozenset()  # tensors of which rank 0's alone count
+        self._start_optimizer(counters=True)
 
     def sides(self, held: Holding, ranks: tuple[int, ...]) -> Sides:
         """The boxes of `held` at each rank of the world; none at idle ranks."""
@@ -113,6 +114,22 @@ class ModelState:
                 view(local, boxes, box).copy_(view(entire, (whole(entire.shape),), box))
             self.model.place(name, local)
             del entire
+        self._start_optimizer(counters=False)
+
+    def _start_optimizer(self, counters: bool) -> None:
+        """State that the optimizer's constructor made on the meta device, and which therefore
+        belongs on this rank's, comes into being: its counters at once, the rest with parameters.
+        """
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                state = self.optimizer.state.get(parameter, {})
+                unborn = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.is_meta}
+                keys = [k for k, v in unborn.items() if (v.dim() == 0) == counters]
+                first = first_state(self.optimizer, group, parameter) if keys else {}
+                for key in keys:
+                    shape = () if counters else parameter.shape
+                    one = first[key].reshape(()).to(self.world.device)
+                    state[key] = one.expand(shape).clone()
 
     def _boxes(self, name: str) -> tuple[Box, ...]:
         """This rank's boxes of a tensor."""
@@ -188,6 +205,9 @@ class ModelState:
         """
         if not only_missing:
             self._adopt_groups(told["groups"])
+            for name, parameter in self.model.parameters.items():
+                if name not in told["state"]:
+                    self.optimizer.state.pop(parameter, None)
         for name, entries in told["state"].items():
             parameter = self.model.parameters[name]
             if only_missing and self.optimizer.state.get(parameter):
@@ -329,8 +349,26 @@ def checksum(tensor: Tensor) -> int:
     """Of all bytes of a tensor; 0 on the meta device."""
     if tensor.is_meta or not tensor.numel():
         return 0
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     return zlib.crc32(flat.view(torch.uint8).numpy().data)
+
+
+def first_state(
+    optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter
+) -> dict[str, Tensor]:
+    """What the optimizer's constructor makes for one entry of `parameter`: it knows no values."""
+    settings = {k: v for k, v in group.items() if k not in ("params", "initial_lr")}
+    entry = nn.Parameter(torch.ones((1,) * parameter.dim(), dtype=parameter.dtype))
+    kind: Any = type(optimizer)
+    try:
+        found: dict[str, Tensor] = dict(kind([entry], **settings).state[entry])
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the optimizer {kind.__name__} made its state while the model was on the meta "
+            f"device, and cannot be made once more to find out its values ({error}): give it a "
+            "model that is not on the meta device"
+        ) from None
+    return found
 
 
 def plain(value: Any, where: str) -> Any:
