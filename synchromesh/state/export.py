@@ -238,8 +238,8 @@ def _plan(
 
 
 def _alike(a: torch.dtype, b: torch.dtype) -> bool:
-    """Whether two types differ in precision alone: both floating, or both complex."""
-    return (a.is_floating_point and b.is_floating_point) or (a.is_complex and b.is_complex)
+    """Whether two types differ in precision alone: both floating, both complex, or neither."""
+    return (a.is_floating_point, a.is_complex) == (b.is_floating_point, b.is_complex)
 
 
 def _by_file(where: Iterable[tuple[Held, Source]]) -> dict[Path, list[tuple[Held, str]]]:

@@ -22,6 +22,8 @@ WHOLE = {
     "norm.bias": torch.arange(3, dtype=torch.bfloat16),
     "norm.count": torch.tensor(7),
     "mask": torch.tensor([True, False, True]),
+    "filter": torch.arange(24.0).view(12, 2) * (1 + 2j),
+    "table": torch.arange(3).to(torch.uint16),
 }
 TIED = {"head.weight": "embed.weight", "embed.weight": "embed.weight"}
 
@@ -110,6 +112,13 @@ def test_casting_is_asked_for(tmp_path: Path) -> None:
         load_safetensors(tmp_path / "m.safetensors", wanted)
     load_safetensors(tmp_path / "m.safetensors", wanted, cast=True)
     assert torch.equal(wanted["embed.weight"].tensor, WHOLE["embed.weight"])
+
+
+def test_complex_entries_are_not_cast_into_counts(tmp_path: Path) -> None:
+    stored = {**WHOLE, "norm.count": WHOLE["norm.count"].to(torch.complex64)}
+    save_file(stored, tmp_path / "m.safetensors")
+    with pytest.raises(CheckpointError, match=r"norm.count is torch.complex64 there, torch.int64"):
+        load_safetensors(tmp_path / "m.safetensors", held(0, 1, False), cast=True)
 
 
 def unwritable(path: str) -> str:
