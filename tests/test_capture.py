@@ -191,6 +191,13 @@ def square(model: nn.Module, batch: Any) -> Tensor:
     return model(batch).square().mean()  # type: ignore[no-any-return]
 
 
+class Inside(Trap):
+    """Nothing but the loss reads what the middle makes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.middle(self, self.first(x), x)  # type: ignore[no-any-return]
+
+
 def no_grad(m: Any, h: Tensor, x: Tensor) -> Tensor:
     with torch.no_grad():
         scale = h.abs() + 1
@@ -263,6 +270,18 @@ def pieces_in_place(m: Any, h: Tensor, x: Tensor) -> Tensor:
     return h + values.sum(-1, keepdim=True) + h.gather(1, places).sum(-1, keepdim=True)
 
 
+# whose result depends on where a row is in its batch: it may not cross to another component
+PLACED = {in_place_through_views: "slice_scatter along dimension 0", sizes: "the number of rows"}
+
+
+@pytest.mark.parametrize("middle", PLACED)
+def test_what_depends_on_the_place_of_rows_stays_in_its_component(middle: Any) -> None:
+    step = trace(Trap(middle), square, torch.randn(5, 4), training=True)
+    assert step.opaque and PLACED[middle] in step.reason
+    assert "between the components first and second" in step.reason
+    assert "test_capture.py:" in step.reason
+
+
 @pytest.mark.parametrize(
     "middle",
     [
@@ -271,7 +290,7 @@ def pieces_in_place(m: Any, h: Tensor, x: Tensor) -> Tensor:
     ],
 )  # fmt: skip
 def test_traps(middle: Any) -> None:
-    model = Trap(middle).double().train()
+    model = (Inside if middle in PLACED else Trap)(middle).double().train()
     if middle is casts:
         model.second.float()
         model.middle = lambda m, h, x: casts(m, h, x).float()

@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 
 from synchromesh.component import Value
 from synchromesh.placement import Placement, shard
+from synchromesh.trace.rows import irregular
 from synchromesh.trace.rules import Choice, Operator, choices, draws
 from synchromesh.trace.rules.operator import ROWS, Operand, R, operand
 from synchromesh.trace.step import Step
@@ -67,9 +68,10 @@ def reads(node: Node) -> list[Tensor]:
 
 
 def operand_of(tensor: Tensor, states: tuple[Placement, ...] = ()) -> Operand:
-    """The tensor as rules see it; never sharded where its rows do not lie along one dimension."""
+    """The tensor as rules see it; never sharded where its rows do not lie along one dimension,
+    and not behind the rows where their order is not proved."""
     value = value_of(tensor)
-    found = operand(value, states)
+    found = replace(operand(value, states), laid=irregular(*tensor) is None)
     val = tensor[0].meta.get("val")
     val = val[tensor[1]] if isinstance(val, list | tuple) else val
     return found if val is None or _sizes(val) == found.shape else replace(found, regular=False)
@@ -179,7 +181,16 @@ def _work(index: int, nodes: tuple[Node, ...], flow: Flow) -> Work:
 def _described(tensor: Tensor, flow: Flow) -> Hashable:
     v = value_of(tensor)
     return (
-        None if v is None else (v.shape, v.dtype, v.rows, v.differentiable, tensor in flow.needs)
+        None
+        if v is None
+        else (
+            v.shape,
+            v.dtype,
+            v.rows,
+            v.differentiable,
+            tensor in flow.needs,
+            irregular(*tensor) is None,
+        )
     )
 
 

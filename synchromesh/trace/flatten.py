@@ -487,6 +487,7 @@ class Flattener:
             )
             whole = self.graph.call_function(scatter, (parent.node, part, *rest))
             whole.meta.update(parent.node.meta, owner=owner(node))
+            whole.meta["stack_trace"] = node.meta.get("stack_trace")
             for key in ("role", "name", "effect"):
                 whole.meta.pop(key, None)
             whole.meta["differentiable"] |= part.meta["differentiable"]

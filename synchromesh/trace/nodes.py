@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from .export import HERE, TORCH
+
 Node = torch.fx.Node
 Owners = tuple[tuple[str, int], ...]  # modules from the outermost: (path, number of the call)
 
@@ -67,13 +69,13 @@ def owner(node: Node) -> Owners:
 
 
 def line_of(node: Node) -> str:
-    """file:line of the user's code that made the node."""
-    lines = [
-        x
-        for x in (node.meta.get("stack_trace") or "").splitlines()
-        if 'File "' in x and 'File "<' not in x
-    ]
-    if not lines:
+    """file:line of the user's code that made the node, as far as torch keeps it: of modules."""
+    trace = (node.meta.get("stack_trace") or "").splitlines()
+    frames = [x for x in trace if 'File "' in x and 'File "<' not in x]
+    if not frames:
         return "the model"
+    lines = [x for x in frames if TORCH not in x and HERE not in x]
+    if not lines:
+        return "the loss"
     file, _, rest = lines[-1].partition('File "')[2].partition('", line ')
     return f"{file}:{rest.split(',')[0]}"

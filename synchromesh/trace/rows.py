@@ -1,7 +1,10 @@
-"""Where the batch rows of every tensor of the graph lie, and its `Value`."""
+"""Where the batch rows of every tensor of the graph lie, and its `Value`.
 
-from math import prod
-from typing import Any
+Rows are taken for regular only where that is proved (`proofs`); other values get
+`meta["irregular"]`, a clause that says why, and stay inside their component.
+"""
+
+import operator
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -9,90 +12,99 @@ from torch import Tensor
 
 from synchromesh.component import Rows, Value
 
+from .lay import ROWS, Case, Entry, Fate, Irregular, Lay, is_number, results, sizes_of, spot
 from .nodes import has_gradients
-from .sizes import expression
+from .proofs import crossed, prove
 
 Node = torch.fx.Node
 
 
 def annotate(graph: torch.fx.Graph, symbols: set[sympy.Symbol]) -> None:
-    """Give nodes `meta["value"]`, and `meta["irregular"]` where rows lie along no one dim."""
-    one = dict.fromkeys(symbols, 1)
-    for node in graph.nodes:
-        val = node.meta.get("val")
-        if node.op == "output":
-            continue
-        if isinstance(val, tuple):
-            node.meta["value"] = tuple(
-                value_of(node, v, symbols, one) if isinstance(v, Tensor) else None for v in val
-            )
-        elif isinstance(val, Tensor):
-            node.meta["value"] = value_of(node, val, symbols, one)
-        else:
-            node.meta["value"] = None
+    """Give nodes `meta["value"]`; `meta["irregular"]` where their rows are not proved to be apart,
+    and `meta["mixed"]` where it is the node itself that makes them depend on each other.
 
-
-def value_of(node: Node, val: Tensor, symbols: set[sympy.Symbol], one: Any) -> Value:
-    sizes = [expression(s) for s in val.shape]
-    dims = [d for d, e in enumerate(sizes) if e.free_symbols & symbols]
-    shape = [int(e.subs(one)) for e in sizes]
-    rows = None
-    if dims:
-        dim = dims[0]
-        count = linear(sizes[dim], symbols)
-        if len(dims) > 1:
-            node.meta["irregular"] = f"has rows along two dimensions ({dims[0]} and {dims[1]})"
-        elif count is None:
-            node.meta["irregular"] = (
-                f"has {sizes[dim]} entries along dimension {dim}, which is no multiple of the rows"
-            )
-        segments, inner = lay(node, dim, count or 1, sizes)
-        rows = Rows(dim, segments, inner)
-    floating = has_gradients(val.dtype)
-    name = node.meta["name"] if "role" in node.meta else node.name
-    dtype = str(val.dtype).removeprefix("torch.")
-    return Value(name, tuple(shape), dtype, rows, floating and bool(node.meta["differentiable"]))
-
-
-def linear(size: Any, symbols: set[sympy.Symbol]) -> int | None:
-    """k where the size is k * rows."""
-    (symbol,) = size.free_symbols & symbols if len(size.free_symbols & symbols) == 1 else (None,)
-    if symbol is None:
-        return None
-    k = sympy.expand(size / symbol)
-    return int(k) if k.is_Integer else None
-
-
-def lay(node: Node, dim: int, count: int, sizes: list[Any]) -> tuple[int, int]:
-    """(segments, inner) of the rows of `node`: segments x rows x inner entries along `dim`.
-
-    A view keeps the row-major order, so the number of entries before the rows stays the same:
-    prod(shape[:dim]) * segments. (T, rows, C) -> (T * rows, C) has T segments.
+    Nodes that make several tensors have tuples of these.
     """
-    if count == 1:
-        return 1, 1
-    name = (
-        node.target._schema.name.split("::")[1]
-        if isinstance(node.target, torch._ops.OpOverload)
-        else ""
-    )
-    inputs = [
-        v for a in node.all_input_nodes if isinstance(v := a.meta.get("value"), Value) and v.rows
-    ]
-    same = [v for v in inputs if v.rows and v.rows.segments * v.rows.inner == count]
-    if name in ("view", "reshape", "_unsafe_view", "flatten", "unflatten") and inputs:
-        source = inputs[0]
-        assert source.rows is not None
-        before = prod(source.shape[: source.rows.dim]) * source.rows.segments
-        ahead = prod(int(s) for s in sizes[:dim])
-        segments = max(1, before // ahead) if ahead and before % ahead == 0 else 1
-        return (segments, count // segments) if count % segments == 0 else (1, count)
-    if name == "cat" and inputs and all(v.rows and v.rows.inner == 1 for v in inputs):
-        return count, 1
-    if name == "repeat" and inputs:
-        rows = inputs[0].rows
-        assert rows is not None
-        return count // rows.inner, rows.inner
-    if same and same[0].rows:
-        return same[0].rows.segments, same[0].rows.inner
-    return 1, count
+    with torch.device("cpu"):  # of the small tensors that proofs compute with
+        Annotation(symbols).write(graph)
+
+
+class Annotation:
+    """The fates of the rows of all tensors so far, by node and place in its results."""
+
+    def __init__(self, symbols: set[sympy.Symbol]) -> None:
+        self.symbols = symbols
+        self.fates: dict[tuple[Node, int], Fate] = {}
+
+    def write(self, graph: torch.fx.Graph) -> None:
+        for node in graph.nodes:
+            if node.op == "output":
+                continue
+            val = node.meta.get("val")
+            found: dict[int, Value] = {}
+            why: dict[int, str] = {}
+            node.meta["value"] = None
+            for at, tensor in results(node):
+                fate = self.fates[node, at] = self.fate(node, at, tensor)
+                found[at] = value_of(node, tensor, sizes_of(tensor, self.symbols), fate)
+                if isinstance(fate, Irregular):
+                    why[at] = fate.why
+                    if fate.mixed:
+                        node.meta["mixed"] = fate.mixed
+            if isinstance(val, tuple):
+                node.meta["value"] = tuple(found.get(i) for i in range(len(val)))
+                if why:
+                    node.meta["irregular"] = tuple(why.get(i) for i in range(len(val)))
+            elif found:
+                node.meta["value"] = found[0]
+                if why:
+                    node.meta["irregular"] = why[0]
+
+    def fate(self, node: Node, at: int, tensor: Tensor) -> Fate:
+        """How the rows of one result lie, or why that is not proved."""
+        sizes = sizes_of(tensor, self.symbols)
+        place = spot(sizes)
+        if node.op != "call_function":
+            return place.any if isinstance(place, Lay) else place
+        if place is None:
+            return None
+        if node.target is operator.getitem:
+            source, item = node.args
+            assert isinstance(source, Node) and isinstance(item, int)
+            return self.fates[source, item]
+        case = Case(node, at, sizes, place, self.entry)
+        if isinstance(place, Irregular):
+            return crossed(case, place)
+        try:
+            return prove(case)
+        except Irregular as irregular:
+            return irregular
+
+    def entry(self, node: Node, argument: str) -> Entry | None:
+        """A tensor as an operator's argument, None for a number."""
+        if is_number(node):
+            return None
+        return Entry(node, argument, sizes_of(node.meta["val"], self.symbols), self.fates[node, 0])
+
+
+def value_of(node: Node, tensor: Tensor, sizes: tuple[sympy.Expr, ...], fate: Fate) -> Value:
+    """The description of a tensor; `shape` is that of one row."""
+    rows = None
+    if isinstance(fate, Lay):
+        segments = min(fate.segments)
+        rows = Rows(fate.dim, segments, fate.count // segments)
+    elif isinstance(fate, Irregular):
+        place = spot(sizes)
+        dim = next(d for d, e in enumerate(sizes) if ROWS in e.free_symbols)
+        rows = Rows(dim, 1, place.count if isinstance(place, Lay) else 1)
+    shape = tuple(int(e.subs({ROWS: 1})) for e in sizes)
+    name = node.meta["name"] if "role" in node.meta else node.name
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    floating = has_gradients(tensor.dtype)
+    return Value(name, shape, dtype, rows, floating and bool(node.meta["differentiable"]))
+
+
+def irregular(node: Node, at: int = 0) -> str | None:
+    """Why the rows of a tensor may not be taken apart, None where they may."""
+    found: str | tuple[str | None, ...] | None = node.meta.get("irregular")
+    return found[at] if isinstance(found, tuple) else found

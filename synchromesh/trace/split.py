@@ -13,6 +13,7 @@ from synchromesh.component import Chain, Component, Edge, Parameter, Value
 from .components import Piece, root_name
 from .export import Untraceable
 from .nodes import is_random
+from .rows import irregular
 
 Node = torch.fx.Node
 Owner = tuple[str, int]  # (path of the piece, number of the call)
@@ -321,12 +322,12 @@ def edges(graph: torch.fx.Graph, names: list[str]) -> tuple[Edge, ...]:
         )
         if not targets:
             continue
-        if not isinstance(node.meta["value"], Value) or "irregular" in node.meta:
-            why = node.meta.get("irregular", "is not a tensor")
+        tensor = isinstance(node.meta["value"], Value)
+        if why := irregular(node) if tensor else "is not a tensor":
             raise Untraceable(
                 f"the value {node.name} between the components {names[at or 0]} and "
-                f"{names[targets[0]]} {why}: keep the rows of the batch along one dimension, or "
-                "train the model as it is under the plan 'data'"
+                f"{names[targets[0]]} {why}: keep the rows of the batch apart and in order "
+                "along one dimension, or train the model as it is under the plan 'data'"
             )
         found.append(
             Edge(

@@ -40,6 +40,7 @@ class Operand:
     item: int = 8  # bytes of an entry
     states: tuple[Placement, ...] = ()
     regular: bool = True  # its rows, if any, lie along one dimension
+    laid: bool = True  # and in an order that is proved
     border: bool = False  # it comes from another component
 
     def allows(self, state: Placement, m: int) -> bool:
@@ -51,7 +52,7 @@ class Operand:
         if state.kind == "P":
             return self.floating
         inner = inside_rows(state)
-        if inner and self.border:
+        if inner and (self.border or not self.laid):
             return False
         return (
             self.regular
