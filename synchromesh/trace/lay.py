@@ -16,12 +16,12 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
+from .guards import ROWS
 from .nodes import line_of, short_name
-from .rules.operator import arguments
+from .rules.operator import arguments, constant
 from .sizes import expression
 
 Node = torch.fx.Node
-ROWS = sympy.Symbol("rows", integer=True, positive=True)
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,7 @@ class Case:
 
     def constant(self, name: str, default: Any = None) -> Any:
         """The argument `name`, else the schema's default."""
-        if name in self.arguments:
-            return self.arguments[name]
-        for a in self.schema.arguments if self.schema else ():
-            if a.name == name and a.has_default_value():
-                return a.default_value
-        return default
+        return constant(self.schema, self.arguments, name, default)
 
     def takes(self, name: str) -> bool:
         return self.schema is not None and any(a.name == name for a in self.schema.arguments)

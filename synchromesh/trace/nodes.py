@@ -53,6 +53,18 @@ def viewed(node: Node) -> Node | None:
     return first if isinstance(first, Node) else None
 
 
+def behind(*targets: Node) -> set[Node]:
+    """The nodes and all that they depend on."""
+    found: set[Node] = set()
+    stack = list(targets)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
 def same_shape(a: Tensor, b: Tensor) -> bool:
     return [str(n) for n in a.shape] == [str(n) for n in b.shape]  # symbols are not to be compared
 

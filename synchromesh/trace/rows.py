@@ -12,11 +12,13 @@ from torch import Tensor
 
 from synchromesh.component import Rows, Value
 
-from .lay import ROWS, Case, Entry, Fate, Irregular, Lay, is_number, results, sizes_of, spot
+from .guards import ROWS
+from .lay import Case, Entry, Fate, Irregular, Lay, is_number, results, sizes_of, spot
 from .nodes import has_gradients
 from .proofs import crossed, prove
 
 Node = torch.fx.Node
+MANY = 64  # rows, where one is too few for a size
 
 
 def annotate(graph: torch.fx.Graph, symbols: set[sympy.Symbol]) -> None:
@@ -79,6 +81,8 @@ class Annotation:
             return prove(case)
         except Irregular as irregular:
             return irregular
+        except ZeroDivisionError:  # sizes that no small batch has
+            return case.unproved()
 
     def entry(self, node: Node, argument: str) -> Entry | None:
         """A tensor as an operator's argument, None for a number."""
@@ -97,11 +101,19 @@ def value_of(node: Node, tensor: Tensor, sizes: tuple[sympy.Expr, ...], fate: Fa
         place = spot(sizes)
         dim = next(d for d, e in enumerate(sizes) if ROWS in e.free_symbols)
         rows = Rows(dim, 1, place.count if isinstance(place, Lay) else 1)
-    shape = tuple(int(e.subs({ROWS: 1})) for e in sizes)
+    shape = tuple(size_of_a_row(e) for e in sizes)
     name = node.meta["name"] if "role" in node.meta else node.name
     dtype = str(tensor.dtype).removeprefix("torch.")
     floating = has_gradients(tensor.dtype)
     return Value(name, shape, dtype, rows, floating and bool(node.meta["differentiable"]))
+
+
+def size_of_a_row(size: sympy.Expr) -> int:
+    """The size for a batch of one row; a share of many rows' where one row is too few for it."""
+    try:
+        return int(size.subs({ROWS: 1}))
+    except ZeroDivisionError:
+        return max(1, int(size.subs({ROWS: MANY})) // MANY)
 
 
 def irregular(node: Node, at: int = 0) -> str | None:

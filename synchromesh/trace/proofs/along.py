@@ -14,6 +14,7 @@ from ..lay import Case, Irregular, Lay, dims_of, is_number, number
 from .identities import evaluated
 
 Node = torch.fx.Node
+NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 def alone(case: Case) -> Callable[[dict[int, Tensor], int], Any]:
@@ -24,7 +25,7 @@ def alone(case: Case) -> Callable[[dict[int, Tensor], int], Any]:
         entries = iter(case.entries)
 
         def put(n: Node) -> Any:
-            return number(n, rows) if is_number(n) else given[id(next(entries))]
+            return number(n, rows) if is_number(n) else given.get(id(next(entries)), NOTHING)
 
         return target(*map_arg(case.node.args, put), **map_arg(dict(case.node.kwargs), put))
 
@@ -32,10 +33,14 @@ def alone(case: Case) -> Callable[[dict[int, Tensor], int], Any]:
 
 
 def joined(case: Case) -> Lay:
-    """cat, stack and the like, flip and roll: row identities tell, whatever the dimension."""
-    if any(e.fate is None for e in case.entries):
+    """cat, stack and the like, flip and roll: row identities tell, whatever the dimension.
+
+    Tensors without entries, as empty caches are, add nothing.
+    """
+    entries = [e for e in case.entries if 0 not in e.sizes]
+    if not entries or any(e.fate is None for e in entries):
         raise case.mixed(case.place.dim)
-    found = evaluated(case, alone(case), case.entries)
+    found = evaluated(case, alone(case), entries)
     if found is None:
         raise disorder(case)
     return found

@@ -161,12 +161,7 @@ class Operator:
 
     def constant(self, name: str, default: Any = None) -> Any:
         """The argument `name`, else the schema's default."""
-        if name in self.arguments:
-            return self.arguments[name]
-        for a in self.schema.arguments if self.schema else ():
-            if a.name == name and a.has_default_value():
-                return a.default_value
-        return default
+        return constant(self.schema, self.arguments, name, default)
 
     def slot(self, name: str) -> int | None:
         """Index among the tensor inputs of the tensor argument `name`; None when it is not
@@ -234,6 +229,16 @@ def arguments(node: Node) -> dict[str, Any]:
         [a.name for a in schema.arguments] if schema else [str(i) for i in range(len(node.args))]
     )
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def constant(schema: Any, given: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """The argument `name` of those given, else the schema's default, else `default`."""
+    if name in given:
+        return given[name]
+    for a in schema.arguments if schema else ():
+        if a.name == name and a.has_default_value():
+            return a.default_value
+    return default
 
 
 def dim_of(dim: int, shape: tuple[int, ...]) -> int:

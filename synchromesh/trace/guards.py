@@ -1,0 +1,67 @@
+"""Guards: what tracing took for granted of the number of rows, as in `if x.shape[0] > 4`.
+
+A trace follows one branch of such a condition. It stands for the global batches for which the
+condition has the same answer. A condition with a division (`x.view(rows // 2, 2, -1)` pairs
+rows) must hold for the rows of every data rank as well.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+
+ROWS = sympy.Symbol("rows", integer=True, positive=True)
+DIVISIONS = ("Mod", "PythonMod", "FloorDiv", "CleanDiv", "CeilDiv", "CeilToInt", "FloorToInt")
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A condition on the number of rows; `text` shows it."""
+
+    condition: sympy.Basic
+    text: str
+
+    def holds(self, rows: int) -> bool:
+        try:
+            return bool(self.condition.subs(ROWS, rows))
+        except ZeroDivisionError:  # a division by what few rows make zero
+            return False
+
+    @property
+    def of_blocks(self) -> bool:
+        """Whether it must hold for the rows of each data rank too."""
+        if not isinstance(self.condition, sympy.Equality):
+            return False
+        parts = sympy.preorder_traversal(self.condition)
+        return any(type(part).__name__ in DIVISIONS for part in parts)
+
+
+def at_least(rows: int) -> Guard:
+    """A step that agrees with its model from so many rows on."""
+    return Guard(sympy.Ge(ROWS, rows), f"rows >= {rows}")
+
+
+def guards_of(program: torch.export.ExportedProgram) -> tuple[Guard, ...]:
+    """The conditions on the number of rows under which the program was exported."""
+    found: dict[str, Guard] = {}
+    shapes = _shapes(program)
+    sizes: set[Any] = set(getattr(shapes, "backed_var_to_val", ()))
+    for guard in getattr(shapes, "guards", ()):
+        symbols = guard.expr.free_symbols
+        if symbols and symbols <= sizes:  # sizes alone: each of them is the rows of some leaf
+            condition = guard.expr.xreplace(dict.fromkeys(symbols, ROWS))
+            if condition != sympy.true:
+                found.setdefault(str(condition), Guard(condition, str(condition)))
+    return tuple(found.values())
+
+
+def _shapes(program: torch.export.ExportedProgram) -> Any:
+    """The shape environment of the program's fake tensors; None where no size is a symbol."""
+    for node in program.graph.nodes:
+        val = node.meta.get("val")
+        for one in val if isinstance(val, (tuple, list)) else (val,):
+            env = getattr(getattr(one, "fake_mode", None), "shape_env", None)
+            if env is not None:
+                return env
+    return None
