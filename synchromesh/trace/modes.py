@@ -1,0 +1,32 @@
+"""Modes: which modules of a model train, where single ones may be in evaluation mode."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+def training_modes(model: nn.Module) -> tuple[bool, ...]:
+    """The modes in which a training step runs the model's modules, in the order of `modules()`.
+
+    Those that the modules have: a frozen batch norm stays in evaluation mode. A model of which no
+    module is in training mode (as loaders of pretrained weights leave it) is trained as `train()`
+    would set it.
+    """
+    found = tuple(module.training for module in model.modules())
+    return found if any(found) else (True,) * len(found)
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """The modes of a training step (`training_modes`) or of evaluation; afterwards as before."""
+    kept = [(module, module.training) for module in model.modules()]
+    if not training:
+        model.eval()
+    elif not any(mode for _, mode in kept):
+        model.train()
+    try:
+        yield
+    finally:
+        for module, mode in kept:
+            module.training = mode
