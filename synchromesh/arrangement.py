@@ -3,23 +3,23 @@ programs."""
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from synchromesh.engine import batches
 from synchromesh.engine import optimizer as rebinding
 from synchromesh.engine.batch_norm import BatchNormPolicy
-from synchromesh.engine.batches import RowAgreement
+from synchromesh.engine.batches import GlobalRows, RowAgreement
 from synchromesh.engine.collectives import Axis
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import Group, World
 from synchromesh.engine.model import Model
-from synchromesh.engine.opaque import OpaqueProgram
+from synchromesh.engine.opaque import OpaqueProgram, hand_over
 from synchromesh.engine.overlap import Overlap
 from synchromesh.engine.program import Program
 from synchromesh.engine.random import Streams
@@ -33,7 +33,11 @@ from synchromesh.state.model_state import ModelState, checksum
 from synchromesh.state.switch import Moved
 from synchromesh.trace.capture import opaque, signature
 from synchromesh.trace.capture import trace as capture
-from synchromesh.trace.gradients import compare_gradients
+from synchromesh.trace.comparison import changes, compare
+from synchromesh.trace.export import take
+from synchromesh.trace.guards import at_least
+from synchromesh.trace.masks import digest
+from synchromesh.trace.modes import training_modes
 from synchromesh.trace.partition import Partition, overlaps, partition
 from synchromesh.trace.row_mean import uneven_rows
 from synchromesh.trace.step import Step
@@ -86,11 +90,16 @@ class Arrangement:
         self.model, self.optimizer, self.loss = model, optimizer, loss
         self.world, self.options = world, options
         self.streams = Streams(options.seed, world.device)
-        self.example = batches.take_rows(example, 0, 1)
+        self.example = take(example, 0, 1)
         self.rows = batches.row_count(example)  # of the global batches that are planned for
+        self._distrusted = ""  # why a trace of the model once did not agree with it
+        self.before: Step | None = None  # the training step as it was traced last
+        self._told: set[str] = set()  # warnings that need no second time
         self._known: dict[Hashable, Any] = {}  # losses and metrics by what they compute
-        self._traces: dict[Hashable, Step] = {}  # of other shapes and metrics
-        self.trained = model.trained()
+        self._traces: dict[Hashable, list[Step]] = {}  # of other shapes, rows and metrics
+        self._unchanged: dict[str, tuple[Tensor, int]] = {}  # buffers as traces have them folded
+        self.trained, self.modes = model.trained(), training_modes(model.module)
+        self._tell_mode()
         self.sync = GradientSync([])
         self.state = ModelState(model, optimizer, world)
         step = self.trace(plan, example)
@@ -131,26 +140,70 @@ class Arrangement:
                 cuts=self.cuts,
                 autocast=self.options.autocast,
             )
-            fault: str | None = step.reason
-            if not step.opaque and self.model.complete():
-                fault = compare_gradients(module, self.loss, example, step, self.options.autocast)
-            fault = self._anybodys(fault or "")
-            if fault and not step.opaque:
-                step = opaque(module, example, fault)
-            if not step.opaque and self.model.complete():
-                uneven = uneven_rows(module, self.loss, example, self.options.autocast)
-                if uneven and self.world.size > 1:
-                    self._warn(uneven)
+            step = self.before = self._trusted(module, example, step)
         if step.opaque:
             self._warn(f"the model runs whole on every device: {step.reason}")
         else:
             self._compare_constants(step)
         return step
 
+    def _trusted(self, module: nn.Module, example: Any, step: Step) -> Step:
+        """The step as far as it agrees with its model, and what it does to rows; the same on all
+        ranks, of which each has traced the weights that it was given."""
+        autocast = self.options.autocast
+        complete = all(self.world.everyone.all_gather_json(self.model.complete()))
+        fault, least = step.reason, 1
+        if not step.opaque and complete:
+            found = compare(module, self.loss, example, step, autocast)
+            fault, least = found.fault or "", found.least
+        fault, least = self._anybodys(fault), max(self.world.everyone.all_gather_json(least))
+        if fault and not step.opaque:
+            step = opaque(module, example, fault)
+        if least > 1:
+            known = (at_least(least),)
+            step = replace(step, guards=(*step.guards, *known), least=known)
+        told: str | None = None
+        if complete:
+            told = uneven_rows(module, self.loss, example, step, autocast)
+        odd = step.uneven or told or (step.coupled if told is None else "") or doubted(step)
+        uneven = self._anybodys(odd)
+        step = replace(step, uneven=uneven, coupled=self._anybodys(step.coupled or uneven))
+        if fault:
+            self._distrusted = fault
+        if not complete:
+            return self._as_before(step)
+        if step.opaque:
+            made = changes(module, self.loss, example, autocast)
+            norms = self.model.statistics
+            kinds = [[n for n in kind if n not in norms] for kind in (made.free, made.fed)]
+            free, fed = self.world.everyone.broadcast_json(kinds)
+            step = replace(step, changed=tuple(free), fed=tuple(fed))
+        return step
+
+    def _as_before(self, step: Step) -> Step:
+        """The step with what was found when every rank had the whole model."""
+        if self._distrusted:
+            raise ValueError(
+                "the model's frozen parameters, modes or masks have changed, and its new trace "
+                "cannot be compared with it while it is cut over the ranks; an earlier one did "
+                f"not agree ({self._distrusted}): switch to the plan 'data' before such a change"
+            )
+        before = self.before
+        return (
+            step
+            if before is None
+            else replace(
+                step,
+                guards=tuple(dict.fromkeys((*step.guards, *before.least))),
+                coupled=step.coupled or before.coupled,
+                uneven=step.uneven or before.uneven,
+                least=before.least,
+            )
+        )
+
     def _anybodys(self, fault: str) -> str:
-        """The first rank's fault of a trace, on all ranks: rounding may let the ranks, of which
-        each has traced the weights that it was given, come to different answers.
-        """
+        """The first rank's sentence, on all ranks: rounding may let them come to different
+        answers."""
         return next((f for f in self.world.everyone.all_gather_json(fault) if f), "")
 
     def _compare_constants(self, step: Step) -> None:
@@ -168,6 +221,19 @@ class Arrangement:
                     "register_buffer them, or make them alike with torch.manual_seed"
                 )
 
+    def _tell_mode(self) -> None:
+        if not any(module.training for module in self.model.module.modules()):
+            self._tell_once(
+                "the model is in evaluation mode and is trained in training mode, as "
+                "model.train() sets it; to train with some modules in evaluation mode call "
+                "model.train() and then eval() on these"
+            )
+
+    def _tell_once(self, text: str) -> None:
+        if text and text not in self._told:
+            self._told.add(text)
+            self._warn(text)
+
     def _warn(self, text: str) -> None:
         if self.world.rank == 0:
             warnings.warn(text, stacklevel=5)
@@ -181,7 +247,11 @@ class Arrangement:
         """
         ranks = plan.devices(self.world.size)
         inside = self.model.inside(step.chain.names)
-        layouts = plan.layouts(step.chain.names, self.world.size, inside)
+        try:
+            layouts = plan.layouts(step.chain.names, self.world.size, inside)
+        except ValueError as error:
+            why = step.merged or step.reason
+            raise ValueError(f"{error} ({why})" if why else str(error)) from None
         made = made or partition(step, layouts, rows=self.rows)
         held = holdings(self.model.described.values(), made.placements, len(ranks))
         rebinding.check(self.optimizer, any(h.placement.sharded for h in held.values()))
@@ -195,6 +265,14 @@ class Arrangement:
                 "script, arguments and versions of torch and synchromesh"
             )
         self._tell_whole(plan, made)
+        self._tell_fed(plan, made, step)
+        if any(layout.data > 1 for layout in layouts):
+            self._tell_once(step.uneven)
+        if step.coupled and (plan.pieces or 1) > 1:
+            self._tell_once(
+                f"@pieces={plan.pieces} is left aside, for pieces would part rows that belong "
+                f"together: {step.coupled}"
+            )
         data = max(layout.data for layout in layouts)
         leaf_layout = Layout(data, len(ranks) // data)
         stage = Stage(self.world, ranks, (*layouts, leaf_layout))
@@ -207,16 +285,52 @@ class Arrangement:
             leaf_layout,
             RowAgreement(self.world.everyone, ranks, leaf_layout, plan, self.world.device), mark,
         )  # fmt: skip
-        self.programs: dict[tuple[Any, Hashable], Program | OpaqueProgram | None] = {}
-        self.sync = GradientSync(self._gradient_groups())
+        self.programs: dict[tuple[Any, Hashable, int], Program | OpaqueProgram | None] = {}
+        # batch norms of a model that runs as it is come in no order that buckets could keep
+        late = step.opaque and self.options.sync_batch_norm
+        self.sync = GradientSync(self._gradient_groups(), late=late)
         self.overlap = Overlap(self.world.everyone, overlaps(step, made), plan.pieces)
         return moved
 
-    def follow_frozen(self) -> None:
-        """Traces and arranges anew after the user froze or released parameters."""
+    def outdated(self) -> bool:
+        """Whether the trace is of the model as it was: parameters were frozen or released since,
+        modules have other modes, or a buffer that was folded into it has another content."""
+        self._tell_mode()
+        if self.model.trained() != self.trained:
+            return True
+        return training_modes(self.model.module) != self.modes or not self._holds(self.now.traced)
+
+    def _holds(self, step: Step) -> bool:
+        """Whether the buffers that were folded into a trace have the content that they had."""
+        for name, content in step.assumed.items():
+            buffer = self.model.buffers[name]
+            whole = tuple(buffer.shape) == self.model.described[name].shape
+            known = self._unchanged.get(name)
+            if known is not None and known[0] is buffer and known[1] == buffer._version:
+                continue
+            if whole and not buffer.is_meta:
+                if digest(buffer) != content:
+                    return False
+                self._unchanged[name] = buffer, buffer._version
+        return True
+
+    def follow_changes(self) -> None:
+        """Traces and arranges anew what is `outdated`."""
         self.model.describe_trained()
-        self.trained = self.model.trained()
+        self.trained, self.modes = self.model.trained(), training_modes(self.model.module)
+        self._traces, self._unchanged = {}, {}
         self.adopt(self.now.plan, self.trace(self.now.plan, self.example))
+
+    def share_attributes(self) -> None:
+        """What the forward of a model that runs as it is keeps in attributes comes to idle ranks,
+        which have run nothing: the next plan may want them."""
+        step, idle = self.now.traced, set(range(self.world.size)) - set(self.now.stage.ranks)
+        if not step.opaque or not idle:
+            return
+        held = {*self.model.parameters, *self.model.buffers}  # these move with the state
+        names = [n for n in (*step.changed, *step.fed) if n not in held]
+        giver = self.now.stage.ranks[0]
+        hand_over(self.model, names, self.world.everyone, giver, sorted(idle))
 
     def shift(self, plan: Plan, made: Partition | None = None) -> Moved:
         """Makes another plan the current one; nothing has moved where it does not fit
@@ -247,6 +361,34 @@ class Arrangement:
                 f"({name}: {reason or 'it would cost more than it saves'})"
             )
 
+    def _tell_fed(self, plan: Plan, made: Partition, step: Step) -> None:
+        """What rows do to buffers differs between data ranks: a warning that names them.
+
+        ValueError where they change parameters: no rule could make these equal again.
+        """
+        fed = set(step.fed)
+        own: set[str] = set()
+        for local in made.components:
+            component = local.component
+            if local.layout.data > 1:
+                held = [t.name for t in (*component.parameters, *component.buffers)]
+                own |= fed if component.opaque else fed & set(held)
+        learned = sorted(own & self.model.parameters.keys())
+        if learned:
+            raise ValueError(
+                f"the forward changes {learned[0]} by the rows that it is given (as an embedding "
+                f"with max_norm does), so that the data ranks of {str(plan)!r} would hold other "
+                "values of it: use a plan without data parallelism (tensor, single), or change "
+                "the parameter outside of the forward"
+            )
+        if own:
+            self._tell_once(
+                f"{', '.join(sorted(own))}: computed from the rows of a batch, of which each data "
+                f"rank has others under {str(plan)!r}. They are averaged over the ranks when the "
+                "trainer evaluates, saves or switches (whole numbers: rank 0's count), which need "
+                "not be what one process computes; a plan whose data degree is 1 there is exact"
+            )
+
     def _gradient_groups(self) -> list[tuple[nn.Parameter, Group]]:
         """Trained parameters of this rank in the order of the chain, each with the ranks that sum
         its gradient.
@@ -272,20 +414,23 @@ class Arrangement:
 
     # Programs: one per function and shape of batch
 
-    def program(self, batch: Any, function: Any) -> Program | OpaqueProgram | None:
-        """What this rank runs for `function` (the loss in training, else a metric); None on an
-        idle rank.
+    def program(
+        self, batch: Any, function: Any, rows: GlobalRows
+    ) -> Program | OpaqueProgram | None:
+        """What this rank runs for `function` (the loss in training, else a metric) on a global
+        batch of `rows`; None on an idle rank.
+
+        batch: this rank's rows, one at least (`filled`).
         """
         shape = signature(batch)
         function = self._known.setdefault(what_it_computes(function), function)
-        key = (function, shape)
+        step = self._step(function, shape, batch, rows.total)
+        self._check_blocks(step, rows)
+        key = (function, shape, id(step))
         if key not in self.programs:
-            now = self.now
-            known = function is self.loss and shape == signature(self.example)
-            step = now.traced if known or now.traced.opaque else self._retrace(function, batch)
-            made = now.partition if step is now.traced else self._partition_like(step)
+            made = self.now.partition if step is self.now.traced else self._partition_like(step)
             self.programs[key] = self._make_program(step, made, function)
-            shapes = [s for f, s in self.programs if f is function]
+            shapes = [s for f, s, _ in self.programs if f is function]
             if len(shapes) == MANY_SHAPES:
                 self._warn(
                     f"{MANY_SHAPES} shapes of batches were traced so far (the last two: "
@@ -293,6 +438,52 @@ class Arrangement:
                     "each costs seconds: pad to a few lengths"
                 )
         return self.programs[key]
+
+    def _step(self, function: Any, shape: Hashable, batch: Any, total: int) -> Step:
+        """The trace of `function` for batches of this shape with `total` rows over all ranks."""
+        now = self.now.traced
+        if now.opaque:
+            return now
+        known = self._traces.setdefault((function, shape, self.cuts), [])
+        if function is self.loss and shape == signature(self.example):
+            known = [now, *known]
+        known = [step for step in known if self._holds(step)]
+        for step in known:
+            if step.takes(total):
+                return step
+        step = known[0] if known else self._retrace(function, batch, None)
+        if not step.takes(total):
+            wanted = " and ".join(g.text for g in step.guards if not g.holds(total))
+            if total < 2:
+                raise ValueError(
+                    f"a global batch of {total} row is another case for the model ({wanted} does "
+                    "not hold), which cannot be traced: leave it out, or train the model under a "
+                    "plan of which it need not be traced"
+                )
+            step = self._retrace(function, batch, total)
+            if not step.takes(total):
+                raise ValueError(
+                    f"the model depends on the number of rows: a global batch of {total} does not "
+                    f"meet {wanted}; make it independent of their number, or leave the batch out"
+                )
+        self._traces[function, shape, self.cuts].append(step)
+        return step
+
+    def _check_blocks(self, step: Step, rows: GlobalRows) -> None:
+        """ValueError on every rank where rows that belong together would come to other ranks."""
+        guards = [guard for guard in step.guards if guard.of_blocks]
+        if not guards:
+            return
+        for layout in set(self.now.layouts.values()):
+            for start, stop in rows.ranges(layout.data):
+                for guard in guards:
+                    if stop > start and not guard.holds(stop - start):
+                        raise ValueError(
+                            f"the model needs {guard.text} of the rows of each data rank, but one "
+                            f"has {stop - start} of {rows.total} under {layout}: choose a batch "
+                            "size that gives every rank such a number, or a plan with fewer data "
+                            "ranks"
+                        )
 
     def _make_program(
         self, step: Step, made: Partition, function: Any
@@ -310,7 +501,7 @@ class Arrangement:
         if step.opaque:
             return OpaqueProgram(
                 function, self.model, now.leaf_layout, stage, self.streams,
-                norm(now.leaf_layout), self.options.autocast,
+                self.options.sync_batch_norm, now.traced.changed, self.options.autocast,
             )  # fmt: skip
 
         def axis(layout: Layout, streams: Streams) -> Axis:
@@ -319,23 +510,24 @@ class Arrangement:
         tensors = {**self.model.parameters, **self.model.buffers}
         return Program(step, made, stage, tensors, self.state.held, axis, self.streams)
 
-    def _retrace(self, function: Any, batch: Any) -> Step:
-        """The trace for a metric or another shape; the user's function itself where every rank has
-        the whole model.
+    def _retrace(self, function: Any, batch: Any, rows: int | None) -> Step:
+        """The trace for a metric, another shape or another case of `rows`; the user's function
+        itself where every rank has the whole model.
         """
         training = function is self.loss
-        key = (function, signature(batch), self.cuts)
-        if key in self._traces:
-            return self._traces[key]
         with self.model.whole(self.world.device) as module:
             step = capture(
                 module,
                 function,
-                self.filled(batch),
+                batch,
                 training=training,
                 cuts=self.cuts,
                 autocast=self.options.autocast,
+                rows=rows,
             )
+            complete = all(self.world.everyone.all_gather_json(self.model.complete()))
+            if training and complete and not step.opaque:
+                step = self._compared(module, batch, step)
         what = "this shape of batch" if training else "this metric"
         if step.opaque:
             if any(layout.tensor > 1 for layout in self.now.layouts.values()):
@@ -353,8 +545,16 @@ class Arrangement:
                 f"({', '.join(sorted(used - known)[:3])}): give "
                 "prepare an example batch that uses them all"
             )
-        self._traces[key] = step
         return step
+
+    def _compared(self, module: nn.Module, batch: Any, step: Step) -> Step:
+        """The trace of another shape or case, as far as it agrees with the model."""
+        found = compare(module, self.loss, batch, step, self.options.autocast)
+        fault = self._anybodys(found.fault or "")
+        if fault:
+            return opaque(module, batch, fault)
+        guards = tuple(dict.fromkeys((*step.guards, *self.now.traced.least)))
+        return replace(step, guards=guards)
 
     def _partition_like(self, step: Step) -> Partition:
         """The partition of another trace of the same model, with its tensors where they are."""
@@ -378,9 +578,19 @@ class Arrangement:
                 )
         return made
 
-    def filled(self, batch: Any) -> Any:
-        """The batch, with one row that weighs nothing where this rank has none."""
-        return batch if batches.row_count(batch) else batches.placeholder_row(batch, self.example)
+    def filled(self, batch: Any, rows: GlobalRows) -> Any:
+        """The batch; where this rank has no rows, one that is another rank's.
+
+        All ranks of the stage call. Such a row is there for its program to run on: nothing that
+        is computed from it leaves the rank (engine/absent.py). An idle rank's is zeros, which it
+        traces with and never runs on.
+        """
+        stage = self.now.stage
+        if stage.position is None:
+            return batches.one_row(batch)
+        if self.now.traced.opaque:
+            return batch
+        return batches.lend_row(batch, rows, self.now.leaf_layout, stage.position, stage.whole)
 
     def reseed(self, seed: int) -> None:
         """Streams of another seed, as of a checkpoint."""
@@ -391,6 +601,18 @@ class Arrangement:
         """Ends hooks and programs; the groups are the world's."""
         self.sync.close()
         self.programs = {}
+
+
+def doubted(step: Step) -> str:
+    """A sentence about a loss whose graph does not show that it treats rows apart."""
+    if not step.doubt:
+        return ""
+    return (
+        f"the loss is not seen to be a mean over rows ({step.doubt}): where rows weigh "
+        "differently (ignored targets, masks) or depend on each other it will differ between "
+        "plans that divide rows; return (sum, weight), or train under a plan without data "
+        "parallelism"
+    )
 
 
 def what_it_computes(function: Any) -> Hashable:

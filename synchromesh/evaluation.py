@@ -30,17 +30,21 @@ def means(
     count = 0
     with torch.no_grad(), arranged.streams.preserved():
         for raw in loader:
+            mark = key(raw)
             batch = batches.to_device(raw, world.device)
-            rows = arranged.now.agree(batch, key(batch))
-            program = arranged.program(batch, metric)
+            rows = arranged.now.agree(batch, mark)
+            if not rows.total:
+                continue
             count += rows.total
+            batch = arranged.filled(batch, rows)
+            program = arranged.program(batch, metric, rows)
             if program is None:
                 continue
-            (result,) = program.run([(arranged.filled(batch), rows)], step)
-            if result.leads and result.rows:
-                for name, value in zip(result.names, result.outputs, strict=True):
-                    known = sums.get(name, torch.zeros((), dtype=torch.float64))
-                    sums[name] = known + value.double().cpu()
+            for result in program.run([(batch, rows)], step):
+                if result.leads and result.rows:
+                    for name, value in zip(result.names, result.outputs, strict=True):
+                        known = sums.get(name, torch.zeros((), dtype=torch.float64))
+                        sums[name] = known + value.double().cpu()
     return _over_ranks(world, sums, count)
 
 

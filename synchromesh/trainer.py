@@ -4,7 +4,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,10 @@ from synchromesh.engine import batches
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
+from synchromesh.engine.opaque import OpaqueProgram
 from synchromesh.engine.optimizer import clip_norm
 from synchromesh.engine.overlap import PIECES
+from synchromesh.engine.program import Program, Result
 from synchromesh.evaluation import Metric, means
 from synchromesh.plan import Plan
 from synchromesh.planner.candidate import Candidate
@@ -42,6 +44,8 @@ from synchromesh.state.export import save_safetensors
 from synchromesh.state.loaders import Loaders
 from synchromesh.state.model_state import plain
 from synchromesh.trace.capture import signature
+from synchromesh.trace.export import take
+from synchromesh.trace.modes import training_modes
 from synchromesh.trace.partition import Partition, overlaps
 from synchromesh.trace.step import Step
 
@@ -63,11 +67,12 @@ class Pending:
     """An accumulation: what the backward calls since the last update add up to."""
 
     unit: float = 0.0  # global weight for which a gradient is not scaled
+    rows: int = 0  # global rows of the first backward call
     calls: int = 0
     summed: bool = False  # the last backward has summed the gradients over the ranks
     totals: list[tuple[Tensor, Any]] = field(
         default_factory=list
-    )  # ([loss sum, weight], work under way)
+    )  # ([loss sum, weight, whether it is a pair, whether it cannot be added up], work under way)
 
 
 class Trainer:
@@ -101,6 +106,7 @@ class Trainer:
         self.adapter: Adapter | None = None  # where the plan may change while training runs
         self.steps_to_come = 0  # as the caller says and `update` counts down; 0: not known
         self.on_event: Callable[[Event], None] | None = None  # a decision, and what came of it
+        self._seen_rows = 0  # that this rank has computed with since buffers were last settled
         self._cost: tuple[int, ...] = (0, 0)  # microseconds computing, waiting, of the last step
         self._rows_done = 0
         self._rows = batches.row_count(example)  # of the global batches that are planned for
@@ -195,7 +201,7 @@ class Trainer:
 
     def shard(self, batch: Any) -> Any:
         """This rank's rows of a global batch, under the current plan (none on an idle rank)."""
-        return batches.take_rows(batch, *self.row_range(batches.row_count(batch)))
+        return take(batch, *self.row_range(batches.row_count(batch)))
 
     def row_range(self, rows: int) -> tuple[int, int]:
         """[start, stop) of a global batch of `rows` rows that this rank works on."""
@@ -268,14 +274,18 @@ class Trainer:
         return self._backward(batch, last, 1)
 
     def _backward(self, batch: Any, last: bool, parts: int) -> Tensor:
+        outdated = self._arranged.outdated()
+        key = batches.fingerprint((self._key(batch), outdated))
         batch = batches.to_device(batch, self.world.device)
-        rows = self._arranged.now.agree(batch, self._key(batch), self._cost)
+        rows = self._arranged.now.agree(batch, key, self._cost)
         self._rows_done = rows.total
         self._hear()
-        if self.model.trained() != self._arranged.trained:
-            self._between_steps("freezing or releasing parameters")
+        if outdated:
+            self._between_steps(
+                "freezing or releasing parameters, or changing modes of modules or masks,"
+            )
             self._forget_gradients()
-            self._arranged.follow_frozen()
+            self._arranged.follow_changes()
         if rows.total == 0:
             raise ValueError(
                 "a step needs at least one row, but every rank's batch is empty (0 rows)"
@@ -296,15 +306,16 @@ class Trainer:
 
     def _accumulate(self, batch: Any, rows: GlobalRows, last: bool, parts: int) -> Tensor:
         pending, start = self._pending, 0
+        micro = [part for part in rows.micro(parts) if part.total]  # no rank runs what is empty
         with self._arranged.streams.preserved():
-            for index, part in enumerate(rows.micro(parts) if parts > 1 else (rows,)):
+            for part in micro:
                 count = self._mine(part)
-                piece = batch if parts == 1 else batches.take_rows(batch, start, start + count)
+                piece = batch if parts == 1 else take(batch, start, start + count)
                 start += count
-                final = last and index == parts - 1
-                if final:
+                if last and part is micro[-1]:
                     self._arranged.sync.begin()
-                self._forward_backward(piece, part, rows.total)
+                self._seen_rows += count
+                self._forward_backward(piece, part, rows.total, alone=last and len(micro) == 1)
         value = self._loss_so_far()
         if last:
             weight = float(sum(total[1] for total, _ in pending.totals))
@@ -337,42 +348,76 @@ class Trainer:
         )
 
     def _key(self, batch: Any) -> int:
-        now = (signature(batch), self._arranged.now.fingerprint, self.steps, self.model.trained())
-        return batches.fingerprint(now)
+        now = self._arranged.now.fingerprint, self.steps, self.model.trained(), self._modes()
+        return batches.fingerprint((signature(batch), batches.common(batch), *now))
 
-    def _forward_backward(self, batch: Any, rows: GlobalRows, total: int) -> None:
-        """One micro-batch: adds to gradients and to the pending loss."""
-        pending = self._pending
-        program = self._arranged.program(batch, self._arranged.loss)
-        sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
-        values: list[Tensor] = []
-        seeds: list[Tensor] = []
+    def _modes(self) -> tuple[bool, ...]:
+        return training_modes(self.model.module)
+
+    def _forward_backward(
+        self, batch: Any, rows: GlobalRows, total: int, alone: bool = True
+    ) -> None:
+        """One micro-batch: adds to gradients and to the pending loss. alone: it is the only one of
+        its accumulation."""
+        pending, arranged = self._pending, self._arranged
+        filled = arranged.filled(batch, rows)
+        program = arranged.program(filled, arranged.loss, rows)
+        alone = alone and not pending.calls
+        pending.rows = pending.rows or total
+        sums = torch.zeros(4, dtype=torch.float64, device=self.world.device)
+        results: list[Result] = []
         if program is not None:
-            for result in program.run(self._in_pieces(batch, rows), self.steps, pending.calls):
-                value = result.outputs[0]
-                weighted = len(result.outputs) == 2
-                pending.unit = pending.unit or (1.0 if weighted else float(total))
-                weight = (1.0 if weighted else result.rows) if result.rows else 0.0
-                values.append(value)
-                seeds.append(torch.full_like(value, weight / pending.unit))
-                if result.rows and result.leads:
-                    sums[0] += value.detach() * weight
-                    sums[1] += result.outputs[1].detach() if weighted else weight
+            pieces = self._in_pieces(program, batch, filled, rows)
+            results = program.run(pieces, self.steps, pending.calls)
+        for result in results:
+            weighted = len(result.outputs) == 2
+            if not pending.unit:
+                targets = 0 if program is None else program.targets
+                pending.unit = _unit(weighted, targets, pending.rows)
+            if result.rows and result.leads:
+                value = result.outputs[0].detach()
+                sums[0] += value if weighted else value * result.rows
+                sums[1] += result.outputs[1].detach() if weighted else result.rows
+                sums[2] = weighted
+            sums[3] = weighted and result.outputs[1].requires_grad and not alone
         work = self._everyone.all_reduce(sums, asynchronous=True, counted=False)
-        if any(value.requires_grad for value in values):
-            torch.autograd.backward(values, seeds)
         pending.totals.append((sums, work))
         pending.calls += PIECES
+        if program is not None:
+            with program.backward():
+                self._backward_of(results)
+            program.after_backward(bool(results))
 
-    def _in_pieces(self, batch: Any, rows: GlobalRows) -> list[tuple[Any, GlobalRows]]:
+    def _backward_of(self, results: Sequence[Result]) -> None:
+        """Backward of the outputs, each with its share of the global loss.
+
+        L = S / W       dL = (dS - L dW) / W        W: where it depends on parameters
+        """
+        unit, values, seeds = self._pending.unit, list[Tensor](), list[Tensor]()
+        for result in results:
+            weighted = len(result.outputs) == 2
+            weight = (1.0 if weighted else result.rows) / unit if result.rows else 0.0
+            values.append(result.outputs[0])
+            seeds.append(torch.full_like(values[-1], weight))
+            if weighted and result.outputs[1].requires_grad:
+                loss = self._loss_so_far()
+                values.append(result.outputs[1])
+                seeds.append((-loss * weight).to(values[-1].dtype))
+        live = [(v, s) for v, s in zip(values, seeds, strict=True) if v.requires_grad]
+        if live:
+            torch.autograd.backward([v for v, _ in live], [s for _, s in live])
+
+    def _in_pieces(
+        self, program: Program | OpaqueProgram, batch: Any, filled: Any, rows: GlobalRows
+    ) -> list[tuple[Any, GlobalRows]]:
         """The batch whole, or cut so that computation and traffic overlap."""
-        count = self._arranged.overlap.pieces(min(rows.counts))
+        count = self._arranged.overlap.pieces(0 if program.coupled else min(rows.counts))
         if count == 1:
-            return [(self._arranged.filled(batch), rows)]
+            return [(filled, rows)]
         pieces, start = [], 0
         for part in rows.micro(count):
             stop = start + self._mine(part)
-            pieces.append((batches.take_rows(batch, start, stop), part))
+            pieces.append((take(batch, start, stop), part))
             start = stop
         return pieces
 
@@ -383,6 +428,14 @@ class Trainer:
                 self.world.wait(work)
                 self._pending.totals[index] = (total, None)
         value = torch.stack([total for total, _ in self._pending.totals]).sum(0)
+        if value[3]:
+            raise ValueError(
+                "the loss's weight depends on parameters, and its gradient needs the loss of all "
+                "rows before any backward: give such a batch at once (no micro-batches, no "
+                "accumulation), or detach the weight"
+            )
+        if not self._pending.unit:  # of a rank that ran nothing
+            self._pending.unit = _unit(bool(value[2]), 0, self._pending.rows)
         return value[0] / value[1]
 
     def clip(self, max_norm: float) -> Tensor:
@@ -452,11 +505,15 @@ class Trainer:
                 loader.cursor = cursor  # evaluation is no training: the data order does not move
 
     def _settle(self) -> None:
-        """Makes running statistics of batch norm equal on all ranks (they are where they are
-        synchronised).
+        """Makes buffers that are computed from rows, which data ranks have of their own, equal on
+        all ranks: running statistics of batch norm (but where they are synchronised) and others.
         """
-        if not self.options.sync_batch_norm:
-            self.state.settle_buffers(self._arranged.now.stage)
+        now = self._arranged.now
+        model = self.model
+        names = model.never_synchronised if self.options.sync_batch_norm else model.statistics
+        fed = [n for n in now.traced.fed if n in self.model.buffers and n not in names]
+        self.state.settle_buffers(now.stage, (*names, *fed), self._seen_rows)
+        self._seen_rows = 0
 
     def loader(
         self,
@@ -492,6 +549,8 @@ class Trainer:
         plan = checked_plan(plan)
         if plan.automatic:
             plan = self._choose(self.traced)
+        self._settle()
+        self._arranged.share_attributes()
         made = None if self._asked is None else self._asked.solved(self.traced, plan)
         moved = self._arranged.shift(plan, made)
         if self.adapter is not None:
@@ -503,6 +562,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The model's own names and shapes, whole, on every rank's host memory."""
+        self._settle()
         return self.state.state_dict()
 
     def parameters(self) -> dict[str, Tensor]:
@@ -587,7 +647,7 @@ class Trainer:
             except (KeyError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{path}: does not fit: {error}") from None
             checkpoint.load(Path(path), self.state.pieces(), self.world)
-        self.steps = int(told["steps"])
+        self.steps, self._seen_rows = int(told["steps"]), 0
         if (told.get("plan"), told.get("ranks")) == (str(self.plan), self.world.size):
             self._arranged.overlap.go_on(told["overlap"])
         self.options = replace(self.options, seed=int(told["seed"]))
@@ -604,6 +664,13 @@ class Trainer:
         self._arranged.close()
         self.model.unblock()
         self.world.close()
+
+
+def _unit(weighted: bool, targets: int, rows: int) -> float:
+    """The global weight for which a gradient is not scaled: the one that is likely."""
+    if weighted:
+        return float(rows * targets) if targets else 1.0
+    return float(rows)
 
 
 def checked_plan(plan: Plan | str) -> Plan:

@@ -81,6 +81,8 @@ def run(
             if n in tensors:
                 tensors[n].requires_grad_(p.requires_grad)
         outputs = forward(step, found, ThreadAxis(group), tensors, batch)
+        if step.targets:  # the pair stands for a mean
+            outputs = [outputs[0] / outputs[1]]
         if backward:
             outputs[0].backward()
         gradients = {n: t.grad for n, t in tensors.items() if t.requires_grad}

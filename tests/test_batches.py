@@ -8,6 +8,7 @@ from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.groups import World
 from synchromesh.layout import Layout
 from synchromesh.plan import Plan
+from synchromesh.trace.export import take
 from tests.ranks import run
 
 PLAN = Plan.parse("data")
@@ -21,7 +22,7 @@ def nested(rows: int) -> dict[str, object]:
 def test_rows_are_taken_of_what_has_rows() -> None:
     batch = nested(5)
     assert batches.row_count(batch) == 5
-    part = batches.take_rows(batch, 1, 3)
+    part = take(batch, 1, 3)
     assert batches.row_count(part) == 2
     assert torch.equal(part["in"][0], batch["in"][0][1:3])  # type: ignore[index]
     assert part["scale"] is batch["scale"] and part["name"] == "n" and part["list"][1] == 3
@@ -34,13 +35,28 @@ def test_batches_without_one_number_of_rows_are_refused() -> None:
         batches.row_count({"a": torch.tensor(1.0), "b": 2})
 
 
-def test_a_stand_in_row_has_the_shape_of_the_batch() -> None:
-    empty, example = batches.take_rows(nested(3), 0, 0), nested(2)
-    row = batches.placeholder_row(empty, example)
+def test_one_row_of_zeros_has_the_shape_of_the_batch() -> None:
+    batch = nested(3)
+    assert batches.one_row(batch)["in"][0] is batch["in"][0]  # type: ignore[index]
+    row = batches.one_row(take(batch, 0, 0))
     assert batches.row_count(row) == 1
-    assert torch.equal(row["in"][0], example["in"][0][:1])  # type: ignore[index]
-    other = batches.placeholder_row((torch.empty(0, 7),), (torch.ones(2, 3),))
-    assert other[0].shape == (1, 7)  # another length than the example's
+    assert not row["in"][0].any()  # type: ignore[index]
+
+
+def lent() -> list[int]:
+    world = World.open("cpu")
+    counts = (0, 2, 0, 1)
+    mine = torch.arange(counts[world.rank]) + 10 * world.rank
+    rows = GlobalRows(counts, PLAN)
+    found = batches.lend_row(
+        {"x": mine, "y": [torch.tensor(3.0)]}, rows, Layout(4, 1), world.rank, world.everyone
+    )
+    world.close()
+    return found["x"].tolist()  # type: ignore[no-any-return]
+
+
+def test_a_rank_without_rows_is_lent_the_first_of_the_first_that_has_some() -> None:
+    assert run(4, lent) == [[10], [10, 11], [10], [30]]
 
 
 def test_micro_batches_cut_each_ranks_rows() -> None:

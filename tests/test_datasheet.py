@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from synchromesh import catalogue
 from synchromesh.cluster import Cluster, Device, Host
-from synchromesh.engine import batches
 from synchromesh.layout import Layout
 from synchromesh.measure.borders import record, stand_ins
 from synchromesh.measure.compute import Bench
@@ -19,6 +18,7 @@ from synchromesh.measure.facts import Subject
 from synchromesh.measure.roofline import LAUNCH_SECONDS
 from synchromesh.profile import Profile
 from synchromesh.trace.capture import trace
+from synchromesh.trace.export import take
 from synchromesh.trace.local import Partition
 from synchromesh.trace.partition import partition
 from synchromesh.trace.step import Step
@@ -90,7 +90,7 @@ def test_memory_is_that_of_real_tensors(name: str) -> None:
     made = parted(step, Layout(2, 2))
     profile = datasheet(subject(name), [made], V100, {})
     tensors = stand_ins(step.chain, {}, CPU)
-    borders = record(step, batches.take_rows(batch, 0, 4), tensors, CPU)
+    borders = record(step, take(batch, 0, 4), tensors, CPU)
     rows = ROWS // 2
     for local in made.components:
         real = Bench(step, made, local, tensors, borders, rows, CPU).bytes()

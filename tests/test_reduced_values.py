@@ -61,6 +61,7 @@ def planned(plan: str) -> tuple[list[float], dict[str, Tensor], dict[str, float]
     return losses, state, measured
 
 
+@pytest.mark.filterwarnings("ignore:the loss is not seen to be a mean over rows")
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_loss_and_a_metric_that_read_an_early_activation(plan: str) -> None:
     net = model()
@@ -129,6 +130,7 @@ def chosen() -> tuple[str, str]:
     return str(trainer.plan), told["data; b=tensor"]
 
 
+@pytest.mark.filterwarnings("ignore:.*joins rows with a value that rows were reduced to")
 def test_auto_passes_over_what_cannot_be_computed_again() -> None:
     for plan, reason in run(2, chosen, timeout=110):
         assert plan != "data; b=tensor" and "equal data degrees" in reason

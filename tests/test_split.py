@@ -335,10 +335,10 @@ def test_rows_along_two_dimensions_may_not_cross_a_border() -> None:
 
     assert cut(Similar(True), torch.randn(5, 4)).chain.names == ("first", "second")
     step = trace(Similar(False), square, torch.randn(5, 4), training=True)
-    assert step.opaque
+    assert step.chain.names == ("first",)  # the two are one
     assert (
         "between the components first and second has rows along two dimensions (0 and 1)"
-        in step.reason
+        in step.merged
     )
 
 

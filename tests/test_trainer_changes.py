@@ -119,6 +119,10 @@ def weighted_mean(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], weight=WEIGHT)
 
 
+def disguised(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return weighted_mean(model, batch).sqrt().square()
+
+
 def told_of(function: Any) -> list[str]:
     net = network()
     with warnings.catch_warnings(record=True) as caught:
@@ -128,6 +132,7 @@ def told_of(function: Any) -> list[str]:
 
 
 def test_a_mean_that_does_not_weigh_rows_alike_earns_a_warning() -> None:
-    first, second = run(2, told_of, weighted_mean)
+    first, second = run(2, told_of, disguised)
     assert len(first) == 1 and "return (sum, weight)" in first[0] and not second
+    assert run(2, told_of, weighted_mean) == [[], []]  # as (sum, weight) it is exact
     assert run(2, told_of, loss) == [[], []]

@@ -31,6 +31,7 @@ def remembered(
     training: bool,
     cuts: Sequence[str] = (),
     autocast: torch.dtype | None = None,
+    rows: int | None = None,
 ) -> Step:
     """`trace(...)` of the model that `name` stands for: not to be changed.
 
@@ -39,10 +40,12 @@ def remembered(
     tensors = (*model.named_parameters(), *model.named_buffers())
     described = tuple((n, x.shape, x.dtype, x.device, x.requires_grad) for n, x in tensors)
     computes = arrangement.what_it_computes(function)
-    key = (name, described, computes, signature(batch), training, tuple(cuts), autocast)
+    modes = tuple(module.training for module in model.modules())
+    settings = (modes, training, tuple(cuts), autocast, rows)
+    key = (name, described, computes, signature(batch), settings)
     if key not in _KNOWN:
         _KNOWN[key] = trace(
-            model, function, batch, training=training, cuts=cuts, autocast=autocast
+            model, function, batch, training=training, cuts=cuts, autocast=autocast, rows=rows
         )
     return _KNOWN[key]
 

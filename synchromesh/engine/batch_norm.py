@@ -16,13 +16,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from synchromesh.engine.groups import Group
+from synchromesh.engine.roll_call import RollCall
 
 
 @dataclass(frozen=True)
 class BatchNormPolicy:
     """What the statistics span: the row block (None) or all rows over `data`, the data ranks."""
 
-    data: Group | None = None
+    data: Group | RollCall | None = None
 
     def apply(
         self,
@@ -79,7 +80,7 @@ class _Synchronised(torch.autograd.Function):
         momentum: float,
         eps: float,
         real: bool,
-        group: Group,
+        group: Group | RollCall,
     ) -> Tensor:
         exact = torch.promote_types(x.dtype, torch.float32)
         mean, var, count = _statistics(x.to(exact), real, group)
@@ -133,7 +134,7 @@ class _Synchronised(torch.autograd.Function):
         return dx, *own, None, None, None, None, None, None
 
 
-def _statistics(x: Tensor, real: bool, group: Group) -> tuple[Tensor, Tensor, int]:
+def _statistics(x: Tensor, real: bool, group: Group | RollCall) -> tuple[Tensor, Tensor, int]:
     """Mean, biased variance and values per channel over the real rows of all ranks.
 
     Each rank's mean and squared deviations are gathered and combined (Chan et al. 1979), which is

@@ -39,13 +39,6 @@ def row_count(batch: Any) -> int:
     return counts.pop()
 
 
-def take_rows(batch: Any, start: int, stop: int) -> Any:
-    """Rows [start, stop) of a batch; leaves without rows stay."""
-    return pytree.tree_map(
-        lambda x: x[start:stop] if isinstance(x, Tensor) and x.dim() else x, batch
-    )
-
-
 def to_device(batch: Any, device: torch.device) -> Any:
     return pytree.tree_map(
         lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, batch
@@ -59,22 +52,14 @@ def split(rows: int, parts: int) -> Ranges:
     return tuple(zip((0, *ends[:-1]), ends, strict=True))
 
 
-def placeholder_row(batch: Any, example: Any) -> Any:
-    """One row in the shape of the empty `batch`: the example's first, else zeros. It weighs
-    nothing.
-    """
-    old, structure = pytree.tree_flatten(example)
-    new, new_structure = pytree.tree_flatten(batch)
-    assert structure == new_structure, "signatures are compared before"
+def one_row(batch: Any) -> Any:
+    """The batch, with one row of zeros where it has none."""
 
-    def one(x: Any, known: Any) -> Any:
-        if not isinstance(x, Tensor) or not x.dim():
-            return x
-        if known.shape[1:] == x.shape[1:]:
-            return known[:1].to(x.device)
-        return x.new_zeros((1, *x.shape[1:]))
+    def one(x: Any) -> Any:
+        empty = isinstance(x, Tensor) and x.dim() and not x.shape[0]
+        return x.new_zeros((1, *x.shape[1:])) if empty else x
 
-    return pytree.tree_unflatten([one(x, k) for x, k in zip(new, old, strict=True)], structure)
+    return pytree.tree_map(one, batch)
 
 
 @dataclass(frozen=True)
@@ -106,6 +91,36 @@ class GlobalRows:
         cuts = [split(n, parts) for n in self.counts]
         sizes = [tuple(b - a for a, b in (cut[i] for cut in cuts)) for i in range(parts)]
         return tuple(GlobalRows(counts, self.plan) for counts in sizes)
+
+
+def lend_row(batch: Any, rows: GlobalRows, layout: Layout, position: int, group: Group) -> Any:
+    """The batch; where position has no rows under `layout`, the first row of the first that has.
+
+    Every member of `group`, the ranks of the stage, calls; nothing is sent where all have rows.
+    """
+    if all(rows.counts):
+        return batch
+    holders = [layout.data_index(p) for p in range(layout.devices)]
+    lender = next(p for p, index in enumerate(holders) if rows.counts[index])
+    without = [p for p, index in enumerate(holders) if not rows.counts[index]]
+    found, structure = pytree.tree_flatten(batch)
+    moving = [i for i, x in enumerate(found) if isinstance(x, Tensor) and x.dim()]
+    sends: list[tuple[int, Tensor]] = []
+    receives: list[tuple[int, Tensor]] = []
+    for i in moving:
+        if position == lender:
+            sends += [(p, found[i][:1].contiguous()) for p in without]
+        elif position in without:
+            found[i] = found[i].new_zeros((1, *found[i].shape[1:]))
+            receives.append((lender, found[i]))
+    with group.world.ledger.paused():  # no traffic of a step: no plan foresees it
+        group.exchange(sends, receives)
+    return pytree.tree_unflatten(found, structure)
+
+
+def common(batch: Any) -> list[Any]:
+    """The values of what all rows share, the tensors without dimensions."""
+    return [repr(x.tolist()) for x in leaves(batch) if not x.dim()]
 
 
 def fingerprint(key: Hashable) -> int:
@@ -173,7 +188,8 @@ class RowAgreement:
                 f"ranks {odd} have a batch of another structure, shape or plan than rank "
                 f"{self.ranks[0]}; "
                 "shapes may depend on the number of rows only: pad sequences to the same length "
-                "on all ranks"
+                "on all ranks. What all rows share (0-d tensors, numbers), which parameters are "
+                "frozen and the modes of modules must be the same too"
             )
         for index in range(self.layout.data):
             block = slice(index * self.layout.tensor, (index + 1) * self.layout.tensor)

@@ -95,7 +95,11 @@ class GradientSync:
         parameters: Sequence[tuple[nn.Parameter, Group]],
         bucket_bytes: int = 25 * MIB,
         first_bucket_bytes: int = MIB,
+        *,
+        late: bool = False,
     ) -> None:
+        """late: buckets start in `finish`, when no other collective of backward is under way."""
+        self._late = late
         self._alone = [p for p, group in parameters if group.size == 1]
         shared = [(p, group) for p, group in parameters if group.size > 1]
         self._buckets = _buckets(shared[::-1], bucket_bytes, first_bucket_bytes)
@@ -114,7 +118,7 @@ class GradientSync:
             assert not bucket.filled[index], "one backward between begin and finish"
             assert parameter.grad is not None
             bucket.fill(index, parameter.grad)
-            if not bucket.waiting:
+            if not bucket.waiting and not self._late:
                 self._launch_ready()
 
         return ready

@@ -51,13 +51,16 @@ class Model:
             n: names[id(t)] for n, t in module.state_dict(keep_vars=True).items() if id(t) in names
         }
 
-        self.statistics: tuple[str, ...] = tuple(
-            names[id(b)]
-            for part in module.modules()
-            if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats
-            for b in (part.running_mean, part.running_var)
+        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+        found = [
+            (names[id(b)], isinstance(norm, nn.modules.instancenorm._InstanceNorm))
+            for norm in norms
+            if norm.track_running_stats
+            for b in (norm.running_mean, norm.running_var)
             if b is not None
-        )
+        ]
+        self.statistics = tuple(name for name, _ in found)  # of norms, of this rank's rows
+        self.never_synchronised = tuple(name for name, instance in found if instance)
 
     def paths(self) -> tuple[str, ...]:
         """Every module path of the model."""
@@ -106,6 +109,25 @@ class Model:
             if known == name:
                 setattr(part, key, buffer)
         self.buffers[name] = buffer
+
+    def adopt_assigned(self) -> None:
+        """Takes over buffers that the module's own code has assigned anew (`self.n = self.n + 1`).
+
+        ValueError for one of another shape or type: it has a place in checkpoints and plans.
+        """
+        for part, key, name in self.slots:
+            table = part._buffers
+            if key not in table or table[key] is self.buffers[name]:
+                continue
+            new, known = table[key], self.buffers[name]
+            if new is None or (new.shape, new.dtype) != (known.shape, known.dtype):
+                given = "None" if new is None else f"{list(new.shape)} of {dtype_name(new.dtype)}"
+                raise ValueError(
+                    f"the model assigned {given} to its buffer {name}, which is "
+                    f"{list(known.shape)} of {dtype_name(known.dtype)}: buffers keep their shape "
+                    "and type in training"
+                )
+            self.bind(name, new.detach())
 
     @contextmanager
     def whole(self, device: torch.device) -> Iterator[nn.Module]:

@@ -1,5 +1,9 @@
 """An opaque program: the user's function itself on this rank's rows, where the model could not be
 traced.
+
+A rank without rows runs nothing, so that no row but its own reaches parameters, buffers or
+branches. What the others' forward changes without regard to rows (a teacher that follows its
+student, counters) it takes over from one of them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -7,22 +11,29 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows
+from synchromesh.engine.groups import Group
 from synchromesh.engine.model import Model
 from synchromesh.engine.program import Result, share
 from synchromesh.engine.random import Streams
+from synchromesh.engine.roll_call import RollCall
 from synchromesh.engine.stage import Stage
 from synchromesh.layout import Layout
 from synchromesh.trace.export import flat_outputs
 from synchromesh.trace.gradients import refuse_foreign
+from synchromesh.trace.modes import in_mode
+from synchromesh.trace.undisturbed import CONTAINERS, attributes_of
 
 
 class OpaqueProgram:
     """`run` as of `Program`; every rank of a data block computes the same rows."""
+
+    targets, coupled = 0, True  # as of `Program`: its loss is what the user's function returns
 
     def __init__(
         self,
@@ -31,58 +42,143 @@ class OpaqueProgram:
         layout: Layout,
         stage: Stage,
         streams: Streams,
-        policy: BatchNormPolicy,
+        synchronise: bool,
+        changed: Sequence[str],
         autocast: torch.dtype | None = None,
     ) -> None:
+        """synchronise: batch norm's statistics. changed: names of what a step changes in the model
+        without regard to rows."""
         assert stage.position is not None, "an idle rank runs no program"
         self.function, self.model, self.layout = function, model, layout
-        self.streams, self.policy, self.autocast = streams, policy, autocast
-        self.position, self.device = stage.position, stage.world.device
+        self.streams, self.autocast = streams, autocast
+        self.stage, self.position, self.device = stage, stage.position, stage.world.device
+        equal = set(model.statistics) - set(model.never_synchronised) if synchronise else set()
+        self.changed = [*changed, *sorted(equal)]
+        kinds = {n: type(t[k]) for n, t, k in attributes_of(model.module)}
+        self.fixed = [n for n in changed if issubclass(kinds.get(n, Tensor), CONTAINERS)]
+        data = stage.data_group(layout)
+        self.roll_call = RollCall(data) if synchronise and data.size > 1 else None
+        self.policy = BatchNormPolicy(self.roll_call)
         self._checked = False  # whether the loss reaches nothing but the model's parameters
 
     def run(
         self, pieces: Sequence[tuple[Any, GlobalRows]], step: int, turn: int = 0
     ) -> list[Result]:
-        """As `Program.run`. Training mode where gradients are computed, evaluation mode
-        elsewhere.
+        """As `Program.run`; nothing where this rank has no rows. Training mode where gradients are
+        computed, evaluation mode elsewhere.
         """
-        return [self._run(batch, rows, step, turn + i) for i, (batch, rows) in enumerate(pieces)]
+        if torch.is_grad_enabled() and self.fixed:
+            self._refuse_absent(pieces)
+        results = []
+        for index, (batch, rows) in enumerate(pieces):
+            results += self._run(batch, rows, step, turn + index)
+            if torch.is_grad_enabled() and not all(rows.counts):
+                self._hand_over(rows)
+        return results
 
-    def _run(self, batch: Any, rows: GlobalRows, step: int, turn: int) -> Result:
-        self.streams.begin(step, turn)
+    def _run(self, batch: Any, rows: GlobalRows, step: int, turn: int) -> list[Result]:
+        training = torch.is_grad_enabled()
         start, stop = rows.ranges(self.layout.data)[self.layout.data_index(self.position)]
+        if start == stop:
+            if training and self.roll_call is not None:
+                self.roll_call.follow()
+            return []
+        self.streams.begin(step, turn)
         self.streams.at(0, self.layout.data_index(self.position), 0)
         self.streams.seed(0, False)
         enabled = self.autocast is not None
         with (
-            self._mode(torch.is_grad_enabled()),
-            _BatchNorm(self.policy, stop > start),
+            self._mode(training),
+            _BatchNorm(self.policy),
             torch.autocast(self.device.type, self.autocast, enabled),
         ):
             names, outputs = flat_outputs(self.function(self.model.module, batch))
-        if torch.is_grad_enabled() and not self._checked:
+        self.model.adopt_assigned()
+        if training and self.roll_call is not None:
+            self.roll_call.end()
+        if training and not self._checked:
             refuse_foreign(outputs[0], self.model.parameters.values())
             self._checked = True
-        return Result(names, list(outputs), *share(self.layout, self.position, rows))
+        return [Result(names, list(outputs), *share(self.layout, self.position, rows))]
+
+    def _refuse_absent(self, pieces: Sequence[tuple[Any, GlobalRows]]) -> None:
+        """ValueError on every rank where one could not follow what the forward changes."""
+        for _, rows in pieces:
+            if not all(rows.counts):
+                raise ValueError(
+                    f"a batch of {rows.total} rows leaves some of {len(rows.counts)} data ranks "
+                    f"without any, and the forward changes {self.fixed[0]}, a container that they "
+                    "cannot take over from the others: choose batches that give every rank a row "
+                    "(drop_last=True leaves the short one out), or keep such state in buffers"
+                )
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Around every backward: activation checkpoints run parts of the forward again in it, in
+        the modes of the first time."""
+        with self._mode(True):
+            yield
+
+    def after_backward(self, ran: bool) -> None:
+        """To be called after every backward; ran: whether this rank had rows."""
+        if self.roll_call is not None:
+            if ran:
+                self.roll_call.end()
+            else:
+                self.roll_call.follow()
+
+    def _hand_over(self, rows: GlobalRows) -> None:
+        """What a forward changed comes to the ranks that had no rows to run it on."""
+        indices = [self.layout.data_index(p) for p in range(self.layout.devices)]
+        giver = next(p for p, i in enumerate(indices) if rows.counts[i])
+        takers = [p for p, i in enumerate(indices) if not rows.counts[i]]
+        hand_over(self.model, self.changed, self.stage.whole, giver, takers)
 
     @contextmanager
     def _mode(self, training: bool) -> Iterator[None]:
-        with self.model.open() as module:
-            modes = {part: part.training for part in module.modules()}
-            module.train(training)
-            try:
-                yield
-            finally:
-                for part, mode in modes.items():
-                    part.training = mode
+        with self.model.open() as module, in_mode(module, training):
+            yield
+
+
+def hand_over(
+    model: Model, names: Sequence[str], group: Group, giver: int, takers: Sequence[int]
+) -> None:
+    """Parameters, buffers and attributes of these names come from one rank of the group to others;
+    all its ranks call."""
+    places = {n: (table, key) for n, table, key in attributes_of(model.module)}
+    tensors: dict[str, Tensor] = dict(model.parameters)
+    tensors |= {n: t[k] for n, (t, k) in places.items() if isinstance(t[k], Tensor)}
+    moving = [n for n in sorted(names) if n in tensors]
+    numbers = {n: places[n][0][places[n][1]] for n in names if n in places and n not in tensors}
+    stuck = next((n for n, value in numbers.items() if isinstance(value, CONTAINERS)), None)
+    if stuck is not None:
+        raise ValueError(
+            f"the forward changes {stuck}, a container that ranks which did not run it cannot "
+            "take over from the others: keep such state in buffers"
+        )
+    with group.world.ledger.paused(), torch.no_grad():
+        told = group.broadcast_json(numbers, giver)
+        if group.index == giver:
+            group.exchange([(p, tensors[n].contiguous()) for p in takers for n in moving], [])
+        elif group.index in takers:
+            for name, value in told.items():
+                table, key = places[name]
+                table[key] = value
+            landing = {
+                n: torch.empty_like(tensors[n], memory_format=torch.contiguous_format)
+                for n in moving
+            }
+            group.exchange([], [(giver, landing[n]) for n in moving])
+            for name, value in landing.items():
+                tensors[name].copy_(value)
 
 
 class _BatchNorm(TorchFunctionMode):
     """Batch norm in training mode goes by the policy, as in traced components."""
 
-    def __init__(self, policy: BatchNormPolicy, real: bool) -> None:
+    def __init__(self, policy: BatchNormPolicy) -> None:
         super().__init__()
-        self.policy, self.real = policy, real
+        self.policy = policy
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -92,19 +188,19 @@ class _BatchNorm(TorchFunctionMode):
 
     def _batch_norm(
         self,
-        input: torch.Tensor,
-        running_mean: torch.Tensor | None,
-        running_var: torch.Tensor | None,
-        weight: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
         training: bool = False,
         momentum: float = 0.1,
         eps: float = 1e-5,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         if not training:
             return F.batch_norm(
                 input, running_mean, running_var, weight, bias, False, momentum, eps
             )
         return self.policy.apply(
-            input, weight, bias, running_mean, running_var, momentum, eps, self.real
+            input, weight, bias, running_mean, running_var, momentum, eps, True
         )

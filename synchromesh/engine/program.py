@@ -14,6 +14,7 @@ while another is under way between ranks; whoever waits lets the others go on:
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from synchromesh.component import Value
 from synchromesh.engine import batches
+from synchromesh.engine.absent import isolated
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.collectives import Axis
 from synchromesh.engine.exchange import depart
@@ -67,6 +69,15 @@ class Part:
     uses: tuple[
         tuple[int, str], ...
     ]  # (index in tensors, placement) of tensors that are held otherwise
+    absent: Callable[..., Walk] | None = None  # `walk` where this rank has no rows, once needed
+
+    def walk_of(self, rows: int) -> Callable[..., Walk]:
+        """The walk for a block of so many rows."""
+        if rows:
+            return self.walk
+        if self.absent is None:
+            self.absent = walking(isolated(self.local.graph))
+        return self.absent
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ class Result:
 
     names: tuple[str, ...]
     outputs: list[Tensor]
-    rows: int  # 0: a stand-in row was computed, which weighs nothing
+    rows: int  # 0: what was computed is not to be told (engine/absent.py)
     leads: bool  # the first of the ranks that hold the same outputs
 
 
@@ -96,6 +107,7 @@ class Program:
         assert stage.position is not None, "an idle rank runs no program"
         self.step, self.partition, self.stage = step, partition, stage
         self.position = stage.position
+        self.targets, self.coupled = step.targets, bool(step.coupled)
         self._make_axis, self._streams = make_axis, streams
         layouts = [c.layout for c in partition.components]
         self.leaf_layout = leaf_layout(layouts)
@@ -155,7 +167,7 @@ class Program:
     ) -> list[Result]:
         """The step's outputs on this rank, for each piece of its batch.
 
-        pieces: this rank's rows under `leaf_layout` (or one stand-in row), and the rows of all
+        pieces: this rank's rows under `leaf_layout` (or one that is lent), and the rows of all
         ranks. step, turn: name the draw of random operators; piece i draws as turn + i.
         """
         return in_turns(
@@ -164,6 +176,13 @@ class Program:
                 for i, (batch, rows) in enumerate(pieces)
             ]
         )
+
+    def backward(self) -> AbstractContextManager[None]:
+        """What backward runs in: nothing is left to do (engine/opaque.py)."""
+        return nullcontext()
+
+    def after_backward(self, ran: bool) -> None:
+        """Nothing either: every rank has run the same program."""
 
     def _lane(self, index: int, step: int, turn: int) -> "Lane":
         while len(self._lanes) <= index:
@@ -191,7 +210,8 @@ class Program:
                 tensors = list(tensors)
                 for place, placement in part.uses:
                     tensors[place] = axis.move(tensors[place], "r", placement)
-            results = yield from part.walk(axis, max(1, stop - start), *inputs, *tensors)
+            walk = part.walk_of(stop - start)
+            results = yield from walk(axis, max(1, stop - start), *inputs, *tensors)
             env.update(zip(part.results, results, strict=True))
             for border in part.dropped:
                 env.pop(border, None)

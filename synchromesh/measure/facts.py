@@ -30,6 +30,7 @@ from synchromesh.measure.overlap import overlap
 from synchromesh.measure.sprint import clock, ease
 from synchromesh.measure.update import update
 from synchromesh.profile import Compute, Curve, Memory, Pattern, Profile
+from synchromesh.trace.export import take
 from synchromesh.trace.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 
@@ -192,7 +193,7 @@ def _timed(
     """Each program's key and its numbers on this rank, or why there are none."""
     try:
         tensors = stand_ins(subject.step.chain, subject.tensors, device)
-        sample = batches.take_rows(subject.example, 0, min(SAMPLE_ROWS, subject.rows))
+        sample = take(subject.example, 0, min(SAMPLE_ROWS, subject.rows))
         borders = record(subject.step, batches.to_device(sample, device), tensors, device)
         taken = storage_bytes((*subject.held, *tensors.values(), *borders.values()))
     except Exception as error:  # whatever it is: the other ranks wait for this one's numbers

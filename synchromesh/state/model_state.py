@@ -328,21 +328,32 @@ class ModelState:
         """This rank's parameters, each with the number of ranks that hold an equal piece."""
         return [(p, float(self.held[n].copies)) for n, p in self.model.parameters.items()]
 
-    # Statistics of batch norm
+    # Buffers that data ranks compute from rows of their own
 
-    def settle_buffers(self, stage: Stage) -> None:
-        """Averages the running statistics of batch norm over data ranks, each of which saw other
-        rows.
+    def settle_buffers(self, stage: Stage, names: Collection[str], rows: int) -> None:
+        """Makes such buffers equal on all data ranks: means, weighted by `rows`, with how many
+        this rank has computed since they were last equal; whole numbers are the first rank's.
+
+        Nothing changes where no rank has computed any.
         """
         if stage.position is None:
             return
-        for name in self.model.statistics:
+        for name in names:
             held = self.held[name]
             group = stage.whole if held.home else stage.data_group(held.layout)
+            if group.size == 1:
+                continue
             buffer = self.model.buffers[name]
-            if group.size > 1:
-                group.all_reduce(buffer, counted=False)
-                buffer.div_(group.size)
+            share = torch.tensor(float(rows), dtype=torch.float64, device=buffer.device)
+            group.all_reduce(share, counted=False)
+            if not share:
+                continue
+            exact = buffer.is_floating_point() or buffer.is_complex()
+            if not rows or (group.index and not exact):
+                buffer.zero_()
+            elif exact:
+                buffer.mul_(rows / float(share))
+            group.all_reduce(buffer, counted=False)
 
 
 def checksum(tensor: Tensor) -> int:

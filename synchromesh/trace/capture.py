@@ -9,17 +9,22 @@ from torch.utils import _pytree as pytree
 
 from synchromesh.component import Chain, Component, Parameter
 
+from .comparison import compare
 from .components import pieces
+from .coupling import coupled
+from .effects import counting, fed_by_rows
 from .export import Function, Untraceable, export, leaves, rows_of
 from .flatten import flatten, shared_names
-from .gradients import compare_gradients
 from .masks import fold_masks
+from .modes import in_mode
+from .observed import observe
 from .rows import annotate
 from .run import run
-from .split import split
+from .split import Scattered, split
 from .step import Step
+from .weighing import Weighed, weigh
 
-__all__ = ["compare_gradients", "run", "signature", "trace"]
+__all__ = ["compare", "run", "signature", "trace"]
 
 
 def trace(
@@ -30,32 +35,62 @@ def trace(
     training: bool,
     cuts: Sequence[str] = (),
     autocast: torch.dtype | None = None,
+    rows: int | None = None,
 ) -> Step:
     """The step of `function(model, batch)`: a scalar, a pair (sum, weight), or named scalars.
 
-    A model that cannot be traced gives an opaque Step whose `reason` says why. ValueError for a
-    bad batch or for `cuts` that name no module.
+    In the modes that the modules have (`modes.training_modes`), or in evaluation mode. rows: with
+    how many it is traced, where it depends on their number. A model that cannot be traced gives an
+    opaque Step whose `reason` says why. ValueError for a bad batch or for `cuts` that name no
+    module.
     """
     found = pieces(model, cuts)
     rows_of(batch)
-    modes = {module: module.training for module in model.modules()}
-    model.train(training)
-    try:
-        exported = export(model, function, batch, autocast)
-        graph, constants, symbols = flatten(exported, model)
-        fold_masks(graph, constants, dict(model.named_buffers()))
-        annotate(graph, symbols)
-        graph, chain = split(graph, model, found, constants)
-    except Untraceable as error:
-        return opaque(model, batch, str(error))
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with in_mode(model, training):
+        try:
+            exported = export(model, function, batch, autocast, rows)
+            graph, constants, symbols = flatten(exported, model)
+            assumed = fold_masks(graph, constants, dict(model.named_buffers()))
+            annotate(graph, symbols)
+            told, merged = counting(graph), ""
+            weighed = weigh(graph) if weighable(training, exported.outputs) else Weighed()
+            try:
+                cut, chain = split(graph, model, found, constants)
+            except Scattered as scattered:
+                merged = str(scattered)
+                observe(graph, constants, exported.leaves, model, batch)
+                if weighed.doubt:  # of rows that may be known to lie in order now
+                    weighed = weigh(graph)
+                cut, chain = split(graph, model, found, constants, merge=True)
+        except Untraceable as error:
+            return opaque(model, batch, str(error))
+    outputs = ("sum", "weight") if weighed.targets else exported.outputs
     used = {
-        n.meta["name"] for n in graph.find_nodes(op="placeholder") if n.meta["role"] == "constant"
+        n.meta["name"] for n in cut.find_nodes(op="placeholder") if n.meta["role"] == "constant"
     }
     kept = {name: tensor for name, tensor in constants.items() if name in used}
-    return Step(chain, graph, kept, exported.outputs, exported.leaves, shared_names(model))
+    return Step(
+        chain, cut, kept, outputs, exported.leaves, shared_names(model),
+        guards=exported.guards, assumed=assumed, fed=fed_by_rows(cut), merged=merged,
+        uneven=told, coupled=told or divided(cut), targets=weighed.targets, doubt=weighed.doubt,
+    )  # fmt: skip
+
+
+def weighable(training: bool, outputs: tuple[str, ...]) -> bool:
+    """Whether the function is a loss, and no metric."""
+    return training and outputs in (("loss",), ("sum", "weight"))
+
+
+def divided(graph: torch.fx.Graph) -> str:
+    """A sentence where the rows of a batch depend on each other; empty where they do not."""
+    found = coupled(graph)
+    return (
+        found
+        and (
+            f"{found}: parts of a batch give another loss than all of it, so train under a plan "
+            "without data parallelism"
+        )
+    ) or ""
 
 
 def opaque(model: nn.Module, batch: Any, reason: str) -> Step:
@@ -77,10 +112,22 @@ def opaque(model: nn.Module, batch: Any, reason: str) -> Step:
 
 
 def signature(batch: Any) -> Hashable:
-    """What a trace depends on: structure, types, shapes but for rows, non-tensor leaves."""
-    found, tree = pytree.tree_flatten(batch)
+    """What a trace depends on: structure, types, shapes but for rows, non-tensor leaves.
+
+    Lists count as tuples: collate functions make the one where examples are the other.
+    """
+    found, tree = pytree.tree_flatten(as_tuples(batch))
     kinds = tuple(
         (str(x.dtype), tuple(x.shape[1:]), x.dim()) if isinstance(x, Tensor) else ("=", repr(x))
         for x in found
     )
     return str(tree), kinds
+
+
+def as_tuples(batch: Any) -> Any:
+    """`batch` with a tuple in place of every list."""
+    if isinstance(batch, (list, tuple)) and type(batch) in (list, tuple):
+        return tuple(as_tuples(item) for item in batch)
+    if type(batch) is dict:
+        return {key: as_tuples(item) for key, item in batch.items()}
+    return batch

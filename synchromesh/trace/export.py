@@ -4,7 +4,7 @@ import io
 import logging
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
+
+from .guards import Guard, guards_of
+from .undisturbed import Attributes, forgotten, restored
 
 Function = Callable[[nn.Module, Any], Any]
 
@@ -27,7 +31,8 @@ class Untraceable(Exception):
 
 
 class BadOutput(ValueError):
-    """The loss returned something else than 0-d tensors; the message is for the user."""
+    """The loss is none that can be trained (no 0-d tensors, learnable parameters of its own); the
+    message is for the user."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,15 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Export:
-    """The exported program, the names of its outputs, and of the batch's leaves."""
+    """The exported program, the names of its outputs, and of the batch's leaves.
+
+    guards: the conditions on the number of rows under which it is the model.
+    """
 
     program: torch.export.ExportedProgram
     outputs: tuple[str, ...]
     leaves: tuple[str, ...]
+    guards: tuple[Guard, ...]
 
 
 def leaves(batch: Any) -> list[Leaf]:
@@ -81,11 +90,14 @@ def rows_of(batch: Any) -> int:
     return rows
 
 
-def example(batch: Any) -> Any:
-    """`batch` with a number of rows that no other dimension has (even, at least 6)."""
+def example(batch: Any, count: int | None = None) -> Any:
+    """`batch` with `count` rows, which repeat where it has fewer.
+
+    Where no number is given it is one that no other dimension has (even, at least 6).
+    """
     rows = rows_of(batch)
     taken = {n for leaf in leaves(batch) for n in leaf.tensor.shape[1:]}
-    count = next(n for n in range(6, 6 + 2 * len(taken) + 2, 2) if n not in taken)
+    count = count or next(n for n in range(6, 6 + 2 * len(taken) + 2, 2) if n not in taken)
     pick = torch.arange(count) % rows
 
     def resize(leaf: Any) -> Any:
@@ -98,10 +110,18 @@ def example(batch: Any) -> Any:
     return pytree.tree_map(resize, batch)
 
 
+def take(batch: Any, start: int, stop: int) -> Any:
+    """Rows [start, stop) of a batch; leaves without rows stay."""
+    return pytree.tree_map(
+        lambda x: x[start:stop] if isinstance(x, Tensor) and x.dim() else x, batch
+    )
+
+
 class Seen:
     """What was seen while tracing (export takes back changes of a module's attributes)."""
 
     outputs: tuple[str, ...] = ()
+    assigned: Mapping[str, bool] = {}  # attributes that the forward assigned anew
 
 
 class Whole(nn.Module):
@@ -115,8 +135,10 @@ class Whole(nn.Module):
         self.seen = Seen()
 
     def forward(self, batch: Any) -> tuple[Tensor, ...]:
+        before = Attributes(self.model)
         with self.casts(batch):
             result = self.function(self.model, batch)
+        self.seen.assigned = before.assigned()
         self.seen.outputs, values = flat_outputs(result)
         return values
 
@@ -161,13 +183,20 @@ def flat_outputs(result: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
 
 
 def export(
-    model: nn.Module, function: Function, batch: Any, autocast: torch.dtype | None
+    model: nn.Module,
+    function: Function,
+    batch: Any,
+    autocast: torch.dtype | None,
+    rows: int | None = None,
 ) -> Export:
-    """Export with symbolic rows; raises Untraceable with a sentence that names the user's line."""
-    sample = example(batch)
+    """Export with symbolic rows; raises Untraceable with a sentence that names the user's line.
+
+    rows: with how many it is traced, where the model asks for their number.
+    """
+    sample = example(batch, rows)
     names = tuple(leaf.name for leaf in leaves(sample))
     whole = Whole(model, function, autocast)
-    with faked(model, sample) as sample, quiet():
+    with restored(model), faked(model, sample) as sample, quiet():
         try:
             program = attempt(whole, sample, torch.export.Dim("rows"))
         except BadOutput:
@@ -177,12 +206,29 @@ def export(
                 program = attempt(whole, sample, torch.export.Dim.AUTO)
             except Exception as error:
                 raise Untraceable(sentence(error)) from error
-    return Export(program, whole.seen.outputs, names)
+    lost = forgotten(whole.seen.assigned, constants_of(program))
+    if lost:
+        raise Untraceable(
+            f"the forward assigns {lost} anew, which a trace forgets: register a "
+            "buffer and change it in place (add_, copy_), or train the model as it is under the "
+            "plan 'data'"
+        )
+    return Export(program, whole.seen.outputs, names, guards_of(program))
+
+
+def constants_of(program: torch.export.ExportedProgram) -> set[str]:
+    """Names of the tensors that the program reads which are neither parameters nor buffers."""
+    users = {n.name: n.users for n in program.graph.find_nodes(op="placeholder")}
+    return {
+        (spec.target or "").removeprefix("model.")
+        for spec in program.graph_signature.input_specs
+        if spec.kind == InputKind.CONSTANT_TENSOR and users[spec.arg.name]
+    }
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without export's own remarks: `sentence` says what matters of them."""
+    """Without remarks on what is only tried: sentences of ours say what matters of them."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

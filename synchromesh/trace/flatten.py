@@ -51,10 +51,14 @@ DUNDERS = {f"__i{n}__": f"__{n}__" for n in ("and", "or", "xor", "lshift", "rshi
 
 
 class Storage:
-    """The cells that may share memory."""
+    """The cells that may share memory.
+
+    fresh: memory of a tensor that the code makes anew in every call (`torch.tensor(2.0)`).
+    """
 
     def __init__(self) -> None:
         self.cells: list[Cell] = []
+        self.fresh = False
 
 
 class Cell:
@@ -401,7 +405,9 @@ class Flattener:
         if not isinstance(val, Tensor) or not isinstance(given, Tensor):
             return None
         if name in LIFTS:
-            return Cell(source.node)
+            cell = Cell(source.node)
+            cell.storage.fresh = True
+            return cell
         names = (a.name for a in schema(node).arguments)
         args = dict(zip(names, node.args, strict=False)) | node.kwargs
         off = name in DROPOUTS and (args["p"] == 0 or not args["train"])
@@ -429,10 +435,13 @@ class Flattener:
             )
         args, kwargs = self.plain(node.args, env), self.plain(node.kwargs, env)
         owners = [c.node for c in cell.storage.cells if c.node.op == "placeholder"]
-        if any(o.meta["role"] == "parameter" for o in owners) and cell.node.meta["differentiable"]:
-            raise Untraceable(
-                f"{line_of(node)} changes a parameter in place: only the optimizer may do that"
-            )
+        for held in owners if not cell.storage.fresh else ():
+            if held.meta["role"] in ("parameter", "constant"):
+                raise Untraceable(
+                    f"{line_of(node)} changes {held.meta['name']}, which is no buffer, in place "
+                    f"({node.target}): a trace follows changes of buffers alone, so make it one "
+                    "(register_buffer), or train the model as it is under the plan 'data'"
+                )
         if buffers := [o for o in owners if o.meta["role"] == "buffer"]:
             if self.no_grad:  # else the buffer would remember how its content was computed
                 args, kwargs = map_arg((args, kwargs), lambda n: self.detach(Cell(n)).node)

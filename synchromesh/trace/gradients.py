@@ -1,7 +1,6 @@
-"""The comparison of a trace with its model: tracing silently loses custom backwards and hooks."""
+"""Gradients of a loss, what they reach, and a run without dropout: the parts of a comparison."""
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -10,87 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .export import Function, example, flat_outputs, leaves
-from .run import run
+from .export import BadOutput, leaves
 from .step import Step
 
 DROPOUTS = ("dropout", "dropout_", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-REMEDY = "it trains unchanged as one component under the plan 'data'"
 
 
-def compare_gradients(
-    model: nn.Module,
-    function: Function,
-    batch: Any,
-    step: Step,
-    autocast: torch.dtype | None = None,
-) -> str | None:
-    """None where model and trace agree on the gradients of a few rows, else a sentence.
-
-    Dropout is off in both, buffers and `.grad` are left as they were. A model on the meta device
-    is taken on trust.
-    """
-    parameters = dict(model.named_parameters())
-    if step.opaque or any(
-        t.device.type == "meta" for t in (*parameters.values(), *model.buffers())
-    ):
-        return None
-    sample = example(batch)
-    live = {n: p for n, p in parameters.items() if p.requires_grad}
-    with undisturbed(model), torch.enable_grad():
-        with without_dropout(model), casting(sample, autocast):
-            _, outputs = flat_outputs(function(model, sample))
-        refuse_foreign(outputs[0], parameters.values())
-        expected = gradients(outputs[0], live)
-        custom = custom_functions(outputs[0])
-    with undisturbed(model), torch.enable_grad():
-        stand_ins = {n: p.detach().requires_grad_(p.requires_grad) for n, p in parameters.items()}
-        traced = run(no_dropout(step), model, sample, parameters=stand_ins)
-        found = gradients(traced[0], {n: stand_ins[n] for n in live})
-    cause = cause_of(model, live, custom)
-    return difference(
-        outputs, traced, expected, found, tolerance(outputs[0], live, autocast), cause
-    )
-
-
-def difference(
-    outputs: Sequence[Tensor],
-    traced: Sequence[Tensor],
-    expected: dict[str, Tensor],
-    found: dict[str, Tensor],
-    limit: float,
-    cause: str,
-) -> str | None:
-    for mine, other in zip(traced, outputs, strict=True):
-        gap = relative(mine, other, float(other.detach().abs()))
-        if not gap <= limit:
-            return (
-                f"the loss of the model and of its trace differ (by {gap:.1e} of it): the model "
-                "draws random numbers outside of torch, or keeps state from call to call; "
-                f"{REMEDY}"
-            )
-    largest = max((float(g.abs().max()) for g in expected.values() if g.numel()), default=0.0)
-    for name, gradient in expected.items():
-        gap = relative(found[name], gradient, largest)
-        if not gap <= limit:
-            return (
-                f"the gradient of {name} differs between the model and its trace (by {gap:.1e} of "
-                f"the largest gradient, {largest:.1e}){cause}; {REMEDY}"
-            )
-    return None
-
-
-def relative(a: Tensor, b: Tensor, scale: float) -> float:
-    if a.numel() == 0:
-        return 0.0
-    return float((a.detach() - b.detach()).abs().max()) / (scale or 1.0)
-
-
-def tolerance(loss: Tensor, live: dict[str, nn.Parameter], autocast: torch.dtype | None) -> float:
+def tolerance(loss: Tensor, live: Mapping[str, Tensor], autocast: torch.dtype | None) -> float:
+    """How far two computations of a loss may differ by rounding, relative to their size."""
     types = {loss.dtype, *(p.dtype for p in live.values()), *([autocast] if autocast else [])}
     if types & {torch.bfloat16, torch.float16}:
         return 2e-2
-    return 1e-4 if torch.float32 in types else 1e-9
+    return 1e-4 if types & {torch.float32, torch.complex64} else 1e-9
 
 
 def gradients(loss: Tensor, parameters: dict[str, Any]) -> dict[str, Tensor]:
@@ -108,12 +38,12 @@ def gradients(loss: Tensor, parameters: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def refuse_foreign(loss: Tensor, parameters: Iterable[Tensor]) -> None:
-    """ValueError where a backward would reach learnable tensors that are not the model's."""
+    """BadOutput where a backward would reach learnable tensors that are not the model's."""
     known = {id(p) for p in parameters}
     reached = (getattr(node, "variable", None) for node in backward_nodes(loss))
     foreign = [tuple(t.shape) for t in reached if t is not None and id(t) not in known]
     if foreign:
-        raise ValueError(
+        raise BadOutput(
             f"the loss has {len(foreign)} learnable parameters of its own (shapes {foreign[:3]}), "
             "which would not be trained: make them part of the model"
         )
@@ -154,32 +84,7 @@ def cause_of(model: nn.Module, live: dict[str, nn.Parameter], custom: list[str])
     return ": a hook on a tensor or a value that changes from call to call may be the reason"
 
 
-# -- leaving everything as it was --------------------------------------------------------
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Training mode inside; buffers, modes and random state afterwards as before."""
-    modes = {module: module.training for module in model.modules()}
-    buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    devices = sorted(
-        {
-            t.device.index or 0
-            for t in itertools.chain(model.parameters(), model.buffers())
-            if t.is_cuda
-        }
-    )
-    model.train()
-    try:
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(0)
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        with torch.no_grad():
-            for buffer, kept in buffers:
-                buffer.copy_(kept)
+# -- without chance -----------------------------------------------------------------------
 
 
 def casting(batch: Any, autocast: torch.dtype | None) -> Any:

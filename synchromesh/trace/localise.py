@@ -20,6 +20,7 @@ from synchromesh.placement import Placement
 from synchromesh.trace.analysis import Tensor, Work, origin, reads, value_of, values_of
 from synchromesh.trace.draft import Assignment, Draft
 from synchromesh.trace.edges import edge_collectives
+from synchromesh.trace.effects import dependent_on_rows
 from synchromesh.trace.local import Event, Hop, Input, LocalComponent, Output, Partition, Span
 from synchromesh.trace.moves import move_collectives
 from synchromesh.trace.reasons import why_whole
@@ -35,6 +36,8 @@ class Traffic:
 
     def __init__(self, draft: Draft, chosen: Assignment) -> None:
         self.draft, self.chosen = draft, chosen
+        assert draft.step.graph is not None
+        self.of_rows = dependent_on_rows(draft.step.graph)
         self.made: dict[Tensor, Placement] = {}
         self.inside: dict[Form, set[int]] = {}  # read by the component that makes it
         self.live: set[Form] = set()  # read by something through which a gradient flows
@@ -140,17 +143,20 @@ class Writer:
     def placeholders(self) -> None:
         self.axis = self.graph.placeholder("axis")
         self.rows = self.graph.placeholder("rows")
+        self.rows.meta["of_rows"] = True
         for tensor, item in self.traffic.inputs[self.work.index]:
             name = f"{tensor[0].name}_{tensor[1]}" if tensor[1] else tensor[0].name
             again = (
                 f"_{len(self.forms)}" if tensor in self.base else ""
             )  # the same value in another state
             node = self.graph.placeholder(name + again)
+            node.meta["of_rows"] = tensor[0] in self.traffic.of_rows
             self.forms[tensor, item.want] = node
             self.base.setdefault(tensor, item.want)
         for held in (*self.work.parameters, *self.work.buffers, *self.work.constants):
             state = self.traffic.chosen.held[held, self.m]
-            self.forms[(held, 0), state] = self.graph.placeholder(held.name)
+            self.forms[(held, 0), state] = node = self.graph.placeholder(held.name)
+            node.meta["buffer"] = held.meta["role"] == "buffer"
             self.base[held, 0] = state
 
     def form(self, tensor: Tensor, state: Placement) -> Node:

@@ -1,9 +1,11 @@
 """Constant masks: attention without a mask, or causal, is faster than with one that says so."""
 
+import hashlib
+
 import torch
 from torch import Tensor
 
-from .nodes import is_random
+from .nodes import behind, is_random
 
 Node = torch.fx.Node
 sdpa = torch.ops.aten.scaled_dot_product_attention.default
@@ -11,8 +13,13 @@ sdpa = torch.ops.aten.scaled_dot_product_attention.default
 
 def fold_masks(
     graph: torch.fx.Graph, constants: dict[str, Tensor], buffers: dict[str, Tensor]
-) -> None:
-    """Fold masks made of constants alone: all-true becomes none, lower triangular `is_causal`."""
+) -> dict[str, str]:
+    """Fold masks made of constants alone: all-true becomes none, lower triangular `is_causal`.
+
+    Returns the buffers that such a mask was made of, each with the digest of its content: with
+    another content the graph is another one.
+    """
+    assumed: dict[str, str] = {}
     known = {**constants, **buffers}
     cache: dict[Node, str] = {}
     for node in graph.find_nodes(op="call_function", target=sdpa):
@@ -24,12 +31,30 @@ def fold_masks(
             cache[mask] = kind(graph, mask, known)
         if cache[mask] == "other":
             continue
+        for name in buffers_behind(mask):
+            assumed[name] = digest(buffers[name])
         args[3], args[5] = None, cache[mask] == "causal"
         node.kwargs = {k: v for k, v in node.kwargs.items() if k not in ("attn_mask", "is_causal")}
         if "dropout_p" in node.kwargs:
             args[4] = node.kwargs["dropout_p"]
             node.kwargs = {k: v for k, v in node.kwargs.items() if k != "dropout_p"}
         node.args = tuple(args)
+    return assumed
+
+
+def buffers_behind(mask: Node) -> set[str]:
+    """Names of the buffers that the mask is computed from."""
+    return {
+        n.meta["name"]
+        for n in behind(mask)
+        if n.op == "placeholder" and n.meta["role"] == "buffer"
+    }
+
+
+def digest(tensor: Tensor) -> str:
+    """A digest of a tensor's content."""
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(data.numpy().data).hexdigest()[:16]
 
 
 def kind(graph: torch.fx.Graph, mask: Node, known: dict[str, Tensor]) -> str:
@@ -62,14 +87,8 @@ def evaluate(
     graph: torch.fx.Graph, target: Node, known: dict[str, Tensor], rows: int
 ) -> Tensor | None:
     """The value of a node that depends on constants and rows alone, None for others."""
-    past: set[Node] = set()
-    stack = [target]
-    while stack:
-        node = stack.pop()
-        if node in past:
-            continue
-        past.add(node)
-        stack.extend(node.all_input_nodes)
+    past = behind(target)
+    for node in past:
         if node.op == "placeholder" and node.meta["role"] != "rows" and not readable(node, known):
             return None
         if "effect" in node.meta or is_random(node):

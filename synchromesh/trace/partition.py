@@ -18,6 +18,7 @@ from synchromesh.placement import Placement
 from synchromesh.trace.analysis import flow_of, works
 from synchromesh.trace.choose import Price, choose, sample
 from synchromesh.trace.draft import Assignment, Draft
+from synchromesh.trace.effects import norms
 from synchromesh.trace.local import Input, LocalComponent, Output, Partition
 from synchromesh.trace.localise import localise
 from synchromesh.trace.reasons import obstacle
@@ -101,7 +102,10 @@ def assign(draft: Draft, chance: random.Random | None) -> Assignment:
 
 
 def overlaps(step: Step, partition: Partition) -> bool:
-    """Whether walking in pieces can hide traffic and computes the same (batch norm would not)."""
-    if step.graph is None or any(node.meta.get("effect") for node in step.graph.nodes):
+    """Whether walking in pieces can hide traffic and computes the same (batch norm would not, nor
+    would a loss that couples rows)."""
+    if step.graph is None or any(n.meta.get("effect") or norms(n) for n in step.graph.nodes):
+        return False
+    if step.coupled or any(guard.of_blocks for guard in step.guards):
         return False
     return any(c.collectives for c in partition.components)

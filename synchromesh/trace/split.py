@@ -12,7 +12,8 @@ from synchromesh.component import Chain, Component, Edge, Parameter, Value
 
 from .components import Piece, root_name
 from .export import Untraceable
-from .nodes import is_random
+from .lay import results
+from .nodes import behind, is_random
 from .rows import irregular
 
 Node = torch.fx.Node
@@ -20,16 +21,25 @@ Owner = tuple[str, int]  # (path of the piece, number of the call)
 ONLY_READ = ("rows", "leaf", "constant")
 
 
+class Scattered(Untraceable):
+    """A value crosses whose rows are not known to lie in order."""
+
+
 def split(
     graph: torch.fx.Graph,
     model: nn.Module,
     pieces: tuple[Piece, ...],
     constants: dict[str, Tensor],
+    merge: bool = False,
 ) -> tuple[torch.fx.Graph, Chain]:
-    """A new graph, grouped by component, and its chain. Every node gets `meta["component"]`."""
+    """A new graph, grouped by component, and its chain. Every node gets `meta["component"]`.
+
+    merge: components between which values cross whose rows are not known to lie in order become
+    one; else such a value is `Scattered`.
+    """
     free = free_nodes(graph)
     folded = folds(graph, free)
-    component, names = assign(graph, model, pieces, free, folded)
+    component, names = assign(graph, model, pieces, free, folded, merge)
     graph = regroup(graph, component, free, folded, len(names))
     return graph, Chain(describe(graph, names, constants), edges(graph, names))
 
@@ -149,6 +159,7 @@ def assign(
     pieces: tuple[Piece, ...],
     free: set[Node],
     folded: set[Node],
+    merge: bool,
 ) -> tuple[dict[Node, int], list[str]]:
     """Component index of every node that is neither free nor folded, and the components' names."""
     own = owners(graph, pieces, free | folded)
@@ -170,6 +181,8 @@ def assign(
         component[node] = max(above) if pinned else max([at or 0, *above])
     component = {n: at for n, at in component.items() if n not in folded}
     keep_effects_together(graph, component)
+    if merge:
+        keep_scattered_together(component)
     return merge_bare(graph, component, [name_of(o, model) for o in order])
 
 
@@ -195,6 +208,25 @@ def keep_effects_together(graph: torch.fx.Graph, component: dict[Node, int]) -> 
         for node, at in component.items():
             if min(touched) < at <= max(touched):
                 component[node] = min(touched)
+
+
+def keep_scattered_together(component: dict[Node, int]) -> None:
+    """Whoever reads a value whose rows lie in no known order is in the component that makes it,
+    and so is all between."""
+    for node in component:
+        if not any(irregular(node, at) for at, _ in results(node)):
+            continue
+        readers, stack = {node}, [node]
+        while stack:  # through copies that components make for themselves
+            for user in stack.pop().users:
+                if user not in readers and user.op == "call_function":
+                    readers.add(user)
+                    if user not in component:
+                        stack.append(user)
+        touched = [component[n] for n in readers if n in component]
+        for other, at in component.items():
+            if min(touched) < at <= max(touched):
+                component[other] = min(touched)
 
 
 def name_of(owner: Owner, model: nn.Module) -> str:
@@ -266,14 +298,7 @@ def regroup(
 
 def living(graph: torch.fx.Graph) -> set[Node]:
     """Nodes that an output or an effect needs."""
-    stack = [n for n in graph.nodes if n.op == "output" or "effect" in n.meta]
-    live: set[Node] = set()
-    while stack:
-        node = stack.pop()
-        if node not in live:
-            live.add(node)
-            stack.extend(node.all_input_nodes)
-    return live
+    return behind(*(n for n in graph.nodes if n.op == "output" or "effect" in n.meta))
 
 
 def needed_free(reads: list[Node], free: set[Node]) -> set[Node]:
@@ -324,10 +349,10 @@ def edges(graph: torch.fx.Graph, names: list[str]) -> tuple[Edge, ...]:
             continue
         tensor = isinstance(node.meta["value"], Value)
         if why := irregular(node) if tensor else "is not a tensor":
-            raise Untraceable(
+            raise Scattered(
                 f"the value {node.name} between the components {names[at or 0]} and "
-                f"{names[targets[0]]} {why}: keep the rows of the batch apart and in order "
-                "along one dimension, or train the model as it is under the plan 'data'"
+                f"{names[targets[0]]} {why}: they stay together, unless rows are kept apart and "
+                "in order along one dimension"
             )
         found.append(
             Edge(

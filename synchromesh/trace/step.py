@@ -1,12 +1,14 @@
 """A step, the traced training step: one flat graph, its chain of components, and its constants."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from synchromesh.component import Chain
+
+from .guards import Guard
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,22 @@ class Step:
     leaves: tuple[str, ...]  # the batch's tensor leaves in flattening order, rows or not
     shared: Mapping[str, str]  # a parameter's other names in the model -> its first name
     reason: str = ""  # why the step is opaque
+    guards: tuple[Guard, ...] = ()  # conditions on the rows of a global batch
+    assumed: Mapping[str, str] = field(default_factory=dict)  # buffers folded into it: digests
+    fed: tuple[str, ...] = ()  # what it changes by the values of its rows, but for norms
+    changed: tuple[str, ...] = ()  # what an opaque step changes without regard to rows
+    coupled: str = ""  # why its rows may depend on each other: they are walked together
+    least: tuple[
+        Guard, ...
+    ] = ()  # of the guards, those that a comparison with the model has found
+    merged: str = ""  # why components that might stand alone were made one
+    doubt: str = ""  # where its loss is not seen to treat rows apart
+    uneven: str = ""  # why parts of a batch give another loss than all of it
+    targets: int = 0  # of a mean over targets, by row: it is given as (sum, weight); 0: others
+
+    def takes(self, rows: int) -> bool:
+        """Whether the step stands for global batches of so many rows."""
+        return all(guard.holds(rows) for guard in self.guards)
 
     @property
     def opaque(self) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from synchromesh.component import Rows
 from synchromesh.cost import step_time as module
 from synchromesh.cost.step_time import Depart, Run, Setting, Unmeasured, best_pieces, step_time
-from synchromesh.engine import batches, gradients, program
+from synchromesh.engine import gradients, program
 from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.collectives import Axis
@@ -22,6 +22,7 @@ from synchromesh.measure.borders import local_part, record, stand_ins, tiled
 from synchromesh.measure.silent import SilentGroup
 from synchromesh.plan import Plan
 from synchromesh.profile import Compute, Curve, Overlap, Pattern, Profile
+from synchromesh.trace.export import take
 from synchromesh.trace.local import Hop, Span
 from synchromesh.traffic import Collective
 from tests.cost.plans import drawn, flat, placed
@@ -268,7 +269,7 @@ def test_the_order_is_the_engines(
     cut = GlobalRows(tuple(rows), setting.plan)
     lanes, start = [], 0
     for part in cut.micro(pieces) if pieces > 1 else (cut,):
-        lanes.append((batches.take_rows(order.batch, start, start + part.counts[0]), part))
+        lanes.append((take(order.batch, start, start + part.counts[0]), part))
         start += part.counts[0]
     order.program.run(lanes, 0)
     tokens = [list(module._tokens(setting.partition.components, p)) for p in range(pieces)]
