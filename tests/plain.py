@@ -1,0 +1,128 @@
+"""The same steps in a plain PyTorch loop and under a plan: what tests of exactness compare.
+
+`differences(case, plan, ranks)` gives the largest relative difference of losses, parameters and
+buffers, and what was warned of.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from synchromesh.preparing import prepare
+from synchromesh.trace.comparison import mean
+from synchromesh.trace.export import flat_outputs
+from tests.ranks import run
+
+Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    live = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.AdamW(live, lr=0.01, weight_decay=0.1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its loss, and the global batches of a few steps; the first one is the example."""
+
+    build: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, Any], Any]
+    batches: Sequence[Any]
+    optimizer: Optimizer = sgd
+    example: Any = None
+    between: Callable[[nn.Module, int], None] | None = None  # what the user does before step i
+    micro_batches: int = 1
+    options: dict[str, Any] = field(default_factory=dict)  # of prepare
+
+
+@dataclass
+class Outcome:
+    """Losses of the steps, the state dict after them, warnings."""
+
+    losses: list[float]
+    state: dict[str, Tensor]
+    warned: list[str]
+    opaque: str = ""
+
+
+def plain(case: Case) -> Outcome:
+    """One process, one loop: forward, backward, step. A pair (sum, weight) is their quotient."""
+    model = case.build()
+    optimizer = case.optimizer(model)
+    losses = []
+    for i, batch in enumerate(case.batches):
+        if case.between is not None:
+            case.between(model, i)
+        optimizer.zero_grad()
+        value = mean(flat_outputs(case.loss(model, batch))[1])
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(value.detach()))
+    return Outcome(losses, {n: t.detach().clone() for n, t in model.state_dict().items()}, [])
+
+
+def under(case: Case, plan: str) -> Outcome:
+    """The same on this rank of a run."""
+    model = case.build()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        example = case.batches[0] if case.example is None else case.example
+        trainer = prepare(model, case.optimizer(model), case.loss, example, plan, **case.options)
+        losses = []
+        for i, batch in enumerate(case.batches):
+            if case.between is not None:
+                case.between(model, i)
+            losses.append(float(trainer.step(trainer.shard(batch), case.micro_batches)))
+        found = Outcome(losses, trainer.state_dict(), [str(w.message) for w in caught])
+        found.opaque = trainer.traced.reason
+        trainer.close()
+    return found
+
+
+def on_ranks(case: Case, plan: str, ranks: int, timeout: float = 60.0) -> list[Outcome]:
+    return run(ranks, under, case, plan, timeout=timeout)
+
+
+def apart(a: Outcome, b: Outcome) -> float:
+    """The largest difference of losses and of tensors of the state, relative to 1 or their size;
+    infinite where something is missing or only one of two is not a number."""
+    worst = 0.0
+    if a.state.keys() != b.state.keys() or len(a.losses) != len(b.losses):
+        return float("inf")
+    pairs = [(torch.tensor(x), torch.tensor(y)) for x, y in zip(a.losses, b.losses, strict=True)]
+    pairs += [(a.state[n], b.state[n]) for n in a.state]
+    for x, y in pairs:
+        if x.shape != y.shape:
+            return float("inf")
+        if not x.numel():
+            continue
+        wide = torch.complex128 if x.is_complex() else torch.float64
+        x, y = x.to(wide), y.to(wide)
+        if not torch.equal(x.isfinite(), y.isfinite()):
+            return float("inf")
+        there = x.isfinite()
+        if there.any():
+            size = max(1.0, float(y[there].abs().max()))
+            worst = max(worst, float((x[there] - y[there]).abs().max()) / size)
+    return worst
+
+
+def exact(case: Case, plan: str, ranks: int, limit: float = 1e-10) -> list[Outcome]:
+    """AssertionError unless every rank's run under the plan is the plain loop's; its outcomes."""
+    expected = plain(case)
+    found = on_ranks(case, plan, ranks) if ranks > 1 else [under(case, plan)]
+    for rank, outcome in enumerate(found):
+        gap = apart(outcome, expected)
+        assert gap <= limit, (
+            f"{plan} on {ranks}: rank {rank} differs by {gap:.2e}; losses {outcome.losses} for "
+            f"{expected.losses}; {outcome.opaque or 'traced'}; {outcome.warned}"
+        )
+    return found
