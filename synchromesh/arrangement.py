@@ -126,12 +126,12 @@ class Arrangement:
             return
         load_safetensors(path, self.state.model_pieces(), self.model.aliases, cast=True)
 
-    def trace(self, plan: Plan, example: Any) -> Step:
+    def trace(self, plan: Plan, example: Any, buffers: Mapping[str, Tensor] | None = None) -> Step:
         """The training step's trace; one opaque component, with a warning, where it cannot be
-        trusted.
+        trusted. buffers: whole ones, for ranks that hold pieces or none.
         """
         self.cuts = plan.cuts(self.model.paths())
-        with self.model.whole(self.world.device) as module:
+        with self.model.whole(self.world.device, buffers) as module:
             step = capture(
                 module,
                 self.loss,
@@ -150,55 +150,52 @@ class Arrangement:
     def _trusted(self, module: nn.Module, example: Any, step: Step) -> Step:
         """The step as far as it agrees with its model, and what it does to rows; the same on all
         ranks, of which each has traced the weights that it was given."""
-        autocast = self.options.autocast
-        complete = all(self.world.everyone.all_gather_json(self.model.complete()))
+        autocast, everyone = self.options.autocast, self.world.everyone
+        mine = self.model.complete()  # of an idle rank, or while the model is cut, it is not
+        anybody = any(everyone.all_gather_json(mine))
         fault, least = step.reason, 1
-        if not step.opaque and complete:
+        if mine and not step.opaque:
             found = compare(module, self.loss, example, step, autocast)
             fault, least = found.fault or "", found.least
-        fault, least = self._anybodys(fault), max(self.world.everyone.all_gather_json(least))
+        fault, least = self._anybodys(fault), max(everyone.all_gather_json(least))
         if fault and not step.opaque:
             step = opaque(module, example, fault)
         if least > 1:
             known = (at_least(least),)
             step = replace(step, guards=(*step.guards, *known), least=known)
-        told: str | None = None
-        if complete:
-            told = uneven_rows(module, self.loss, example, step, autocast)
-        odd = step.uneven or told or (step.coupled if told is None else "") or doubted(step)
-        uneven = self._anybodys(odd)
+        told = uneven_rows(module, self.loss, example, step, autocast) if mine else None
+        tried = [one for one in everyone.all_gather_json(told) if one is not None]
+        odd = step.uneven or next(filter(None, tried), "") or ("" if tried else step.coupled)
+        uneven = self._anybodys(odd or doubted(step))
         step = replace(step, uneven=uneven, coupled=self._anybodys(step.coupled or uneven))
-        if fault:
-            self._distrusted = fault
-        if not complete:
+        if not anybody:
             return self._as_before(step)
+        self._distrusted = fault or self._distrusted
         if step.opaque:
-            made = changes(module, self.loss, example, autocast)
+            made = changes(module, self.loss, example, autocast) if mine else None
             norms = self.model.statistics
-            kinds = [[n for n in kind if n not in norms] for kind in (made.free, made.fed)]
-            free, fed = self.world.everyone.broadcast_json(kinds)
+            kinds = made and [[n for n in k if n not in norms] for k in (made.free, made.fed)]
+            free, fed = next(filter(None, everyone.all_gather_json(kinds)))
             step = replace(step, changed=tuple(free), fed=tuple(fed))
         return step
 
     def _as_before(self, step: Step) -> Step:
         """The step with what was found when every rank had the whole model."""
-        if self._distrusted:
+        if self._distrusted and not step.opaque:
             raise ValueError(
                 "the model's frozen parameters, modes or masks have changed, and its new trace "
                 "cannot be compared with it while it is cut over the ranks; an earlier one did "
                 f"not agree ({self._distrusted}): switch to the plan 'data' before such a change"
             )
         before = self.before
-        return (
-            step
-            if before is None
-            else replace(
-                step,
-                guards=tuple(dict.fromkeys((*step.guards, *before.least))),
-                coupled=step.coupled or before.coupled,
-                uneven=step.uneven or before.uneven,
-                least=before.least,
-            )
+        if before is None:
+            return step
+        return replace(
+            step,
+            guards=tuple(dict.fromkeys((*step.guards, *before.least))),
+            least=before.least,
+            coupled=step.coupled or before.coupled,
+            uneven=step.uneven or before.uneven,
         )
 
     def _anybodys(self, fault: str) -> str:
@@ -298,7 +295,10 @@ class Arrangement:
         self._tell_mode()
         if self.model.trained() != self.trained:
             return True
-        return training_modes(self.model.module) != self.modes or not self._holds(self.now.traced)
+        if training_modes(self.model.module) != self.modes:
+            return True
+        traces = [self.now.traced, *(step for known in self._traces.values() for step in known)]
+        return not all(self._holds(step) for step in traces)
 
     def _holds(self, step: Step) -> bool:
         """Whether the buffers that were folded into a trace have the content that they had."""
@@ -319,7 +319,10 @@ class Arrangement:
         self.model.describe_trained()
         self.trained, self.modes = self.model.trained(), training_modes(self.model.module)
         self._traces, self._unchanged = {}, {}
-        self.adopt(self.now.plan, self.trace(self.now.plan, self.example))
+        # all ranks fold the same masks, idle ones too, which hold none
+        known = {n: b.detach() for n, b in self.model.buffers.items() if not b.is_meta}
+        buffers = dict(self.state.gathered(known))
+        self.adopt(self.now.plan, self.trace(self.now.plan, self.example, buffers))
 
     def share_attributes(self) -> None:
         """What the forward of a model that runs as it is keeps in attributes comes to idle ranks,
@@ -525,8 +528,7 @@ class Arrangement:
                 autocast=self.options.autocast,
                 rows=rows,
             )
-            complete = all(self.world.everyone.all_gather_json(self.model.complete()))
-            if training and complete and not step.opaque:
+            if training and not step.opaque:
                 step = self._compared(module, batch, step)
         what = "this shape of batch" if training else "this metric"
         if step.opaque:
@@ -549,8 +551,10 @@ class Arrangement:
 
     def _compared(self, module: nn.Module, batch: Any, step: Step) -> Step:
         """The trace of another shape or case, as far as it agrees with the model."""
-        found = compare(module, self.loss, batch, step, self.options.autocast)
-        fault = self._anybodys(found.fault or "")
+        fault = ""
+        if self.model.complete():
+            fault = compare(module, self.loss, batch, step, self.options.autocast).fault or ""
+        fault = self._anybodys(fault)
         if fault:
             return opaque(module, batch, fault)
         guards = tuple(dict.fromkeys((*step.guards, *self.now.traced.least)))

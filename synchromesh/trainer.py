@@ -274,13 +274,13 @@ class Trainer:
         return self._backward(batch, last, 1)
 
     def _backward(self, batch: Any, last: bool, parts: int) -> Tensor:
-        outdated = self._arranged.outdated()
-        key = batches.fingerprint((self._key(batch), outdated))
+        outdated, key = self._arranged.outdated(), self._key(batch)
         batch = batches.to_device(batch, self.world.device)
-        rows = self._arranged.now.agree(batch, key, self._cost)
+        agree = self._arranged.now.agree
+        rows = agree(batch, key, self._cost, outdated)
         self._rows_done = rows.total
         self._hear()
-        if outdated:
+        if agree.outdated:
             self._between_steps(
                 "freezing or releasing parameters, or changing modes of modules or masks,"
             )

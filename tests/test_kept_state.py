@@ -562,16 +562,23 @@ def test_a_mask_that_changes_is_followed(plan: str, ranks: int) -> None:
     exact(Case(Attending, loss, batches, between=another_mask), plan, ranks)
 
 
-def test_a_resumed_mask_is_the_checkpoints(tmp_path: Path) -> None:
+def resumed(path: Path, plan: str) -> float:
     first = Attending(causal=False)
-    trainer = prepare(first, sgd(first), loss, sequences(6, 0), "single")
-    trainer.save(tmp_path / "x")
+    trainer = prepare(first, sgd(first), loss, sequences(6, 0), plan)
+    trainer.save(path / "x")
     trainer.close()
     second = Attending()
-    trainer = prepare(second, sgd(second), loss, sequences(6, 0), "single")
+    trainer = prepare(second, sgd(second), loss, sequences(6, 0), plan)
     assert trainer.traced.assumed.keys() == {"mask"}
-    trainer.resume(tmp_path / "x")
+    trainer.resume(path / "x")
     found = float(trainer.step(trainer.shard(sequences(6, 1))))
     trainer.close()
+    return found
+
+
+@pytest.mark.parametrize("plan", ["single", "data", "tensor"])
+def test_a_resumed_mask_is_the_checkpoints(tmp_path: Path, plan: str) -> None:
+    """Of idle ranks, which hold no mask, too."""
     (expected,) = plain(Case(lambda: Attending(False), loss, [sequences(6, 1)])).losses
-    assert found == pytest.approx(expected, rel=1e-10)
+    for found in run(2, resumed, tmp_path, plan):
+        assert found == pytest.approx(expected, rel=1e-10)

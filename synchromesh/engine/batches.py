@@ -156,11 +156,15 @@ class RowAgreement:
         self.group, self.ranks, self.layout = group, ranks, layout
         self.plan, self.device = plan, device
         self.told: list[tuple[int, ...]] = []  # what every rank said with its rows, by rank
+        self.outdated = False  # whether a rank said that its model has changed
 
-    def __call__(self, batch: Any, key: int, say: tuple[int, ...] = ()) -> GlobalRows:
+    def __call__(
+        self, batch: Any, key: int, say: tuple[int, ...] = (), outdated: bool = False
+    ) -> GlobalRows:
         """The global rows of this step. key: fingerprint of the batch's signature and of the plan.
 
-        say: numbers, as many on every rank, that all ranks get to know (`told`).
+        say: numbers, as many on every rank, that all ranks get to know (`told`). outdated: whether
+        this rank's model is another than was traced.
 
         Raises ValueError on every rank if signatures differ or ranks of one data index hold other
         rows.
@@ -170,7 +174,8 @@ class RowAgreement:
             count = row_count(batch)
         except ValueError as error:  # of this rank alone, maybe: the others must not wait for it
             count, fault = -1, str(error)
-        mine = [count, key, checksum(batch) if self.layout.tensor > 1 else 0, *say]
+        same = checksum(batch) if self.layout.tensor > 1 else 0
+        mine = [count, key, same, int(outdated), *say]
         if self.group.size == 1:
             table = [mine]
         else:
@@ -180,7 +185,8 @@ class RowAgreement:
             told = [fault] if self.group.size == 1 else self.group.all_gather_json(fault)
             rank, text = next((r, t) for r, t in enumerate(told) if t)
             raise ValueError(text if len(told) == 1 else f"rank {rank}: {text}")
-        self.told = [tuple(row[3:]) for row in table]
+        self.told = [tuple(row[4:]) for row in table]
+        self.outdated = any(row[3] for row in table)
         counts, keys, sums = zip(*(table[r][:3] for r in self.ranks), strict=True)
         if len(set(keys)) > 1:
             odd = [r for r, k in zip(self.ranks, keys, strict=True) if k != keys[0]]

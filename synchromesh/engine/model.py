@@ -2,7 +2,7 @@
 forward.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -130,14 +130,19 @@ class Model:
             self.bind(name, new.detach())
 
     @contextmanager
-    def whole(self, device: torch.device) -> Iterator[nn.Module]:
+    def whole(
+        self, device: torch.device, buffers: Mapping[str, Tensor] | None = None
+    ) -> Iterator[nn.Module]:
         """The module with tensors of the global shapes, on the meta device where this rank holds a
-        piece.
+        piece. buffers: whole ones to take instead, by name.
         """
         whole: dict[str, Tensor] = {}
         for name, d in self.described.items():
             local = self.parameters[name] if name in self.parameters else self.buffers[name]
             if tuple(local.shape) == d.shape and local.device == device:
+                continue
+            if buffers is not None and name in buffers:
+                whole[name] = buffers[name].to(device)
                 continue
             empty = torch.empty(d.shape, dtype=local.dtype, device="meta")
             is_parameter = name in self.parameters
