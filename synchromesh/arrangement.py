@@ -43,6 +43,7 @@ from synchromesh.trace.row_mean import uneven_rows
 from synchromesh.trace.step import Step
 
 Loss = Callable[[nn.Module, Any], Any]
+EXAMPLE_ROWS = 6  # that are kept to trace with again: one tells nothing of how rows weigh
 MANY_SHAPES = 8  # shapes of batches that were traced before the user is told
 
 
@@ -90,7 +91,7 @@ class Arrangement:
         self.model, self.optimizer, self.loss = model, optimizer, loss
         self.world, self.options = world, options
         self.streams = Streams(options.seed, world.device)
-        self.example = take(example, 0, 1)
+        self.example = take(example, 0, EXAMPLE_ROWS)
         self.rows = batches.row_count(example)  # of the global batches that are planned for
         self._distrusted = ""  # why a trace of the model once did not agree with it
         self.before: Step | None = None  # the training step as it was traced last

@@ -280,6 +280,25 @@ def test_buffers_fed_by_rows_are_named_and_made_equal(middle: Any, opaque: bool)
     assert all(torch.equal(found[0].state[n], found[1].state[n]) for n in found[0].state)
 
 
+def test_what_rows_feed_is_known_after_a_model_was_frozen() -> None:
+    """Another trace in the middle of training tries other rows, as the first one did."""
+
+    def uncut(m: Net, h: Tensor) -> Tensor:
+        return mean_of_rows(m, h) * (1.0 if float(h.sum()) < 1e9 else 2)
+
+    model = Net(uncut)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = prepare(model, sgd(model), loss, rows_of(6, 0), "single")
+        before = trainer.traced
+        model.a.requires_grad_(False)
+        trainer.step(trainer.shard(rows_of(6, 1)))
+    after = trainer.traced
+    trainer.close()
+    assert before is not after and before.opaque and after.opaque
+    assert before.fed == after.fed == ("kept",) and before.changed == after.changed
+
+
 def test_the_mean_of_blocks_is_weighted_by_their_rows() -> None:
     """A linear statistic of unequal blocks is that of all rows; a rank without rows has none."""
 

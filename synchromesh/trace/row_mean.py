@@ -73,6 +73,8 @@ def uneven_rows(
             return sums(outputs(take(batch, start, stop)), stop - start, live)
 
     rows = min(PARTS[-1][1], rows_of(batch))
+    if rows < 2:
+        return None
     batch = pick(batch, torch.arange(rows) * rows_of(batch) // rows)
     if draws_any(silent):
         return None  # a row alone draws other numbers than among others
