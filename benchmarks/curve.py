@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from tests.ranks import run
-from tests.test_switch_training import switched, unswitched
+from tests.training.test_switch_training import switched, unswitched
 
 STEPS = 60
 TARGET = "tests/targets.py:gpt2"

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from synchromesh.trace.capture import trace
-from synchromesh.verify import verify
+from synchromesh.trace.capture.capture import trace
+from synchromesh.training.verify import verify
 from tests.models import FAMILIES
 from tests.ranks import RankFailed, run
 from tests.targets import target

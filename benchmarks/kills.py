@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 
 from synchromesh.engine.groups import World
-from synchromesh.placement import shard
 from synchromesh.state.checkpoint import load, save, verify
 from synchromesh.state.pieces import Held, whole
+from synchromesh.values.placement import shard
 
 SHAPE = (256, 512)
 TENSORS = 8

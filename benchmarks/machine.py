@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from synchromesh.measure.machine import processor
+from synchromesh.profiling.machine import processor
 
 
 def machine() -> str:

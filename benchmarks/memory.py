@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from benchmarks.machine import machine
-from synchromesh.measure.memory import LiveBytes
+from synchromesh.profiling.memory import LiveBytes
 
 GOAL = 0.05
 Case = tuple[nn.Module, Callable[[nn.Module, Any], Tensor], Any]  # model, loss, global batch

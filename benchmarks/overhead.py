@@ -24,7 +24,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.machine import machine
-from synchromesh.workload import Workload, load
+from synchromesh.workloads.target import load
+from synchromesh.workloads.workload import Workload
 
 ROWS = {
     "cifar100/vit_tiny": 8,

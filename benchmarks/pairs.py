@@ -178,7 +178,7 @@ def _slowest(step: Callable[[], Any]) -> float:
 
 def _peak(trainer: Any, mine: Any) -> float:
     """The most bytes of tensors that a rank has alive in a step, of the rank that has most."""
-    from synchromesh.measure.memory import LiveBytes
+    from synchromesh.profiling.memory import LiveBytes
 
     known = [
         *trainer.model.parameters.values(),

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 import transformers as hf
 
-from synchromesh.layout import Layout
-from synchromesh.trace.capture import trace
-from synchromesh.trace.partition import Partition, partition
-from synchromesh.traffic import sent_bytes
+from synchromesh.trace.capture.capture import trace
+from synchromesh.trace.partition.partition import Partition, partition
+from synchromesh.values.layout import Layout
+from synchromesh.values.traffic import sent_bytes
 from tests import models
 
 ROWS = 32

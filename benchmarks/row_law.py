@@ -7,8 +7,8 @@ What the trace takes for regular rows must be so: a block of rows gives the bloc
 import argparse
 import sys
 
-from tests.trace.programs import Programs
-from tests.trace.test_rows import EXPORTED, batch, violations
+from tests.trace.capture.programs import Programs
+from tests.trace.capture.test_rows import EXPORTED, batch, violations
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from synchromesh.verify import Deviation, cast, global_batches, without_dropout
+from synchromesh.training.verify import Deviation, cast, global_batches, without_dropout
 from tests.targets import target
 
 PARTS, STEPS = 4, 5

@@ -89,7 +89,7 @@ def vgg() -> Made:
 
 def resnet18() -> Made:
     def build() -> nn.Module:
-        from synchromesh.workload import load
+        from synchromesh.workloads.target import load
 
         torch.manual_seed(0)
         return load("cifar100/resnet18", None, synthetic=True).model()
@@ -99,7 +99,7 @@ def resnet18() -> Made:
 
 def vit() -> Made:
     def build() -> nn.Module:
-        from synchromesh.workload import load
+        from synchromesh.workloads.target import load
 
         torch.manual_seed(0)
         return load("cifar100/vit_tiny", None, synthetic=True).model()

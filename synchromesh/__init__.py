@@ -6,44 +6,37 @@ Names are imported when they are first used, so that `synchromesh --help` need n
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from synchromesh.cluster import Cluster as Cluster
-    from synchromesh.component import Chain as Chain
-    from synchromesh.component import Component as Component
-    from synchromesh.layout import Layout as Layout
-    from synchromesh.plan import Plan as Plan
-    from synchromesh.planning import Planned as Planned
-    from synchromesh.planning import plan as plan
-    from synchromesh.preparing import prepare as prepare
-    from synchromesh.trainer import Moved as Moved
-    from synchromesh.trainer import Trainer as Trainer
-    from synchromesh.workload import Workload as Workload
+from synchromesh.version import VERSION
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from synchromesh.estimate.planning import Planned as Planned
+    from synchromesh.estimate.planning import plan as plan
+    from synchromesh.training.prepare import prepare as prepare
+    from synchromesh.training.trainer import Moved as Moved
+    from synchromesh.training.trainer import Trainer as Trainer
+    from synchromesh.values.cluster import Cluster as Cluster
+    from synchromesh.values.component import Chain as Chain
+    from synchromesh.values.component import Component as Component
+    from synchromesh.values.layout import Layout as Layout
+    from synchromesh.values.plan import Plan as Plan
+    from synchromesh.workloads.workload import Workload as Workload
+
+__version__ = VERSION
 
 _HOME = {
-    "Chain": "component",
-    "Cluster": "cluster",
-    "Component": "component",
-    "Layout": "layout",
-    "Moved": "trainer",
-    "Plan": "plan",
-    "Planned": "planning",
-    "Trainer": "trainer",
-    "Workload": "workload",
-    "prepare": "preparing",
+    "Chain": "values.component",
+    "Cluster": "values.cluster",
+    "Component": "values.component",
+    "Layout": "values.layout",
+    "Moved": "training.trainer",
+    "Plan": "values.plan",
+    "Planned": "estimate.planning",
+    "Trainer": "training.trainer",
+    "Workload": "workloads.workload",
+    "plan": "estimate.planning",
+    "prepare": "training.prepare",
 }
-__all__ = sorted([*_HOME, "__version__", "plan"])  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-# The module `synchromesh.plan` and the function `plan` share a name. Whichever comes last is the
-# attribute, so the module comes first: nobody asks for it by attribute.
-importlib.import_module(f"{__name__}.plan")
-if not TYPE_CHECKING:
-
-    def plan(*args: Any, **settings: Any) -> Any:
-        """See `synchromesh.planning.plan`: a plan for devices that need not be there."""
-        return importlib.import_module(f"{__name__}.planning").plan(*args, **settings)
+__all__ = sorted([*_HOME, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

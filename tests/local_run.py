@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from synchromesh.component import Value
-from synchromesh.placement import Placement
-from synchromesh.trace.export import leaves, rows_of
-from synchromesh.trace.partition import Partition
+from synchromesh.trace.capture.export import leaves, rows_of
+from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
+from synchromesh.values.component import Value
+from synchromesh.values.placement import Placement
 from tests.threads import ThreadAxis, ThreadGroup, join, part, spin
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from synchromesh.preparing import prepare
-from synchromesh.trace.comparison import mean
-from synchromesh.trace.export import flat_outputs
+from synchromesh.trace.capture.comparison import mean
+from synchromesh.trace.capture.export import flat_outputs
+from synchromesh.training.prepare import prepare
 from tests.ranks import run
 
 Optimizer = Callable[[nn.Module], torch.optim.Optimizer]

@@ -15,11 +15,11 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from synchromesh.component import Value
-from synchromesh.placement import Placement
-from synchromesh.trace.analysis import Work, menu, reads
+from synchromesh.trace.partition.analysis import Work, menu, reads
 from synchromesh.trace.rules import Choice
 from synchromesh.trace.rules.operator import Emit, arguments
+from synchromesh.values.component import Value
+from synchromesh.values.placement import Placement
 from tests.threads import ThreadAxis, ThreadGroup, join, part, spin
 
 

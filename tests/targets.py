@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from synchromesh.workload import Workload
+from synchromesh.workloads.workload import Workload
 from tests.models import FAMILIES
 
 SAMPLES = 30

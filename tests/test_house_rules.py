@@ -1,6 +1,7 @@
-"""The house rules: docstrings, the direction of imports, names of modules."""
+"""The house rules: docstrings, the layers of the package, no cycles, tests in the same tree."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,63 +12,97 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 EVERYTHING = sorted(
     [*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
 )
-RUN = ("engine", "measure", "state", "adapt", "trainer", "cli", "lab")  # what acts
-VOCABULARY = (
-    "catalogue", "cluster", "component", "document", "explain", "fault", "holding", "layout",
-    "placement", "plan", "schedule", "traffic", "transfer", "word", "workload",
-)  # fmt: skip
 
-# part of the package -> parts that it must not import
-FORBIDDEN = {
-    **dict.fromkeys(VOCABULARY, (*RUN, "cost", "planner")),
-    "trace": (*RUN, "cost", "planner", "workloads"),
-    "cost": (*RUN, "planner", "workloads"),
-    "planner": (*RUN, "workloads"),
-    "engine": ("cost", "planner", "measure", "state", "adapt", "trainer", "cli", "workloads"),
-    "state": ("cost", "planner", "measure", "adapt", "trainer", "cli", "workloads"),
-    "measure": ("cost", "planner", "adapt", "trainer", "cli"),
-    "lab": ("trace", "cost", "planner", "workloads", *RUN[:-1]),  # but itself
-    "workloads": ("engine", "cost", "planner", "lab", "trainer", "cli"),
-}
-PURE = (*VOCABULARY, "trace", "cost", "planner", "workloads")  # import no torch.distributed
+# A file belongs to the longest name that leads to it, and imports its own layer and those above.
+LAYERS = (
+    "version",
+    "values",  # what all speak of
+    "workloads",
+    "catalogue",
+    "trace", "trace.guards", "trace.step",  # what a trace is
+    "trace.rules",
+    "trace.capture",
+    "trace.partition",
+    "cost",
+    "planner",  # up to here: facts and predictions, no torch.distributed
+    "launch",
+    "lab",
+    "engine",
+    "state",
+    "profiling",
+    "estimate",
+    "doctor",
+    "adapt",
+    "training",
+    "cli",
+    "", "__main__",  # the package's own face
+)  # fmt: skip
+PURE = LAYERS[: LAYERS.index("planner") + 1]
 
 
 def name_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    """`trace.rules.linear`; empty for the package itself."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def part_of(module: str) -> str:
-    """`trace` of `synchromesh.trace.rules.linear`; empty for the package itself."""
-    return [*module.split("."), ""][1]
+MODULES = {name_of(path): path for path in SOURCES}
 
 
 def imports(path: Path) -> set[str]:
-    """Absolute names of all modules that a file imports, also inside functions."""
-    package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
+    """Absolute names of all modules that a file imports, also inside functions; of names that are
+    imported from a package, the module where there is one."""
+    inside = name_of(path).split(".")
+    package = ["synchromesh", *(inside if path.name == "__init__.py" else inside[:-1])]
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = package.split(".")
-            base = base[: len(base) - node.level + 1] if node.level else []
+            base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+            for alias in node.names:
+                name = f"{module}.{alias.name}"
+                found.add(name if name.removeprefix("synchromesh.") in MODULES else module)
     return found
 
 
-def parts_imported(path: Path) -> set[str]:
-    return {part_of(m) for m in imports(path) if m.startswith("synchromesh.")}
+def ours(path: Path) -> set[str]:
+    """The modules of the package that a file imports, without the package's name."""
+    found = {"" if m == "synchromesh" else m.removeprefix("synchromesh.") for m in imports(path)}
+    return (found & set(MODULES)) - {name_of(path)}
+
+
+ARROWS = {name: ours(path) for name, path in MODULES.items()}
+
+
+def layer_of(module: str) -> str | None:
+    parts = module.split(".")
+    names = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next((name for name in names if name in LAYERS), None)
+
+
+def reached(start: str) -> set[str]:
+    """All modules that are imported on the way when `start` is."""
+    found, open_ = {start}, [start]
+    while open_:
+        for module in ARROWS[open_.pop()] - found:
+            found.add(module)
+            open_.append(module)
+    return found
+
+
+def cycles() -> Iterator[str]:
+    for name in MODULES:
+        if any(name in reached(other) for other in ARROWS[name]):
+            yield name
 
 
 def test_imports_are_seen_whatever_their_form() -> None:
-    folder = PACKAGE / "trace"
-    assert "state" in parts_imported(PACKAGE / "trainer.py")
-    assert "placement" in set().union(*(parts_imported(p) for p in folder.glob("*.py")))
-    assert "trace" in set().union(
-        *(parts_imported(p) for p in folder.glob("*.py"))
-    )  # `from .step`
+    assert "state.checkpoint" in ARROWS["training.trainer"]
+    assert "planner.problem" in ARROWS["planner.table"]  # `from .problem`
+    assert "workloads.target" in ARROWS["cli.train"]  # inside a function
+    assert "values.document" in ARROWS["values.plan"]  # `from synchromesh.values import document`
 
 
 @pytest.mark.parametrize("path", EVERYTHING, ids=lambda p: str(p.relative_to(ROOT)))
@@ -76,23 +111,36 @@ def test_module_has_a_docstring(path: Path) -> None:
     assert docstring and len(docstring.splitlines()[0]) > 10, "say in one line what the module is"
 
 
-def test_direction_of_imports() -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)} imports {part}"
-        for path in SOURCES
-        for part in sorted(parts_imported(path) & set(FORBIDDEN.get(part_of(name_of(path)), ())))
-    ]
-    assert not wrong, "\n".join(wrong)
+def test_every_file_has_a_layer() -> None:
+    assert not [name for name in MODULES if layer_of(name) is None]
+
+
+def test_imports_point_down_the_layers() -> None:
+    wrong = []
+    for name, found in ARROWS.items():
+        layer = LAYERS.index(layer_of(name) or "")
+        wrong += [f"{name} imports {m}" for m in found if LAYERS.index(layer_of(m) or "") > layer]
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_no_module_imports_itself_by_others() -> None:
+    assert not list(cycles())
 
 
 def test_what_is_pure_does_not_import_torch_distributed() -> None:
     wrong = [
-        str(path.relative_to(ROOT))
-        for path in SOURCES
-        if part_of(name_of(path)) in PURE
-        and any(m.startswith("torch.distributed") for m in imports(path))
+        name
+        for name, path in MODULES.items()
+        if layer_of(name) in PURE and any(m.startswith("torch.distributed") for m in imports(path))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_tests_lie_in_the_tree_of_what_they_test() -> None:
+    tests = ROOT / "tests"
+    folders = {p.parent.relative_to(tests) for p in tests.rglob("test_*.py")} - {Path(".")}
+    assert not [str(f) for f in folders if not (PACKAGE / f).is_dir()]
+    assert [p.name for p in tests.glob("test_*.py")] == ["test_house_rules.py"]
 
 
 def test_no_module_is_named_after_nothing() -> None:

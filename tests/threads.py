@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synchromesh.placement import Placement, parse
-from synchromesh.traffic import CollectiveKind, sent_bytes
+from synchromesh.values.placement import Placement, parse
+from synchromesh.values.traffic import CollectiveKind, sent_bytes
 
 
 class Meeting:
@@ -145,7 +145,7 @@ class Move(torch.autograd.Function):
 
 
 class ThreadAxis:
-    """The tensor axis of one thread; implements `synchromesh.trace.axis.Axis`."""
+    """The tensor axis of one thread; implements `synchromesh.trace.partition.axis.Axis`."""
 
     def __init__(self, group: ThreadGroup) -> None:
         self.group, self.size, self.index = group, group.size, group.index

@@ -1,9 +1,9 @@
 """Traces that tests share: a model of a test is traced once a process, and once for all its ranks.
 
 To trace a small model takes longer than all else that a rank does with it. Equal models of equal
-ranks have equal traces (tests/test_partition.py), so `with shared(...)` makes them before ranks
-are forked, and `prepare` takes them in place of its own. It still compares each with the gradients
-of its rank's model.
+ranks have equal traces (tests/trace/partition/test_partition.py), so `with shared(...)`
+makes them before ranks are forked, and `prepare` takes them in place of its own. It still compares
+each with the gradients of its rank's model.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from synchromesh import arrangement
-from synchromesh.plan import Plan
-from synchromesh.trace.capture import signature, trace
+from synchromesh.trace.capture.capture import signature, trace
 from synchromesh.trace.step import Step
+from synchromesh.training import execution as arrangement
+from synchromesh.values.plan import Plan
 
 _KNOWN: dict[Hashable, Step] = {}
 

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 from synchromesh.adapt.monitor import Drift, Monitor
 from synchromesh.adapt.policy import MEASURING, Verdict, may_measure, weigh
-from synchromesh.choosing import Question, reconsider
 from synchromesh.cost.move import most_received, transfer_seconds
-from synchromesh.measure.look import again, glance
-from synchromesh.plan import Plan
 from synchromesh.planner.candidate import Candidate, setting
-from synchromesh.profile import Profile
-from synchromesh.trace.partition import Partition
+from synchromesh.profiling.choosing import Question, reconsider
+from synchromesh.profiling.reprofile import again, glance
+from synchromesh.trace.partition.partition import Partition
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
 
 SAMPLING = 3.0  # seconds that a look at what changed is expected to take at least
 LONGER = 1.5  # times as long as the one before it may take

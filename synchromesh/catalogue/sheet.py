@@ -6,8 +6,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from synchromesh import document
-from synchromesh.cluster import ANY, DTYPES, Device, Link
+from synchromesh.values import document
+from synchromesh.values.cluster import ANY, DTYPES, Device, Link
 
 STATUS = ("seen", "memory-unverified", "derived", "assumed")
 FIGURE = ("value", "source", "status", "note")

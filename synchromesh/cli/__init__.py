@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from synchromesh import __version__
 from synchromesh.cli import doctor, explain, lab, plan, run, train, verify
 from synchromesh.cli.ranks import hush
-from synchromesh.engine.rank import launched
-from synchromesh.fault import Fault, Stopped, printable
+from synchromesh.launch.rank import launched
+from synchromesh.values.fault import Fault, Stopped, printable
+from synchromesh.version import VERSION
 
 COMMANDS = (doctor, plan, train, explain, verify, run, lab)
 
@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="TARGET is a bundled workload (digits/cnn, cifar100/resnet50, ...) or "
         "path/to/file.py:function, a function that returns a synchromesh.Workload.",
     )
-    top.add_argument("--version", action="version", version=f"synchromesh {__version__}")
+    top.add_argument("--version", action="version", version=f"synchromesh {VERSION}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(commands)

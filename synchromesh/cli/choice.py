@@ -7,12 +7,12 @@ from itertools import groupby
 from rich.table import Table
 from rich.text import Text
 
-from synchromesh.choosing import Choice
-from synchromesh.component import Parameter
-from synchromesh.fault import printable
 from synchromesh.planner.candidate import Candidate, readable
 from synchromesh.planner.choice import RunnerUp
-from synchromesh.trainer import Trainer
+from synchromesh.profiling.choosing import Choice
+from synchromesh.training.trainer import Trainer
+from synchromesh.values.component import Parameter
+from synchromesh.values.fault import printable
 
 SHOWN, REJECTED = 9, 3  # candidates, and of those that do not fit
 LISTED = 24  # components; longer chains are shown as runs of equal layouts

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options, ranks
-from synchromesh.fault import Refuted, printable
+from synchromesh.values.fault import Refuted, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from synchromesh.doctor.checks import Finding
+    from synchromesh.doctor.survey import Survey
     from synchromesh.engine.groups import World
-    from synchromesh.measure.checks import Finding
-    from synchromesh.measure.machine import Machine
-    from synchromesh.measure.survey import Survey
+    from synchromesh.profiling.machine import Machine
 
 TORCHRUN_PORT = 29500  # where torchrun lets hosts meet unless told otherwise
 SECONDS = 60  # within which ranks must have come, and for any one collective
@@ -53,9 +53,9 @@ def main(args: argparse.Namespace) -> int:
         if args.port is None and os.environ.get("MASTER_PORT", "").isdecimal():
             words += ["--port", os.environ["MASTER_PORT"]]  # the launcher chooses its own
         return ranks.again(words, options.processes(args.nproc))
-    from synchromesh.measure.checks import checks
-    from synchromesh.measure.machine import look
-    from synchromesh.measure.survey import survey
+    from synchromesh.doctor.checks import checks
+    from synchromesh.doctor.survey import survey
+    from synchromesh.profiling.machine import look
 
     world = _open()
     try:
@@ -96,9 +96,9 @@ def _open() -> "World":
     """The world of all ranks; an error says what this host may have to do with it."""
     import torch
 
+    from synchromesh.doctor.checks import alone
     from synchromesh.engine.groups import World
-    from synchromesh.measure.checks import alone
-    from synchromesh.measure.machine import look
+    from synchromesh.profiling.machine import look
 
     limit = timedelta(seconds=SECONDS)
     try:
@@ -119,8 +119,8 @@ def _open() -> "World":
 
 def _port(asked: int | None, survey: "Survey") -> Any:
     """Whether the port is free; nothing where it is the one that this very run meets at."""
-    from synchromesh.measure.checks import Ports
-    from synchromesh.measure.machine import port_taken
+    from synchromesh.doctor.checks import Ports
+    from synchromesh.profiling.machine import port_taken
 
     port = asked or TORCHRUN_PORT
     if str(port) == os.environ.get("MASTER_PORT"):

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from synchromesh.cli import options
-from synchromesh.fault import printable
+from synchromesh.values.fault import printable
 
 if TYPE_CHECKING:
-    from synchromesh.explain import Explanation
-    from synchromesh.plan import Plan
-    from synchromesh.workload import Workload
+    from synchromesh.trace.partition.explain import Explanation
+    from synchromesh.values.plan import Plan
+    from synchromesh.workloads.workload import Workload
 
 
 def add_parser(commands: options.Commands) -> None:
@@ -37,8 +37,8 @@ def main(args: argparse.Namespace) -> int:
         )
     count = options.processes(args.nproc)
     options.check_degrees(plan, count)
-    from synchromesh.explain import text
-    from synchromesh.workload import load
+    from synchromesh.trace.partition.explain import text
+    from synchromesh.workloads.target import load
 
     workload = load(args.target, args.data, synthetic=args.data is None)
     if args.batch_size:
@@ -54,9 +54,9 @@ def main(args: argparse.Namespace) -> int:
 def explained(workload: "Workload", plan: "Plan", ranks: int) -> "Explanation":
     """The explanation of `plan` on `ranks` pretended ranks, with the workload's batch size."""
     from synchromesh.engine.model import Model
-    from synchromesh.explain import explain
-    from synchromesh.trace.capture import trace
-    from synchromesh.trace.partition import partition
+    from synchromesh.trace.capture.capture import trace
+    from synchromesh.trace.partition.explain import explain
+    from synchromesh.trace.partition.partition import partition
 
     model = Model(workload.model())
     rows = workload.batch_size

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import lab_run, options
-from synchromesh.fault import printable
+from synchromesh.values.fault import printable
 
 if TYPE_CHECKING:
     from synchromesh.lab import Lab

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from synchromesh.plan import Plan
+    from synchromesh.values.plan import Plan
 
 Commands = Any  # argparse's own class of subcommands is private
 LAB = "lab"  # the name of the lab where none is given
@@ -108,7 +108,7 @@ def refusal(output: str, force: bool) -> str:
 
 def plan(text: str) -> "Plan":
     """The plan that --plan says; ValueError where it is none or asks for what cannot run yet."""
-    from synchromesh.plan import Plan
+    from synchromesh.values.plan import Plan
 
     said = Plan.load(Path(text)) if text.endswith((".yaml", ".yml", ".json")) else Plan.parse(text)
     missing = () if said.automatic else said.unsupported()

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synchromesh.cli import options
-from synchromesh.fault import Refuted, printable
+from synchromesh.values.fault import Refuted, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from synchromesh.planning import Planned
+    from synchromesh.estimate.planning import Planned
 
 FILE = "cluster.yaml"  # that `doctor` writes unless told otherwise
 UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -81,8 +81,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _planned(args: argparse.Namespace) -> "Planned":
-    from synchromesh import planning
-    from synchromesh.workload import load
+    from synchromesh.estimate import planning
+    from synchromesh.workloads.target import load
 
     cluster = planning.cluster_of(args.cluster or _here())
     workload = load(args.target, args.data, synthetic=args.data is None)

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from synchromesh.fault import printable
+from synchromesh.values.fault import printable
 
 LINE_SECONDS = 10.0  # between plain lines within an epoch
 

@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from synchromesh.fault import PACKAGE, printable
+from synchromesh.values.fault import PACKAGE, printable
 
 
 def inside() -> bool:
@@ -40,7 +40,7 @@ def _warning(
 
 def start(command: Sequence[str], ranks: int) -> int:
     """Runs `command` on local ranks, reports the first failure, returns the exit code."""
-    from synchromesh.engine.launch import launch  # imports torch
+    from synchromesh.launch.launcher import launch  # imports torch
 
     ending = launch(command, ranks)
     sys.stdout.flush()

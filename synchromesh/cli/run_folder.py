@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synchromesh import document
+from synchromesh.values import document
 
 TAKEN_OVER = ("workload", "seed", "batch_size")
 ASKED = (*TAKEN_OVER, "plan", "ranks", "bf16", "adapt")

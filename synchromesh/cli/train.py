@@ -2,32 +2,17 @@
 
 import argparse
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synchromesh.cli import options, ranks, run_folder
+from synchromesh.cli.job import Job
 from synchromesh.cli.run_folder import Resumed, RunFolder
 
 if TYPE_CHECKING:
-    from synchromesh.plan import Plan
-    from synchromesh.workload import Workload
-
-
-@dataclass(frozen=True)
-class Job:
-    """What `train` was asked to do."""
-
-    workload: "Workload"
-    plan: "Plan"
-    seed: int
-    folder: RunFolder
-    epochs: int
-    steps: int | None  # instead of epochs
-    every: int | None  # steps between checkpoints, besides one an epoch
-    resumed: Resumed | None
-    bf16: bool
-    adapt: bool  # whether the plan may change while training runs
+    from synchromesh.values.plan import Plan
+    from synchromesh.workloads.workload import Workload
 
 
 def add_parser(commands: options.Commands) -> None:
@@ -110,7 +95,7 @@ def _plan_before(args: argparse.Namespace, before: dict[str, object]) -> str:
 
 
 def _workload(args: argparse.Namespace, before: dict[str, object]) -> "Workload":
-    from synchromesh.workload import load
+    from synchromesh.workloads.target import load
 
     workload = load(args.target, args.data)
     if before.get("workload", workload.name) != workload.name:

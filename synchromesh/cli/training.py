@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +16,14 @@ from torch import Tensor
 from synchromesh.adapt.adapter import Event
 from synchromesh.cli import ranks
 from synchromesh.cli.choice import choice_table, component_table, prediction_text
+from synchromesh.cli.job import Job
 from synchromesh.cli.progress import Display, summary
 from synchromesh.cli.run_folder import Resumed, RunFolder, finite
 from synchromesh.cli.stop import Stop
-from synchromesh.fault import Stopped
-from synchromesh.preparing import prepare
 from synchromesh.state.manifest import CheckpointError
-from synchromesh.trainer import Trainer
-
-if TYPE_CHECKING:
-    from synchromesh.cli.train import Job
+from synchromesh.training.prepare import prepare
+from synchromesh.training.trainer import Trainer
+from synchromesh.values.fault import Stopped
 
 WARM_UP = 13  # steps: twelve may be trials of how the rows walk (engine/overlap.py)
 LOGGED = frozenset(
@@ -58,7 +56,7 @@ class Tally:
         return {"best": self.best}
 
 
-def train(job: "Job", as_json: bool) -> int:
+def train(job: Job, as_json: bool) -> int:
     """Trains to the end, or to a signal: Stopped, on all ranks."""
     torch.manual_seed(job.seed)
     workload = job.workload
@@ -81,7 +79,7 @@ def train(job: "Job", as_json: bool) -> int:
 
 
 class _Training:
-    def __init__(self, job: "Job", trainer: Trainer, display: Display) -> None:
+    def __init__(self, job: Job, trainer: Trainer, display: Display) -> None:
         self.job, self.trainer, self.tally = job, trainer, Tally()
         world = trainer.world
         self.first = world.rank == 0

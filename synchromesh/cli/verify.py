@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from synchromesh.cli import options, ranks
-from synchromesh.fault import Refuted, printable
+from synchromesh.values.fault import Refuted, printable
 
 BYTES = (
     ("parameter bytes", "parameter_bytes_per_rank"),
@@ -32,7 +32,7 @@ def add_parser(commands: options.Commands) -> None:
 
 def main(args: argparse.Namespace) -> int:
     plan = options.plan(args.plan)
-    from synchromesh.workload import load
+    from synchromesh.workloads.target import load
 
     workload = load(args.target, args.data, synthetic=args.data is None)
     if args.batch_size:
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
         options.check_degrees(plan, count)
         return ranks.again(args.words, count)
     from synchromesh.cli.progress import Display
-    from synchromesh.verify import verify
+    from synchromesh.training.verify import verify
 
     say = Display(ranks.first()).say
     document = verify(workload, str(plan), args.steps, args.dtype, args.seed, say)

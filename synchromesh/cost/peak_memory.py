@@ -16,7 +16,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from synchromesh.component import Value
 from synchromesh.cost.step_time import (
     Run,
     Setting,
@@ -25,11 +24,12 @@ from synchromesh.cost.step_time import (
     held_bytes,
     walked,
 )
-from synchromesh.holding import Holding
-from synchromesh.layout import Layout
-from synchromesh.placement import Placement
-from synchromesh.profile import Memory, Profile
-from synchromesh.trace.local import LocalComponent
+from synchromesh.trace.partition.local import LocalComponent
+from synchromesh.values.component import Value
+from synchromesh.values.holding import Holding
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import Placement
+from synchromesh.values.profile import Memory, Profile
 
 Form = tuple[str, int, Placement]  # value, tensor degree, placement
 

@@ -15,14 +15,14 @@ collective, and at the end of the step in any case.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from synchromesh.component import Parameter
 from synchromesh.cost.timeline import Timeline
-from synchromesh.holding import Holding
-from synchromesh.layout import Layout
-from synchromesh.plan import Plan
-from synchromesh.profile import Compute, Pattern, Profile
-from synchromesh.trace.local import Hop, LocalComponent, Partition, Span
-from synchromesh.traffic import Collective
+from synchromesh.trace.partition.local import Hop, LocalComponent, Partition, Span
+from synchromesh.values.component import Parameter
+from synchromesh.values.holding import Holding
+from synchromesh.values.layout import Layout
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Compute, Pattern, Profile
+from synchromesh.values.traffic import Collective
 
 MIB = 1 << 20
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * MIB, MIB  # as the engine's

@@ -18,7 +18,7 @@ begun after a pause is quicker at first (`Sprint`), traffic without one is late 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from synchromesh.profile import Overlap, Sprint
+from synchromesh.values.profile import Overlap, Sprint
 
 _NOTHING = 1e-12  # seconds
 _UNDISTURBED = Overlap()

@@ -43,7 +43,8 @@ def stop(x: Tensor) -> Tensor:
 def isolated(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The local graph for a rank without rows.
 
-    Its placeholders say what they are (trace/localise.py): `meta["of_rows"]`, `meta["buffer"]`.
+    Its placeholders say what they are (trace/partition/localise.py): `meta["of_rows"]`,
+    `meta["buffer"]`.
     """
     made = torch.fx.Graph()
     rows = row_nodes(graph.graph)

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from synchromesh.engine import batches
 from synchromesh.engine.groups import Group
 from synchromesh.engine.model import Model
-from synchromesh.plan import Plan
-from synchromesh.trace.capture import signature
+from synchromesh.trace.capture.capture import signature
+from synchromesh.values.plan import Plan
 
 
 def compare_ranks(

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from synchromesh.engine.groups import Group
-from synchromesh.layout import Layout
-from synchromesh.plan import Plan
+from synchromesh.values.layout import Layout
+from synchromesh.values.plan import Plan
 
 Ranges = tuple[tuple[int, int], ...]
 

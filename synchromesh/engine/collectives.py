@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from synchromesh.engine.async_move import journey
 from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.groups import Finish, Group
-from synchromesh.engine.journey import journey
 from synchromesh.engine.random import Streams
-from synchromesh.placement import Placement, parse
+from synchromesh.values.placement import Placement, parse
 
 Primitive = Callable[[Tensor, Group, Placement, Placement], Finish]  # (x, group, source, target)
 
@@ -192,7 +192,7 @@ def move(x: Tensor, group: Group, source: Placement, target: Placement) -> Tenso
 
 
 class Axis:
-    """The tensor axis of one layout on this rank; implements `synchromesh.trace.axis.Axis`."""
+    """The tensor axis of one layout on this rank; implements `trace.partition.axis.Axis`."""
 
     def __init__(self, group: Group, streams: Streams, norm: BatchNormPolicy) -> None:
         self.group, self.streams, self.norm = group, streams, norm

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from synchromesh.component import Rows, Value
+from synchromesh.engine.async_move import journey
 from synchromesh.engine.collectives import move
 from synchromesh.engine.groups import Finish
-from synchromesh.engine.journey import journey
 from synchromesh.engine.routes import Ranges, Route, Side, Slices, nested, routes
 from synchromesh.engine.stage import Stage
-from synchromesh.layout import Layout
-from synchromesh.placement import PARTIAL, REPLICATED, Placement
+from synchromesh.values.component import Rows, Value
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import PARTIAL, REPLICATED, Placement
 
 _VALUE = {"R": REPLICATED, "r": REPLICATED, "P": PARTIAL}
 _GRADIENT = {"R": REPLICATED, "r": PARTIAL, "P": REPLICATED}

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
-from synchromesh.engine import rendezvous
-from synchromesh.traffic import Tally
+from synchromesh.launch import rendezvous
+from synchromesh.values.traffic import Tally
 
 Op = Literal["sum", "max"]
 Finish = Callable[[], Tensor]  # waits for a collective under way and returns its result

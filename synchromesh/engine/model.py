@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from synchromesh.component import Parameter
+from synchromesh.values.component import Parameter
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -23,11 +23,11 @@ from synchromesh.engine.program import Result, share
 from synchromesh.engine.random import Streams
 from synchromesh.engine.roll_call import RollCall
 from synchromesh.engine.stage import Stage
-from synchromesh.layout import Layout
-from synchromesh.trace.export import flat_outputs
-from synchromesh.trace.gradients import refuse_foreign
-from synchromesh.trace.modes import in_mode
-from synchromesh.trace.undisturbed import CONTAINERS, attributes_of
+from synchromesh.trace.capture.export import flat_outputs
+from synchromesh.trace.capture.gradients import refuse_foreign
+from synchromesh.trace.capture.modes import in_mode
+from synchromesh.trace.capture.undisturbed import CONTAINERS, attributes_of
+from synchromesh.values.layout import Layout
 
 
 class OpaqueProgram:

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from synchromesh.component import Value
 from synchromesh.engine import batches
 from synchromesh.engine.absent import isolated
 from synchromesh.engine.batches import GlobalRows
@@ -30,11 +29,12 @@ from synchromesh.engine.collectives import Axis
 from synchromesh.engine.exchange import depart
 from synchromesh.engine.random import Streams
 from synchromesh.engine.stage import Stage
-from synchromesh.holding import Holding
-from synchromesh.layout import Layout
-from synchromesh.placement import REPLICATED, Placement
-from synchromesh.trace.partition import LocalComponent, Partition
+from synchromesh.trace.partition.partition import LocalComponent, Partition
 from synchromesh.trace.step import Step
+from synchromesh.values.component import Value
+from synchromesh.values.holding import Holding
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import REPLICATED, Placement
 
 T = TypeVar("T")
 Walk = Generator[None, None, tuple[Tensor, ...]]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from synchromesh.placement import Placement
+from synchromesh.values.placement import Placement
 
 Ranges = tuple[tuple[int, int], ...]  # global rows [start, stop) of each data index
 Slices = tuple[tuple[int, int], ...]  # (first, length) along each dimension that a route cuts

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from synchromesh.engine.groups import Group, World
-from synchromesh.layout import Layout
+from synchromesh.values.layout import Layout
 
 
 class Stage:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synchromesh import document
-from synchromesh.cluster import Cluster, Device, Host, Link
 from synchromesh.lab import quantity
+from synchromesh.values import document
+from synchromesh.values.cluster import Cluster, Device, Host, Link
 
 MOST_HOSTS = 200  # addresses 10.77.0.1 and up, and what one machine can bear
 

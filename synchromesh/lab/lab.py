@@ -26,8 +26,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-import synchromesh
-from synchromesh.cluster import Cluster
 from synchromesh.lab import cgroup, entry, quantity, removal
 from synchromesh.lab.description import Description, Emulated
 from synchromesh.lab.network import Network
@@ -35,6 +33,7 @@ from synchromesh.lab.record import Record, Records
 from synchromesh.lab.requirements import reason_unavailable
 from synchromesh.lab.running import Listener, Result, Running
 from synchromesh.lab.tag import Tag
+from synchromesh.values.cluster import Cluster
 
 CLUSTER = "SYNCHROMESH_LAB"  # names the file of the lab's cluster to what runs on its hosts
 PORTS = (20_000, 30_000)  # of the rendezvous; below those that the kernel gives away
@@ -165,7 +164,7 @@ class Lab:
             )
 
     def _start_keeper(self) -> None:
-        home = str(Path(synchromesh.__file__).parents[1])
+        home = str(Path(__file__).parents[2])
         path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._keeper = subprocess.Popen(
             [sys.executable, "-m", "synchromesh.lab.keeper"],

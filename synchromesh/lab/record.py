@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synchromesh import document
 from synchromesh.lab.description import Description
 from synchromesh.lab.tag import Tag
+from synchromesh.values import document
 
 FOLDER = Path("/run/synchromesh/lab")  # not $XDG_RUNTIME_DIR: sudo and root's own shell differ
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}")

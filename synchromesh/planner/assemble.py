@@ -21,7 +21,6 @@ from itertools import permutations, product
 
 import numpy as np
 
-from synchromesh.component import Value
 from synchromesh.cost.step_time import (
     Unmeasured,
     collective_seconds,
@@ -29,16 +28,22 @@ from synchromesh.cost.step_time import (
     held_bytes,
     pattern,
 )
-from synchromesh.holding import Holding, holdings
-from synchromesh.layout import Layout
-from synchromesh.placement import PARTIAL, REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement
 from synchromesh.planner.problem import BATCH, Link, Option, Prices, Problem
-from synchromesh.profile import Overlap, Pattern, Profile
-from synchromesh.trace.edges import edge_collectives
-from synchromesh.trace.local import Hop, Input, LocalComponent, Partition
-from synchromesh.trace.moves import TABLE, move_collectives
+from synchromesh.trace.partition.edges import edge_collectives
+from synchromesh.trace.partition.local import Hop, Input, LocalComponent, Partition
+from synchromesh.trace.partition.moves import TABLE, move_collectives
 from synchromesh.trace.step import Step
-from synchromesh.traffic import Collective
+from synchromesh.values.component import Value
+from synchromesh.values.holding import Holding, holdings
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import (
+    PARTIAL,
+    REPLICATED,
+    REPLICATED_PARTIAL_GRADIENT,
+    Placement,
+)
+from synchromesh.values.profile import Overlap, Pattern, Profile
+from synchromesh.values.traffic import Collective
 
 DIRECTIONS = ("forward", "backward")
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from synchromesh.cost.peak_memory import PeakMemory, peak_memories
 from synchromesh.cost.step_time import Setting, StepTime, Unmeasured, best_pieces, step_time
-from synchromesh.holding import holdings
-from synchromesh.layout import Layout
-from synchromesh.plan import Plan
-from synchromesh.profile import Profile
-from synchromesh.trace.partition import Partition, overlaps, partition
+from synchromesh.trace.partition.partition import Partition, overlaps, partition
 from synchromesh.trace.step import Step
+from synchromesh.values.holding import holdings
+from synchromesh.values.layout import Layout
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
 
 PIECES = (4,)  # besides one
 

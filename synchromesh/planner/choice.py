@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from synchromesh.cost.peak_memory import PeakMemory
-from synchromesh.layout import Layout
-from synchromesh.plan import Plan
 from synchromesh.planner.assemble import Uniform, assemble, degrees
 from synchromesh.planner.candidate import Candidate, Model, readable, with_pieces
 from synchromesh.planner.chain import search
@@ -18,9 +16,11 @@ from synchromesh.planner.problem import Problem
 from synchromesh.planner.runner_up import runners_up
 from synchromesh.planner.walk import Found, found_of
 from synchromesh.planner.wording import worded
-from synchromesh.profile import Profile
-from synchromesh.trace.partition import overlaps
-from synchromesh.word import Word
+from synchromesh.trace.partition.partition import overlaps
+from synchromesh.values.layout import Layout
+from synchromesh.values.layout_spec import Word
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
 
 MARGIN = 0.05  # a plan must be predicted this much quicker than a plainer one
 PLAIN = ("single", "data", "tensor", "hybrid")

@@ -11,10 +11,10 @@ from math import gcd
 from statistics import fmean
 
 from synchromesh.cost.step_time import computing
-from synchromesh.plan import Plan
 from synchromesh.planner.candidate import Candidate, Model, price, setting
-from synchromesh.profile import Profile
-from synchromesh.word import Word
+from synchromesh.values.layout_spec import Word
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
 
 UNEQUAL = 1.3  # times the slowest's speed, from where devices count as unequal
 HOPE = 2.0  # times the best plan's seconds: beyond it neither helps enough

@@ -10,9 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from synchromesh.layout import Layout
-from synchromesh.plan import Override, Plan
-from synchromesh.word import Word
+from synchromesh.values.layout import Layout
+from synchromesh.values.layout_spec import Word
+from synchromesh.values.plan import Override, Plan
 
 
 def word(layout: Layout) -> Word:

@@ -48,12 +48,12 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from synchromesh.placement import Box
 from synchromesh.state import manifest
 from synchromesh.state.index import Reader, box_of, boxes_of, described
 from synchromesh.state.manifest import CheckpointError, check_writable, newest, verify
 from synchromesh.state.pieces import Held, split
-from synchromesh.transfer import intersection, volume
+from synchromesh.values.placement import Box
+from synchromesh.values.transfer import intersection, volume
 
 __all__ = ["CheckpointError", "check_writable", "load", "newest", "read_extra", "save", "verify"]
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from synchromesh import document
+from synchromesh.values import document
 
 RowsOf = Callable[[int], tuple[int, int]]  # rows of a global batch -> this rank's [start, stop)
 Collate = Callable[[list[Any]], Any]

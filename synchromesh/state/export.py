@@ -21,11 +21,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from synchromesh import document
-from synchromesh.placement import Box
 from synchromesh.state.manifest import CheckpointError, sync
 from synchromesh.state.pieces import Held, whole
 from synchromesh.state.switch import redistribute
+from synchromesh.values import document
+from synchromesh.values.placement import Box
 
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",

@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from synchromesh.placement import Box
 from synchromesh.state.manifest import CheckpointError, Entry, plain
+from synchromesh.values.placement import Box
 
 
 def box_of(chunk: ChunkStorageMetadata) -> Box:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synchromesh import document
+from synchromesh.values import document
 
 NAME = "MANIFEST.json"
 FORMAT = "synchromesh checkpoint 1"

@@ -15,12 +15,12 @@ from synchromesh.engine.batches import fingerprint
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model, dtype_name
 from synchromesh.engine.stage import Stage
-from synchromesh.holding import Holding
-from synchromesh.layout import Layout
-from synchromesh.placement import REPLICATED_PARTIAL_GRADIENT, Box
 from synchromesh.state.initial import initial_values
 from synchromesh.state.pieces import Held, local_shape, view, whole
 from synchromesh.state.switch import Move, Moved, move, redistribute
+from synchromesh.values.holding import Holding
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import REPLICATED_PARTIAL_GRADIENT, Box
 
 Sides = tuple[tuple[Box, ...], ...]  # boxes of each rank of the world
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from synchromesh.placement import Box
-from synchromesh.transfer import volume
+from synchromesh.values.placement import Box
+from synchromesh.values.transfer import volume
 
 
 @dataclass(frozen=True)

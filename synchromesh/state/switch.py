@@ -14,9 +14,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from synchromesh.placement import Box
 from synchromesh.state.pieces import local_shape, split, view
-from synchromesh.transfer import Piece, transfer, volume
+from synchromesh.values.placement import Box
+from synchromesh.values.transfer import Piece, transfer, volume
 
 ROUND_BYTES = 16 * 2**20  # that one rank sends and receives at once
 CHUNK_BYTES = ROUND_BYTES // 4

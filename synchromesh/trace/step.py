@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from synchromesh.component import Chain
+from synchromesh.values.component import Chain
 
 from .guards import Guard
 

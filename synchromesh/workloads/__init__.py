@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from synchromesh.workload import Workload
 from synchromesh.workloads import cifar100, digits, mnist
+from synchromesh.workloads.workload import Workload
 
 # name -> (data folder or None, synthetic rows instead of data) -> Workload
 BUNDLED: dict[str, Callable[[Path | None, bool], Workload]] = {

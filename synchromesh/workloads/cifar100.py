@@ -5,10 +5,10 @@ from pathlib import Path
 
 from torch import nn
 
-from synchromesh.workload import MapDataset, Workload
 from synchromesh.workloads import cifar_files
 from synchromesh.workloads.images import Images, Look, SyntheticImages, loss, metric
 from synchromesh.workloads.training import adamw, momentum, warm_up
+from synchromesh.workloads.workload import MapDataset, Workload
 
 MEAN, DEVIATION = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 SMALL, LARGE = Look(MEAN, DEVIATION, size=32), Look(MEAN, DEVIATION, size=224)

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from synchromesh.workload import MapDataset, Workload
 from synchromesh.workloads.images import Images, Look, SyntheticImages, loss, metric
 from synchromesh.workloads.training import adamw, warm_up
+from synchromesh.workloads.workload import MapDataset, Workload
 
 LOOK = Look(mean=(0.3053,), deviation=(0.3760,), size=8)
 TRAIN_ROWS = 1437  # of 1797: the rest, one in five, validates

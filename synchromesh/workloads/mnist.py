@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from synchromesh.workload import MapDataset, Workload
 from synchromesh.workloads import idx
 from synchromesh.workloads.images import Images, Look, SyntheticImages, loss, metric
 from synchromesh.workloads.training import momentum
+from synchromesh.workloads.workload import MapDataset, Workload
 
 LOOK = Look(mean=(0.1307,), deviation=(0.3081,), size=32)  # 28 x 28, padded
 FILES = {

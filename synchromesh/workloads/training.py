@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from synchromesh.workload import Parameters
+from synchromesh.workloads.workload import Parameters
 
 
 def adamw(rate: float, decay: float = 0.01) -> Callable[[Parameters], torch.optim.Optimizer]:

@@ -11,15 +11,15 @@ from synchromesh import prepare
 from synchromesh.adapt import adapter as adapting
 from synchromesh.adapt.adapter import Adapter
 from synchromesh.adapt.monitor import Drift, Usual
-from synchromesh.choosing import Choice, Question
 from synchromesh.cost.step_time import StepTime
-from synchromesh.measure.look import Glance
-from synchromesh.plan import Plan
 from synchromesh.planner.candidate import Candidate
-from synchromesh.profile import Profile
-from synchromesh.trainer import RESIZED
-from tests.measure.hurried import hurried
+from synchromesh.profiling.choosing import Choice, Question
+from synchromesh.profiling.reprofile import Glance
+from synchromesh.training.trainer import RESIZED
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
 from tests.models import FAMILIES, family
+from tests.profiling.hurried import hurried
 from tests.ranks import run
 from tests.traces import shared
 

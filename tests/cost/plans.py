@@ -5,16 +5,16 @@ from typing import Any
 
 import torch
 
-from synchromesh.component import Component, Parameter
 from synchromesh.cost.step_time import Setting
-from synchromesh.holding import holdings
-from synchromesh.layout import Layout
-from synchromesh.placement import REPLICATED
-from synchromesh.plan import Plan
-from synchromesh.profile import Compute, Curve, Memory, Pattern, Profile
-from synchromesh.trace.local import Event, LocalComponent, Partition, Span
-from synchromesh.trace.partition import overlaps, partition
+from synchromesh.trace.partition.local import Event, LocalComponent, Partition, Span
+from synchromesh.trace.partition.partition import overlaps, partition
 from synchromesh.trace.step import Step
+from synchromesh.values.component import Component, Parameter
+from synchromesh.values.holding import holdings
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import REPLICATED
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Compute, Curve, Memory, Pattern, Profile
 from tests.models import traced
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from synchromesh.component import Parameter
 from synchromesh.cost.move import lacking, transfer_seconds
-from synchromesh.holding import Holding
-from synchromesh.layout import Layout
-from synchromesh.placement import REPLICATED, shard
-from synchromesh.profile import Curve, Pattern, Profile
+from synchromesh.values.component import Parameter
+from synchromesh.values.holding import Holding
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import REPLICATED, shard
+from synchromesh.values.profile import Curve, Pattern, Profile
 
 TENSOR = Parameter("w", (8, 4), "float32")  # 128 bytes
 WHOLE = Holding(TENSOR, Layout(4, 1), REPLICATED)

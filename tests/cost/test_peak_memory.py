@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from synchromesh.component import Rows, Value
 from synchromesh.cost.peak_memory import PeakMemory, peak_memory
 from synchromesh.cost.step_time import Setting, Unmeasured, held_bytes
-from synchromesh.layout import Layout
-from synchromesh.measure.borders import record, stand_ins
-from synchromesh.measure.compute import Bench
-from synchromesh.measure.memory import LiveBytes
-from synchromesh.placement import REPLICATED, Placement, shard
-from synchromesh.plan import Plan
-from synchromesh.preparing import prepare
-from synchromesh.profile import Compute, Curve, Memory, Profile
-from synchromesh.trace.local import Input, Output
+from synchromesh.profiling.borders import record, stand_ins
+from synchromesh.profiling.compute import Bench
+from synchromesh.profiling.memory import LiveBytes
+from synchromesh.trace.partition.local import Input, Output
+from synchromesh.training.prepare import prepare
+from synchromesh.values.component import Rows, Value
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import REPLICATED, Placement, shard
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Compute, Curve, Memory, Profile
 from tests.cost.plans import drawn, placed
 from tests.models import family, traced
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from synchromesh.component import Rows
 from synchromesh.cost import step_time as module
 from synchromesh.cost.step_time import Depart, Run, Setting, Unmeasured, best_pieces, step_time
 from synchromesh.engine import gradients, program
@@ -17,14 +16,15 @@ from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.collectives import Axis
 from synchromesh.engine.random import Streams
-from synchromesh.layout import Layout
-from synchromesh.measure.borders import local_part, record, stand_ins, tiled
-from synchromesh.measure.silent import SilentGroup
-from synchromesh.plan import Plan
-from synchromesh.profile import Compute, Curve, Overlap, Pattern, Profile
-from synchromesh.trace.export import take
-from synchromesh.trace.local import Hop, Span
-from synchromesh.traffic import Collective
+from synchromesh.profiling.borders import local_part, record, stand_ins, tiled
+from synchromesh.profiling.silent_group import SilentGroup
+from synchromesh.trace.capture.export import take
+from synchromesh.trace.partition.local import Hop, Span
+from synchromesh.values.component import Rows
+from synchromesh.values.layout import Layout
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Compute, Curve, Overlap, Pattern, Profile
+from synchromesh.values.traffic import Collective
 from tests.cost.plans import drawn, flat, placed
 from tests.models import family, traced
 

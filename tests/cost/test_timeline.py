@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synchromesh.cost.timeline import Timeline
-from synchromesh.profile import Overlap, Sprint
+from synchromesh.values.profile import Overlap, Sprint
 
 HALF = {"k": Overlap(compute=0.5, network=0.25)}
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from synchromesh.cli import main
-from synchromesh.cluster import Cluster
 from synchromesh.lab import cgroup, requirements
 from synchromesh.lab.tag import Tag
+from synchromesh.values.cluster import Cluster
 from tests.lab.hosts import needs_hosts, python, traces, until
 
 ROOT = Path(__file__).parents[2]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from synchromesh.cluster import Cluster
 from synchromesh.lab import HostFailed, Lab, Running, network, requirements
 from synchromesh.lab import running as running_module
 from synchromesh.lab.tag import Tag
+from synchromesh.values.cluster import Cluster
 from tests.lab.hosts import alive, needs_hosts, python, traces, until
 
 ROOT = Path(__file__).parents[2]

@@ -8,24 +8,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from synchromesh.component import Rows, Value
 from synchromesh.cost.step_time import Unmeasured, step_time
 from synchromesh.engine.exchange import depart
 from synchromesh.engine.groups import Group, World
 from synchromesh.engine.stage import Stage
-from synchromesh.layout import Layout
-from synchromesh.measure.facts import traffic
-from synchromesh.placement import parse
-from synchromesh.plan import Plan
 from synchromesh.planner import assemble as module
 from synchromesh.planner.assemble import Uniform, assemble, crossings
 from synchromesh.planner.candidate import Model, setting
 from synchromesh.planner.choice import uniform
 from synchromesh.planner.problem import BATCH, Problem
-from synchromesh.profile import Compute, Curve, Memory, Pattern, Profile
-from synchromesh.trace.edges import edge_collectives
+from synchromesh.profiling.facts import traffic
+from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.trace.step import Step
-from synchromesh.traffic import Collective, sent_bytes
+from synchromesh.values.component import Rows, Value
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import parse
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Compute, Curve, Memory, Pattern, Profile
+from synchromesh.values.traffic import Collective, sent_bytes
 from tests.models import traced
 from tests.ranks import run
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from synchromesh.cost.step_time import step_time
-from synchromesh.plan import Plan
 from synchromesh.planner.candidate import Model, price, readable, setting, with_pieces
-from synchromesh.profile import Profile
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
 from tests.cost.plans import flat
 from tests.models import traced
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from synchromesh.cost.step_time import StepTime
-from synchromesh.plan import Plan
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice, decided
-from synchromesh.profile import Profile
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
 
 
 def candidate(plan: str, seconds: float, fits: bool = True) -> Candidate:

@@ -3,10 +3,10 @@
 import pytest
 
 from synchromesh.cost.step_time import computing
-from synchromesh.plan import Plan
 from synchromesh.planner.candidate import Candidate, Model, price, setting
 from synchromesh.planner.unequal import fewer, shared, widened
-from synchromesh.profile import Compute, Curve, Memory, Pattern, Profile
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Compute, Curve, Memory, Pattern, Profile
 from tests.cost.plans import flat
 from tests.models import traced
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synchromesh.layout import Layout
-from synchromesh.plan import Plan
 from synchromesh.planner.wording import worded
+from synchromesh.values.layout import Layout
+from synchromesh.values.plan import Plan
 from tests.models import FAMILIES, traced
 
 CHOICES = (Layout(4, 1), Layout(2, 2), Layout(1, 4))

@@ -20,12 +20,12 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from synchromesh.engine.groups import World
-from synchromesh.layout import Layout
-from synchromesh.placement import REPLICATED, Placement, shard
 from synchromesh.state import checkpoint, manifest
 from synchromesh.state.checkpoint import CheckpointError, load, newest, save, verify
 from synchromesh.state.pieces import Held, local_shape, view
 from synchromesh.state.pieces import whole as whole_box
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import REPLICATED, Placement, shard
 from tests.ranks import run
 
 WHOLE = {

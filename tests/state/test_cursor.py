@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from synchromesh.plan import Plan
 from synchromesh.state.cursor import Cursor, Loader, RowsOf, SampleError
+from synchromesh.values.plan import Plan
 
 
 class Numbers(Dataset[Any]):

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from synchromesh.engine.groups import World
-from synchromesh.placement import shard
 from synchromesh.state.export import load_safetensors, save_safetensors
 from synchromesh.state.manifest import CheckpointError
 from synchromesh.state.pieces import Held, local_shape, view
 from synchromesh.state.pieces import whole as whole_box
+from synchromesh.values.placement import shard
 from tests.ranks import run
 
 WHOLE = {

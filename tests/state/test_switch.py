@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synchromesh.engine.groups import World
-from synchromesh.layout import Layout
-from synchromesh.placement import REPLICATED, Box, Placement, shard
 from synchromesh.state import switch
 from synchromesh.state.pieces import Held, local_shape, split, view
 from synchromesh.state.switch import Move, in_order, move, redistribute
-from synchromesh.transfer import intersection, volume
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import REPLICATED, Box, Placement, shard
+from synchromesh.values.transfer import intersection, volume
 from tests.ranks import run
 
 Side = tuple[Layout, Placement]

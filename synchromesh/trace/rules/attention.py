@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from synchromesh.placement import shard
 from synchromesh.trace.rules.elementwise import dim_state
 from synchromesh.trace.rules.operator import Choice, Emit, Operand, Operator
+from synchromesh.values.placement import shard
 
 
 def attention(op: Operator) -> Iterator[Choice]:

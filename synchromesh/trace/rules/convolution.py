@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from synchromesh.placement import shard
 from synchromesh.trace.rules.operator import Choice, Operator, P
+from synchromesh.values.placement import shard
 
 SPATIAL = {
     "conv1d": 1, "conv2d": 2, "conv3d": 3, "conv_transpose1d": 1, "conv_transpose2d": 2,

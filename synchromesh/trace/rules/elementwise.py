@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from synchromesh.placement import Placement, shard
 from synchromesh.trace.rules.operator import Choice, Operand, Operator, P, r
+from synchromesh.values.placement import Placement, shard
 
 # elementwise operators without torch's tag for it
 NAMES = {

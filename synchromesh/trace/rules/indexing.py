@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional as F
 
-from synchromesh.placement import shard
 from synchromesh.trace.rules.operator import Choice, Emit, Operator, P, dim_of
+from synchromesh.values.placement import shard
 
 
 def embedding(op: Operator) -> Iterator[Choice]:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from synchromesh.placement import REPLICATED, shard
 from synchromesh.trace.rules.operator import ROWS, Choice, Emit, Operator, P
 from synchromesh.trace.rules.reduce import mean_of_part
-from synchromesh.traffic import Collective
+from synchromesh.values.placement import REPLICATED, shard
+from synchromesh.values.traffic import Collective
 
 MEAN, SUM = 1, 2  # aten's numbers for reductions
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from synchromesh.placement import Placement, shard
 from synchromesh.trace.rules.elementwise import dim_state
 from synchromesh.trace.rules.operator import Choice, Operand, Operator, P, r
+from synchromesh.values.placement import Placement, shard
 
 
 def linear(op: Operator) -> Iterator[Choice]:

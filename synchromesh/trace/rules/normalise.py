@@ -5,8 +5,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from synchromesh.placement import shard
 from synchromesh.trace.rules.operator import Choice, Emit, Operator
+from synchromesh.values.placement import shard
 
 
 def layer_norm(op: Operator) -> Iterator[Choice]:

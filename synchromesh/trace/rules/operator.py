@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from synchromesh.component import ITEM_BYTES, Value
-from synchromesh.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement
-from synchromesh.traffic import Collective
+from synchromesh.values.component import ITEM_BYTES, Value
+from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement
+from synchromesh.values.traffic import Collective
 
 ROWS = (
     1_000_003  # batch rows in concrete shapes: a prime, so that no other size is confused with it

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from synchromesh.placement import Placement, shard
 from synchromesh.trace.rules.operator import Choice, Emit, Operator, P, dim_of
+from synchromesh.values.placement import Placement, shard
 
 
 def reduction(op: Operator) -> Iterator[Choice]:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from synchromesh.placement import Placement, shard
 from synchromesh.trace.rules.operator import Choice, Emit, Operator, P, dim_of, inside_rows
+from synchromesh.values.placement import Placement, shard
 
 aten = torch.ops.aten
 

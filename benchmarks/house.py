@@ -1,0 +1,181 @@
+"""The form of the package in numbers, each with its limit: `python -m benchmarks.house`.
+
+Exits with 1 where one is missed; `.ci/run` runs it. Lines of a function are those from `def` to its
+end without its docstring, complexity is ruff's (McCabe, rule C901). A public function is one of a
+module or of a public class whose name has no leading underscore; `__init__` and properties count.
+"""
+
+import argparse
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+
+ROOT = Path(__file__).parents[1]
+PACKAGE, TESTS = ROOT / "synchromesh", ROOT / "tests"
+LINES = 31_109  # of the package before it was rearranged
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of the table; `least` says that it must not be below its limit, else above."""
+
+    name: str
+    value: float
+    limit: float
+    least: bool = False
+    where: tuple[str, ...] = ()  # what misses it, or comes nearest
+
+    @property
+    def good(self) -> bool:
+        return self.value >= self.limit if self.least else self.value <= self.limit
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A function of the package."""
+
+    place: str  # path:line name
+    lines: int
+    public: bool
+    described: bool
+
+
+def definitions(path: Path) -> Iterator[Definition]:
+    """All functions of a file, those inside classes and functions too."""
+
+    def inside(node: ast.AST, public: bool) -> Iterator[Definition]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, Function):
+                own = public and not child.name.startswith("_")
+                place = f"{path.relative_to(ROOT)}:{child.lineno} {child.name}"
+                described = ast.get_docstring(child) is not None
+                yield Definition(place, _lines(child), own, described)
+                yield from inside(child, False)
+            elif isinstance(child, ast.ClassDef):
+                yield from inside(child, public and not child.name.startswith("_"))
+            else:
+                yield from inside(child, public)
+
+    yield from inside(ast.parse(path.read_text()), True)
+
+
+def _lines(function: Function) -> int:
+    """Lines of a function without its docstring."""
+    body = function.body
+    described = ast.get_docstring(function) is not None
+    spoken = (body[0].end_lineno or 0) - body[0].lineno + 1 if described else 0
+    return (function.end_lineno or 0) - function.lineno + 1 - spoken
+
+
+def complexities() -> dict[str, int]:
+    """McCabe's complexity of every function above 1, by its place."""
+    command = [
+        sys.executable, "-m", "ruff", "check", str(PACKAGE), "--select", "C901", "--no-cache",
+        "--config", "lint.mccabe.max-complexity=1", "--output-format", "json", "--exit-zero",
+    ]  # fmt: skip
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    found = {}
+    for row in json.loads(answer.stdout):
+        name, value = re.findall(r"`(.+)` is too complex \((\d+) >", row["message"])[0]
+        path = Path(row["filename"]).relative_to(ROOT)
+        found[f"{path}:{row['location']['row']} {name}"] = int(value)
+    return found
+
+
+def shared_names(paths: Iterable[Path]) -> dict[str, list[str]]:
+    """Class names that stand in several files."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(str(path.relative_to(ROOT)))
+    return {name: where for name, where in found.items() if len(set(where)) > 1}
+
+
+def outside_the_tree() -> list[str]:
+    """Test files in a folder that the package does not have, or in none."""
+    return [
+        str(p.relative_to(ROOT))
+        for p in TESTS.rglob("test_*.py")
+        if p.name != "test_house_rules.py"
+        and (p.parent == TESTS or not (PACKAGE / p.parent.relative_to(TESTS)).is_dir())
+    ]
+
+
+def cycles() -> list[str]:
+    from tests.test_house_rules import cycles
+
+    return sorted(cycles())
+
+
+def figures() -> list[Figure]:
+    """The whole table."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in paths}
+    functions = [d for p in paths for d in definitions(p)]
+    lines = [d.lines for d in functions]
+    public = [d for d in functions if d.public]
+    silent = [d.place for d in public if not d.described]
+    complexity = complexities()
+    above = _above(complexity, 10)
+    names = shared_names(paths)
+    longest = _above({d.place: d.lines for d in functions}, 60)
+    circles, astray = cycles(), outside_the_tree()
+    return [
+        Figure("files", len(paths), 400),
+        Figure("lines of all files", sum(lengths.values()), LINES),
+        Figure("lines of a file, median", median(lengths.values()), 150),
+        Figure("lines of a file, most", max(lengths.values()), 420, where=_above(lengths, 420)),
+        Figure("lines of a function, median", median(lines), 8),
+        Figure("lines of a function, 90 of 100 below", quantiles(lines, n=10)[-1], 25),
+        Figure("lines of a function, most", max(lines), 60, where=longest),
+        Figure("complexity, most", max(complexity.values()), 15, where=_above(complexity, 15)),
+        Figure("complexity above 10, per cent", 100 * len(above) / len(lines), 3, where=above),
+        Figure("modules in import cycles", len(circles), 0, where=tuple(circles)),
+        Figure("class names in several files", len(names), 4, where=tuple(sorted(names))),
+        Figure(
+            "public functions with a docstring, per cent",
+            100 * (1 - len(silent) / len(public)), 90, least=True, where=tuple(silent),
+        ),
+        Figure("test files outside the package's tree", len(astray), 0, where=tuple(astray)),
+    ]  # fmt: skip
+
+
+def _above(values: dict[str, int], limit: int) -> tuple[str, ...]:
+    """Places above a limit, the farthest first."""
+    chosen = sorted((v, k) for k, v in values.items() if v > limit)[::-1]
+    return tuple(f"{k} ({v})" for v, k in chosen)
+
+
+def show(found: Sequence[Figure], every: bool) -> None:
+    for f in found:
+        sign = ">=" if f.least else "<="
+        print(f"{'   ' if f.good else 'NOT'} {f.name:45} {f.value:9.5g} {sign} {f.limit:g}")
+        if not f.good or every:
+            for place in f.where:
+                print(f"        {place}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--all", action="store_true", help="every place, also where all is well")
+    parser.add_argument("--json", action="store_true", help="one document on standard output")
+    options = parser.parse_args()
+    found = figures()
+    if options.json:
+        print(json.dumps({f.name: f.value for f in found}))
+    else:
+        show(found, options.all)
+    return 0 if all(f.good for f in found) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,304 @@
+"""Checks: what will go wrong on these machines, one sentence and a remedy each. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from synchromesh.doctor.survey import Survey, hosts
+from synchromesh.profiling.machine import Machine
+
+Level = Literal["ok", "warning", "problem"]
+GB = 10**9
+CLOCK_SECONDS = 1.0
+UNEQUAL = 1.5  # ratio of rates from which devices count as unequal
+UNEQUAL_LINKS = 2.0
+LITTLE_MEMORY = GB  # bytes a rank
+LITTLE_DISK = 2 * GB
+GLOO, NCCL, OMP = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's answer: how bad it is, and a sentence that ends with what to do."""
+
+    level: Level
+    check: str
+    sentence: str
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The port that a run of several hosts would meet at, and whether somebody has it already."""
+
+    port: int
+    taken: bool
+
+
+Answers = Iterator[tuple[Level, str]]
+
+
+def checks(survey: Survey, port: Ports | None = None) -> list[Finding]:
+    """Every check's findings, in a fixed order; one that finds nothing says so with `ok`."""
+    found: list[Finding] = []
+    table: dict[str, Callable[[], Answers]] = {
+        "versions": lambda: versions(survey.machines),
+        "clocks": lambda: clocks(survey),
+        "cores": lambda: cores(survey.machines),
+        "threads": lambda: threads(survey.machines),
+        "interfaces": lambda: interfaces(survey.machines),
+        "port": lambda: ports(port),
+        "memory": lambda: memory(survey.machines),
+        "disk": lambda: disk(survey.machines),
+        "gpus": lambda: gpus(survey.machines),
+        "devices": lambda: devices(survey),
+        "links": lambda: links(survey),
+    }
+    for name, check in table.items():
+        answers = [*check()] or [("ok", FINE[name])]
+        found += [Finding(level, name, sentence) for level, sentence in answers]
+    return found
+
+
+FINE = {
+    "versions": "all ranks run the same torch, Python and synchromesh",
+    "clocks": "the ranks' clocks agree to a second",
+    "cores": "every rank has a core",
+    "threads": "the ranks' threads fit the cores",
+    "interfaces": "the network interface is clear",
+    "port": "the port is free",
+    "memory": "there is memory",
+    "disk": "there is room for checkpoints",
+    "gpus": "torch uses what is there",
+    "devices": "the devices are alike",
+    "links": "the links are alike",
+}
+
+
+def alone(mine: Machine, several: bool) -> list[Finding]:
+    """What one rank can tell of itself while it cannot reach the others (`several`: hosts)."""
+    answers = [*_interfaces_of([mine], "this host", several), *gpus([mine])]
+    return [Finding(level, "interfaces", sentence) for level, sentence in answers]
+
+
+def versions(machines: tuple[Machine, ...]) -> Answers:
+    """torch and synchromesh must be equal: what ranks send each other depends on them."""
+    told: tuple[tuple[str, Level], ...] = (
+        ("torch", "problem"), ("synchromesh", "problem"), ("python", "warning"),
+    )  # fmt: skip
+    for name, level in told:
+        ranks = _by({m.rank: getattr(m, name) for m in machines})
+        if len(ranks) > 1:
+            yield (
+                level,
+                f"ranks differ in {name} ({_ranks(ranks)}): install the same everywhere",
+            )
+
+
+def clocks(survey: Survey) -> Answers:
+    ahead = max(survey.clocks) - min(survey.clocks)
+    if ahead > CLOCK_SECONDS:
+        last, first = (survey.clocks.index(f(survey.clocks)) for f in (max, min))
+        yield (
+            "warning",
+            f"rank {last}'s clock is {ahead:.1f} s ahead of rank {first}'s, so that logs and "
+            "checkpoints of the two are in the wrong order: set the clocks by NTP",
+        )
+
+
+def cores(machines: tuple[Machine, ...]) -> Answers:
+    for host, group in _hosts(machines).items():
+        there = _cores(group)
+        if len(group) > max(1.0, there):
+            yield (
+                "warning",
+                f"{host} runs {len(group)} ranks on {there:g} cores, which take turns: start at "
+                f"most {max(1, int(there))} there",
+            )
+
+
+def threads(machines: tuple[Machine, ...]) -> Answers:
+    for host, group in _hosts(machines).items():
+        there, wanted = _cores(group), sum(m.threads for m in group)
+        fit = max(1, int(there) // len(group))
+        unset = [m for m in group if OMP not in m.variables]
+        if len(group) > 1 and unset:
+            yield (
+                "warning",
+                f"{OMP} is not set for {_list([m.rank for m in unset])} of {host}, which then use "
+                f"{unset[0].threads} threads each: set it to {fit}",
+            )
+        elif wanted > max(1.0, there) and any(m.threads > 1 for m in group):
+            yield (
+                "warning",
+                f"{host} has {there:g} cores for {wanted} threads of {len(group)} ranks: set "
+                f"{OMP} to {fit}",
+            )
+
+
+def interfaces(machines: tuple[Machine, ...]) -> Answers:
+    groups = _hosts(machines)
+    for host, group in groups.items():
+        yield from _interfaces_of(group, host, len(groups) > 1)
+
+
+def _interfaces_of(group: list[Machine], host: str, several: bool) -> Answers:
+    first = group[0]
+    there = ", ".join(first.addresses) or "none is up"
+    chosen = {m.variables[GLOO] for m in group if GLOO in m.variables}
+    for name in sorted(chosen):
+        missing = set(name.split(",")) - {*first.addresses, "lo"}
+        if missing:
+            yield (
+                "problem",
+                f"{GLOO}={name} names no interface of {host} that is up: set it to one of its own "
+                f"({there})",
+            )
+        elif several and name == "lo":
+            yield (
+                "problem",
+                f"{GLOO}=lo keeps {host} from other hosts: set it to one of its own ({there})",
+            )
+    if not several or chosen:
+        return
+    if not first.own_address or first.own_address.startswith("127."):
+        yield (
+            "problem",
+            f"{host}'s own name {first.host!r} resolves to {first.own_address or 'no address'}, "
+            f"which other hosts cannot reach: set {GLOO} to one of its own ({there})",
+        )
+    elif len(first.addresses) > 1:
+        told = ", ".join(f"{name} {address}" for name, address in first.addresses.items())
+        yield (
+            "warning",
+            f"{host} has {len(first.addresses)} interfaces ({told}) and uses the one of "
+            f"{first.own_address}, be it the fastest or not: set {GLOO} (with GPUs {NCCL})",
+        )
+
+
+def ports(port: Ports | None) -> Answers:
+    if port is not None and port.taken:
+        yield (
+            "warning",
+            f"port {port.port} of rank 0's host is in use, so that a run that meets there cannot "
+            "start: choose a free MASTER_PORT (`torchrun --master-port`)",
+        )
+
+
+def memory(machines: tuple[Machine, ...]) -> Answers:
+    for host, group in _hosts(machines).items():
+        for kind in dict.fromkeys(m.device for m in group):
+            ranks = [m for m in group if m.device == kind]
+            least = min(m.free_bytes // m.sharers(machines) for m in ranks)
+            if least < LITTLE_MEMORY:
+                limit = ranks[0].limit_bytes if kind == "cpu" else 0
+                why = f" (its control group allows {limit / GB:.1f} GB)" if limit else ""
+                yield (
+                    "warning",
+                    f"a rank of {host} has {least / GB:.2f} GB of free {kind} memory{why}: end "
+                    "other programs, start fewer ranks or raise the limit",
+                )
+
+
+def disk(machines: tuple[Machine, ...]) -> Answers:
+    for host, group in _hosts(machines).items():
+        least = min(m.disk_bytes for m in group)
+        if least < LITTLE_DISK:
+            yield (
+                "warning",
+                f"{host} has {least / GB:.2f} GB of free disk where the run writes its "
+                "checkpoints: free some or give another --output",
+            )
+
+
+def gpus(machines: tuple[Machine, ...] | list[Machine]) -> Answers:
+    without = [m.rank for m in machines if m.cuda and not m.nccl]
+    if without:
+        yield (
+            "problem",
+            f"{_list(without)}: CUDA, but a torch without NCCL, so that the GPUs "
+            "cannot talk: install the torch that PyTorch's page gives for CUDA on Linux",
+        )
+    unused = [m.rank for m in machines if m.nvidia and not m.cuda]
+    if unused:
+        yield (
+            "warning",
+            f"{_list(unused)}: an NVIDIA device that torch there cannot use; install a "
+            "torch with CUDA and a driver for it, or unset CUDA_VISIBLE_DEVICES",
+        )
+
+
+def devices(survey: Survey) -> Answers:
+    kinds = _by({m.rank: m.device for m in survey.machines})
+    if len(kinds) > 1:
+        yield (
+            "warning",
+            f"the ranks have different devices ({_ranks(kinds)}): give each rows by its speed, "
+            "or a stage of its own",
+        )
+        return
+    speeds = [rates.get("float32", 0.0) for rates in survey.flops]
+    slow, fast = min(speeds), max(speeds)
+    if slow > 0 and fast / slow > UNEQUAL:
+        yield (
+            "warning",
+            f"rank {speeds.index(slow)} computes {slow / GB:.3g} GFLOP/s and rank "
+            f"{speeds.index(fast)} {fast / GB:.3g}: the slowest is what the others wait for, see "
+            "what else runs there or give it fewer rows",
+        )
+
+
+def links(survey: Survey) -> Answers:
+    host_of = {rank: h for h, ranks in hosts(survey.machines).items() for rank in ranks}
+    for inside in (True, False):
+        rates = {
+            (host_of[m.a], host_of[m.b]): m.line.bytes_per_second
+            for m in survey.messages
+            if (host_of[m.a] == host_of[m.b]) == inside
+        }
+        if not rates:
+            continue
+        slow, fast = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
+        if rates[fast] / rates[slow] > UNEQUAL_LINKS:
+            yield (
+                "warning",
+                f"messages {_between(slow)} go at {rates[slow] / 1e6:,.0f} MB/s, {_between(fast)} "
+                f"at {rates[fast] / 1e6:,.0f} MB/s: keep heavy traffic off the slow link, or see "
+                "why it is slow",
+            )
+
+
+def _between(ends: tuple[str, str]) -> str:
+    a, b = ends
+    return f"inside {a}" if a == b else f"between {a} and {b}"
+
+
+def _hosts(machines: tuple[Machine, ...]) -> dict[str, list[Machine]]:
+    return {h: [machines[r] for r in ranks] for h, ranks in hosts(machines).items()}
+
+
+def _cores(group: list[Machine]) -> float:
+    """Cores of a host: those that any of its ranks may run on, as far as their quota goes."""
+    there = float(len({p for m in group for p in m.processors}))
+    quotas = [m.quota for m in group if m.quota]
+    return min(there, max(quotas)) if len(quotas) == len(group) else there
+
+
+def _by(values: Mapping[int, str]) -> dict[str, list[int]]:
+    """Ranks by value, the most frequent value first."""
+    count = Counter(values.values())
+    return {v: [r for r, x in values.items() if x == v] for v, _ in count.most_common()}
+
+
+def _ranks(values: Mapping[str, list[int]]) -> str:
+    return "; ".join(f"{value} on {_list(ranks)}" for value, ranks in values.items())
+
+
+def _list(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    if len(ranks) == 1:
+        return f"rank {shown}"
+    return f"ranks {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

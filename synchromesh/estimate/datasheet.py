@@ -1,0 +1,228 @@
+"""A datasheet's profile: what a choice of plan needs, without any device.
+
+The very programs that would run are walked on fake tensors, which have shapes and no numbers: the
+roofline gives their seconds, live storages their memory. Seconds of collectives come from the
+cluster's links (`cost.network`, handed in by the caller). Nothing here is measured: the profile
+says `datasheet` and carries the cluster's error band.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
+
+from synchromesh.estimate.roofline import LAUNCH_SECONDS, Operation, Operations, seconds
+from synchromesh.profiling.borders import stand_ins
+from synchromesh.profiling.compute import Bench, Bytes
+from synchromesh.profiling.facts import Subject, sizes
+from synchromesh.profiling.optimizer import twin_of
+from synchromesh.trace.partition.local import LocalComponent, Partition
+from synchromesh.trace.step import Step
+from synchromesh.values.cluster import Cluster, Device
+from synchromesh.values.component import Value
+from synchromesh.values.profile import Compute, Curve, Memory, Pattern, Profile
+
+SOURCE = "datasheet"
+CPU = torch.device("cpu")  # where fake tensors say that they are
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One program at some rows: the operators of its forward and backward, its memory."""
+
+    forward: tuple[Operation, ...]
+    backward: tuple[Operation, ...]
+    bytes: Bytes
+
+
+def datasheet(
+    subject: Subject,
+    partitions: Iterable[Partition],
+    cluster: Cluster,
+    network: Mapping[tuple[str, Pattern], Curve],
+    known: Profile | None = None,
+) -> Profile:
+    """The profile of `partitions` on all devices of `cluster`, with what `known` has besides.
+
+    network: seconds by payload of every collective that may be asked for. ValueError where the
+    cluster says no rate of a type that the model computes in.
+    """
+    began = time.perf_counter()
+    devices = [device for _, device in cluster.ranks]
+    profile = _besides(subject.optimizer, cluster) if known is None else known
+    wanted: dict[str, tuple[Partition, LocalComponent]] = {}
+    for partition in partitions:
+        for local in partition.components:
+            key = partition.program(local)
+            if key not in profile.compute:
+                wanted.setdefault(key, (partition, local))
+    found = {}
+    if wanted:
+        with _fake(subject.step) as (step, tensors, borders):
+            for key, (partition, local) in wanted.items():
+                rows = sizes(subject.rows, local.layout)
+                benches = {
+                    n: CountingBench(step, partition, local, tensors, borders, n, CPU)
+                    for n in rows
+                }
+                found[key] = _compute({n: count(b) for n, b in benches.items()}, devices)
+    return replace(
+        profile,
+        compute={**profile.compute, **found},
+        network={**profile.network, **network},
+        seconds=profile.seconds + time.perf_counter() - began,
+    )
+
+
+@contextmanager
+def _fake(step: Step) -> Iterator[tuple[Step, Mapping[str, Tensor], Mapping[str, Tensor]]]:
+    """The step, its tensors and its border values as fake tensors; only fake tensors inside."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        constants = {n: mode.from_tensor(x.detach()) for n, x in step.constants.items()}
+        borders = {e.value.name: _border(e.value) for e in step.chain.edges}
+        yield replace(step, constants=constants), stand_ins(step.chain, {}, CPU), borders
+
+
+def _border(value: Value) -> Tensor:
+    """A border value of one row."""
+    return torch.empty(value.shape, dtype=getattr(torch, value.dtype))
+
+
+class CountingBench(Bench):
+    """A bench that notes the operators of its last forward and backward."""
+
+    counted: tuple[tuple[Operation, ...], tuple[Operation, ...]] = ((), ())
+
+    def forward(self) -> tuple[Tensor, ...]:
+        with Operations() as ran:
+            outputs = super().forward()
+        self.counted = (tuple(ran.found), ())
+        return outputs
+
+    def backward(self, seeded: Sequence[tuple[Tensor, Tensor]]) -> None:
+        with Operations() as ran:
+            super().backward(seeded)
+        self.counted = (self.counted[0], tuple(ran.found))
+
+
+def count(bench: CountingBench) -> Counted:
+    """The operators of one forward and backward of a program, and its memory."""
+    with _plain_operators():
+        bench.backward(bench.seeds(bench.forward()))
+        forward, backward = bench.counted
+        bench.clear()
+        held = bench.bytes()
+    return Counted(forward, backward, held)
+
+
+@contextmanager
+def _plain_operators() -> Iterator[None]:
+    """Without mkldnn, which has whole layers as one operator that no formula counts."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+def _compute(counted: Mapping[int, Counted], devices: Sequence[Device]) -> Compute:
+    """Seconds on each device; one curve where all are alike."""
+    different = list(dict.fromkeys(devices))
+
+    def curves(direction: str) -> tuple[Curve, ...]:
+        found = {
+            device: Curve.of(
+                (n, seconds(getattr(c, direction), device)) for n, c in counted.items()
+            )
+            for device in different
+        }
+        return tuple(found[d] for d in (devices if len(different) > 1 else different))
+
+    def held(what: str) -> Curve:
+        return Curve.of((n, getattr(c.bytes, what)) for n, c in counted.items())
+
+    whole = counted[max(counted)].bytes
+    kept, forward, backward, staying = (
+        held(what) for what in ("kept", "forward", "backward", "staying")
+    )
+    memory = Memory(kept, forward, backward, staying, whole.kept_inputs, whole.kept_outputs)
+    return Compute(curves("forward"), curves("backward"), memory)
+
+
+def _besides(optimizer: Optimizer, cluster: Cluster) -> Profile:
+    """What no component has: the optimizer on the slowest device."""
+    devices = list(dict.fromkeys(device for _, device in cluster.ranks))
+    updates = [update(optimizer, device) for device in devices]
+    slowest = max(updates, key=lambda u: u.byte)
+    return Profile(
+        devices=len(cluster.ranks),
+        update_byte=slowest.byte,
+        update_tensor=max(u.tensor for u in updates),
+        copy_byte=max(_moved(2.0, device) for device in devices),
+        state_factor=slowest.state_factor,
+        host=max(u.once for u in updates),
+        source=SOURCE,
+        error_band=cluster.error_band,
+        emulated=cluster.emulated,
+    )
+
+
+# The optimizer's step
+
+
+@dataclass(frozen=True)
+class Update:
+    """seconds = byte * parameter bytes + tensor * tensors + once; states = factor * bytes."""
+
+    byte: float
+    tensor: float
+    once: float
+    state_factor: float
+
+
+def update(optimizer: Optimizer, device: Device) -> Update:
+    """From the operators that a twin of the optimizer runs on a few tensors of its own.
+
+    Bytes are those that its operators move: parameters, gradients and states as often as they
+    are read and written. Two numbers of tensors tell what an operator a tensor costs from what
+    an operator for all of them (`foreach`, PyTorch's default on a GPU) costs.
+    """
+    few, many = 2, 6
+    (operators, moved, factor), (more, _, _) = (
+        _counted(optimizer, device, n) for n in (few, many)
+    )
+    each = max(0.0, (more - operators) / (many - few))
+    once = max(0.0, operators - each * few)
+    return Update(_moved(moved, device), each * LAUNCH_SECONDS, once * LAUNCH_SECONDS, factor)
+
+
+def _moved(bytes_: float, device: Device) -> float:
+    return bytes_ / device.bytes_per_second if device.bytes_per_second else 0.0
+
+
+def _counted(optimizer: Optimizer, device: Device, tensors: int) -> tuple[int, float, float]:
+    """Operators of a step, bytes that they move and bytes of state, both a parameter byte."""
+    dtype = optimizer.param_groups[0]["params"][0].dtype
+    made = [nn.Parameter(torch.ones(128, 128, dtype=dtype)) for _ in range(tensors)]
+    twin = twin_of(optimizer, made)
+    group = twin.param_groups[0]
+    if device.kind != "cpu" and group.get("foreach", False) is None and not group.get("fused"):
+        group["foreach"] = True
+    for _ in range(2):  # the first step makes the states
+        for p in made:
+            p.grad = torch.full_like(p, 1e-3)
+        with Operations() as counted:
+            twin.step()
+    state = [x for s in twin.state.values() for x in s.values() if isinstance(x, Tensor)]
+    size = sum(p.numel() * p.element_size() for p in made)
+    return (
+        len(counted.found),
+        sum(o.bytes for o in counted.found) / size,
+        sum(x.numel() * x.element_size() for x in state if x.numel() > 1) / size,
+    )

@@ -1,0 +1,235 @@
+"""The launcher: local ranks of one command under torchrun's elastic agent, and how they ended.
+
+The first rank that fails ends the run: the others get SIGTERM and, `END_SECONDS` later, SIGKILL. A
+signal to the launcher goes to every rank, which may take `grace` seconds to checkpoint; a second
+signal kills them at once. A rank dies with its launcher (launch/rank.py). Nothing is restarted.
+"""
+
+import json
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGABRT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, Signals, getsignal
+from signal import signal as handle
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import registry as rendezvous
+
+from synchromesh.launch.rank import LAUNCHER
+from synchromesh.launch.scratch import scratch
+from synchromesh.values.fault import Fault
+
+END_SECONDS = 3  # for ranks that outlive a failed one
+POLL_SECONDS = 0.1
+START_SECONDS = 60  # for the agent's own rendezvous
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The rank that failed first and what it left: a fault, a signal or an exit code."""
+
+    rank: int
+    ranks: int
+    exit_code: int
+    fault: Fault | None
+
+    @property
+    def code(self) -> int:
+        if self.fault is not None:
+            return self.fault.code
+        return 128 - self.exit_code if self.exit_code < 0 else self.exit_code
+
+    def __str__(self) -> str:
+        """Its traceback first, then what became of the run; bad input is one sentence alone."""
+        if self.fault is not None and not self.fault.traceback:
+            return str(self.fault)
+        if self.fault is not None:
+            why = self.fault.sentence.partition("\n")[0]
+        elif self.exit_code < 0:
+            why = f"killed by {Signals(-self.exit_code).name}"
+        else:
+            why = f"exit code {self.exit_code}"
+        ended = f"synchromesh: rank {self.rank} of {self.ranks} failed ({why}); the run ended"
+        return f"{self.fault}\n{ended}" if self.fault is not None else ended
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the ranks ended; `signal` is the one that stopped the launcher or a rank, if any."""
+
+    failure: Failure | None = None
+    signal: Signals | None = None
+
+    @property
+    def code(self) -> int:
+        if self.failure is not None:
+            return self.failure.code
+        return 128 + self.signal if self.signal else 0
+
+
+def launch(command: Sequence[str], ranks: int, grace: int = 300) -> Ending:
+    """Runs `command` (a script or -m and a module, with arguments) on `ranks` local processes."""
+    if ranks < 1:
+        raise ValueError(f"at least one process is needed: --nproc {ranks}")
+    before = {s: getsignal(s) for s in (SIGTERM, SIGINT, SIGHUP, SIGQUIT)}
+    with scratch() as folder, _environment(ranks), _quiet():
+        agent = _agent(command, ranks, folder, grace)
+        stopped = None
+        try:
+            agent.run()
+        except SignalException as error:
+            stopped = error.sigval
+        finally:
+            agent.kill()
+            with suppress(Exception):
+                agent.spec.rdzv_handler.shutdown()
+            for number, handler in before.items():
+                handle(number, handler)
+        failure = agent.first_failure(stopped is not None)
+        return Ending(failure, stopped or agent.stop_of_a_rank())
+
+
+def _agent(command: Sequence[str], ranks: int, folder: Path, grace: int) -> "_Agent":
+    handler = rendezvous.get_rendezvous_handler(
+        RendezvousParameters(
+            backend="c10d", endpoint="localhost:0", run_id=uuid.uuid4().hex, min_nodes=1,
+            max_nodes=1, local_addr="127.0.0.1", timeout=START_SECONDS,
+        )
+    )  # fmt: skip
+    spec = WorkerSpec(
+        role="rank", local_world_size=ranks, entrypoint=sys.executable,
+        args=("-u", "-m", "synchromesh.launch.rank", *command), rdzv_handler=handler,
+        max_restarts=0, monitor_interval=POLL_SECONDS, local_addr="127.0.0.1",
+    )  # fmt: skip
+    return _Agent(spec, DefaultLogsSpecs(log_dir=str(folder)), grace, folder)
+
+
+@dataclass
+class _Seen:
+    """Exit codes when the agent began to end the others; whether it was told to hurry."""
+
+    codes: dict[int, int] = field(default_factory=dict)
+    hurried: bool = False
+
+
+class _Agent(LocalElasticAgent):
+    """torch's agent; it notes who died first and gives the others 3 s instead of its fixed 30."""
+
+    _pcontext: Any  # of the class that has `subprocess_handlers`
+
+    def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, grace: int, folder: Path) -> None:
+        super().__init__(spec, logs, shutdown_timeout=grace, exit_barrier_timeout=START_SECONDS)
+        self.spec, self.folder, self.seen = spec, folder, _Seen()
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        pids: dict[int, Any] = super()._start_workers(worker_group)
+        close = self._pcontext.close
+
+        def note_and_close(death_sig: Any = None, timeout: int = END_SECONDS) -> None:
+            if not self.seen.codes:
+                self.seen.codes.update(self._exit_codes())
+            if self.seen.hurried:
+                return self.kill()
+            try:
+                close(death_sig, timeout)
+            except SignalException:  # the second one; torch would now wait once more
+                self.seen.hurried = True
+                raise
+
+        self._pcontext.close = note_and_close
+        return pids
+
+    def _handlers(self) -> dict[int, Any]:
+        return self._pcontext.subprocess_handlers if self._pcontext is not None else {}
+
+    def _exit_codes(self) -> dict[int, int]:
+        polled = {rank: handler.proc.poll() for rank, handler in self._handlers().items()}
+        return {rank: code for rank, code in polled.items() if code is not None}
+
+    def kill(self) -> None:
+        """Ends what still runs, at once."""
+        for handler in self._handlers().values():
+            if handler.proc.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(handler.proc.pid, SIGKILL)
+                handler.proc.wait()
+
+    def _records(self) -> dict[int, dict[str, Any]]:
+        """What ranks left, by rank."""
+        found = [json.loads(p.read_text())["synchromesh"] for p in self.folder.rglob("error.json")]
+        return {int(left["rank"]): left for left in found}
+
+    def stop_of_a_rank(self) -> Signals | None:
+        """The signal that some rank got itself and all ended for, if any."""
+        stops = [left["stopped"] for left in self._records().values() if "stopped" in left]
+        return Signals(min(stops)) if stops else None
+
+    def first_failure(self, stopped: bool) -> Failure | None:
+        """The rank that died of a signal or left the first record (if stopped: records only)."""
+        records = {r: left for r, left in self._records().items() if "stopped" not in left}
+        ranks = self.spec.local_world_size
+
+        def order(rank: int) -> tuple[bool, bool, float]:
+            code = self.seen.codes.get(rank, 0)
+            killed = code < 0 and code != -SIGABRT  # gloo aborts when its peer is gone
+            return not killed, rank not in records, records.get(rank, {}).get("when", 0.0)
+
+        failed = {r for r, code in self.seen.codes.items() if code != 0} if not stopped else set()
+        candidates = failed or set(records)
+        if not candidates:
+            return None
+        first = min(candidates, key=order)
+        left = records.get(first)
+        fault = None
+        if left and left["sentence"]:
+            fault = Fault(left["sentence"], left["traceback"], left["code"])
+        return Failure(first, ranks, self.seen.codes.get(first, 1), fault)
+
+
+@contextmanager
+def _environment(ranks: int) -> Iterator[None]:
+    """What the ranks find in their environment (the agent hands on its own)."""
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    wanted = {
+        LAUNCHER: str(os.getpid()),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "PYTHONUNBUFFERED": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a shared store keeps stale gloo addresses
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the agent's log lines: the launcher's caller says what happened, once."""
+    names = [
+        n for n in logging.root.manager.loggerDict if n.startswith("torch.distributed.elastic")
+    ]
+    loggers = [logging.getLogger(n) for n in names]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, was in zip(loggers, before, strict=True):
+            logger.disabled = was

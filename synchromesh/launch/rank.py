@@ -1,0 +1,119 @@
+"""One rank's process: it dies with its launcher, leaves a record of its error, and ends cleanly.
+
+    python -m synchromesh.launch.rank [-m MODULE | SCRIPT] [ARGUMENTS]
+
+`launch` starts it; what it runs sees torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR ...).
+"""
+
+import atexit
+import ctypes
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from synchromesh.values.fault import Fault, Stopped
+
+LAUNCHER = "SYNCHROMESH_LAUNCHER"  # process id of the launcher; set in its ranks only
+PR_SET_PDEATHSIG = 1
+
+
+def launched() -> bool:
+    """Whether this process is a rank of `launch`, which then reports its errors."""
+    return LAUNCHER in os.environ
+
+
+def main(arguments: list[str]) -> None:
+    _die_with(int(os.environ[LAUNCHER]))
+    if os.environ["RANK"] != "0":  # one voice: only rank 0 writes to standard output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    try:
+        _run(arguments)
+        code = 0
+    except SystemExit as error:
+        code = _exit_code(error)
+        if code:
+            _leave({"sentence": "", "traceback": "", "code": code})
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    except Stopped as error:  # no failure: the launcher would end the others
+        _leave({"stopped": int(error.signal), "sentence": str(error), "traceback": ""})
+        code = 0
+    except BaseException as error:
+        code = record(error)
+    _end(code)
+
+
+def _run(arguments: list[str]) -> None:
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path[0] = str(Path(arguments[0]).resolve().parent)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def record(error: BaseException) -> int:
+    """Leaves `error` for the launcher; returns the exit code."""
+    fault = Fault.of(error)
+    if not _leave(asdict(fault)):
+        print(fault, file=sys.stderr)
+    return fault.code
+
+
+def _leave(said: dict[str, Any]) -> bool:
+    """Writes a record in the form of torch's own, with a finer clock; whether there is a place."""
+    path, when = os.environ.get("TORCHELASTIC_ERROR_FILE"), time.time()
+    if not path:
+        return False
+    sentence, trace = said["sentence"], said["traceback"]
+    extra = {"py_callstack": trace or sentence, "timestamp": str(int(when))}
+    left = {**said, "when": when, "rank": int(os.environ["RANK"])}
+    document = {"message": {"message": sentence, "extraInfo": extra}, "synchromesh": left}
+    Path(path).write_text(json.dumps(document))
+    return True
+
+
+def _die_with(launcher: int) -> None:
+    """Asks the kernel to kill this process when its launcher is gone, however that dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # it died before the line above
+        os._exit(1)
+
+
+def _end(code: int) -> None:
+    """Leaves without the interpreter's teardown, which at times aborts in gloo's threads.
+
+    A rank that failed closes its sockets by dying, so that its neighbours notice at once.
+    """
+    if code == 0:
+        atexit._run_exitfuncs()
+        if "torch.distributed" in sys.modules:
+            import torch.distributed as dist
+
+            if dist.is_available() and dist.is_initialized():
+                dist.destroy_process_group()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = code or 1  # a closed pipe: what was written is lost
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

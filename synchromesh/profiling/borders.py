@@ -1,0 +1,127 @@
+"""Border values: a few real rows of every value that components hand to each other.
+
+Programs are timed on them, tiled to the rows wanted: label values stay valid, integers index what
+they should, and no number is so small that arithmetic slows down.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.node import map_arg
+
+from synchromesh.trace.capture.export import leaves, rows_of
+from synchromesh.trace.step import Step
+from synchromesh.values.component import Chain, Parameter, Rows, Value
+from synchromesh.values.placement import Placement
+
+
+def record(
+    step: Step, batch: Any, tensors: Mapping[str, Tensor], device: torch.device
+) -> dict[str, Tensor]:
+    """Every leaf and every value of the traced step for `batch`, by name, detached.
+
+    tensors: parameters and buffers by name, whole; they are not changed.
+    """
+    assert step.graph is not None, "an opaque step has no values"
+    wanted = {e.value.name for e in step.chain.edges}
+    given = {leaf.name: leaf.tensor for leaf in leaves(batch)}
+    env: dict[Any, Any] = {}
+    found: dict[str, Tensor] = {}
+    users = {node: len(node.users) for node in step.graph.nodes}
+    with torch.no_grad():
+        for node in step.graph.nodes:
+            if node.op == "output":
+                break
+            if node.op == "placeholder":
+                env[node] = _placeholder(node.meta, given, tensors, step.constants, batch, device)
+            else:
+                args, kwargs = (map_arg(a, env.__getitem__) for a in (node.args, node.kwargs))
+                env[node] = node.target(*args, **kwargs)
+            value = node.meta.get("value")
+            if isinstance(value, Value) and value.name in wanted:
+                found[value.name] = env[node].detach()
+            for used in node.all_input_nodes:
+                users[used] -= 1
+                if not users[used]:
+                    del env[used]
+    return found
+
+
+def _placeholder(
+    meta: Mapping[str, Any],
+    given: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+    constants: Mapping[str, Tensor],
+    batch: Any,
+    device: torch.device,
+) -> Any:
+    role, name = meta["role"], meta["name"]
+    if role == "rows":
+        return rows_of(batch)
+    if role == "leaf":
+        return given[name].to(device)
+    if role == "constant":
+        return constants[name].to(device)
+    # effects write into buffers: into a copy of them here
+    held = tensors[name].detach()
+    return held.clone() if role == "buffer" else held
+
+
+def tiled(x: Tensor, rows: Rows | None, count: int) -> Tensor:
+    """`x`, which has a few rows, with `count` rows: its own over and over."""
+    if rows is None:
+        return x
+    apart: Tensor = x.unflatten(rows.dim, (rows.segments, -1, rows.inner))
+    have = apart.shape[rows.dim + 1]
+    index = torch.arange(count, device=x.device) % have
+    made: Tensor = apart.index_select(rows.dim + 1, index).flatten(rows.dim, rows.dim + 2)
+    return made
+
+
+def stand_ins(chain: Chain, held: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Parameters and buffers of the chain, whole: those of `held` that are, else made up.
+
+    Made-up weights have the scale of usual initialisers, so that values neither vanish nor grow.
+    """
+    generator = torch.Generator().manual_seed(0)
+    found: dict[str, Tensor] = {}
+    for component in chain.components:
+        for described in (*component.parameters, *component.buffers):
+            known = held.get(described.name)
+            if known is not None and tuple(known.shape) == described.shape and not known.is_meta:
+                found[described.name] = known.detach()
+            elif described.name not in found:
+                found[described.name] = made_up(described, described.shape, device, generator)
+    return found
+
+
+def made_up(
+    described: Parameter, shape: tuple[int, ...], device: torch.device, generator: torch.Generator
+) -> Tensor:
+    """A tensor of `shape` with ordinary numbers in place of the one described."""
+    dtype: torch.dtype = getattr(torch, described.dtype)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.zeros(shape, dtype=dtype, device=device)
+    if len(shape) < 2:
+        return torch.ones(shape, dtype=dtype, device=device)
+    fan_in = max(1, torch.Size(shape[1:]).numel())
+    drawn: Tensor = torch.randn(shape, generator=generator) / fan_in**0.5
+    return drawn.to(device, dtype)
+
+
+def local_part(x: Tensor, placement: Placement, size: int) -> Tensor:
+    """What the first of `size` ranks holds of `x`, on storage of its own."""
+    if not placement.sharded or size == 1:
+        return x.clone()
+    shape = list(x.shape)
+    segments: Tensor = x.unflatten(placement.dim, (placement.segments, -1))
+    length = shape[placement.dim] // placement.segments // size
+    part: Tensor = segments.narrow(placement.dim + 1, 0, length).flatten(
+        placement.dim, placement.dim + 1
+    )
+    return part.clone()
+
+
+__all__ = ["local_part", "made_up", "record", "stand_ins", "tiled"]

@@ -1,0 +1,155 @@
+"""The network measured: seconds of the collectives that layouts ask for, all groups at once.
+
+Every rank calls `collectives` alike. A small size is timed by a few calls in a row, after one that
+is not counted, and what counts is the slowest rank: nobody goes on before it has what it needs.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from synchromesh.engine.groups import Group, World
+from synchromesh.values.profile import Curve, Pattern
+
+SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)  # bytes of payload
+CALLS = 3
+LONG_SECONDS = 0.05  # a call longer than this is not repeated
+DOUBTFUL = 1.1  # times the seconds a byte of the size before
+MOST_SECONDS = 0.3  # one call longer than this ends a curve: the line goes on from there
+
+
+def collectives(
+    world: World, ranks: Sequence[int], wanted: Iterable[tuple[str, Pattern, int]]
+) -> dict[tuple[str, Pattern], Curve]:
+    """Curves by kind and pattern; `wanted` says up to which payload each must reach.
+
+    ranks: the rank at each position of the stage; ranks that are not named take no part.
+    """
+    most: dict[tuple[str, Pattern], int] = {}
+    for kind, pattern, size in wanted:
+        most[kind, pattern] = max(size, most.get((kind, pattern), 0))
+    found = {}
+    for (kind, pattern), size in sorted(most.items()):
+        group = _group(world, ranks, pattern)
+        if kind == "reduce_scatter" and group.size == pattern.size:
+            choose_way(group, size)
+        found[kind, pattern] = Curve.of(_curve(world, group, kind, pattern, size))
+    return found
+
+
+def reaches(curve: Curve, payload: int) -> bool:
+    """Whether a curve goes as far as one that is measured for `payload` would."""
+    size, seconds = curve.points[-1]
+    long = seconds > MOST_SECONDS / 2  # it ended there; it may have been scaled since
+    return size >= min(payload, SIZES[-1]) or long
+
+
+def sampled(
+    world: World,
+    ranks: Sequence[int],
+    kind: str,
+    pattern: Pattern,
+    sizes: Sequence[int],
+    most: float,
+) -> list[tuple[float, float]]:
+    """(payload, seconds) of one kind and pattern at the first of `sizes` and at the last, or the
+    first one of which calls take more than `most` seconds; the median or, of long ones, the least
+    of a few."""
+    group = _group(world, ranks, pattern)
+
+    if kind == "reduce_scatter" and group.size == pattern.size:
+        choose_way(group, sizes[-1])
+
+    def call(size: int) -> float:
+        return slowest(world, group, kind, pattern.size, size)
+
+    first = median(call(sizes[0]) for _ in range(CALLS))
+    size, once = sizes[0], first
+    for size in sizes[1:]:
+        once = call(size)
+        if once > most and (once := min(once, call(size))) > most:
+            break  # not by a pause alone
+    last = once if once > most or size == sizes[0] else median([once, call(size), call(size)])
+    return [(float(sizes[0]), first), (float(size), last)]
+
+
+def _group(world: World, ranks: Sequence[int], pattern: Pattern) -> Group:
+    """This rank's group of a pattern over `ranks`; the other ranks are alone."""
+    groups = [tuple(ranks[p] for p in group) for group in pattern.groups(len(ranks))]
+    idle = [(r,) for r in range(world.size) if r not in set(ranks)]
+    return world.groups([*groups, *idle])
+
+
+def choose_way(group: Group, payload: int) -> None:
+    """A group keeps the first way it finds quickest: not for the small payload that comes first
+    here, but for the largest that is asked for."""
+    if group.size > 1 and group.ranks not in group.world.choices:
+        group.world.choices[group.ranks] = group.measure_reduce_scatter(payload)
+
+
+def _curve(
+    world: World, group: Group, kind: str, pattern: Pattern, most: int
+) -> list[tuple[float, float]]:
+    points: list[tuple[float, float]] = []
+    upper = next((s for s in SIZES[1:] if s >= most), SIZES[-1])  # two points, to tell latency
+    for size in (s for s in SIZES if s <= upper):
+        seconds = _seconds(world, group, kind, pattern.size, size)
+        if points and seconds > DOUBTFUL * points[-1][1] * size / points[-1][0]:
+            # more a byte than for fewer bytes: something came between
+            seconds = min(seconds, _seconds(world, group, kind, pattern.size, size))
+        points.append((float(size), seconds))
+        if seconds > MOST_SECONDS and len(points) > 1:
+            break
+    return points
+
+
+def _seconds(world: World, group: Group, kind: str, ranks: int, payload: int) -> float:
+    """The median of a few calls after a first one, of the rank that is slowest. What a long call
+    does for the first time is nothing beside it: it counts, and is repeated for all-reduces alone,
+    for gradients take the most."""
+    first = slowest(world, group, kind, ranks, payload)
+    if first > LONG_SECONDS and kind != "all_reduce":
+        return first
+    if first > LONG_SECONDS:
+        return median([first, *(slowest(world, group, kind, ranks, payload) for _ in range(2))])
+    return median(slowest(world, group, kind, ranks, payload) for _ in range(CALLS))
+
+
+def slowest(world: World, group: Group, kind: str, ranks: int, payload: int) -> float:
+    """Seconds of one call on the rank that is slowest."""
+    world.everyone.barrier()
+    began = time.perf_counter()
+    if group.size == ranks:
+        begun(world, group, kind, payload)()
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+    taken = torch.tensor(time.perf_counter() - began, dtype=torch.float64, device=world.device)
+    world.everyone.all_reduce(taken, "max", counted=False)
+    return float(taken)
+
+
+def _start(group: Group, kind: str, payload: int, device: torch.device) -> Callable[[], Any]:
+    """Begins a collective of `payload` bytes as `traffic.sent_bytes` counts them."""
+    numbers = max(1, payload // 4)
+    part = torch.zeros(max(1, numbers // group.size), device=device)
+    match kind:
+        case "all_reduce":
+            return group.start_all_reduce(torch.zeros(numbers, device=device))
+        case "all_gather":
+            return group.start_all_gather(part)
+        case "reduce_scatter":
+            return group.start_reduce_scatter(part.repeat(group.size, 1))
+        case "all_to_all":
+            return group.start_all_to_all([part] * group.size)
+    raise AssertionError(f"no collective {kind!r}")
+
+
+def begun(world: World, group: Group, kind: str, payload: int) -> Callable[[], Any]:
+    """Begins a collective that is not counted; an idle rank, in a group alone, begins nothing."""
+    if group.size == 1:
+        return lambda: None
+    with world.ledger.paused():
+        return _start(group, kind, payload, world.device)

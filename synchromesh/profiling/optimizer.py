@@ -1,0 +1,115 @@
+"""The optimizer's step measured: seconds by parameter bytes and by tensors, bytes of its state."""
+
+import copy
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from synchromesh.profiling.burst_speed import clock
+from synchromesh.profiling.memory import LiveBytes
+
+BYTES = 1 << 22  # of the parameters it is tried on
+RUNS = 5
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a step takes of an optimizer, for parameters of so many bytes in so many tensors, in
+    seconds of this rank's clock (`profiling/burst_speed.py`).
+
+    seconds = byte * bytes + tensor * tensors; state bytes = state_factor * bytes;
+    bytes alive besides in the step = work_largest * largest tensor + work_byte * bytes.
+    """
+
+    byte: float
+    tensor: float
+    state_factor: float
+    copy_byte: float  # seconds to copy a byte of a gradient into a bucket
+    work_largest: float
+    work_byte: float
+
+
+def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> Update:
+    """Of an optimizer of the same class and settings on parameters of its own.
+
+    One large tensor and many small ones of the same bytes tell the two prices apart.
+    """
+    numbers = BYTES // dtype.itemsize
+    few, many = (1, numbers), (128, numbers // 128)
+    one, other = (_step(optimizer, device, dtype, *mix) for mix in (few, many))
+    tensor = max(0.0, (other.seconds - one.seconds) / (many[0] - few[0]))
+    byte = max(0.0, (one.seconds - tensor * few[0]) / BYTES)
+    largest = max(0.0, (one.work - other.work) / (BYTES / few[0] - BYTES / many[0]))
+    work = max(0.0, (other.work - largest * BYTES / many[0]) / BYTES)
+    return Update(byte, tensor, one.state_factor, _copy(device, dtype), largest, work)
+
+
+def _copy(device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds a byte, between tensors too large for the caches of one core."""
+    source = torch.ones(BYTES // dtype.itemsize, device=device, dtype=dtype)
+    target = torch.empty_like(source)
+    taken = []
+    now = clock(device) or time.perf_counter
+    for _ in range(RUNS + 1):
+        began = now()
+        target.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(now() - began)
+    return median(taken[1:]) / BYTES
+
+
+@dataclass(frozen=True)
+class _Step:
+    seconds: float
+    state_factor: float
+    work: int  # bytes alive besides
+
+
+def _step(
+    optimizer: Optimizer, device: torch.device, dtype: torch.dtype, tensors: int, numbers: int
+) -> _Step:
+    parameters = [
+        nn.Parameter(torch.ones(numbers, device=device, dtype=dtype)) for _ in range(tensors)
+    ]
+    twin = twin_of(optimizer, parameters)
+    taken = []
+    now = clock(device) or time.perf_counter
+    for _ in range(RUNS + 1):
+        for p in parameters:
+            p.grad = torch.full_like(p, 1e-3)
+        began = now()
+        twin.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(now() - began)
+    state = [x for s in twin.state.values() for x in s.values() if isinstance(x, torch.Tensor)]
+    held = sum(x.numel() * x.element_size() for x in state)
+    for p in parameters:
+        p.grad = torch.full_like(p, 1e-3)
+    with LiveBytes() as live:
+        twin.step()
+    whole = sum(p.numel() * p.element_size() for p in parameters)
+    return _Step(median(taken[1:]), held / whole, live.peak)
+
+
+def twin_of(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Any:
+    """An optimizer of the same class over `parameters`, with the settings of the first group."""
+    twin = copy.copy(optimizer)
+    # a scheduler puts a `step` of its own there, which steps the original; hooks are the user's
+    twin.__dict__ = {
+        k: type(v)() if k.startswith("_optimizer_") and k.endswith("_hooks") else v
+        for k, v in optimizer.__dict__.items()
+        if k not in ("step", "_opt_called")
+    }
+    settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
+    twin.param_groups = [{**settings, "params": list(parameters)}]
+    twin.state = defaultdict(dict)
+    return twin

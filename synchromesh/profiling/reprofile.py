@@ -1,0 +1,252 @@
+"""A look at what has changed since a profile was measured, and a glance at ranks that are idle.
+
+again     the longest programs, every kind of collective and every pattern of groups: known
+          curves change as these do; seconds
+glance    whether what keeps ranks idle has become better; a tenth of a second, or a few
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median, median_low
+from typing import cast
+
+from synchromesh.engine.groups import World
+from synchromesh.profiling import collectives as network
+from synchromesh.profiling.burst_speed import clock, ease
+from synchromesh.profiling.facts import Subject, Wanted, agreement, remembered, sizes, timed_on
+from synchromesh.trace.partition.local import Partition
+from synchromesh.values.profile import Compute, Curve, Pattern, Profile
+from synchromesh.values.traffic import CollectiveKind, sent_bytes
+
+LOOK_BYTES = 1 << 14  # the least payload with which links are looked at again ...
+LOOK_SECONDS = 0.05  # ... and one call longer than this tells enough
+LOOKS = 2  # runs that tell how devices compute now
+PROGRAMS = 3  # that are timed again, the longest ones
+ODD = 1.3  # times as fast or slow as others: more than processors vary by
+BLOCK = 0.05  # seconds of each block of its runs
+PROGRAM_SECONDS = 0.05  # of one of them at most, if there are rows with which it takes less
+LATER = 3.0  # times what a small collective took: latency has changed
+CHANGED = 1.2  # times what a large one took: links have
+GLANCE_SECONDS = 0.05  # of the all-reduce that a glance at links takes, at most
+QUICKER = 1.5  # times as quick as known: no longer what it was
+
+
+def again(
+    world: World,
+    ranks: Sequence[int],
+    subject: Subject,
+    partition: Partition,
+    known: Profile,
+    devices: bool,
+    links: bool,
+) -> Profile:
+    """`known` after a change: what drifted is sampled and its curves are scaled accordingly.
+
+    devices: the longest programs of `partition` are timed once more on every rank, and each rank's
+    curves change by its own ratio. links: see `_links_again`. Takes seconds; all ranks call alike.
+    """
+    began = time.perf_counter()
+    profile = known
+    if devices:
+        profile = _devices_again(world, ranks, subject, partition, profile)
+    if links:
+        profile = _links_again(world, ranks, profile)
+    return replace(profile, seconds=known.seconds + time.perf_counter() - began)
+
+
+def _devices_again(
+    world: World, ranks: Sequence[int], subject: Subject, partition: Partition, known: Profile
+) -> Profile:
+    found = ease(world, LOOKS)
+    profile = replace(known, sprint=found.sprint, pace=found.pace)
+    later = [found.pace[r] / known.pace_of(r) for r in range(world.size)]
+    locals_ = {partition.program(c): c for c in partition.components}
+    timed = sorted((k for k in locals_ if k in known.compute), key=lambda k: -_seconds(known, k))
+    if not timed:  # nothing to compare with: what is new is measured when plans are priced
+        return profile
+    wanted = {}
+    for key in timed[:PROGRAMS]:
+        rows = _telling(known.compute[key], sizes(subject.rows, locals_[key].layout), later)
+        wanted[key] = Wanted(partition, locals_[key], (rows,), remembered(known, key))
+    measured, _ = timed_on(world, ranks, subject, wanted, profile, BLOCK)
+    if not measured:  # they do not fit beside what training holds now: pace alone
+        return _scaled(profile, later)
+
+    def ratios(key: str) -> list[float]:
+        now, then = measured[key], known.compute[key]
+        rows = now.reach
+        return [sum(now.on(r, rows)) / max(1e-9, sum(then.on(r, rows))) for r in range(world.size)]
+
+    # the median: while one ran, something else may have
+    taken = [median(x) for x in zip(*map(ratios, measured), strict=True)]
+    if all(world.everyone.all_gather_json(clock(world.device) is not None)):
+        taken = _settled(taken, later)
+    return _scaled(profile, taken)
+
+
+def _settled(taken: Sequence[float], later: Sequence[float]) -> list[float]:
+    """What programs take on each rank over what they took, where pace says `later`: it tells
+    exactly how a rank's share of a processor has changed. The rest is the processors' own speed,
+    of all ranks alike but for one that stands out: from second to second they vary by less.
+    """
+    beside = [t / p for t, p in zip(taken, later, strict=True)]
+    usual = median_low(beside)
+    return [
+        p * (b if max(b / usual, usual / b) > ODD else usual)
+        for b, p in zip(beside, later, strict=True)
+    ]
+
+
+def _seconds(known: Profile, key: str) -> float:
+    found = known.compute[key]
+    return max(sum(found.on(r, found.reach)) for r in range(len(found.forward)))
+
+
+def _telling(found: Compute, rows: Sequence[int], later: Sequence[float]) -> int:
+    """The most of `rows` that a program was timed with and takes no longer than a look may, where
+    ranks are `later` times as slow; else the fewest."""
+
+    def seconds(n: int) -> float:
+        return max(sum(found.on(r, n)) * times for r, times in enumerate(later))
+
+    return max((n for n in rows if seconds(n) <= PROGRAM_SECONDS), default=rows[0])
+
+
+def _scaled(known: Profile, ratios: Sequence[float]) -> Profile:
+    """The profile where each rank's programs take `ratios` as long."""
+    before = [1.0 / v for v in known.speeds] or [1.0] * len(ratios)
+    after = [t * r for t, r in zip(before, ratios, strict=True)]
+    slowest = max(after) / max(before)  # the optimizer's costs are those of the slowest rank
+
+    def ranks(curves: tuple[Curve, ...]) -> Iterable[Curve]:
+        return (c.scaled(r) for c, r in zip(curves, ratios, strict=True))
+
+    return known.remade(ranks, slowest)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """One kind on one pattern, looked at again: seconds that every collective takes longer (0
+    where a small one takes about what it did), seconds more a sent byte, the largest one's ratio.
+    """
+
+    late: float
+    more: float
+    ratio: float
+    changed: bool = False  # whether `more` is a real share of what the largest one took
+
+    @classmethod
+    def of(
+        cls, kind: str, ranks: int, before: Curve, now: Sequence[tuple[float, float]]
+    ) -> "_Sample":
+        (small, first), (large, last) = now[0], now[-1]
+        sent = [max(1, _sent(kind, x, ranks)) for x in (small, large)]
+        longer = [first - before(small), last - before(large)]
+        if large == small:  # all that is ever sent is small
+            return cls(longer[0], 0.0, first / max(1e-9, before(small)))
+        late, more = 0.0, longer[1] / sent[1]
+        slope = (longer[1] - longer[0]) / (sent[1] - sent[0])
+        offset = longer[0] - slope * sent[0]
+        if not 1 / LATER < 1 + offset / max(1e-9, before(small)) < LATER:
+            late, more = offset, slope
+        usual = max(1e-9, before(large))
+        return cls(late, more, last / usual, abs(more * sent[1]) > (CHANGED - 1) * usual)
+
+
+def _sent(kind: str, payload: float, ranks: int) -> int:
+    return sent_bytes(cast(CollectiveKind, kind), int(payload), ranks)
+
+
+def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
+    """`known` with links as they are now. Every pattern is looked at by one kind of collective and
+    every kind on the most ranks. With D seconds more a sent byte, of that kind r and of these
+    ranks w, another kind k on another pattern p takes
+
+        D(k, p)  =  D(k, w) D(r, p) / D(r, w)        C'(k, p, x)  =  C(k, p, x) + D(k, p) sent(x)
+
+    and no less than in proportion: what bounds it where links are quick has not become quicker.
+    Overlap stretches as the largest collective does.
+    """
+    here = [k for k in sorted(known.network) if k[1].size * k[1].stride <= len(ranks)]
+    if not here:
+        return known
+    widest = {kind: max(p for k, p in here if k == kind) for kind, _ in here}
+    by = {p: min((k for k, q in here if q == p), key=lambda k: k != "all_reduce") for _, p in here}
+    taken = {}
+    for kind, pattern in sorted({*widest.items(), *((k, p) for p, k in by.items())}):
+        before = known.network[kind, pattern]
+        sizes = [int(size) for size, _ in before.points if size >= LOOK_BYTES]
+        now = network.sampled(world, ranks, kind, pattern, sizes, LOOK_SECONDS)
+        taken[kind, pattern] = _Sample.of(kind, pattern.size, before, now)
+
+    def sample(kind: str, pattern: Pattern) -> _Sample:
+        if (kind, pattern) in taken:
+            return taken[kind, pattern]
+        wide = widest.get(kind, max(by))
+        mine = taken.get((kind, wide), taken[by[wide], wide])
+        there = taken[by[pattern], pattern] if pattern in by else mine
+        base = taken.get((by.get(pattern, kind), wide))
+        if base is None or not base.changed or there.more * base.more <= 0.0:
+            return there
+        ratio = mine.ratio * there.ratio / base.ratio
+        return _Sample(there.late, mine.more * there.more / base.more, ratio)
+
+    links = {}
+    for (kind, pattern), curve in known.network.items():
+        found = sample(kind, pattern)
+        links[kind, pattern] = Curve.of(
+            (x, max(y + found.late + found.more * _sent(kind, x, pattern.size),
+                    y * min(1.0, found.ratio)))
+            for x, y in curve.points
+        )  # fmt: skip
+    rates = {
+        kind: o.stretched(sample(kind, widest.get(kind, max(by))).ratio)
+        for kind, o in known.overlap.items()
+    }
+    return replace(known, network=links, overlap=rates, host=agreement(world))
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What has become better, and how much it is quicker; 1: nothing."""
+
+    devices: float = 1.0
+    links: float = 1.0
+    call: tuple[int, float] | None = None  # payload and seconds of the all-reduce
+
+    def __bool__(self) -> bool:
+        return max(self.devices, self.links) > QUICKER
+
+    def __str__(self) -> str:
+        what, times = ("idle ranks compute", self.devices), ("links carry", self.links)
+        name, factor = max(what, times, key=lambda x: x[1])
+        return f"{name} {factor:.1f} times as fast as when they were measured"
+
+
+def glance(
+    world: World, active: Sequence[int], known: Profile, usual: Mapping[int, float]
+) -> Glance:
+    """Whether what keeps the ranks beside `active` idle has become better: their pace, where they
+    are slower than those, or the links. Steps of the others tell nothing of either.
+
+    usual: seconds of all-reduces by payload, where they are not what `known` says.
+    """
+    pace = [known.pace_of(r) for r in range(world.size)]
+    least = min(pace[r] for r in active)
+    slow = [r for r in range(world.size) if r not in active and pace[r] > QUICKER * least]
+    devices = 1.0
+    if slow:
+        now = ease(world, 1).pace
+        devices = max(pace[r] / now[r] for r in slow)
+    everyone = ("all_reduce", Pattern(world.size))
+    if devices > QUICKER or everyone not in known.network:
+        return Glance(devices)
+    points = known.network[everyone].points
+    size, seconds = max((p for p in points if p[1] <= GLANCE_SECONDS), default=points[0])
+    payload = int(size)
+    calls = [
+        network.slowest(world, world.everyone, "all_reduce", world.size, payload)
+        for _ in range(2)  # one alone is chance: both are quick, or none
+    ]
+    return Glance(devices, usual.get(payload, seconds) / max(1e-9, *calls), (payload, max(calls)))

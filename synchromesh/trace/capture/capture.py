@@ -1,0 +1,133 @@
+"""Capture: a model, its loss and an example batch become a Step."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from synchromesh.trace.step import Step
+from synchromesh.values.component import Chain, Component, Parameter
+
+from .comparison import compare
+from .components import pieces
+from .coupling import coupled
+from .effects import counting, fed_by_rows
+from .export import Function, Untraceable, export, leaves, rows_of
+from .flatten import flatten, shared_names
+from .masks import fold_masks
+from .modes import in_mode
+from .observed import observe
+from .rows import annotate
+from .run import run
+from .split import Scattered, split
+from .weighing import Weighed, weigh
+
+__all__ = ["compare", "run", "signature", "trace"]
+
+
+def trace(
+    model: nn.Module,
+    function: Function,
+    batch: Any,
+    *,
+    training: bool,
+    cuts: Sequence[str] = (),
+    autocast: torch.dtype | None = None,
+    rows: int | None = None,
+) -> Step:
+    """The step of `function(model, batch)`: a scalar, a pair (sum, weight), or named scalars.
+
+    In the modes that the modules have (`modes.training_modes`), or in evaluation mode. rows: with
+    how many it is traced, where it depends on their number. A model that cannot be traced gives an
+    opaque Step whose `reason` says why. ValueError for a bad batch or for `cuts` that name no
+    module.
+    """
+    found = pieces(model, cuts)
+    rows_of(batch)
+    with in_mode(model, training):
+        try:
+            exported = export(model, function, batch, autocast, rows)
+            graph, constants, symbols = flatten(exported, model)
+            assumed = fold_masks(graph, constants, dict(model.named_buffers()))
+            annotate(graph, symbols)
+            told, merged = counting(graph), ""
+            weighed = weigh(graph) if weighable(training, exported.outputs) else Weighed()
+            try:
+                cut, chain = split(graph, model, found, constants)
+            except Scattered as scattered:
+                merged = str(scattered)
+                observe(graph, constants, exported.leaves, model, batch)
+                if weighed.doubt:  # of rows that may be known to lie in order now
+                    weighed = weigh(graph)
+                cut, chain = split(graph, model, found, constants, merge=True)
+        except Untraceable as error:
+            return opaque(model, batch, str(error))
+    outputs = ("sum", "weight") if weighed.targets else exported.outputs
+    used = {
+        n.meta["name"] for n in cut.find_nodes(op="placeholder") if n.meta["role"] == "constant"
+    }
+    kept = {name: tensor for name, tensor in constants.items() if name in used}
+    return Step(
+        chain, cut, kept, outputs, exported.leaves, shared_names(model),
+        guards=exported.guards, assumed=assumed, fed=fed_by_rows(cut), merged=merged,
+        uneven=told, coupled=told or divided(cut), targets=weighed.targets, doubt=weighed.doubt,
+    )  # fmt: skip
+
+
+def weighable(training: bool, outputs: tuple[str, ...]) -> bool:
+    """Whether the function is a loss, and no metric."""
+    return training and outputs in (("loss",), ("sum", "weight"))
+
+
+def divided(graph: torch.fx.Graph) -> str:
+    """A sentence where the rows of a batch depend on each other; empty where they do not."""
+    found = coupled(graph)
+    return (
+        found
+        and (
+            f"{found}: parts of a batch give another loss than all of it, so train under a plan "
+            "without data parallelism"
+        )
+    ) or ""
+
+
+def opaque(model: nn.Module, batch: Any, reason: str) -> Step:
+    """The step as one component that runs as the user's module."""
+
+    def describe(name: str, tensor: Tensor) -> Parameter:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return Parameter(name, tuple(tensor.shape), dtype, tensor.requires_grad)
+
+    component = Component(
+        "model",
+        tuple(describe(n, p) for n, p in model.named_parameters()),
+        tuple(describe(n, b) for n, b in model.named_buffers()),
+        structure="opaque",
+        opaque=True,
+    )
+    names = tuple(leaf.name for leaf in leaves(batch))
+    return Step(Chain((component,)), None, {}, (), names, shared_names(model), reason)
+
+
+def signature(batch: Any) -> Hashable:
+    """What a trace depends on: structure, types, shapes but for rows, non-tensor leaves.
+
+    Lists count as tuples: collate functions make the one where examples are the other.
+    """
+    found, tree = pytree.tree_flatten(as_tuples(batch))
+    kinds = tuple(
+        (str(x.dtype), tuple(x.shape[1:]), x.dim()) if isinstance(x, Tensor) else ("=", repr(x))
+        for x in found
+    )
+    return str(tree), kinds
+
+
+def as_tuples(batch: Any) -> Any:
+    """`batch` with a tuple in place of every list."""
+    if isinstance(batch, (list, tuple)) and type(batch) in (list, tuple):
+        return tuple(as_tuples(item) for item in batch)
+    if type(batch) is dict:
+        return {key: as_tuples(item) for key, item in batch.items()}
+    return batch

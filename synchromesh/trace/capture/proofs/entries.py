@@ -1,0 +1,224 @@
+"""Proofs of operators that compute each entry of a row from entries of that row alone.
+
+Elementwise ones take entries at the same place; the others leave all dimensions but some apart,
+and the rows must be along one that they leave apart.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from synchromesh.trace.rules.elementwise import FILLING, NAMES
+
+from ..lay import Case, Entry, Lay, dims_of
+
+LIKE_FIRST = {"type_as", "copy", "expand_as"}  # of whose second tensor only type or shape matter
+ELEMENTWISE = NAMES | {
+    "rsub", "polar", "complex", "isin", "bernoulli", "normal_functional", "native_dropout",
+    "feature_alpha_dropout", "alpha_dropout", "copy", "exponential", "uniform", "cauchy",
+    "log_normal", "geometric", "log_softplus", "fill", "rrelu_with_noise_functional",
+    # losses without a reduction; with one they have no rows
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div",
+    "binary_cross_entropy_with_logits", "soft_margin_loss", "poisson_nll_loss",
+    "margin_ranking_loss", "hinge_embedding_loss",
+}  # fmt: skip
+RANDOM_LIKE = {"rand_like", "randn_like", "randint_like"}
+
+
+def is_elementwise(case: Case) -> bool:
+    tagged = torch.Tag.pointwise in getattr(case.node.target, "tags", ())
+    return tagged or case.name in ELEMENTWISE or case.name in RANDOM_LIKE
+
+
+def elementwise(case: Case) -> Lay:
+    """Broadcast from the right; entries filled in are the same for all rows."""
+    if case.name in FILLING | RANDOM_LIKE:
+        return case.place.any
+    return right_aligned(case, case.entries[:1] if case.name in LIKE_FIRST else case.rowed)
+
+
+def right_aligned(case: Case, entries: list[Entry], last: int = 0) -> Lay:
+    """All rows at the dimension of the result that is counted from the right, and none in the
+    last ones."""
+    for entry in entries:
+        if entry.fate is None:
+            continue
+        lay = entry.lay
+        if lay.dim >= entry.rank - last:
+            raise case.mixed(lay.dim)
+        if lay.dim + case.rank - entry.rank != case.place.dim:
+            raise case.unproved()
+    return case.kept(entries)
+
+
+def last_dims(case: Case) -> int | None:
+    """How many last dimensions of its tensor the operator works on, None for other operators."""
+    name = case.name
+    if name in ("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm"):
+        return len(case.constant("normalized_shape"))
+    if name in ("pad", "constant_pad_nd"):
+        return max((i // 2 + 1 for i, p in enumerate(case.constant("pad")) if p), default=0)
+    for known, count in LAST.items():
+        if name.startswith(known):
+            return count or next((int(c) for c in name if c.isdigit()), 0)
+    return EXACTLY.get(name)
+
+
+# by the beginning of the name; 0 stands for the number in it, as in max_pool2d
+LAST = {
+    "max_pool": 0, "avg_pool": 0, "adaptive_avg_pool": 0, "adaptive_max_pool": 0, "upsample_": 0,
+    "_upsample_": 0, "mkldnn_max_pool": 0, "reflection_pad": 0, "replication_pad": 0,
+    "fractional_max_pool": 0, "pixel_": 3,
+}  # fmt: skip
+EXACTLY = {
+    "tril": 2, "triu": 2, "linalg_inv": 2, "linalg_inv_ex": 2, "inverse": 2, "linalg_det": 2,
+    "linalg_slogdet": 2, "linalg_cholesky": 2, "linalg_cholesky_ex": 2, "cholesky": 2,
+    "linalg_qr": 2, "linalg_svd": 2, "linalg_svdvals": 2, "linalg_eigh": 2, "linalg_eigvalsh": 2,
+    "matrix_exp": 2, "linalg_matrix_exp": 2, "linalg_matrix_power": 2, "linalg_pinv": 2,
+    "one_hot": 0, "view_as_real": 0, "view_as_complex": 1, "multinomial": 1,
+}  # fmt: skip
+
+
+def trailing(case: Case) -> Lay:
+    """Pooling, norms of the last dimensions, matrices of a batch: those ahead are apart."""
+    last = last_dims(case)
+    assert last is not None
+    source = case.main
+    if any(e is not source for e in case.rowed) or source.fate is None:
+        raise case.unproved()
+    if source.lay.dim >= source.rank - last:
+        raise case.positional() if case.name in ("tril", "triu") else case.mixed(source.lay.dim)
+    if source.lay.dim != case.place.dim:
+        raise case.unproved()
+    return case.kept()
+
+
+def batched(case: Case) -> Lay:
+    """Convolutions, group norm, losses per row and the like: dimension 0 of all is apart."""
+    if case.place.dim or (case.name.startswith("conv") and case.main.rank != case.entries[1].rank):
+        raise case.mixed(case.rowed[0].lay.dim)
+    for entry in case.rowed:
+        if entry.argument in ("weight", "bias", "running_mean", "running_var"):
+            raise case.unproved()
+        if entry.lay.dim:
+            raise case.mixed(entry.lay.dim)
+    return case.kept()
+
+
+def normalised(case: Case) -> Lay:
+    """batch_norm: statistics over the rows are the engine's matter, in which order is not."""
+    if case.rowed != [case.main]:
+        raise case.unproved()
+    return case.kept()
+
+
+def contracted(case: Case) -> Lay:
+    """Products: dimensions that are not summed over keep their entries, those of a batch meet at
+    equal places."""
+    if case.name == "einsum":
+        return summed_by_letters(case)
+    if any(e.grid for e in case.rowed):
+        if case.place.count > 1 or not all(e.grid or e.single for e in case.rowed):
+            raise case.unproved()
+        return case.place.any
+    for entry in case.rowed:
+        if entry.argument == "bias" and entry.lay.dim != entry.rank - 1:
+            raise case.unproved()
+    return case.kept()
+
+
+def is_grid(case: Case) -> bool:
+    """Whether a result with rows along two dimensions has every row with every row in order."""
+    keeps = (
+        case.name in PRODUCTS or is_elementwise(case) or case.name in ("softmax", "log_softmax")
+    )
+    return keeps and not case.numbers and all(e.grid or e.single for e in case.rowed)
+
+
+def summed_by_letters(case: Case) -> Lay:
+    """einsum: a letter for the rows that the result does not have is summed over."""
+    equation = case.constant("equation")
+    if not isinstance(equation, str) or "->" not in equation or "." in equation:
+        return case.kept()
+    given, made = equation.replace(" ", "").split("->")
+    for letters, entry in zip(given.split(","), case.entries, strict=True):
+        if entry.fate is not None and letters[entry.lay.dim] != made[case.place.dim]:
+            raise case.mixed(entry.lay.dim)
+    return case.kept()
+
+
+def attended(case: Case) -> Lay:
+    """Attention: queries, keys, values and mask have rows ahead of their last two dimensions."""
+    return right_aligned(case, case.rowed, last=2)
+
+
+def recurrent(case: Case) -> Lay:
+    """LSTM, GRU: rows beside the time, states as (layers, rows, width)."""
+    if case.overload != "input" or case.main.rank != 3:
+        raise case.unproved()
+    beside = 0 if case.constant("batch_first") else 1
+    for entry in case.rowed:
+        if entry.argument == "params":
+            raise case.unproved()
+        if entry.lay.dim != (beside if entry is case.main else 1):
+            raise case.mixed(entry.lay.dim)
+    return case.kept()
+
+
+def of_pairs(case: Case) -> Lay:
+    """bilinear, pairwise_distance: the last dimension is taken together."""
+    for entry in case.rowed:
+        if entry.argument in ("weight", "bias"):
+            raise case.unproved()
+    return right_aligned(case, case.rowed, last=1)
+
+
+DIMS = ("dim", "dims", "dimension")  # as an argument is called that names dimensions
+
+
+def along_dims(case: Case) -> Lay:
+    """Sums, softmax, sort, fft ...: they work along the dimensions named, and no others."""
+    given = case.constant(next(n for n in DIMS if case.takes(n)))
+    source = case.rowed[0]
+    lay = source.lay
+    if given is None or (isinstance(given, list | tuple) and not given):
+        raise case.mixed(lay.dim)  # along all
+    if lay.dim in dims_of(given, source.rank):
+        raise case.mixed(lay.dim)
+    if any(e.rank != source.rank or e.lay.dim != lay.dim for e in case.rowed):
+        raise case.unproved()
+    return case.kept()
+
+
+def made(case: Case) -> Lay:
+    """full, zeros, randn ...: the same, or drawn alike, for all rows."""
+    return case.place.any
+
+
+PRODUCTS = {
+    "linear", "matmul", "mm", "bmm", "mv", "addmm", "addmv", "baddbmm", "addbmm", "outer",
+    "einsum", "tensordot", "inner", "chain_matmul", "linalg_multi_dot", "linalg_matmul",
+}  # fmt: skip
+MADE = {
+    "full", "zeros", "ones", "empty", "rand", "randn", "randint", "new_full", "new_zeros",
+    "new_ones", "new_empty", "empty_permuted",
+}  # fmt: skip
+PROOFS: dict[str, Callable[[Case], Lay]] = {
+    **dict.fromkeys(MADE, made),
+    **dict.fromkeys(
+        (
+            "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d",
+            "conv_transpose3d", "group_norm", "native_group_norm", "instance_norm",
+            "grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "affine_grid_generator",
+            "im2col", "col2im", "channel_shuffle", "feature_dropout", "lstm_cell", "gru_cell",
+            "rnn_tanh_cell", "rnn_relu_cell", "cross_entropy_loss", "nll_loss", "nll_loss_nd",
+            "nll_loss2d", "multi_margin_loss", "multilabel_margin_loss",
+        ),
+        batched,
+    ),
+    "batch_norm": normalised,
+    **dict.fromkeys(PRODUCTS, contracted),
+    "scaled_dot_product_attention": attended,
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent),
+    **dict.fromkeys(("bilinear", "pairwise_distance"), of_pairs),
+}  # fmt: skip

@@ -1,0 +1,139 @@
+"""A local component: the graph every rank of an axis runs, its borders, tensors and traffic."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from synchromesh.values.component import Component, Value
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import REPLICATED, Placement
+from synchromesh.values.traffic import Collective
+
+
+@dataclass(frozen=True)
+class Input:
+    """A value that a component reads: its maker, the state it comes in and is read in."""
+
+    value: Value
+    source: int | None  # index of the producing component; None: a leaf of the batch
+    have: Placement  # on the producer's axis
+    want: Placement  # on this component's axis
+
+
+@dataclass(frozen=True)
+class Output:
+    """A value that a component hands out, in one state."""
+
+    value: Value
+    placement: Placement
+
+
+@dataclass(frozen=True)
+class Span:
+    """Computation between two moves: rough operations per batch row, for shares of time."""
+
+    work: float
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A move: the collectives it runs, maybe none; other pieces of the rows run meanwhile.
+
+    pauses: whether they do. An operator's own collectives are waited for where they stand.
+    """
+
+    collectives: tuple[Collective, ...] = ()
+    pauses: bool = True
+
+
+Event = Span | Hop
+
+
+@dataclass(frozen=True)
+class LocalComponent:
+    """One component as one rank runs it; the same for every rank of the axis."""
+
+    component: Component
+    layout: Layout
+    graph: GraphModule  # (axis, rows, *inputs, *parameters, *buffers, *constants) -> outputs
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    constants: tuple[Value, ...]
+    events: tuple[Event, ...]  # what one walk through the graph computes and sends, in order
+    unsharded: Mapping[str, str]  # parameter -> why every rank holds it whole
+    arrivals: int = 0  # how many of the first events bring inputs over the border
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """All that it sends, per row of the data block (on edges: the producer's)."""
+        return tuple(c for e in self.events if isinstance(e, Hop) for c in e.collectives)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The local components of a step, and where its tensors lie under each layout."""
+
+    components: tuple[LocalComponent, ...]
+    placements: Mapping[tuple[str, Layout], Placement]
+    outputs: tuple[Output, ...]
+
+    def local_shape(self, local: LocalComponent, name: str) -> tuple[int, ...]:
+        """The shape of one rank's part of parameter or buffer `name`, as `local` uses it."""
+        tensors = (*local.component.parameters, *local.component.buffers)
+        shape = next(t.shape for t in tensors if t.name == name)
+        placement = self.placements.get((name, local.layout), REPLICATED)
+        return placement.local_shape(shape, local.layout.tensor)
+
+    def program(self, local: LocalComponent) -> str:
+        """A key that components share whose local graphs compute the same on the same shapes.
+
+        Equal on all ranks and in every process: measurements that are kept go by it.
+        """
+        inputs = [
+            (v.shape, v.dtype, v.rows, v.differentiable, str(i.want))
+            for i in local.inputs
+            for v in (i.value,)
+        ]
+        tensors = {t.name: t for t in (*local.component.parameters, *local.component.buffers)}
+        held = [
+            (self.local_shape(local, n), tensors[n].dtype, tensors[n].trainable)
+            for n in (*local.parameters, *local.buffers)
+        ]
+        fixed = [(v.shape, v.dtype) for v in local.constants]
+        told = (structure(local.graph.graph), inputs, held, fixed, local.layout.tensor)
+        return blake2b(repr(told).encode(), digest_size=10).hexdigest()
+
+
+def _name(target: Any) -> str:
+    """The same in every process: a function's own text has its address."""
+    qualified = getattr(target, "__qualname__", None)
+    return f"{target.__module__}.{qualified}" if qualified else str(target)
+
+
+def structure(graph: Graph) -> list[Any]:
+    """The graph without names: what each node does with which earlier ones."""
+    place: dict[Node, int] = {}
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, Node):
+            return ("node", place[x])
+        if isinstance(x, list | tuple):
+            return [plain(y) for y in x]
+        if isinstance(x, dict):
+            return [(k, plain(v)) for k, v in x.items()]
+        if isinstance(x, torch.device):
+            return x.type  # every rank has a GPU of another number
+        return repr(x)
+
+    found = []
+    for node in graph.nodes:
+        target = "" if node.op == "placeholder" else _name(node.target)
+        found.append((node.op, target, plain(node.args), plain(node.kwargs)))
+        place[node] = len(place)
+    return found

@@ -1,0 +1,59 @@
+"""Evaluation: a metric's means over the rows of a loader, computed by all ranks under the plan in
+force."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from synchromesh.engine import batches
+from synchromesh.engine.groups import World
+from synchromesh.training.execution import Arrangement
+
+Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
+
+
+def means(
+    arranged: Arrangement,
+    loader: Iterable[Any],
+    metric: Metric,
+    key: Callable[[Any], int],
+    step: int,
+) -> dict[str, float]:
+    """Means over the rows of `loader`: metric(model, batch) -> {name: sum over the batch's rows}.
+
+    key: of a batch, equal on all ranks; step: steps that were trained, for random operators.
+    """
+    world = arranged.world
+    sums: dict[str, Tensor] = {}
+    count = 0
+    with torch.no_grad(), arranged.streams.preserved():
+        for raw in loader:
+            mark = key(raw)
+            batch = batches.to_device(raw, world.device)
+            rows = arranged.now.agree(batch, mark)
+            if not rows.total:
+                continue
+            count += rows.total
+            batch = arranged.filled(batch, rows)
+            program = arranged.program(batch, metric, rows)
+            if program is None:
+                continue
+            for result in program.run([(batch, rows)], step):
+                if result.leads and result.rows:
+                    for name, value in zip(result.names, result.outputs, strict=True):
+                        known = sums.get(name, torch.zeros((), dtype=torch.float64))
+                        sums[name] = known + value.double().cpu()
+    return _over_ranks(world, sums, count)
+
+
+def _over_ranks(world: World, sums: Mapping[str, Tensor], count: int) -> dict[str, float]:
+    if not count:
+        raise ValueError("there is nothing to evaluate: the loader gave no rows")
+    told = world.everyone.all_gather_json(list(sums))
+    names = {name: None for rank in told for name in rank}
+    zero = torch.zeros((), dtype=torch.float64)
+    total = torch.stack([sums.get(name, zero) for name in names]).to(world.device)
+    world.everyone.all_reduce(total, counted=False)
+    return {name: float(value) / count for name, value in zip(names, total, strict=True)}

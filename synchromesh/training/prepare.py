@@ -1,0 +1,85 @@
+"""`prepare`: from a model, an optimizer and a loss to a trainer on the ranks of this run."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from synchromesh.engine import batches, heap
+from synchromesh.engine import optimizer as rebinding
+from synchromesh.engine.agreement import compare_ranks
+from synchromesh.engine.groups import World
+from synchromesh.engine.model import Model
+from synchromesh.training.execution import Loss, Options
+from synchromesh.training.trainer import Trainer, checked_plan
+from synchromesh.values.plan import Plan
+
+
+def prepare(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: Loss,
+    example_batch: Any,
+    plan: Plan | str = "auto",
+    *,
+    scheduler: LRScheduler | None = None,
+    seed: int = 0,
+    sync_batch_norm: bool = False,
+    autocast: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    timeout: timedelta = timedelta(minutes=5),
+    weights: str | Path | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Trainer:
+    """A trainer of `model` under `plan` on the ranks of this run (one, where nothing says
+    otherwise).
+
+    optimizer: over parameters of the model; it stays the caller's, schedulers go on working.
+    loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight).
+    example_batch: a global batch; the model is traced with it, and measured under `auto`.
+    plan: a Plan or its text; `auto` measures the model and the links and takes what is predicted
+    to be the quickest (`trainer.choice` says why). What was measured is kept for the next run
+    (README: "What is measured is kept").
+    scheduler: stepped once per update and saved in checkpoints; leave it out to step it yourself.
+    seed: of dropout and other random operators. autocast: e.g. torch.bfloat16.
+    timeout: of every collective.
+    weights: a checkpoint, or a safetensors file or folder, to begin with.
+    say: is told on every rank, a sentence at a time, what is measured and what is reused.
+
+    All ranks start from rank 0's weights. Of a model on the meta device only this rank's pieces
+    come into being, from `weights` or its own initialisers. Raises ValueError for a plan that does
+    not fit or for ranks that disagree.
+    """
+    chosen = checked_plan(plan)
+    world = World.open(device, timeout)
+    if world.device.type == "cpu":
+        heap.keep()
+    held: Model | None = None
+    try:
+        rebinding.check(optimizer, sharded=False)
+        held = Model(model if _is_meta(model) else model.to(world.device))
+        compare_ranks(world.everyone, held, chosen, optimizer, seed, example_batch)
+        source = None if weights is None else Path(weights)
+        options = Options(seed, sync_batch_norm, autocast, source)
+        trainer = Trainer(
+            held, optimizer, loss, batches.to_device(example_batch, world.device), chosen, world,
+            options if say is None else replace(options, say=say),
+        )  # fmt: skip
+        trainer.scheduler = scheduler
+        held.block()
+        return trainer
+    except BaseException:
+        if held is not None:
+            held.unblock()
+        world.close()
+        raise
+
+
+def _is_meta(model: nn.Module) -> bool:
+    return any(p.is_meta for p in model.parameters())

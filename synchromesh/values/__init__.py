@@ -1,0 +1,1 @@
+"""Values: what all parts speak of; frozen, checked once, without torch.distributed."""

@@ -1,0 +1,290 @@
+"""A cluster: hosts, their devices and the links between them; measured, or from a catalogue.
+
+    name: two-hosts
+    source: measured            # or datasheet
+    error_band: 0.3             # estimates from these figures are right to +-30 %; 0: not stated
+    date: 2026-01-31
+    emulated: true              # never left out of a report where it is so
+    hosts:
+      - name: a
+        devices: [{kind: cpu, count: 2, memory_bytes: 8000000000, flops: {float32: 5.0e+10}}]
+    links:
+      - {between: [a, b], bytes_per_second: 2.5e+7, latency_seconds: 1.0e-4}
+    inside: {bytes_per_second: 1.0e+9}      # between the devices of a host that `links` leaves out
+    network: {bytes_per_second: 2.5e+7}     # between two hosts that `links` leaves out
+
+Units: bytes, seconds, floating-point operations per second that are achieved in practice.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from synchromesh.values import document
+
+DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator or processor as a rank uses it."""
+
+    kind: str
+    memory_bytes: int
+    flops: Mapping[str, float] = field(default_factory=dict)  # by dtype, achieved
+    bytes_per_second: float = 0.0  # of its memory, read and written; 0 where it is not known
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.memory_bytes, tuple(sorted(self.flops.items()))))
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine and its devices, in the order of local ranks."""
+
+    name: str
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True)
+class Link:
+    """What carries bytes between two hosts, or (`a == b`) between the devices of one host.
+
+    bytes_per_second: achieved, in each direction; inside a host of each device, between hosts of
+    all devices of a host together, over `lanes` equal adapters of which one device uses one.
+    latency_seconds: of one message or one step of a collective. start_seconds: what a collective
+    needs once, however many steps it has. switch_bytes_per_second: bus bandwidth (as nccl-tests
+    defines it: 2 (m-1)/m n / seconds) of an all-reduce that the switch itself sums; 0 where it
+    cannot.
+    """
+
+    a: str
+    b: str
+    bytes_per_second: float
+    latency_seconds: float = 0.0
+    kind: str = ""  # nvlink, pcie, ethernet, infiniband, efa, loopback; for people alone
+    start_seconds: float = 0.0
+    switch_bytes_per_second: float = 0.0
+    lanes: int = 1
+
+    def seconds(self, size: int) -> float:
+        """Time of one message of `size` bytes: latency + size / bandwidth."""
+        return self.latency_seconds + size / self.bytes_per_second
+
+
+ANY = "*"  # the ends of a link that stands for every pair not listed
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts and links with where the figures come from.
+
+    inside, network: the link between the devices of a host, and between two hosts, for those that
+    `links` leaves out; their own ends are `ANY`. Links are kept in order and without those that
+    say what `inside` and `network` say, so that equal clusters compare equal.
+    """
+
+    name: str
+    hosts: tuple[Host, ...]
+    links: tuple[Link, ...] = ()
+    emulated: bool = False
+    source: str = "measured"
+    date: str = ""
+    inside: Link | None = None
+    network: Link | None = None
+    error_band: float = 0.0  # relative error of estimates from these figures; 0: not stated
+
+    def __post_init__(self) -> None:
+        names = [h.name for h in self.hosts]
+        doubled = sorted(n for n, count in Counter(names).items() if count > 1)
+        if doubled:
+            raise ValueError(f"{self.name}: two hosts are called {', '.join(doubled)}")
+        if ANY in names:
+            raise ValueError(f"{self.name}: a host is called {ANY!r}, which stands for any host")
+        if not self.ranks:
+            raise ValueError(f"{self.name}: has no devices")
+        for link in self.links:
+            unknown = sorted({link.a, link.b} - set(names))
+            if unknown:
+                raise ValueError(f"{self.name}: a link names {unknown[0]!r}, which is no host")
+        links = sorted((_ordered(link) for link in self.links), key=lambda x: (x.a, x.b))
+        for first, second in pairwise(links):
+            if (first.a, first.b) == (second.a, second.b):
+                raise ValueError(f"{self.name}: two links join {first.a!r} and {first.b!r}")
+        for end in ("inside", "network"):
+            link = getattr(self, end)
+            if link is not None:
+                object.__setattr__(self, end, replace(link, a=ANY, b=ANY))
+        kept = tuple(x for x in links if x != self._default(x.a, x.b))
+        object.__setattr__(self, "links", kept)
+
+    @property
+    def ranks(self) -> tuple[tuple[str, Device], ...]:
+        """Host name and device of every rank, host after host."""
+        return tuple((host.name, device) for host in self.hosts for device in host.devices)
+
+    def link(self, a: str, b: str) -> Link:
+        """The link between hosts `a` and `b`. ValueError where the cluster describes none."""
+        found = self._listed.get((min(a, b), max(a, b))) or self._default(a, b)
+        if found is None:
+            raise ValueError(f"{self.name}: no link between {a!r} and {b!r} is described")
+        return found
+
+    @cached_property
+    def _listed(self) -> dict[tuple[str, str], Link]:
+        return {(link.a, link.b): link for link in self.links}
+
+    def _default(self, a: str, b: str) -> Link | None:
+        link = self.inside if a == b else self.network
+        return link and replace(link, a=min(a, b), b=max(a, b))
+
+    def __str__(self) -> str:
+        band = f", +-{self.error_band:.0%}" if self.error_band else ""
+        source = f", {self.source}{band}" if self.source != "measured" or band else ""
+        emulated = ", emulated" if self.emulated else ""
+        return f"{self.name}: {len(self.hosts)} hosts, {len(self.ranks)} devices{source}{emulated}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Only what is not at its default stands there of a link, of `inside` and `network`."""
+        document: dict[str, Any] = {
+            "name": self.name,
+            "source": self.source,
+            "error_band": self.error_band,
+            "date": self.date,
+            "emulated": self.emulated,
+            "hosts": [{"name": h.name, "devices": _device_list(h.devices)} for h in self.hosts],
+            "links": [{"between": [x.a, x.b], **_link_dict(x)} for x in self.links],
+        }
+        for end in ("inside", "network"):
+            link = getattr(self, end)
+            if link is not None:
+                document[end] = _link_dict(link)
+        return document
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+
+    @classmethod
+    def from_dict(cls, value: Any, name: str = "cluster") -> "Cluster":
+        keys = tuple(f.name for f in fields(cls))
+        item = document.mapping(value, name, keys, ("name", "hosts"))
+        hosts = enumerate(document.sequence(item["hosts"], f"{name}: hosts"))
+        links = enumerate(document.sequence(item.get("links", []), f"{name}: links"))
+        made: dict[str, Any] = {
+            "name": document.text(item["name"], f"{name}: name"),
+            "hosts": tuple(_host(h, f"{name}: hosts[{i}]") for i, h in hosts),
+            "links": tuple(_link(x, f"{name}: links[{i}]") for i, x in links),
+            "emulated": document.boolean(item.get("emulated", False), f"{name}: emulated"),
+            "source": document.text(item.get("source", "measured"), f"{name}: source"),
+            "date": document.text(item.get("date", ""), f"{name}: date"),
+            "error_band": document.number(item.get("error_band", 0.0), f"{name}: error_band"),
+            **{
+                end: _figures(ANY, ANY, item[end], f"{name}: {end}")
+                for end in ("inside", "network")
+                if end in item
+            },
+        }
+        with document.at(name):
+            return cls(**made)
+
+    @classmethod
+    def from_json(cls, text: str, name: str = "cluster") -> "Cluster":
+        return cls.from_dict(document.read_json(text, name), name)
+
+    @classmethod
+    def from_yaml(cls, text: str, name: str = "cluster") -> "Cluster":
+        return cls.from_dict(document.read_yaml(text, name), name)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Cluster":
+        """The cluster in a `.json`, `.yaml` or `.yml` file."""
+        return cls.from_dict(document.read(path), str(path))
+
+
+def _ordered(link: Link) -> Link:
+    return link if link.a <= link.b else replace(link, a=link.b, b=link.a)
+
+
+def _device_list(devices: tuple[Device, ...]) -> list[dict[str, Any]]:
+    """Neighbouring equal devices as one entry."""
+    return [{**_device_dict(d), "count": len([*same])} for d, same in groupby(devices)]
+
+
+def _device_dict(device: Device) -> dict[str, Any]:
+    return {
+        "kind": device.kind,
+        "memory_bytes": device.memory_bytes,
+        "bytes_per_second": device.bytes_per_second,
+        "flops": dict(sorted(device.flops.items())),
+    }
+
+
+FIGURES = tuple(f.name for f in fields(Link) if f.name not in ("a", "b"))  # of a link
+
+
+def _link_dict(link: Link) -> dict[str, Any]:
+    needed = ("bytes_per_second", "latency_seconds")
+    rest = {f.name: f.default for f in fields(Link) if f.name in FIGURES}
+    return {
+        name: getattr(link, name)
+        for name in FIGURES
+        if name in needed or getattr(link, name) != rest[name]
+    }
+
+
+def _host(value: Any, path: str) -> Host:
+    item = document.mapping(value, path, ("name", "devices"), ("name", "devices"))
+    devices: list[Device] = []
+    for i, entry in enumerate(document.sequence(item["devices"], f"{path}.devices")):
+        devices += _devices(entry, f"{path}.devices[{i}]")
+    return Host(document.text(item["name"], f"{path}.name"), tuple(devices))
+
+
+def _devices(value: Any, path: str) -> list[Device]:
+    """One entry of a device list, which stands for `count` equal devices."""
+    keys = ("kind", "memory_bytes", "bytes_per_second", "flops", "count")
+    item = document.mapping(value, path, keys, ("kind", "memory_bytes"))
+    rates = document.mapping(item.get("flops", {}), f"{path}.flops", DTYPES)
+    device = Device(
+        document.text(item["kind"], f"{path}.kind"),
+        int(document.number(item["memory_bytes"], f"{path}.memory_bytes", 1)),
+        {k: document.number(v, f"{path}.flops.{k}") for k, v in rates.items()},
+        document.number(item.get("bytes_per_second", 0.0), f"{path}.bytes_per_second"),
+    )
+    return [device] * document.integer(item.get("count", 1), f"{path}.count", 1, 100_000)
+
+
+def _link(value: Any, path: str) -> Link:
+    item = document.mapping(value, path, ("between", *FIGURES), ("between", "bytes_per_second"))
+    ends = document.sequence(item["between"], f"{path}.between")
+    if len(ends) != 2:
+        raise ValueError(f"{path}.between: should name two hosts, not {len(ends)}")
+    a, b = (document.text(end, f"{path}.between") for end in ends)
+    return _figures(a, b, {k: v for k, v in item.items() if k != "between"}, path)
+
+
+def _figures(a: str, b: str, item: dict[str, Any], path: str) -> Link:
+    """The link from `a` to `b` with the figures of a mapping."""
+    document.mapping(item, path, FIGURES, ("bytes_per_second",))
+    numbers = {
+        name: document.number(item.get(name, 0.0), f"{path}.{name}")
+        for name in ("latency_seconds", "start_seconds", "switch_bytes_per_second")
+    }
+    return Link(
+        a,
+        b,
+        document.number(item["bytes_per_second"], f"{path}.bytes_per_second", 1e-9),
+        kind=document.text(item.get("kind", ""), f"{path}.kind"),
+        lanes=document.integer(item.get("lanes", 1), f"{path}.lanes", 1),
+        **numbers,
+    )

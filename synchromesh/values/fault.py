@@ -1,0 +1,76 @@
+"""A fault: what a user is told of an exception, a sentence where it is ours, else a traceback."""
+
+import os
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from signal import Signals
+
+PACKAGE = str(Path(__file__).parents[1]) + os.sep
+LAUNCHING = (str(Path(__file__).parents[1] / "launch" / "rank.py"), "<frozen runpy>")
+
+
+class Refuted(Exception):
+    """The answer of a command that ran well is no, for the reason in the message: exit code 1."""
+
+
+class Stopped(Exception):
+    """A run has ended in good order because a signal asked one of its ranks to."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(f"stopped by {Signals(signal).name}")
+        self.signal = Signals(signal)
+
+    @property
+    def code(self) -> int:
+        """Exit code, as a shell has it for a process that the signal ended."""
+        return 128 + self.signal
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`sentence` is complete for a user's bad input; `traceback` says where the rest arose."""
+
+    sentence: str
+    traceback: str  # "" where the sentence is all a user needs
+    code: int = 1  # exit code: 2 for bad input, 1 for everything else
+
+    def __str__(self) -> str:
+        return self.traceback or f"synchromesh: {self.sentence}"
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Fault":
+        if isinstance(error, OSError) and error.filename is not None and error.strerror:
+            names = [str(n) for n in (error.filename, error.filename2) if n is not None]
+            return cls(printable(f"{error.strerror}: {' and '.join(names)}"), "", 2)
+        if isinstance(error, (ValueError, TimeoutError)) and _ours(error):
+            return cls(printable(str(error)), "", 2)
+        if isinstance(error, Refuted):
+            return cls(printable(str(error)), "", 1)
+        start = error.__traceback__
+        while start is not None and start.tb_frame.f_code.co_filename in LAUNCHING:
+            start = start.tb_next
+        lines = traceback.format_exception(type(error), error, start)
+        name = type(error).__name__
+        return cls(printable(f"{name}: {error}"), printable("".join(lines).rstrip(), lines=True))
+
+
+def _ours(error: BaseException) -> bool:
+    """Whether it is of a class or a line of this package, where messages for users are made."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    ours = trace is not None and trace.tb_frame.f_code.co_filename.startswith(PACKAGE)
+    return ours or type(error).__module__.startswith("synchromesh.")
+
+
+def printable(text: str, lines: bool = False) -> str:
+    """`text` with control characters escaped, so that a name cannot steer the terminal.
+
+    Newlines are kept where the text has `lines`; tabs are kept always.
+    """
+    kept = "\n\t" if lines else "\t"
+    return "".join(
+        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode("ascii")
+        for c in text
+    )

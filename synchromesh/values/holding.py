@@ -1,0 +1,71 @@
+"""A holding: which boxes of a parameter or buffer each position of the stage has, and who shares
+its gradient.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from synchromesh.values.component import Parameter
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Box, Placement
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One tensor over the K positions of a stage: `placement` on the tensor axis of `layout`."""
+
+    tensor: Parameter
+    layout: Layout
+    placement: Placement = REPLICATED
+
+    @property
+    def home(self) -> bool:
+        """Whether every position holds the whole tensor and contributes a partial sum of its
+        gradient.
+        """
+        return self.placement == REPLICATED_PARTIAL_GRADIENT
+
+    def boxes(self, position: int) -> tuple[Box, ...]:
+        """The boxes of the tensor at `position`, in local order."""
+        index = self.layout.tensor_index(position)
+        return self.placement.boxes(self.tensor.shape, self.layout.tensor, index)
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        return self.placement.local_shape(self.tensor.shape, self.layout.tensor)
+
+    def gradient_positions(self, position: int) -> tuple[int, ...]:
+        """Positions over which the gradient of this tensor is summed (docs/design.md,
+        "Gradients").
+        """
+        if self.placement == REPLICATED_PARTIAL_GRADIENT:
+            return tuple(range(self.layout.devices))
+        return self.layout.data_positions(position)
+
+    @property
+    def copies(self) -> int:
+        """How many positions hold an equal copy of what one position holds."""
+        return self.layout.data if self.placement.sharded else self.layout.devices
+
+
+def holdings(
+    tensors: Iterable[Parameter],
+    placements: Mapping[tuple[str, Layout], Placement],
+    devices: int,
+) -> dict[str, Holding]:
+    """How each tensor is held: as its one layout uses it, or whole everywhere where layouts differ
+    or none uses it.
+    """
+    uses: dict[str, list[tuple[Layout, Placement]]] = {}
+    for (name, layout), placement in placements.items():
+        uses.setdefault(name, []).append((layout, placement))
+    held = {}
+    for tensor in tensors:
+        match uses.get(tensor.name, []):
+            case [(layout, placement)]:
+                held[tensor.name] = Holding(tensor, layout, placement)
+            case _:
+                held[tensor.name] = Holding(
+                    tensor, Layout(devices, 1), REPLICATED_PARTIAL_GRADIENT
+                )
+    return held

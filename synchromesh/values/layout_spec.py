@@ -1,0 +1,173 @@
+"""A word of a plan: what a user says a layout is, before the number of devices is known.
+
+    word                      layout on K devices             options
+    single                    1 x 1, the other devices idle   recompute
+    data                      K x 1                           recompute
+    sharded-data              K x 1, states sharded (ZeRO)    states, recompute
+    tensor                    1 x K                           recompute
+    hybrid:tensor=2           K/2 x 2                         tensor, data, states, recompute
+    pipeline:stages=2         K/2 x 1 in each of two stages   stages, microbatches and hybrid's
+    auto                      the planner's choice            none
+
+`states` is none, optimizer, gradients or parameters (ZeRO 0 to 3); `recompute=yes` computes
+activations again in the backward pass. Words are canonical: `hybrid:tensor=1` is `data`,
+`data:states=optimizer` is `sharded-data:states=optimizer`.
+"""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from synchromesh.values.layout import Layout, ShardStates
+
+Name = Literal["single", "data", "sharded-data", "tensor", "hybrid", "pipeline", "auto"]
+NAMES: tuple[Name, ...] = get_args(Name)
+STATES: tuple[ShardStates, ...] = get_args(ShardStates)
+OPTIONS: dict[Name, tuple[str, ...]] = {
+    "single": ("recompute",),
+    "data": ("states", "recompute"),
+    "sharded-data": ("states", "recompute"),
+    "tensor": ("recompute",),
+    "hybrid": ("tensor", "data", "states", "recompute"),
+    "pipeline": ("stages", "microbatches", "tensor", "data", "states", "recompute"),
+    "auto": (),
+}
+NUMBERS = ("tensor", "data", "stages", "microbatches")
+MOST = 1_000_000  # of any degree or count: larger ones are slips of the pen
+
+
+def near(word: str, known: Sequence[str]) -> str:
+    """`; did you mean 'x' or 'y'` where something known resembles `word`, else nothing."""
+    names = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, names))}" if names else ""
+
+
+def count(text: str, what: str) -> int:
+    """The number that `text` states in plain digits, from 1 to a million."""
+    digits = text.isascii() and text.isdigit() and len(text) <= 7
+    if not digits or not 1 <= int(text) <= MOST:
+        raise ValueError(f"{what}={text[:40]}: should be a whole number from 1 to {MOST}")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word and its options; an option that is None follows from the number of devices."""
+
+    name: Name
+    tensor: int | None = None
+    data: int | None = None
+    stages: int | None = None
+    microbatches: int | None = None
+    states: ShardStates = "none"
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            raise ValueError(
+                f"unknown plan word {self.name!r}{near(self.name, NAMES)}; "
+                f"known are {', '.join(NAMES)}"
+            )
+        if self.states not in STATES:
+            raise ValueError(f"{self.name}: states={self.states} is none of {', '.join(STATES)}")
+        for option in (*NUMBERS, "states", "recompute"):
+            value = getattr(self, option)
+            if value in (None, False, "none"):
+                continue
+            if option not in OPTIONS[self.name]:
+                known = ", ".join(OPTIONS[self.name]) or "none"
+                raise ValueError(f"{self.name} has no option {option!r}; it has {known}")
+            if option in NUMBERS and not 1 <= value <= MOST:
+                raise ValueError(f"{self.name}: {option}={value} is not from 1 to {MOST}")
+        self._normalise()
+
+    def _normalise(self) -> None:
+        """One form for what means the same."""
+
+        def become(**fields: object) -> None:
+            for field, value in fields.items():
+                object.__setattr__(self, field, value)
+
+        if self.name == "hybrid":
+            if self.tensor is None and self.data is None:
+                raise ValueError("hybrid needs a degree: hybrid:tensor=2, hybrid:data=2 or both")
+            if self.tensor == 1 and self.data is None:
+                become(name="data", tensor=None)
+            elif self.data == 1 and self.tensor is None and self.states == "none":
+                become(name="tensor", data=None)
+        if self.name == "data" and self.states != "none":
+            become(name="sharded-data")
+        if self.name == "sharded-data" and self.states == "none":
+            become(states="parameters")
+        if self.name == "pipeline":
+            become(stages=self.stages or 1, microbatches=self.microbatches or 1)
+
+    @classmethod
+    def parse(cls, text: str) -> "Word":
+        """The word that a text like `hybrid:tensor=2,recompute=yes` says."""
+        name, colon, rest = text.strip().partition(":")
+        name = name.strip()
+        if name not in NAMES:
+            raise ValueError(
+                f"unknown plan word {name[:60]!r}{near(name, NAMES)}; known are {', '.join(NAMES)}"
+            )
+        fields: dict[str, object] = {}
+        for item in rest.split(",") if colon else ():
+            option, equals, value = (part.strip() for part in item.partition("="))
+            if option not in OPTIONS[name]:
+                known = ", ".join(OPTIONS[name]) or "none"
+                raise ValueError(f"{name} has no option {option[:60]!r}; it has {known}")
+            if not equals or option in fields:
+                raise ValueError(f"{name}: write each option once, as {option}=VALUE")
+            fields[option] = _value(name, option, value)
+        return cls(name, **fields)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        options = [f"{n}={v}" for n in NUMBERS if (v := getattr(self, n)) is not None]
+        usual = "parameters" if self.name == "sharded-data" else "none"
+        if self.states != usual:
+            options.append(f"states={self.states}")
+        if self.recompute:
+            options.append("recompute=yes")
+        return f"{self.name}:{','.join(options)}" if options else self.name
+
+    def layout(self, devices: int) -> Layout:
+        """The layout on a stage's `devices`. ValueError where the degrees do not multiply."""
+        if self.name == "auto":
+            raise ValueError("auto is no layout: the planner replaces it by one")
+        if self.name == "single" and devices != 1:
+            raise ValueError(
+                f"single is one device, not {devices}: it is a word for the whole plan; "
+                "a component among others is data, tensor or hybrid"
+            )
+        data, tensor = self.data, self.tensor
+        if self.name == "tensor":
+            data = 1
+        elif tensor is None and data is None:
+            tensor = 1
+        if tensor is None:
+            assert data is not None
+            tensor = devices // data or 1
+        if data is None:
+            data = devices // tensor or 1
+        if data * tensor != devices:
+            factors = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
+            raise ValueError(
+                f"{self}: data({data}) x tensor({tensor}) != {devices} devices: "
+                f"degrees that divide {devices} are {factors}; @ranks=... leaves devices idle"
+            )
+        return Layout(data, tensor, self.states, self.recompute)
+
+
+def _value(name: str, option: str, value: str) -> object:
+    if option == "states":
+        if value not in STATES or (name == "sharded-data" and value == "none"):
+            known = [s for s in STATES if s != "none"] if name == "sharded-data" else STATES
+            raise ValueError(f"{name}: states={value[:40]} is none of {', '.join(known)}")
+        return value
+    if option == "recompute":
+        if value not in ("yes", "no"):
+            raise ValueError(f"{name}: recompute={value[:40]} is neither yes nor no")
+        return value == "yes"
+    return count(value, f"{name}: {option}")

@@ -1,0 +1,143 @@
+"""A transfer: which rank sends which box of a tensor to whom, so that it gets other boxes.
+
+Boxes of a tensor of 4 rows and 4 columns; digits are the ranks that hold an element:
+
+    have: columns over 2 ranks      want: rows over 2 ranks       pieces (source -> target)
+        0 0 1 1                         0 0 0 0                       0->0 0->0 1->0 1->0
+        0 0 1 1                         0 0 0 0                       0->0 0->0 1->0 1->0
+        0 0 1 1                         1 1 1 1                       0->1 0->1 1->1 1->1
+        0 0 1 1                         1 1 1 1                       0->1 0->1 1->1 1->1
+
+A piece whose source is its target stays where it is: it is listed (whoever builds the new local
+tensor copies it) and costs no traffic. The network executes a transfer for a switch of plans and
+for an edge between two layouts; a checkpoint is one whose `have` lies on disk.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from synchromesh.values.placement import Box
+
+Boxes = tuple[tuple[Box, ...], ...]  # the boxes of each rank, disjoint within a rank
+Holders = tuple[int, ...]  # ranks that hold the same box
+
+
+@dataclass(frozen=True, order=True)
+class Piece:
+    """Rank `source` gives `box` (in global coordinates) to rank `target`."""
+
+    source: int
+    target: int
+    box: Box
+
+    @property
+    def stays(self) -> bool:
+        return self.source == self.target
+
+
+def volume(box: Box) -> int:
+    """Elements in a box; a 0-d tensor is one box without ranges and has one element."""
+    return prod(stop - start for start, stop in box)
+
+
+def intersection(a: Box, b: Box) -> Box | None:
+    """The box that `a` and `b` share, or None where they share no element."""
+    assert len(a) == len(b), f"boxes of different dimensions: {a} and {b}"
+    shared = tuple((max(p, r), min(q, s)) for (p, q), (r, s) in zip(a, b, strict=True))
+    return shared if all(start < stop for start, stop in shared) else None
+
+
+def difference(a: Box, b: Box) -> tuple[Box, ...]:
+    """`a` without `b`, as disjoint boxes: peeled off around the middle, dimension by dimension.
+
+    a 4 x 4, b in its middle:      0 0 0 0
+                                   2 . . 3
+                                   2 . . 3
+                                   1 1 1 1
+    """
+    middle = intersection(a, b)
+    if middle is None:
+        return (a,) if volume(a) else ()
+    peeled: list[Box] = []
+    for d, ((start, stop), (low, high)) in enumerate(zip(a, middle, strict=True)):
+        around = (middle[:d], a[d + 1 :])
+        if start < low:
+            peeled.append((*around[0], (start, low), *around[1]))
+        if high < stop:
+            peeled.append((*around[0], (high, stop), *around[1]))
+    return tuple(peeled)
+
+
+def transfer(have: Sequence[Sequence[Box]], want: Sequence[Sequence[Box]]) -> tuple[Piece, ...]:
+    """The pieces that turn `have[rank]` into `want[rank]`; both name every rank in one order.
+
+    Every wanted element arrives exactly once, from the rank itself where it holds it, so that no
+    transfer moves fewer bytes. Otherwise the holder that has least to send so far gives it (a tie
+    goes to the next rank after the target), which balances what equal replicas send up to one
+    piece. Deterministic: all ranks compute the same answer. ValueError where nobody holds a
+    wanted element.
+    """
+    assert len(have) == len(want), f"{len(have)} ranks have, {len(want)} ranks want"
+    return _transfer(_frozen(have), _frozen(want))
+
+
+def _frozen(boxes: Sequence[Sequence[Box]]) -> Boxes:
+    return tuple(tuple(tuple((a, b) for a, b in box) for box in rank) for rank in boxes)
+
+
+@lru_cache(maxsize=4096)  # a model has few distinct (shape, layout) pairs and many tensors
+def _transfer(have: Boxes, want: Boxes) -> tuple[Piece, ...]:
+    pieces: list[Piece] = []
+    cells: list[tuple[Holders, int, Box]] = []  # who may send, to whom, what
+    held = _holders(have)
+    for target, boxes in enumerate(want):
+        lacking = [box for box in boxes if volume(box)]
+        for own in have[target]:
+            kept = (intersection(box, own) for box in lacking)
+            pieces += (Piece(target, target, box) for box in kept if box is not None)
+            lacking = [rest for box in lacking for rest in difference(box, own)]
+        for box in lacking:
+            cells += ((holders, target, cell) for holders, cell in _cells(box, held))
+    # Where there is no choice first, then large before small: what remains evens out the loads.
+    cells.sort(key=lambda c: (len(c[0]), -volume(c[2]), c[1], c[2]))
+    load = [0] * len(have)
+    for holders, target, cell in cells:
+        source = min(holders, key=lambda h: (load[h], (h - target) % len(have)))
+        load[source] += volume(cell)
+        pieces.append(Piece(source, target, cell))
+    return tuple(sorted(pieces, key=lambda p: (p.target, p.box)))
+
+
+def _holders(have: Boxes) -> list[tuple[Holders, Box]]:
+    """Disjoint boxes that together are all that is held, each with the ranks that hold it."""
+    whole: dict[Box, Holders] = {}
+    for rank, boxes in enumerate(have):
+        for box in boxes:
+            if volume(box) and rank not in whole.get(box, ()):
+                whole[box] = (*whole.get(box, ()), rank)
+    parts: list[tuple[Holders, Box]] = []
+    for box, ranks in sorted(whole.items()):
+        fresh = [box]
+        for i, (holders, part) in enumerate(parts):
+            shared = intersection(part, box)
+            if shared is None:
+                continue
+            parts[i] = (tuple(sorted({*holders, *ranks})), shared)
+            parts += ((holders, rest) for rest in difference(part, shared))
+            fresh = [rest for f in fresh for rest in difference(f, shared)]
+        parts += ((ranks, rest) for rest in fresh)
+    return parts
+
+
+def _cells(box: Box, held: Sequence[tuple[Holders, Box]]) -> list[tuple[Holders, Box]]:
+    """`box` in the parts that `held` cuts it into, with their holders."""
+    shared = ((holders, intersection(box, part)) for holders, part in held)
+    cells = [(holders, cell) for holders, cell in shared if cell is not None]
+    if sum(volume(cell) for _, cell in cells) < volume(box):
+        missing = [box]
+        for _, cell in cells:
+            missing = [rest for m in missing for rest in difference(m, cell)]
+        raise ValueError(f"no rank holds {missing[0]} of the wanted box {box}")
+    return cells

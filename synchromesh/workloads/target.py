@@ -1,0 +1,101 @@
+"""TARGETs: the text that names a workload, a bundled one or a function of the user's own file."""
+
+import difflib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+from synchromesh.workloads import BUNDLED
+from synchromesh.workloads.workload import Workload
+
+
+def load(target: str, data: str | Path | None = None, synthetic: bool = False) -> Workload:
+    """The workload that TARGET names: a bundled one, or `path/to/file.py:function`.
+
+    `data` is the folder of a bundled workload's data; with `synthetic` a bundled workload makes
+    seeded rows instead.
+    """
+    path, colon, function = target.rpartition(":")
+    if colon and (path.endswith(".py") or "/" in path):
+        if data is not None:
+            raise ValueError(
+                f"--data names the folder of a bundled workload's data; {target} chooses its own "
+                "data: leave --data out"
+            )
+        return _named(_call(path, function), function)
+    if target.endswith(".py"):
+        raise ValueError(f"{target} names a file but no function in it: write {target}:FUNCTION")
+    if target not in BUNDLED:
+        raise ValueError(
+            f"there is no bundled workload {target!r}{near(target, BUNDLED)}; "
+            f"bundled are {', '.join(BUNDLED)}; your own is path/to/file.py:function"
+        )
+    return _named(BUNDLED[target](None if data is None else Path(data), synthetic), target)
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """`, did you mean X?` in brackets, or nothing where no name is near."""
+    found = difflib.get_close_matches(name, list(names), n=2, cutoff=0.6)
+    return f" (did you mean {' or '.join(found)}?)" if found else ""
+
+
+def _named(workload: Workload, name: str) -> Workload:
+    return workload if workload.name else replace(workload, name=name)
+
+
+def _call(path: str, function: str) -> Workload:
+    file = Path(path)
+    if not file.is_file():
+        beside = [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        raise ValueError(f"there is no file {path}{near(file.name, beside)}")
+    module = _module(file)
+    build = getattr(module, function, None)
+    if build is None or not callable(build):
+        functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise ValueError(f"{path} has no function {function!r}{near(function, functions)}")
+    try:
+        workload = build()
+    except Exception as error:
+        raise ValueError(_blame(file, error, f"{path}:{function} failed")) from error
+    if not isinstance(workload, Workload):
+        raise ValueError(
+            f"{path}:{function} returned {type(workload).__name__}, not a synchromesh.Workload"
+        )
+    return workload
+
+
+def _module(file: Path) -> ModuleType:
+    """The user's file as a module; its folder and the current one are importable."""
+    spec = importlib.util.spec_from_file_location(
+        f"synchromesh_target_{file.stem}", file.resolve()
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look modules up by name
+    for folder in (
+        str(Path.cwd()),
+        str(file.resolve().parent),
+    ):  # as of a script
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(_blame(file, error, f"{file} could not be imported")) from error
+    return module
+
+
+def _blame(file: Path, error: Exception, what: str) -> str:
+    """One sentence with the last line of the user's own file that took part in `error`."""
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        return f"{what}: line {error.lineno}: {reason}"
+    frames: Sequence[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if Path(f.filename) == file.resolve()]
+    if not own:
+        return f"{what}: {reason}"
+    return f"{what}: line {own[-1].lineno} ({own[-1].line}): {reason}"

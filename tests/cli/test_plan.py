@@ -1,0 +1,105 @@
+"""`synchromesh plan`: its document, its tables, what it says to bad input."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synchromesh import catalogue
+from synchromesh.cli import main
+from synchromesh.values.plan import Plan
+
+
+@pytest.fixture(autouse=True)
+def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No rank of a group; a folder of its own."""
+    for name in ("RANK", "WORLD_SIZE", "SYNCHROMESH_LAUNCHER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def document(words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main([*words.split(), "--json"]) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def sentence(words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    try:
+        found = main(words.split())
+    except SystemExit as error:  # argparse
+        found = int(str(error.code))
+    err = capsys.readouterr().err
+    assert found == 2 and err.count("\n") == 1 and "Traceback" not in err, err
+    return err.strip()
+
+
+@pytest.mark.parametrize("target", ["digits/cnn", "digits/vit"])
+def test_the_document(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = document(f"plan {target} --cluster v100x8", capsys)
+    keys = {"plan", "step_seconds", "memory_bytes", "communication_share", "fits", "reason"}
+    for candidate in told["candidates"]:
+        assert set(candidate) == keys
+        assert str(Plan.parse(candidate["plan"])) == candidate["plan"]  # canonical
+        assert candidate["step_seconds"] > 0 and 0 <= candidate["communication_share"] <= 1
+        devices = Plan.parse(candidate["plan"]).devices(8)
+        assert len(candidate["memory_bytes"]) == len(devices)
+    texts = [c["plan"] for c in told["candidates"]]
+    assert told["chosen"] == texts[0] and len(set(texts)) == len(texts)
+    for plain in ("single", "data", "hybrid:tensor=2", "hybrid:tensor=4", "tensor"):
+        assert any(text.partition("; @")[0] == plain for text in texts), texts
+    assert any("@ranks=0-3" in text for text in texts), "fewer devices are candidates too"
+    assert told["planning_seconds"] > 0
+    assert (told["source"], told["error_band"], told["devices"]) == ("datasheet", 0.5, 8)
+
+
+def test_the_table_the_runners_up_and_the_plan_file(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan digits/cnn --cluster v100x2 --batch 64 --explain --output p.yaml"
+    assert main(words.split()) == 0
+    out = capsys.readouterr().out
+    assert "digits/cnn on v100x2, 64 rows a step (datasheet, +-50%)" in out
+    assert "plainest within 5% of the least" in out and "one device is as good as more" in out
+    assert "of the best plan on all" in out and "runner-up" in out and "classifier" in out
+    assert str(Plan.load("p.yaml")) in out
+    assert "exists: --force overwrites it" in sentence(words, capsys)
+    assert main([*words.split(), "--force"]) == 0
+
+
+def test_a_cluster_that_was_measured_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--cluster NAME of the catalogue" in sentence("plan digits/cnn", capsys)
+    Path("cluster.yaml").write_text(catalogue.cluster("v100x2").to_yaml())
+    assert document("plan digits/cnn", capsys)["cluster"] == "v100x2"
+
+
+def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan digits/cnn --cluster v100x2 --memory 100KB --json"
+    assert main(words.split()) == 1
+    out, err = capsys.readouterr()
+    assert "no plan fits the devices' memory; the nearest is" in err and err.count("\n") == 1
+    told = json.loads(out)
+    assert told["chosen"] is None and "lacks" in told["refusal"]
+    assert not any(c["fits"] for c in told["candidates"])
+    assert all("lacks" in c["reason"] for c in told["candidates"])
+
+
+def test_the_names_of_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--clusters"]) == 0
+    names = capsys.readouterr().out.split()
+    assert {"v100x8", "h100x16"} <= set(names)
+    assert document("plan --clusters", capsys) == {"clusters": names}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("plan", "plan needs a TARGET"),
+        ("plan digits/cnn --cluster v101x8", "the catalogue has no cluster 'v101x8'"),
+        ("plan digits/cnn --cluster no.yaml", "there is no file no.yaml"),
+        ("plan digits/cnn --cluster v100x8 --memory 8", "'8' is no size as 8GiB"),
+        ("plan digits/cnn --cluster v100x8 --output p.txt", "should end in .yaml, .yml or .json"),
+        ("plan digits/cn --cluster v100x8", "digits/cn"),
+    ],
+)
+def test_bad_input(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told in sentence(words, capsys)

@@ -1,0 +1,306 @@
+"""Tests of `train` and `verify` from end to end: logs, checkpoints, resuming, a clean stop."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synchromesh.cli import main
+from synchromesh.state import checkpoint
+from synchromesh.state.manifest import CheckpointError
+from tests.profiling.hurried import hurried
+from tests.ranks import run
+from tests.traces import known
+
+# 22 rows in batches of 4: six steps an epoch, the last one short. SIGTERM arrives with sample
+# number $SIGNAL_AT; $PAUSE slows the samples down.
+TARGET = """
+import os, signal, time
+import torch
+import synchromesh as sm
+from torch import nn
+
+class Rows:
+    def __init__(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(22, 6, generator=generator, dtype=torch.float64)
+        self.y = (self.x[:, :3]).argmax(1)
+        self.read = 0
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        self.read += 1
+        chosen = os.environ.get("SIGNAL_RANK", os.environ["RANK"]) == os.environ["RANK"]
+        if chosen and self.read == int(os.environ.get("SIGNAL_AT", 0)):
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(float(os.environ.get("PAUSE", 0)))
+        return self.x[index], self.y[index]
+
+def build():
+    def model():
+        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).double()
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+    def metric(model, batch):
+        return {"accuracy": (model(batch[0]).argmax(-1) == batch[1]).double().sum()}
+    return sm.Workload(
+        model=model, loss=loss, metric=metric, train_data=Rows(0), valid_data=Rows(1),
+        optimizer=lambda p: torch.optim.AdamW(p, lr=0.01), batch_size=4, epochs=3, name="tiny",
+        scheduler=lambda o: torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=10))
+"""
+
+
+@pytest.fixture(autouse=True)
+def one_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """This process is the only rank of a group, which traces the model of all tests once; its
+    signal handlers come back."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("SYNCHROMESH_LAUNCHER", "SIGNAL_AT", "PAUSE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    (tmp_path / "tiny.py").write_text(TARGET)
+    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+    with known("tiny"):
+        yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def events(folder: str, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(x) for x in (Path(folder) / "log.jsonl").read_text().splitlines()]
+    return [x for x in lines if x["event"] == kind]
+
+
+def losses(folder: str) -> dict[int, float]:
+    return {x["step"]: x["loss"] for x in events(folder, "step")}
+
+
+def train(words: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, Any]:
+    assert main(["train", "tiny.py:build", *words.split(), "--json"]) == code
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    document: dict[str, Any] = json.loads(out)
+    return document
+
+
+def test_a_run_leaves_its_log_plan_and_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
+    document = train("--output run --checkpoint-every 4", capsys)
+    assert document["steps"] == 18 and document["epochs"] == 3 and document["stopped"] is None
+    assert list(losses("run")) == list(range(1, 19))
+    assert [(x["epoch"], x["step"]) for x in events("run", "epoch")] == [(1, 6), (2, 12), (3, 18)]
+    accuracies = [x["accuracy"] for x in events("run", "epoch")]
+    assert document["metrics"]["accuracy"] == accuracies[-1] and document["best"] == max(
+        accuracies
+    )
+    assert all(0 <= a <= 1 and round(a * 22) == pytest.approx(a * 22) for a in accuracies)
+    assert {p.name for p in Path("run/checkpoints").iterdir()} >= {
+        "step-4", "step-8", "step-16", "epoch-1", "epoch-2", "epoch-3", "best",
+    }  # fmt: skip
+    assert not Path("run/checkpoints/step-12").exists()  # an epoch's end has its own
+    assert Path("run/plan.yaml").read_text() == "{default: single}\n"
+
+
+def test_resuming_continues_the_same_curve(capsys: pytest.CaptureFixture[str]) -> None:
+    train("--output whole", capsys)
+    train("--output part --steps 9", capsys)
+    assert train("--resume part", capsys)["run_directory"] == str(Path("part"))
+    assert losses("part") == losses("whole")  # bit for bit
+    train("--resume part/checkpoints/epoch-1 --output again --plan tensor", capsys)
+    assert losses("again") == {k: v for k, v in losses("whole").items() if k > 6}
+    whole, part = (events(f, "epoch")[-1] for f in ("whole", "part"))
+    assert whole["accuracy"] == part["accuracy"]
+
+
+@pytest.mark.filterwarnings("ignore:the model runs whole")  # NaN equals nothing, its trace's too
+def test_numbers_that_json_does_not_have_and_a_metric_named_as_the_loss(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = Path("tiny.py").read_text()
+    held_out = '{"loss": model(batch[0]).square().sum() * (batch[1] * float("nan")).sum()}'
+    target = target.replace('{"accuracy": (model(batch[0]).argmax(-1) == batch[1]).double().sum()}', held_out)  # fmt: skip  # noqa: E501
+    target = target.replace("(model(batch[0]), batch[1])", "(model(batch[0]) / 0, batch[1])")
+    Path("tiny.py").write_text(target)
+    document = train("--output run --epochs 1", capsys)
+    assert document["loss"] is None and document["metrics"]["valid_loss"] is None
+    assert document["best"] is None and not Path("run/checkpoints/best").exists()
+    lines = Path("run/log.jsonl").read_text().splitlines()
+    assert not [x for x in lines if "NaN" in x] and losses("run") == dict.fromkeys(range(1, 7))
+
+
+def test_a_run_that_is_over_says_what_to_ask_for(capsys: pytest.CaptureFixture[str]) -> None:
+    train("--output run --epochs 2", capsys)
+    for words, sentence in {
+        "--epochs 2": "2 epochs were asked for; ask for --epochs above 2, or --steps\n",
+        "--steps 12": "--steps 12 were asked for; ask for --steps above 12\n",
+    }.items():
+        assert main(["train", "tiny.py:build", "--resume", "run", *words.split(), "--json"]) == 0
+        out, err = capsys.readouterr()
+        assert json.loads(out)["steps"] == 12
+        told = "nothing is left to do: the resumed run has done 12 steps and 2 epochs, and "
+        assert told + sentence in err
+    train("--resume run --steps 13", capsys)
+    assert "nothing is left" not in capsys.readouterr().err
+
+
+def test_a_resumed_run_keeps_its_seed_and_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    train("--output run --steps 2 --seed 5 --batch-size 8", capsys)
+    assert main(["train", "tiny.py:build", "--resume", "run", "--seed", "6"]) == 2
+    assert "--seed 6: the resumed run has seed 5" in capsys.readouterr().err
+    assert main(["train", "digits/cnn", "--resume", "run"]) == 2
+    assert "that run trained tiny, not digits/cnn" in capsys.readouterr().err
+    document = train("--resume run", capsys)
+    assert document["steps"] == 9  # three epochs of three batches of eight
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_offered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train("--output run --epochs 2", capsys)
+    shard = next(Path("run/checkpoints/epoch-2").glob("*.distcp"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    assert main(["train", "tiny.py:build", "--resume", "run"]) == 2
+    told = capsys.readouterr().err
+    assert "run/checkpoints/epoch-2" in told and "newest good one beside it is" in told
+    assert "Traceback" not in told and told.count("\n") == 1
+
+
+def test_training_outlives_a_checkpoint_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save, full = checkpoint.save, {"epoch-1"}
+
+    def on_a_full_disk(path: Path, *rest: Any) -> None:
+        if path.name in full:
+            raise CheckpointError(f"{path}: no space left")
+        save(path, *rest)
+
+    monkeypatch.setattr(checkpoint, "save", on_a_full_disk)
+    assert train("--output run --epochs 2", capsys)["steps"] == 12
+    (unsaved,) = events("run", "unsaved")
+    assert unsaved["step"] == 6 and "no space left" in unsaved["reason"]
+    full.add("epoch-2")
+    assert main(["train", "tiny.py:build", "--output", "again", "--epochs", "2"]) == 2
+    assert capsys.readouterr().err.endswith("again/checkpoints/epoch-2: no space left\n")
+
+
+def test_a_signal_checkpoints_and_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("--output whole", capsys)
+    monkeypatch.setenv("SIGNAL_AT", "30")  # in the second epoch
+    document = train("--output run", capsys, code=143)
+    assert document["stopped"] == "SIGTERM" and 7 <= document["steps"] <= 9
+    (stop,) = events("run", "stop")
+    assert Path(f"run/checkpoints/step-{stop['step']}").is_dir()
+    monkeypatch.delenv("SIGNAL_AT")
+    train("--resume run", capsys)
+    assert losses("run") == losses("whole")
+
+
+def command(words: str, **environment: str) -> subprocess.Popen[str]:
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | environment
+    return subprocess.Popen(
+        [sys.executable, "-m", "synchromesh", *words.split()],
+        env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_two_ranks_stop_at_the_same_step_and_one_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = Path("run/log.jsonl")
+    words = "train tiny.py:build --nproc 2 --plan tensor --output run --checkpoint-every 1 --json"
+    with command(words, PAUSE="0.02") as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not (log.exists() and events("run", "checkpoint")):
+                assert time.monotonic() < deadline and process.poll() is None
+                time.sleep(0.02)
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + signal.SIGTERM, err
+    document = json.loads(out)
+    assert document["stopped"] == "SIGTERM" and document["ranks"] == 2
+    assert document["steps"] < 18 and "go on with --resume" in err
+    assert train("--resume run --plan data", capsys)["steps"] == 18
+    train("--output whole", capsys)
+    assert losses("run") == pytest.approx(losses("whole"), rel=1e-11)
+
+
+def test_verify_on_two_ranks_passes_and_says_so() -> None:
+    with command("verify tiny.py:build --nproc 2 --plan tensor --steps 3 --json") as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    document = json.loads(out)
+    assert document["passed"] and document["ranks"] == 2 and document["steps"] == 3
+    assert max(document[f"max_{x}_deviation"] for x in ("loss", "gradient", "parameter")) < 1e-10
+    assert len(document["sent_bytes_per_step"]) == len(document["parameter_bytes_per_rank"]) == 2
+
+
+def told_to_one() -> tuple[int, str, str]:
+    """A rank of a run of which rank 1 alone gets a signal: its exit code, what it says."""
+    os.environ.update(SIGNAL_AT="9", SIGNAL_RANK="1")
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(["train", "tiny.py:build", "--output", "run", "--json"])
+    return code, out.getvalue(), err.getvalue()
+
+
+def test_a_signal_to_one_rank_stops_all_and_is_no_success() -> None:
+    with hurried():  # the plan is found, as none is given
+        (code, out, err), (other, _, _) = run(2, told_to_one)
+    assert code == other == 143, err
+    assert json.loads(out)["stopped"] == "SIGTERM" and "rank 1 of 2" not in err
+    assert "go on with --resume" in err and events("run", "stop")
+
+
+def test_verify_says_what_deviates(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = {
+        "plan": "tensor", "ranks": 2, "steps": 5, "dtype": "float64", "tolerance": 1e-10,
+        "max_loss_deviation": 0.0, "max_gradient_deviation": 0.02,
+        "max_parameter_deviation": sys.float_info.max,
+        "parameter_bytes_per_rank": [8, 1600], "explained_parameter_bytes_per_rank": [8, 800],
+        "sent_bytes_per_step": [4, 4], "explained_sent_bytes_per_step": [5, 5],
+        "sent_bytes_compared": False, "passed": False,
+    }  # fmt: skip
+    monkeypatch.setattr("synchromesh.training.verify.verify", lambda *a: document)
+    assert main(["verify", "tiny.py:build", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out) == document
+    assert err == (
+        "synchromesh: tiny.py:build under plan tensor on 2 ranks is not what one process "
+        "computes: the largest gradient deviation is 2.00e-02 (at most 1e-10 in float64); the "
+        "largest parameter deviation is more than any number (at most 1e-10 in float64); "
+        "parameter bytes of rank 1 are 1,600 (explained are 800)\n"
+    )
+    monkeypatch.setenv("RANK", "1")  # one rank says it, and not before rank 0 has printed
+    monkeypatch.setattr(os, "dup2", lambda *a: None)
+    assert main(["verify", "tiny.py:build", "--json"]) == 0
+
+
+def test_verify_tells_a_reader(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "tiny.py:build", "--steps", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "tiny.py:build under single on 1 rank against one process, 2 steps in float64" in out
+    assert "dropout is set to zero and batch norm synchronised" in out
+    assert out.rstrip().endswith("passed")

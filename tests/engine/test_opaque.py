@@ -1,0 +1,186 @@
+"""Models that cannot be traced, or whose trace computes something else, train as one component."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from synchromesh.engine.model import Model
+from synchromesh.trace.capture.capture import trace
+from synchromesh.trace.partition.explain import explain
+from synchromesh.trace.partition.partition import partition
+from synchromesh.training.prepare import prepare
+from synchromesh.values.plan import Plan
+from tests.ranks import run
+
+D = torch.float64
+
+
+class Double(torch.autograd.Function):
+    """A straight-through sign, whose backward tracing loses."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient * 2
+
+
+class Branching(nn.Module):
+    """Asks for values while it runs; which of its two heads is used depends on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.low, self.high = nn.Linear(8, 4), nn.Linear(8, 4)
+        self.never = nn.Linear(2, 2)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.first(x)).tanh()
+        rows = [
+            (self.high if float(row.detach()[0]) > 0.8 else self.low)(h)
+            for row, h in zip(x, hidden, strict=True)
+        ]
+        return torch.stack(rows)
+
+
+class Straight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(Double.apply(self.first(x)))  # type: ignore[no-any-return]
+
+
+def batch(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(rows, 6, generator=g, dtype=D), torch.randint(0, 4, (rows,), generator=g)
+    return x[x[:, 0].argsort()], y  # high rows come last: only some ranks use that head
+
+
+def loss(model: nn.Module, b: Any) -> Tensor:
+    return F.cross_entropy(model(b[0]), b[1])
+
+
+def right(model: nn.Module, b: Any) -> dict[str, Tensor]:
+    return {"loss": F.cross_entropy(model(b[0]), b[1], reduction="sum")}
+
+
+SIZES = (8, 8, 3, 1)
+
+
+def eager(kind: type[nn.Module]) -> tuple[list[float], dict[str, Tensor], float]:
+    model = kind()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
+    losses = []
+    for i, rows in enumerate(SIZES[: 3 if kind is Branching else 4]):
+        optimizer.zero_grad()
+        value = loss(model, batch(rows, i))
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    with torch.no_grad():
+        value = right(model.eval(), batch(7, 9))["loss"] / 7
+    return losses, {n: t.clone() for n, t in model.state_dict().items()}, float(value)
+
+
+def planned(kind: type[nn.Module], plan: str) -> tuple[Any, Any, float, list[str], int, int]:
+    model = kind()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer = prepare(model, optimizer, loss, batch(8), plan, sync_batch_norm=True)
+        losses = []
+        for i, rows in enumerate(SIZES[: 3 if kind is Branching else 4]):
+            trainer.world.ledger.reset()
+            losses.append(float(trainer.step(trainer.shard(batch(rows, i)))))
+            if not i:
+                sent = trainer.world.ledger.calls["all_reduce"]
+        value = trainer.evaluate([trainer.shard(batch(7, 9))], right)["loss"]
+    state = trainer.state_dict()
+    expected = explain(trainer.traced, trainer.partition, trainer.plan, trainer.world.size, 8)
+    held = trainer.parameter_bytes()
+    trainer.close()
+    assert expected.parameter_bytes_per_rank[trainer.rank] == held
+    return losses, state, value, [str(w.message) for w in told], sent, held
+
+
+@pytest.mark.parametrize("kind", [Branching, Straight])
+def test_opaque_models_compute_what_eager_does_under_any_plan(kind: type[nn.Module]) -> None:
+    losses, state, value = eager(kind)
+    for plan, ranks in (("data", 2), ("tensor", 2), ("hybrid:tensor=2", 4)):
+        for rank, got in enumerate(run(ranks, planned, kind, plan)):
+            assert got[0] == pytest.approx(losses, rel=1e-10), plan
+            assert got[2] == pytest.approx(value, rel=1e-10)
+            assert all(
+                torch.allclose(got[1][n].double(), t.double(), rtol=1e-9) for n, t in state.items()
+            )
+            assert len(got[3]) == (1 if rank == 0 else 0), got[3]
+            if rank == 0:
+                where = (
+                    "test_opaque.py:" if kind is Branching else "custom autograd.Function Double"
+                )
+                assert where in got[3][0] and "plan 'data'" in got[3][0]
+
+
+def test_an_explanation_of_an_opaque_model() -> None:
+    model = Model(Branching())
+    step = trace(model.module, loss, batch(8), training=True)
+    assert step.opaque
+    plan = Plan.parse("hybrid:tensor=2")
+    made = partition(step, plan.layouts(step.chain.names, 4), rows=8)
+    told = explain(step, made, plan, 4, 8).document()
+    (component,) = told["components"]
+    assert component["sharded_parameter_bytes"] == 0
+    assert set(component["not_sharded"].values()) == {"the model could not be traced"}
+    assert "test_opaque.py" in told["opaque"]
+    assert told["edges"] == []
+
+
+def switched() -> tuple[list[float], list[str]]:
+    model = Straight()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = prepare(model, optimizer, loss, batch(8), "data")
+        out = [float(trainer.step(trainer.shard(batch(8, 1))))]
+        trainer.switch("tensor")
+        out.append(float(trainer.step(trainer.shard(batch(8, 2)))))
+        faults = []
+        try:
+            trainer.switch("data; first=tensor")
+        except ValueError as error:
+            faults.append(str(error))
+    trainer.close()
+    return out, faults
+
+
+def test_opaque_models_switch() -> None:
+    losses = eager_sgd()
+    for got, faults in run(2, switched):
+        assert got == pytest.approx(losses, rel=1e-10)
+        assert len(faults) <= 1
+
+
+def eager_sgd() -> list[float]:
+    model = Straight()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    out = []
+    for i in (1, 2):
+        optimizer.zero_grad()
+        value = loss(model, batch(8, i))
+        value.backward()
+        optimizer.step()
+        out.append(value.item())
+    return out

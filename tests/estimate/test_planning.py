@@ -1,0 +1,165 @@
+"""Plans for clusters that are not there: the Python face, laws of the choice."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import synchromesh as sm
+from synchromesh.estimate.planning import cluster_of
+from synchromesh.planner.choice import MARGIN, plain
+from tests.models import FAMILIES
+
+ROWS = 16
+
+
+def loss(model: nn.Module, batch: Tensor) -> Tensor:
+    return F.mse_loss(model(batch), batch)
+
+
+@cache
+def wide() -> nn.Module:
+    """Much weight, little to compute: what tensor parallelism is for."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 512)
+    )
+
+
+@cache
+def planned(cluster: str = "v100x4", **settings: Any) -> sm.Planned:
+    made: sm.Planned = sm.plan(wide(), loss, torch.zeros(ROWS, 512), cluster=cluster, **settings)
+    return made
+
+
+def test_the_choice_is_the_quickest_that_fits_and_says_what_it_rests_on() -> None:
+    made = planned()
+    fitting = [c for c in made.candidates if c.fits]
+    assert made.plan == made.candidates[0].plan
+    assert made.candidates[0].seconds <= (1.0 + MARGIN) * min(c.seconds for c in fitting)
+    names = {str(c.plan).partition("; @")[0] for c in made.candidates}
+    assert {str(p) for p in plain(4)} <= names
+    assert made.certainty == "datasheet, +-50%"
+    assert made.certainty in made.explain()
+    assert all(row.component in made.explain() for row in made.components)
+    assert json.loads(json.dumps(made.to_dict()))["chosen"] == str(made.plan)
+
+
+def test_an_optimizer_that_needs_whole_parameters_gets_them() -> None:
+    made = planned(optimizer=torch.optim.Adafactor)
+    assert made.plan.default.name in ("single", "data") and not made.plan.overrides
+    refused = {str(c.plan): c.reason for c in made.candidates if not c.fits}
+    assert set(refused) == {"tensor", "hybrid:tensor=2"}
+    assert all("Adafactor cannot update pieces" in reason for reason in refused.values())
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_quick_devices_among_slow_ones_are_offered(at: int) -> None:
+    slow, quick = cluster_of("t4x1").hosts[0].devices[0], cluster_of("h100x4")
+    devices = list(quick.hosts[0].devices)
+    devices[at] = slow
+    mixed = replace(quick, hosts=(replace(quick.hosts[0], devices=tuple(devices)),))
+    made = sm.plan(wide(), loss, torch.zeros(4096, 512), cluster=mixed)
+    found = {str(c.plan).partition("; @pieces")[0]: c for c in made.candidates}
+    ranks = "0-2" if at else "1-3"
+    assert found[f"data; @ranks={ranks}"].fits, "three ranks do not divide four"
+    (shared,) = (p for p in found if p.startswith("data; @rows"))
+    assert found[shared].seconds < found["data"].seconds
+    assert ("single; @ranks=1" in found) is (at == 0)
+
+
+def test_the_choice_is_the_same_again() -> None:
+    first, second = planned().to_dict(), planned.__wrapped__().to_dict()
+    for told in (first, second):
+        del told["planning_seconds"], told["measuring_seconds"]
+    assert first == second
+
+
+def test_no_component_has_a_runner_up_that_is_quicker() -> None:
+    made = planned()
+    assert len(made.components) == len({row.component for row in made.components}) > 1
+    assert all(row.seconds is None or row.seconds >= -1e-9 for row in made.components)
+    assert any(row.other is not None and row.other != row.layout for row in made.components)
+    assert planned(explained=False).components == ()
+
+
+def test_memory_excludes_data_and_then_everything() -> None:
+    peaks = {str(c.plan): c.memory[0].peak for c in planned().candidates}
+    data = peaks["data"]
+    tight = planned(memory=0.7 * data)
+    out = next(c for c in tight.candidates if str(c.plan) == "data")
+    assert not out.fits and "lacks" in out.reason and tight.plan != out.plan
+    assert all(m.peak <= 0.7 * data for m in tight.candidates[0].memory)
+    nothing = planned(memory=1e6)
+    assert nothing.refusal and nothing.to_dict()["chosen"] is None
+    with pytest.raises(ValueError, match=r"no plan fits .* nearest is .* \(lacks .*\)"):
+        _ = nothing.plan
+    assert "use more devices" in nothing.refusal
+
+
+def test_a_batch_that_would_fit_is_named_and_fits() -> None:
+    model, example = nn.Linear(4, 4), torch.zeros(4096, 4)
+    made = sm.plan(model, loss, example, cluster="v100x1", memory=50_000)
+    assert made.refusal and " rows instead of 4096 would fit" in made.refusal
+    rows = int(made.refusal.partition("batch of about ")[2].split()[0])
+    fitting = sm.plan(model, loss, example[: rows * 9 // 10], cluster="v100x1", memory=50_000)
+    assert not fitting.refusal
+
+
+def test_faster_links_are_never_slower() -> None:
+    slow, fast = planned("h100x16-ethernet25"), planned("h100x16")
+    for name in ("data", "hybrid:tensor=2", "tensor"):
+        times = [
+            next(c.seconds for c in made.candidates if str(c.plan).split("; @pieces")[0] == name)
+            for made in (slow, fast)
+        ]
+        assert times[0] > times[1]
+
+
+def test_one_device_and_an_optimizer_of_its_own() -> None:
+    with_states = planned("v100x1").candidates[0].memory[0].held
+    without = planned("v100x1", optimizer=torch.optim.SGD).candidates[0].memory[0].held
+    weights = sum(p.nbytes for p in wide().parameters())
+    assert with_states - without == 2 * weights
+    given = torch.optim.SGD(wide().parameters(), lr=0.1, momentum=0.9)
+    assert planned("v100x1", optimizer=given).candidates[0].memory[0].held == without + weights
+
+
+@pytest.mark.parametrize("name", ["lstm", "padded"])
+def test_other_families_are_planned_too(name: str) -> None:
+    model, family_loss, make = FAMILIES[name]()
+    made = sm.plan(model, family_loss, make(8), cluster="a100x2")
+    assert made.candidates[0].fits and made.candidates[0].seconds > 0
+
+
+def test_a_model_that_cannot_be_traced_gets_the_one_plan_it_has() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.linear(x)
+            return y if float(y.sum()) > 0 else -y
+
+    made = sm.plan(Odd(), loss, torch.zeros(8, 4), cluster="v100x2")
+    assert str(made.plan) == "data" and "runs whole" in made.explain()
+
+
+def test_the_function_and_the_module_of_one_name() -> None:
+    from synchromesh.values.plan import Plan
+
+    assert callable(sm.plan) and sm.Plan is Plan
+
+
+def test_clusters_by_file_and_by_name(tmp_path: Any) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(cluster_of("v100x4").to_yaml())
+    assert cluster_of(str(path)) == cluster_of("v100x4")
+    with pytest.raises(ValueError, match=r"there is no file .*none.yaml.*synchromesh doctor"):
+        cluster_of(str(tmp_path / "none.yaml"))

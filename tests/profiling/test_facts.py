@@ -1,0 +1,148 @@
+"""The facts of a choice on two ranks: equal everywhere, measured once, faults told."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from synchromesh.engine.groups import World
+from synchromesh.profiling import collectives as network
+from synchromesh.profiling import facts as module
+from synchromesh.profiling.borders import record, stand_ins
+from synchromesh.profiling.facts import Subject, facts
+from synchromesh.profiling.overlap import overlap
+from synchromesh.trace.partition.partition import partition
+from synchromesh.values.layout import Layout
+from synchromesh.values.profile import Pattern
+from tests.models import family, traced
+from tests.ranks import run
+
+PATTERN, CPU = Pattern(2), torch.device("cpu")
+
+
+def subject() -> Subject:
+    model, _, make = family("odd_mlp")
+    tensors = dict(model.named_parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Subject(traced("odd_mlp"), tensors, make(8, dtype=torch.float64), optimizer, 8)
+
+
+def measured() -> dict[str, Any]:
+    world = World.open()
+    about = subject()
+    made = partition(about.step, (Layout(2, 1),) * len(about.step.chain.components), rows=8)
+    first = facts(world, (0, 1), about, [made])
+    timed = []
+    original = module._measured
+
+    def spy(*args: Any) -> Any:
+        timed.append(args[1].local.component.name)
+        return original(*args)
+
+    module._measured = spy
+    again = facts(world, (0, 1), about, [made], first)
+    assert not timed and again.compute == first.compute and again.network == first.network
+
+    class Broken(module.Bench):
+        def timing(self, *args: Any) -> Any:
+            if world.rank == 1:
+                raise IndexError("no memory here")
+            return super().timing(*args)
+
+    module.Bench = Broken  # type: ignore[misc]
+    lost = facts(world, (0, 1), about, [made], replace(first, compute={}))
+    kept = world.ledger.sent
+    world.close()
+    return {"first": first.to_json(), "lost": lost, "sent": kept, "timed": timed}
+
+
+def test_two_ranks() -> None:
+    traced("odd_mlp")  # once, for both
+    one, other = run(2, measured)
+    first, second = (module_json(x["first"]) for x in (one, other))
+    assert first == second
+    assert one["sent"] == 0, "measuring is no traffic of a step"
+    assert one["timed"] and not one["lost"].compute and not other["lost"].compute
+    assert "no memory here" in one["lost"].missing[0]
+
+
+def module_json(text: str) -> Any:
+    import json
+
+    found = json.loads(text)
+    found.pop("seconds")  # of this rank's clock
+    return found
+
+
+def linked() -> Any:
+    """On three ranks, one of them idle."""
+    world = World.open()
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    found = network.collectives(world, (0, 1), [(k, PATTERN, 100) for k in kinds])
+    rates = overlap(world, (0, 1), kinds, 0.002)
+    sent = world.ledger.sent
+    world.close()
+    return {k: c.points for (k, _), c in found.items()}, rates, sent
+
+
+def test_an_idle_rank_takes_part() -> None:
+    ranks = run(3, linked)
+    for curves, rates, sent in ranks:
+        assert sent == 0 and len(curves) == 4
+        for points in curves.values():
+            assert len(points) == 2 and all(y > 0 for _, y in points)
+            assert points == tuple(sorted(points)) and points[0][1] <= points[1][1]
+        assert 0 < rates["all_reduce"].compute <= 1 and 0 < rates["all_reduce"].network <= 1
+    assert ranks[0][0] == ranks[1][0] == ranks[2][0] and ranks[0][1] == ranks[2][1]
+
+
+def timed_for_more_rows() -> Any:
+    """Programs that are known for fewer rows are timed, and not watched, for more."""
+    world = World.open()
+    about = subject()
+    made = partition(about.step, (Layout(1, 1),) * len(about.step.chain.components), rows=8)
+    known = facts(world, (0,), replace(about, rows=4), [made])
+    watched, original = [], module.Bench.bytes
+
+    def bytes_(bench: Any, *limit: Any) -> Any:
+        watched.append(bench)
+        return original(bench, *limit)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.Bench, "bytes", bytes_)
+        more = facts(world, (0,), about, [made], known, quick=True)
+    world.close()
+    key = made.program(made.components[0])
+    sizes = [[x for x, _ in c.forward[0].points] for c in (known.compute[key], more.compute[key])]
+    kept = [c.memory.kept(8) for c in (known.compute[key], more.compute[key])]
+    return sizes, kept, len(watched)
+
+
+def test_memory_that_is_known_is_not_watched_again() -> None:
+    sizes, kept, watched = timed_for_more_rows()
+    assert sizes == [[1, 4], [1, 4, 8]]
+    assert kept[0] == kept[1] and watched == 0
+
+
+def test_measuring_stops_below_the_limit() -> None:
+    """With growing memory nothing can be timed, then few rows, then all."""
+    about = subject()
+    made = partition(about.step, (Layout(1, 1),) * len(about.step.chain.components), rows=8)
+    wanted = module.Wanted(made, made.components[0], (2, 8))
+    tensors = stand_ins(about.step.chain, about.tensors, CPU)
+    borders = record(about.step, about.example, tensors, CPU)
+    found = []
+    for left in (0, *(2**n for n in range(8, 24))):
+        told = module._measured(about, wanted, tensors, borders, left, CPU, 0.0)
+        sizes = [rows for rows, *_ in told.get("points", ())]
+        found.append(sizes)
+        lack = told.get("lack", "")
+        missing = {(): "2 rows take more", (2,): "8 rows take more", (2, 8): ""}[tuple(sizes)]
+        assert missing in lack and bool(missing) == bool(lack)
+    assert found == sorted(found) and [2] in found and found[0] == [] and found[-1] == [2, 8]
+    memory = module._memory(told)
+    known, need = replace(wanted, memory=memory, rows=(16,)), memory.backward(16)
+    for left, watched in ((2 * need, 1), (10 * need, 0)):
+        told = module._measured(about, known, tensors, borders, left, CPU, 0.0)
+        assert len(told["points"]) == 1 and len(told["memory"]) == watched

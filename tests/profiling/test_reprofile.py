@@ -1,0 +1,173 @@
+"""Looks at what has changed, on real ranks whose links are stand-ins; glances at idle ranks."""
+
+from typing import Any
+
+import pytest
+
+from synchromesh.engine.groups import World
+from synchromesh.profiling import collectives as network
+from synchromesh.profiling import reprofile as look
+from synchromesh.profiling.burst_speed import Ease
+from synchromesh.profiling.reprofile import _scaled, _settled, _telling
+from synchromesh.values.profile import Compute, Curve, Memory, Overlap, Pattern, Profile, Sprint
+from synchromesh.values.traffic import CollectiveKind, sent_bytes
+from tests.ranks import run
+
+BY = "all_reduce"
+KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "all_to_all")
+PATTERNS = (Pattern(2), Pattern(4), Pattern(8))  # there are four ranks
+SIZES = (10, 14, 17, 19, 21, 23)
+HOST = 4e-9  # seconds a byte that a host needs for it, whatever the links are
+
+
+def links(seconds: float, kind: CollectiveKind, size: int, payload: int) -> float:
+    """What a collective takes over links of so many seconds a byte; an all-to-all twice."""
+    times = 2 if kind == "all_to_all" else 1
+    return 1e-3 + HOST * payload + seconds * times * sent_bytes(kind, payload, size)
+
+
+def looked_at(before: float, now: float, pause: float) -> Any:
+    """The profile after a look: links took `before` seconds a byte and take `now`. pause: of the
+    first call at some size, as a quota has it."""
+    world = World.open()
+    known = Profile(
+        4,
+        network={
+            (k, p): Curve(tuple((float(1 << n), links(before, k, p.size, 1 << n)) for n in SIZES))
+            for k in KINDS
+            for p in PATTERNS
+        },
+        overlap=dict.fromkeys(KINDS, Overlap(0.5, 0.5)),
+    )
+    asked: list[tuple[str, int]] = []
+    calls: set[tuple[str, int, int]] = set()
+
+    def slowest(world: World, group: Any, kind: Any, ranks: int, payload: int) -> float:
+        late = pause if payload == 1 << 17 and (kind, ranks, payload) not in calls else 0.0
+        calls.add((kind, ranks, payload))
+        if (kind, ranks) not in asked:
+            asked.append((kind, ranks))
+        return links(now, kind, ranks, payload) + late
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "slowest", slowest)
+        found = look.again(
+            world,
+            range(4),
+            None,
+            None,
+            known,
+            devices=False,
+            links=True,  # type: ignore[arg-type]
+        )
+    world.close()
+    return {(k, p.size): c.points for (k, p), c in found.network.items()}, found.overlap, asked
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.2])
+def test_slower_links(pause: float) -> None:
+    """Every curve is what it would be measured to be, though a pattern is sampled by one kind."""
+    for curves, rates, asked in run(4, looked_at, 1e-9, 100e-9, pause):
+        assert asked == [(k, n) for k in sorted(KINDS) for n in (2, 4) if n == 4 or k == BY]
+        for (kind, size), points in curves.items():
+            if size < 8:  # more ranks than there are: as on fewer
+                for x, y in points:
+                    assert y == pytest.approx(links(100e-9, kind, size, int(x)), rel=0.01)
+        stretched = Overlap(0.5, 0.5).stretched(1.0)
+        assert all(o.compute > 0.8 > stretched.compute for o in rates.values())
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.2])
+def test_quicker_links(pause: float) -> None:
+    for curves, _, _ in run(4, looked_at, 100e-9, 1e-9, pause):
+        for (kind, size), points in curves.items():
+            if size < 8:
+                for x, y in points:
+                    assert y == pytest.approx(links(1e-9, kind, size, int(x)), rel=0.05)
+
+
+def test_links_that_are_what_they_were() -> None:
+    for curves, rates, _ in run(4, looked_at, 1e-9, 1e-9, 0.0):
+        for (kind, size), points in curves.items():
+            for x, y in points:
+                assert y == pytest.approx(links(1e-9, kind, size, int(x)), rel=1e-6)
+        assert rates["all_reduce"].compute == pytest.approx(0.5)
+
+
+KNOWN = Profile(
+    2, network={("all_reduce", Pattern(2)): Curve(((1e3, 0.001), (1e6, 0.040), (8e6, 0.320)))}
+)
+
+
+def glanced(
+    calls: list[float], pace: tuple[float, float], before: tuple[float, float], usual: Any
+) -> Any:
+    """What rank 0 alone, at work, finds where all-reduces take `calls` and ranks have `pace`."""
+    world = World.open()
+    asked: list[int] = []
+
+    def slowest(world: World, group: Any, kind: str, ranks: int, payload: int) -> float:
+        asked.append(payload)
+        return calls[len(asked) - 1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "slowest", slowest)
+        patch.setattr(look, "ease", lambda world, runs: Ease(Sprint(), pace))
+        found = look.glance(world, (0,), Profile(2, network=KNOWN.network, pace=before), usual)
+    world.close()
+    return bool(found), str(found), asked
+
+
+@pytest.mark.parametrize(
+    "calls, pace, before, usual, better, told",
+    [
+        ([0.010, 0.020], (1, 1), (1, 1), {}, True, "links carry 2.0 times as fast"),
+        ([0.010, 0.020], (1, 1), (1, 1), {1_000_000: 0.02}, False, ""),  # it was seen before
+        ([0.010, 0.039], (1, 1), (1, 1), {}, False, ""),  # one call alone is chance
+        ([0.400, 0.400], (1, 1), (1, 1), {}, False, ""),  # slower links change nothing here
+        ([], (1, 2), (1, 6), {}, True, "idle ranks compute 3.0 times as fast"),
+        ([0.040, 0.040], (1, 5), (1, 6), {}, False, ""),
+        ([0.010, 0.020], (1, 5), (1, 6), {}, True, "links carry 2.0 times as fast"),
+    ],
+)
+def test_a_glance_finds_what_is_better(
+    calls: list[float], pace: Any, before: Any, usual: Any, better: bool, told: str
+) -> None:
+    for found, text, asked in run(2, glanced, calls, pace, before, usual):
+        assert found == better and (told in text)
+        assert asked == [1_000_000] * len(calls), "the largest that is short"
+
+
+def test_latency_alone() -> None:
+    """Links that are as quick as before and farther away: no byte takes longer."""
+    before = Curve(((16384.0, 0.001), (1e6, 0.010)))
+    found = look._Sample.of("all_gather", 4, before, [(16384.0, 0.051), (1e6, 0.0601)])
+    assert found.late == pytest.approx(0.050, rel=0.01) and not found.changed
+
+
+def test_processors_that_became_slower_and_a_rank_that_stands_out() -> None:
+    # pace tells of a quota, programs of what became of all processors; the rest is noise
+    slower = _settled([1.3, 1.2, 1.1, 3.6], [1.0, 1.0, 1.0, 3.0])
+    assert slower == pytest.approx([1.2, 1.2, 1.2, 3.6])
+    assert _settled([1.0, 1.0, 2.0, 1.0], [1.0] * 4) == [1.0, 1.0, 2.0, 1.0], "one is slower"
+    assert _settled([1.0, 1.6], [1.0, 1.0]) == [1.0, 1.6]
+
+
+def test_a_look_takes_the_rows_that_are_not_too_long() -> None:
+    found = Compute(
+        (Curve(((10.0, 0.01), (40.0, 0.04))),) * 2, (Curve(((40.0, 0.0),)),) * 2, Memory()
+    )
+    assert _telling(found, (10, 40), [1.0, 1.0]) == 40
+    assert _telling(found, (10, 40), [1.0, 3.0]) == 10, "on the slowest rank"
+    assert _telling(found, (10, 40), [1.0, 90.0]) == 10, "there is nothing shorter"
+
+
+def test_costs_of_the_slowest_rank_come_back_with_it() -> None:
+    curve = Curve(((1.0, 1.0),))
+    known = Profile(2, {"a": Compute((curve,) * 2, (curve,) * 2, Memory())}, update_byte=1e-9)
+    slow = _scaled(known, [1.0, 3.0])
+    assert slow.update_byte == pytest.approx(3e-9)
+    assert _scaled(slow, [1.0, 1 / 3]).update_byte == pytest.approx(1e-9)
+    assert _scaled(slow, [2.0, 1.0]).update_byte == pytest.approx(3e-9), (
+        "the other is slower still"
+    )

@@ -1,0 +1,87 @@
+"""Rows that depend on each other are named, with the operator and the line; others are not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from synchromesh.trace.capture.capture import trace
+from synchromesh.trace.capture.coupling import coupled
+from tests.models import FAMILIES, traced
+
+Loss = Callable[[Tensor, Tensor], Any]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x)  # type: ignore[no-any-return]
+
+
+def said(loss: Loss) -> str | None:
+    batch = {"x": torch.randn(6, 6), "y": torch.rand(6)}
+    step = trace(Net(), lambda m, b: loss(m(b["x"]), b["y"]), batch, training=True)
+    assert step.graph is not None, step.reason
+    return coupled(step.graph)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rows_that_are_weighed_alike_are_not_coupled(name: str) -> None:
+    graph = traced(name).graph
+    assert graph is not None and coupled(graph) is None
+
+
+ALIKE: dict[str, Loss] = {
+    "mean": lambda h, y: h.square().mean(),
+    "mask": lambda h, y: (h.sum(1) * (y > 0.5)).sum() / (y > 0.5).sum(),
+    "pair": lambda h, y: ((h.sum(1) * y).sum(), y.sum()),
+    "along others": lambda h, y: (h.softmax(1).cumsum(1).flip(1) * y[:, None]).mean(),
+    "parts": lambda h, y: torch.cat([h, h * 2], 0).chunk(2, 0)[1].sum(1).mean(),
+    "shape": lambda h, y: (h + torch.zeros_like(h.mean(0))).mean(),
+    "two means": lambda h, y: h.square().mean() + y.mean() * h.mean(),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_losses_own_means_couple_nothing(name: str) -> None:
+    assert said(ALIKE[name]) is None
+
+
+COUPLED: dict[str, tuple[Loss, str]] = {
+    "contrast": (lambda h, y: (h @ h.t()).softmax(1).sum(0).mean(), "matmul .* rows x rows"),
+    "centre": (lambda h, y: (h - h.mean(0)).square().mean(), "sub .* rows were reduced to"),
+    "weights": (lambda h, y: (h.sum(1) * y / y.sum()).sum(), "div .* rows were reduced to"),
+    "first": (lambda h, y: (h - h[0]).square().mean(), "sub .* rows were reduced to"),
+    "cumsum": (lambda h, y: h.cumsum(0).tanh().mean(), "cumsum along dimension 0"),
+    "softmax": (lambda h, y: (h.softmax(0) * h).mean(), "softmax along dimension 0"),
+    "flip": (lambda h, y: F.mse_loss(h, h.flip(0)), "flip along dimension 0"),
+    "sort": (lambda h, y: h.sort(0)[0].diff(dim=1).mean(), "sort along dimension 0"),
+    "next": (lambda h, y: (h[1:] - h[:-1]).square().mean(), "slice along dimension 0"),
+}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_what_couples_rows_is_named_with_its_line(name: str) -> None:
+    loss, words = COUPLED[name]
+    clause = said(loss)
+    assert clause is not None and " at the loss" in clause
+    first, *rest = words.split(" .* ")
+    assert clause.startswith(first) and all(r in clause for r in rest)
+
+
+def test_the_line_of_the_model_is_named() -> None:
+    class Against(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            return h @ h.t() @ h  # type: ignore[no-any-return]
+
+    step = trace(Against(), lambda m, b: m(b).square().mean(), torch.randn(6, 6), training=True)
+    assert step.graph is not None
+    line = Against.forward.__code__.co_firstlineno + 2
+    assert coupled(step.graph) == f"matmul at {__file__}:{line} makes a value of rows x rows"

@@ -1,0 +1,133 @@
+"""Losses put together at random: where rows are divided each is the plain loop's, or named."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from synchromesh.training.prepare import prepare
+from tests.plain import Case, apart, plain, sgd, under
+from tests.ranks import run
+
+D = torch.float64
+WEIGHT = torch.tensor([1.0, 5.0, 0.2, 1.0], dtype=D)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).tanh())  # type: ignore[no-any-return]
+
+
+def batch(rows: int, seed: int) -> dict[str, Tensor]:
+    """Nothing is ignored or masked in the first, which is the example."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 6, generator=g, dtype=D)
+    y = torch.randint(0, 4, (rows,), generator=g)
+    mask = torch.ones(rows, dtype=D)
+    if seed:
+        y[torch.arange(rows) % 3 == 1] = -100
+        mask[torch.arange(rows) % 4 == 2] = 0
+    return {"x": x, "y": y, "mask": mask}
+
+
+class Loss:
+    """A random expression of means, fractions and penalties."""
+
+    LEAVES = ("ce", "weighted", "nll", "masked", "mean of masked", "mse", "mean", "sum over rows")
+
+    def __init__(self, seed: int) -> None:
+        self.g = torch.Generator().manual_seed(seed)
+        self.tree = self.grow(2)
+
+    def chance(self, n: int) -> int:
+        return int(torch.randint(0, n, (), generator=self.g))
+
+    def grow(self, depth: int) -> Any:
+        kind = self.chance(6) if depth else 0
+        if kind == 0:
+            return self.LEAVES[self.chance(len(self.LEAVES))]
+        below = self.grow(depth - 1)
+        if kind == 1:
+            return ("plus", below, self.grow(depth - 1))
+        return (("times", "over", "penalty", "minus")[kind - 2], below)
+
+    def __call__(self, model: nn.Module, b: dict[str, Tensor]) -> Tensor:
+        return self.value(self.tree, model, b, model(b["x"]))
+
+    def value(self, tree: Any, model: Any, b: dict[str, Tensor], out: Tensor) -> Tensor:
+        each = out.square().mean(1)
+        if isinstance(tree, str):
+            leaves = {
+                "ce": lambda: F.cross_entropy(out, b["y"]),
+                "weighted": lambda: F.cross_entropy(out, b["y"], weight=WEIGHT),
+                "nll": lambda: F.nll_loss(out.log_softmax(1), b["y"]),
+                "masked": lambda: (each * b["mask"]).sum() / b["mask"].sum(),
+                "mean of masked": lambda: (each * b["mask"]).mean() / b["mask"].mean(),
+                "mse": lambda: F.mse_loss(out, out.detach().flip(1)),
+                "mean": lambda: each.mean(),
+                "sum over rows": lambda: each.sum() / b["x"].shape[0],
+            }
+            return leaves[tree]()  # type: ignore[no-any-return]
+        kind, *below = tree
+        x = self.value(below[0], model, b, out)
+        if kind == "plus":
+            return x + self.value(below[1], model, b, out)
+        weights = model.a.weight.square().sum()
+        return {
+            "times": lambda: x * 1.5,
+            "over": lambda: x / (1 + weights),
+            "penalty": lambda: 0.01 * weights + x,
+            "minus": lambda: 2.0 - x,
+        }[kind]()  # type: ignore[no-any-return]
+
+
+BATCHES = [batch(n, i) for i, n in enumerate((8, 7, 5))]
+
+
+def trained(seeds: range) -> list[Any]:
+    return [under(Case(Net, Loss(seed), BATCHES), "data") for seed in seeds]
+
+
+@pytest.mark.parametrize("seeds", [range(0, 20), range(20, 40)])
+def test_random_losses_are_exact_or_named(seeds: range) -> None:
+    answers = run(2, trained, seeds, timeout=110)
+    named = {seed for seed, found in zip(seeds, answers[0], strict=True) if found.warned}
+    for every in answers:
+        for seed, found in zip(seeds, every, strict=True):
+            loss = Loss(seed)
+            gap = apart(found, plain(Case(Net, loss, BATCHES)))
+            assert not found.opaque and (gap <= 1e-10 or seed in named), (seed, loss.tree, gap)
+    for seed in named:  # a sum of two of which one is a fraction, and nothing else
+        assert "plus" in str(Loss(seed).tree), Loss(seed).tree
+    assert len(named) < len(seeds) / 2
+
+
+def pieces(seeds: range) -> list[Any]:
+    """Fourteen steps in which pieces are tried."""
+    found = []
+    for seed in seeds:
+        model = Net()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer = prepare(model, sgd(model), Loss(seed), batch(8, 0), "tensor")
+            losses = [float(trainer.step(trainer.shard(batch(8, i)))) for i in range(14)]
+            trainer.close()
+        found.append(losses)
+    return found
+
+
+def test_random_losses_in_pieces() -> None:
+    seeds = range(40, 52)
+    for answers in run(2, pieces, seeds, timeout=110):
+        for seed, losses in zip(seeds, answers, strict=True):
+            expected = plain(Case(Net, Loss(seed), [batch(8, i) for i in range(14)])).losses
+            assert losses == pytest.approx(expected, rel=1e-10), (seed, Loss(seed).tree)

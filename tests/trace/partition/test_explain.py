@@ -1,0 +1,99 @@
+"""Explanations: what a plan holds, sends and leaves whole, for pretended ranks."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from synchromesh.engine.model import Model
+from synchromesh.trace.partition.explain import Explanation, explain, text
+from synchromesh.trace.partition.partition import partition
+from synchromesh.values.plan import Plan
+from synchromesh.values.traffic import sent_bytes
+from tests.models import FAMILIES
+from tests.traces import remembered
+
+
+def explained(family: str, plan: str, world: int, rows: int = 8, **settings: Any) -> Explanation:
+    model, loss, make = FAMILIES[family]()
+    chosen = Plan.parse(plan)
+    held = Model(model)
+    cuts = chosen.cuts(held.paths())
+    step = remembered(family, model, loss, make(rows), training=True, cuts=cuts)
+    names = step.chain.names
+    layouts = chosen.layouts(names, world, held.inside(names))
+    return explain(step, partition(step, layouts, rows=rows), chosen, world, rows, **settings)
+
+
+def whole(family: str) -> int:
+    return sum(p.numel() * p.element_size() for p in FAMILIES[family]()[0].parameters())
+
+
+def test_data_sums_every_gradient_and_nothing_else() -> None:
+    told = explained("cnn", "data", 4)
+    size = whole("cnn")
+    assert told.parameter_bytes_per_rank == (size,) * 4
+    assert told.sent_bytes_per_step == (sent_bytes("all_reduce", size, 4),) * 4
+    assert {c.direction for p in told.parts for c in p.collectives} == {"gradient"}
+    assert {c.collective for c in told.crossings} == {"none"}
+
+
+def test_one_rank_sends_nothing_and_an_idle_rank_holds_nothing() -> None:
+    assert explained("cnn", "data", 1).sent_bytes_per_step == (0,)
+    told = explained("cnn", "single", 3)
+    assert told.parameter_bytes_per_rank == (whole("cnn"), 0, 0)
+    assert told.sent_bytes_per_step == (0, 0, 0)
+
+
+def test_a_mixed_plan_names_its_crossing() -> None:
+    told = explained("cnn", "data; hidden=tensor; classifier=tensor", 2)
+    parts = {p.name: p for p in told.parts}
+    assert str(parts["hidden"].layout) == "1x2"
+    assert parts["hidden"].sharded_parameter_bytes > 0.9 * parts["hidden"].parameter_bytes
+    crossing = next(c for c in told.crossings if c.target == "hidden" and c.source != "batch")
+    assert crossing.have.startswith("2x1") and crossing.want.startswith("1x2")
+    assert crossing.collective != "none" and crossing.bytes == 64 * 4 * 8
+    assert told.parameter_bytes_per_rank[0] < whole("cnn")
+
+
+def test_what_is_whole_has_its_reason() -> None:
+    told = explained("odd_mlp", "tensor", 4)
+    reasons = {n: why for p in told.parts for n, why in p.unsharded.items()}
+    assert reasons and all("4" in why or "cost" in why for why in reasons.values())
+    assert all(p.sharded_parameter_bytes == 0 for p in told.parts)
+
+
+def test_batch_norm_is_counted_as_it_runs() -> None:
+    synchronised = explained("resnet", "data", 2)
+    apart = explained("resnet", "data", 2, sync_batch_norm=False)
+    assert (synchronised.batch_norm, apart.batch_norm) == ("synchronised", "per row block")
+    channels = [
+        b.shape[0]
+        for n, b in FAMILIES["resnet"]()[0].named_buffers()
+        if n.endswith("running_mean")
+    ]
+    gathered = sum((2 * c + 1) * 4 * 2 for c in channels)
+    reduced = sum(2 * c * 4 for c in channels)
+    numbers = sent_bytes("all_gather", gathered, 2) + sent_bytes("all_reduce", reduced, 2)
+    assert synchronised.sent_bytes_per_step[0] - apart.sent_bytes_per_step[0] == numbers
+
+
+@pytest.mark.parametrize("plan", ["data", "tensor", "hybrid:tensor=2"])
+def test_the_document_and_the_text_say_the_same(plan: str) -> None:
+    told = explained("bert", plan, 4)
+    document = json.loads(json.dumps(told.document(), allow_nan=False))
+    assert document["ranks"] == 4 and document["plan"] == plan
+    keys = {"name", "data", "tensor", "parameter_bytes", "sharded_parameter_bytes", "collectives"}
+    assert all(keys <= part.keys() for part in document["components"])
+    assert all({"from", "to", "bytes", "collective"} <= edge.keys() for edge in document["edges"])
+    assert all({"kind", "direction", "bytes"} <= c.keys()
+               for part in document["components"] for c in part["collectives"])  # fmt: skip
+    lines = text(told).splitlines()
+    assert f"plan {plan} on 4 ranks, 8 rows a step" in lines[0]
+    for part in document["components"]:
+        assert any(line.startswith(f"{part['name']}  data({part['data']})") for line in lines)
+        for name in part["placements"]:
+            assert any(line.strip().startswith(f"{name}: ") for line in lines)
+    assert sum(p["parameter_bytes"] for p in document["components"]) >= whole("bert")
+    assert torch.get_num_threads() == 1

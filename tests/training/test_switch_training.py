@@ -1,0 +1,147 @@
+"""A run that shifts between plans, or stops and resumes under others, has the loss curve of one
+that does not."""
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from synchromesh.training.prepare import prepare
+from synchromesh.training.trainer import Trainer
+from tests.models import FAMILIES, family
+from tests.ranks import run
+from tests.targets import Rows
+from tests.traces import remembered, shared
+
+pytestmark = pytest.mark.filterwarnings("ignore:nothing of")  # what cannot be sharded
+
+
+def start(family: str, plan: str) -> tuple[Trainer, Rows]:
+    torch.manual_seed(1)
+    model, loss, make = FAMILIES[family]()
+    model = model.double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=10)
+    data = Rows(make(30, seed=3, dtype=torch.float64))
+    example = make(12, seed=0, dtype=torch.float64)
+    trainer = prepare(
+        model, optimizer, loss, example, plan, scheduler=warm_up, sync_batch_norm=True
+    )
+    return trainer, data
+
+
+def losses(
+    trainer: Trainer, data: Rows, steps: int, switches: dict[int, str] | None = None
+) -> list[float]:
+    found: list[float] = []
+    while len(found) < steps:
+        for batch in trainer.loader(data, batch_size=12, shuffle=True, seed=5):
+            found.append(trainer.step(batch).item())
+            if switches and trainer.steps in switches:
+                moved = trainer.switch(switches[trainer.steps])
+                assert moved.bytes >= 0 and moved.seconds > 0
+            if len(found) == steps:
+                break
+    return found
+
+
+def unswitched(family: str, steps: int) -> list[float]:
+    trainer, data = start(family, "data")
+    found = losses(trainer, data, steps)
+    trainer.close()
+    return found
+
+
+def switched(family: str, steps: int) -> tuple[list[float], Any]:
+    trainer, data = start(family, "data")
+    every = steps // 4
+    found = losses(
+        trainer, data, steps, {every: "tensor", 2 * every: "hybrid:tensor=2", 3 * every: "data"}
+    )
+    state = trainer.state_dict()
+    trainer.close()
+    return found, state
+
+
+def one_trace(name: str) -> AbstractContextManager[None]:
+    """For an example batch, and as a loader collates it: with a list in place of a tuple."""
+    model, loss, make = family(name)
+    batch = make(12, dtype=torch.float64)
+    if isinstance(batch, tuple):
+        remembered(name, model, loss, list(batch), training=True)
+    return shared(name, model, loss, batch, "data")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet_basic"])
+def test_switching_leaves_the_loss_curve_as_it_was(name: str) -> None:
+    """Tied weights, AdamW and a warm-up; batch norm's statistics. A switch falls into the middle
+    of an epoch."""
+    steps = 16
+    with one_trace(name):
+        expected = run(1, unswitched, name, steps)[0]
+        answers = run(4, switched, name, steps, timeout=90)
+    for found, _ in answers:
+        assert found == pytest.approx(expected, rel=1e-10)
+
+
+def first_half(family: str, plan: str, folder: str, steps: int) -> list[float]:
+    trainer, data = start(family, plan)
+    found = losses(trainer, data, steps)
+    trainer.save(Path(folder) / "last", {"note": "half"})
+    trainer.close()
+    return found
+
+
+def second_half(family: str, plan: str, folder: str, steps: int) -> list[float]:
+    trainer, data = start(family, plan)
+    with torch.no_grad():  # nothing of the fresh model may survive
+        for parameter in trainer.model.parameters.values():
+            parameter.fill_(7.0)
+    assert trainer.resume(Path(folder) / "last") == {"note": "half"}
+    found = losses(trainer, data, steps)
+    trainer.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks", "then", "later_ranks"),
+    [("data", 2, "tensor", 4), ("hybrid:tensor=2", 4, "data", 1), ("tensor", 2, "single", 2)],
+)
+def test_resuming_under_another_plan_and_number_of_ranks(
+    tmp_path: Path, plan: str, ranks: int, then: str, later_ranks: int
+) -> None:
+    with one_trace("gpt2"):
+        expected = run(1, unswitched, "gpt2", 10)[0]
+        first = run(ranks, first_half, "gpt2", plan, str(tmp_path), 5)[0]
+        second = run(later_ranks, second_half, "gpt2", then, str(tmp_path), 5)[0]
+    assert first + second == pytest.approx(expected, rel=1e-10)
+
+
+def bits(plan: str, folder: str, resume: bool) -> torch.Tensor:
+    """Weights after six steps with dropout, without or with a stop after three."""
+    torch.manual_seed(1)
+    model, loss, make = FAMILIES["bert"](dropout=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    trainer = prepare(model, optimizer, loss, make(8), plan)
+    data = Rows(make(24, seed=3))
+    if resume:
+        trainer.resume(Path(folder) / "three")
+    losses(trainer, data, 3)
+    if not resume:
+        trainer.save(Path(folder) / "three")
+        losses(trainer, data, 3)
+    weights = nn.utils.parameters_to_vector(trainer.state_dict().values())
+    trainer.close()
+    return weights
+
+
+@pytest.mark.parametrize("plan", ["data", "tensor"])
+def test_the_same_plan_resumes_bit_for_bit_with_dropout(tmp_path: Path, plan: str) -> None:
+    model, loss, make = FAMILIES["bert"](dropout=0.1)
+    with shared("bert with dropout", model, loss, make(8), plan):
+        through = run(2, bits, plan, str(tmp_path), False)
+        resumed = run(2, bits, plan, str(tmp_path), True)
+    assert all(torch.equal(a, b) for a, b in zip(through, resumed, strict=True))

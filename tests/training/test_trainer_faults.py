@@ -1,0 +1,405 @@
+"""Bad input to the trainer: one sentence with numbers and remedy, on every rank, and never a
+hang.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from synchromesh.state.checkpoint import CheckpointError
+from synchromesh.training.prepare import prepare
+from synchromesh.training.trainer import Trainer
+from tests.ranks import run
+from tests.traces import shared
+from tests.training.test_trainer_features import Net, Rows, adamw, batch, mean_loss
+
+pytestmark = pytest.mark.filterwarnings("ignore:nothing of")
+
+
+def fault(do: Callable[[], object]) -> str:
+    try:
+        do()
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+class Renamed(nn.Module):
+    """A model of the shapes of another one."""
+
+    def __init__(self, order: tuple[str, str]) -> None:
+        super().__init__()
+        for name in order:
+            setattr(self, name, nn.Linear(6, 6).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))  # type: ignore[no-any-return]
+
+
+def start(model: nn.Module, plan: str = "data", **settings: Any) -> Trainer:
+    optimizer = settings.pop("optimizer", adamw)(model)
+    return prepare(model, optimizer, settings.pop("loss", mean_loss), batch(8), plan, **settings)
+
+
+def at_start() -> dict[str, str]:
+    """Ranks that do not agree, before anything is trained."""
+    rank = dist.get_rank()
+    adam = lambda m: torch.optim.Adam(m.parameters(), lr=0.01 * (1 + rank))  # noqa: E731
+    other = nn.Linear(2, 2)
+
+    def foreign(m: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD([*m.parameters(), *(other.parameters() if rank else ())])
+
+    rows = lambda: prepare(m := Net(), adamw(m), mean_loss, batch(8 + rank))  # noqa: E731
+    names = ("a", "b") if rank else ("b", "a")
+    return {
+        "names": fault(lambda: start(Renamed(names))),
+        "seed": fault(lambda: start(Net(), seed=rank)),
+        "plan": fault(lambda: start(Net(), "tensor" if rank else "data")),
+        "frozen": fault(lambda: start(Net(frozen=bool(rank)))),
+        "settings": fault(lambda: start(Net(), optimizer=adam)),
+        "foreign": fault(lambda: start(Net(), optimizer=foreign)),
+        "example": fault(rows),
+        "kind": fault(lambda: start(Net(), optimizer=adamw if rank else adam)),
+    }
+
+
+def test_ranks_that_disagree_at_the_start_are_told_so_on_all() -> None:
+    first, second = run(2, at_start)
+    assert first == second
+    expected = {
+        "names": r"the model's tensors: .*'b.weight' on rank 0, 'a.weight' on rank 1; start",
+        "seed": "the seed: 0 on rank 0, 1 on rank 1",
+        "plan": "the plan: 'data' on rank 0, 'tensor' on rank 1",
+        "frozen": "the model's tensors: True on rank 0, False on rank 1",
+        "settings": "settings: 'lr=0.01' on rank 0, 'lr=0.02' on rank 1",
+        "foreign": r"rank 1: the optimizer has 2 parameters \(shapes .* that are not the model's",
+        "example": "the example batch: 8 on rank 0, 9 on rank 1",
+        "kind": "the optimizer: 'Adam' on rank 0, 'AdamW' on rank 1",
+    }
+    for key, pattern in expected.items():
+        assert re.search(pattern, first[key]), first[key]
+
+
+def in_training() -> tuple[dict[str, str], float, bool]:
+    """Ranks that are given other batches; afterwards training goes on."""
+    rank = dist.get_rank()
+    before = dist.group.WORLD
+    trainer = start(Net(), "tensor")
+    x, y = batch(8)
+    told = {
+        "shapes": fault(lambda: trainer.step((x[:, : 5 + rank], y))),
+        "rows": fault(lambda: trainer.step((x[: 7 + rank], y[: 7 + rank]))),
+        "other rows": fault(lambda: trainer.step((x + rank, y))),
+        "torn": fault(lambda: trainer.step((x, y[: 8 - rank]))),
+        "structure": fault(lambda: trainer.step({"x": x, "y": y} if rank else (x, y))),
+        "nothing": fault(lambda: trainer.step((x[:0], y[:0]))),
+        "micro": fault(lambda: trainer.step((x, y), micro_batches=0)),
+        "call": fault(lambda: trainer.model.module(x)),
+        "plan": fault(lambda: trainer.switch("data; hed=tensor")),
+        "degrees": fault(lambda: trainer.switch("hybrid:tensor=3")),
+        "switch": fault(lambda: trainer.switch("tensor" if rank else "data")),
+    }
+    value = float(trainer.step(trainer.shard(batch(8))))
+    trainer.close()
+    mine = torch.ones(1)
+    dist.all_reduce(mine)  # the caller's default group is as it was
+    return told, value, dist.group.WORLD is before and mine.item() == 2
+
+
+def test_ranks_with_other_batches_are_told_so_on_all() -> None:
+    expected = {
+        "shapes": r"ranks \[1\] have .* another structure, shape or plan than rank 0; .*pad",
+        "rows": r"ranks \[0, 1\] work on the same rows .* \(rows \[7, 8\]\); use trainer.loader",
+        "other rows": r"ranks \[0, 1\] work on the same rows but were given different batches",
+        "torn": r"rank 1: the tensors of a batch must have the same number of .* got \[7, 8\]",
+        "structure": r"ranks \[1\] have a batch of another structure",
+        "nothing": "at least one row",
+        "micro": "micro_batches must be at least 1, got 0",
+        "call": r"held by Synchromesh.*trainer.step\(batch\).*trainer.close\(\)",
+        "plan": "pattern 'hed' matches no component; did you mean 'head'",
+        "degrees": r"data\(1\) x tensor\(3\) != 2|data\(0\)|!= 2 devices",
+        "switch": "ranks came to different partitions",
+    }
+    whole = Net()
+    value = mean_loss(whole, batch(8)).item()
+    with shared("Net", whole, mean_loss, batch(8), "tensor"):
+        answers = run(2, in_training)
+    for told, found, untouched in answers:
+        for key, pattern in expected.items():
+            assert re.search(pattern, told[key]), (key, told[key])
+        assert found == pytest.approx(value) and untouched
+
+
+def test_close_gives_the_model_back() -> None:
+    def closed() -> bool:
+        trainer = start(model := Net())
+        trainer.close()
+        return bool(model(batch(2)[0]).shape == (2, 4))
+
+    assert run(1, closed) == [True]
+
+
+class Learnable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4, dtype=torch.float64))
+
+    def forward(self, model: nn.Module, b: Any) -> Tensor:
+        return F.cross_entropy(model(b[0]) * self.scale, b[1])
+
+
+def closing_over(own: nn.Module) -> Callable[[nn.Module, Any], Tensor]:
+    return lambda m, b: own(m, b)
+
+
+def refused() -> dict[str, str]:
+    lbfgs = lambda m: torch.optim.LBFGS(m.parameters())  # noqa: E731
+    factors = lambda m: torch.optim.Adafactor(m.parameters())  # noqa: E731
+    whole = start(Net(), "data", optimizer=factors)
+    told = {"switch": fault(lambda: whole.switch("data; head=tensor"))}
+    whole.step(whole.shard(batch(8)))
+    whole.close()
+    return told | {
+        "loss": fault(lambda: start(Net(), loss=Learnable())),
+        "closure": fault(lambda: start(Net(), loss=closing_over(Learnable()))),
+        "lbfgs": fault(lambda: start(Net(), optimizer=lbfgs)),
+        "pieces": fault(lambda: start(Net(), "data; head=tensor", optimizer=factors)),
+        "scalar": fault(lambda: start(Net(), loss=lambda m, b: m(b[0]))),
+    }
+
+
+def test_what_would_train_wrongly_is_refused() -> None:
+    with shared("Net", Net(), mean_loss, batch(8), "data", "data; head=tensor"):
+        answers = run(2, refused)
+    for told in answers:
+        for key in ("loss", "closure"):
+            pattern = r"learnable parameters of its own \(.*4.*\).*part of the model"
+            assert re.search(pattern, told[key]), told[key]
+        assert "LBFGS cannot be used" in told["lbfgs"]
+        assert re.search("Adafactor cannot update pieces.*the plan 'data'", told["pieces"])
+        assert told["pieces"] == told["switch"]
+        assert "2 dimensions: return a scalar" in told["scalar"]
+
+
+def with_teacher() -> float:
+    """A loss that holds a frozen model of its own."""
+    teacher = Net().requires_grad_(False)
+
+    class Distil(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher = teacher
+
+        def forward(self, model: nn.Module, b: Any) -> Tensor:
+            return (model(b[0]) - self.teacher(b[0]) * 2).square().mean()
+
+    trainer = start(Net(), "tensor", loss=Distil())
+    value = float(trainer.step(trainer.shard(batch(8))))
+    trainer.close()
+    return value
+
+
+def test_a_frozen_part_of_the_loss_is_a_constant() -> None:
+    expected = Net()(batch(8)[0]).square().mean().item()
+    assert run(2, with_teacher) == pytest.approx([expected] * 2)
+
+
+def on_disk(folder: str) -> dict[str, str]:
+    rank = dist.get_rank()
+    trainer = start(Net(), "tensor")
+    (Path(folder) / "file").touch()
+    trainer.step(trainer.shard(batch(8)))
+    trainer.save(f"{folder}/good", extra={"epoch": 3})
+    told = {
+        "unwritable": fault(lambda: trainer.save(f"{folder}/file/checkpoint")),
+        "export": fault(lambda: trainer.export(f"{folder}/file/model.safetensors")),
+        "missing": fault(lambda: trainer.resume(f"{folder}/nowhere")),
+    }
+    other = start(Renamed(("a", "b")))
+    told["model"] = fault(lambda: other.resume(f"{folder}/good"))
+    told["after"] = str(len(other.optimizer.state))
+    other.close()
+    momentum = start(
+        Net(),
+        optimizer=lambda m: torch.optim.SGD([{"params": [p]} for p in m.parameters()], lr=0.1),
+    )
+    told["groups"] = fault(lambda: momentum.resume(f"{folder}/good"))
+    momentum.close()
+    from synchromesh.state import checkpoint
+
+    checkpoint.save(f"{folder}/foreign", {}, {"x": 1}, trainer.world)
+    told["foreign"] = fault(lambda: trainer.resume(f"{folder}/foreign"))
+    told["extra"] = str(trainer.resume(f"{folder}/good"))
+    trainer.close()
+    missing = f"{folder}/model.safetensors"
+    told["weights"] = fault(lambda: start(Net(), weights=missing))
+    assert rank in (0, 1)
+    return told
+
+
+def test_disks_give_checkpoint_errors(tmp_path: Path) -> None:
+    assert issubclass(CheckpointError, ValueError)
+    expected = {
+        "unwritable": "CheckpointError: .*file/checkpoint: cannot .*(Not a directory|File exists)",
+        "export": "CheckpointError: .*cannot be written: (Not a directory|File exists)",
+        "missing": "CheckpointError: .*nowhere",
+        "model": "CheckpointError: .*does not fit",
+        "after": "0",
+        "groups": r"CheckpointError: .*other parameter groups",
+        "foreign": "CheckpointError: .*is no checkpoint of a trainer",
+        "extra": r"\{'epoch': 3\}",
+        "weights": "CheckpointError: .*there is no such file",
+    }
+    with shared("Net", Net(), mean_loss, batch(8), "data"):
+        first, second = run(2, on_disk, str(tmp_path))
+    assert first == second
+    for key, pattern in expected.items():
+        assert re.search(pattern, first[key]), (key, first[key])
+
+
+def loaders() -> tuple[bool, str, int, list[int]]:
+    trainer = start(Net())
+    data = Rows(10)
+    one = trainer.loader(data, 4, shuffle=True, seed=3)
+    same = one is trainer.loader(data, 4, shuffle=True, seed=3, timeout=0.0)
+    told = fault(lambda: trainer.loader(data, 5, shuffle=True, seed=4))
+    for b in one:
+        trainer.step(b)
+        break
+    other = trainer.loader(data, 4)  # in order, for evaluation: the training order is not touched
+    trainer.evaluate(other, lambda m, b: {"loss": mean_loss(m, b)})
+    position = one.cursor.position
+    one.batch_size = 3
+    sizes = [len(y) for _, y in one]
+    trainer.close()
+    return same, told, position, sizes
+
+
+def test_a_data_set_has_one_order() -> None:
+    ((same, told, position, sizes),) = run(1, loaders)
+    assert same and position == 4 and sizes == [3, 3]
+    assert "other settings: batch_size=5 (was 4), seed=4 (was 3)" in told
+
+
+def weightless(model: nn.Module, b: Any) -> tuple[Tensor, Tensor]:
+    """Only rows of class 3 count."""
+    counts = (b[1] == 3).to(b[0].dtype)
+    return (F.cross_entropy(model(b[0]), b[1], reduction="none") * counts).sum(), counts.sum()
+
+
+def out_of_order() -> tuple[dict[str, str], bool]:
+    """Parts of a step in an order that would lose or double gradients; training goes on after."""
+    trainer = start(Net(), loss=weightless)
+    x, y = batch(8)
+    good, void = (trainer.shard((x, torch.full_like(y, c))) for c in (3, 0))
+    told = {"update first": fault(trainer.update)}
+    trainer.backward(good, last=False)
+    told["clip"] = fault(lambda: trainer.clip(1.0))
+    told["update"] = fault(trainer.update)
+    told["step"] = fault(lambda: trainer.step(good))
+    trainer.backward(good)
+    told["twice"] = fault(lambda: trainer.backward(good))
+    trainer.update()
+    told["void"] = fault(lambda: trainer.step(void))
+    trainer.backward(void, last=False)  # the one that failed is forgotten: nothing is summed here
+    trainer.backward(good)
+    trainer.update()
+    plain = Net()
+    optimizer = adamw(plain)
+    for _ in range(2):
+        optimizer.zero_grad()
+        total, weight = weightless(plain, (x, torch.full_like(y, 3)))
+        (total / weight).backward()
+        optimizer.step()
+    state = trainer.state_dict()
+    trainer.close()
+    return told, all(torch.allclose(state[n], t) for n, t in plain.state_dict().items())
+
+
+def test_parts_of_a_step_out_of_order_are_told_so_and_nothing_is_lost() -> None:
+    expected = {
+        "update first": r"update needs the whole gradient, .* \(0 backward calls so far",
+        "clip": r"clip needs the whole gradient, .* \(1 backward calls so far.*call backward",
+        "update": r"update needs the whole gradient, .* \(1 backward calls so far",
+        "step": r"step in the middle of an accumulation \(1 backward calls .*call update first",
+        "twice": r"backward after the last one .*call update first, or give last=False",
+        "void": "weight is 0 over all ranks .* leave such a batch out",
+    }
+    with shared("Net", Net(), weightless, batch(8), "data"):
+        answers = run(2, out_of_order)
+    for told, same in answers:
+        assert same
+        for key, pattern in expected.items():
+            assert re.search(f"ValueError: .*{pattern}", f"{told[key]}"), (key, told[key])
+
+
+class Backwards(nn.Module):
+    """Its parameters are used in the reverse of the order in which they are declared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.z, self.y, self.x = (nn.Linear(6, 6).double() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.z(self.y(self.x(x).tanh()).tanh())  # type: ignore[no-any-return]
+
+
+def traced_on_one_rank(doubtful: int) -> tuple[bool, bool]:
+    """One rank finds that its trace is not to be trusted, as rounding may let it."""
+    from synchromesh.trace.capture.comparison import Comparison
+    from synchromesh.training import execution as arrangement
+
+    if dist.get_rank() == doubtful:
+        arrangement.compare = lambda *_: Comparison("the gradient of y differs")
+    trainer = start(Backwards())
+    for i in range(2):
+        trainer.step(trainer.shard(batch(8, i)))
+    plain = Backwards()
+    optimizer = adamw(plain)
+    for i in range(2):
+        optimizer.zero_grad()
+        mean_loss(plain, batch(8, i)).backward()
+        optimizer.step()
+    state, whole = trainer.state_dict(), trainer.traced.opaque
+    trainer.close()
+    return whole, all(torch.allclose(state[n], t) for n, t in plain.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:the model runs whole")
+@pytest.mark.parametrize("doubtful", [0, 1])
+def test_a_trace_that_one_rank_does_not_trust_is_used_by_none(doubtful: int) -> None:
+    assert run(2, traced_on_one_rank, doubtful) == [(True, True)] * 2
+
+
+class Shifted(Net):
+    """Has a tensor that is neither parameter nor buffer."""
+
+    def __init__(self, shift: float) -> None:
+        super().__init__()
+        self.shift = torch.full((4,), shift, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.shift
+
+
+def with_constants() -> list[str]:
+    alike, unlike = Shifted(1.0), Shifted(float(dist.get_rank()))
+    return [fault(lambda m=model: start(m).close()) for model in (alike, unlike)]
+
+
+def test_constants_that_differ_between_ranks_are_refused() -> None:
+    for alike, unlike in run(2, with_constants):
+        assert alike == "nothing was raised"
+        assert re.search(
+            r"ranks 0 and 1 have different values of 1 tensors .*\(.*shift.*register_buffer",
+            unlike,
+        )

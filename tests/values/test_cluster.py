@@ -1,0 +1,93 @@
+"""A cluster: its forms, its ranks and links, and documents that describe none."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from synchromesh.values.cluster import Cluster, Device, Host, Link
+
+TEXT = """
+name: two-hosts
+date: 2026-01-31
+emulated: true
+hosts:
+  - name: a
+    devices: [{kind: cpu, count: 2, memory_bytes: 8000000000, flops: {float32: 5e10}}]
+  - name: b
+    devices: [{kind: cpu, memory_bytes: 4000000000}]
+links:
+  - {between: [a, b], bytes_per_second: 2.5e+7, latency_seconds: 1e-3}
+"""
+
+
+def test_a_cluster_survives_its_forms(tmp_path: Path) -> None:
+    cluster = Cluster.from_yaml(TEXT)
+    fast, slow = Device("cpu", 8 * 10**9, {"float32": 5e10}), Device("cpu", 4 * 10**9)
+    assert cluster == Cluster(
+        "two-hosts",
+        (Host("a", (fast, fast)), Host("b", (slow,))),
+        (Link("a", "b", 2.5e7, 1e-3),),
+        emulated=True,
+        date="2026-01-31",
+    )
+    assert Cluster.from_json(cluster.to_json()) == Cluster.from_yaml(cluster.to_yaml()) == cluster
+    (tmp_path / "c.yaml").write_text(TEXT)
+    assert Cluster.load(tmp_path / "c.yaml") == cluster and hash(cluster)
+    assert [host for host, _ in cluster.ranks] == ["a", "a", "b"]
+    assert str(cluster) == "two-hosts: 2 hosts, 3 devices, emulated"
+
+
+def test_links() -> None:
+    cluster = Cluster.from_yaml(TEXT)
+    assert cluster.link("b", "a").seconds(25_000_000) == pytest.approx(1.001)
+    with pytest.raises(ValueError, match="no link between 'a' and 'a'"):
+        cluster.link("a", "a")
+
+
+def test_links_that_are_not_listed() -> None:
+    inside, network = Link("x", "y", 1e9, kind="loopback"), Link("a", "b", 1e8, lanes=4)
+    cluster = replace(Cluster.from_yaml(TEXT), inside=inside, network=network)
+    assert cluster.link("b", "b") == Link("b", "b", 1e9, kind="loopback")
+    assert cluster.link("b", "a").bytes_per_second == 2.5e7  # what is listed goes first
+    assert replace(cluster, links=()).link("b", "a") == network
+    assert Cluster.from_yaml(cluster.to_yaml()) == cluster == Cluster.from_json(cluster.to_json())
+
+
+def test_equal_clusters_are_equal() -> None:
+    cluster = Cluster.from_yaml(TEXT)
+    hosts, default = cluster.hosts, Link("*", "*", 1e9)
+    ab, aa = Link("b", "a", 2.5e7), Link("a", "a", 1e9)
+    first = Cluster("c", hosts, (ab, aa), inside=default)
+    assert first == Cluster("c", hosts, (Link("a", "b", 2.5e7),), inside=default)
+    assert hash(first) == hash(Cluster("c", hosts, (aa, ab), inside=default))
+    assert first != Cluster("c", hosts, (ab,))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("name: b", "name: a", "two hosts are called a"),
+        ("[a, b]", "[a, c]", "a link names 'c', which is no host"),
+        ("[a, b]", "[a]", r"links\[0\]\.between: should name two hosts, not 1"),
+        ("2.5e+7", "0", r"links\[0\]\.bytes_per_second: should be at least"),
+        ("2.5e+7", ".inf", r"links\[0\]\.bytes_per_second: should be a finite number, not inf"),
+        ("float32", "float31", r"hosts\[0\]\.devices\[0\]\.flops: unknown key 'float31'"),
+        ("count: 2", "count: -2", r"devices\[0\]\.count: should be from 1"),
+        ("emulated: true", "emulated: 1", "emulated: should be true or false, not 1"),
+        ("date:", "dates:", "unknown key 'dates'"),
+        ("name: b", "name: '*'", "a host is called '\\*', which stands for any"),
+        ("links:", "inside: {latency_seconds: 1}\nlinks:", "inside: bytes_per_second is missing"),
+        ("links:", "network: {between: [a, b]}\nlinks:", "network: unknown key 'between'"),
+        ("latency_seconds: 1e-3}", "lanes: 0}", r"links\[0\]\.lanes: should be from 1"),
+        (
+            "links:",
+            "links:\n  - {between: [b, a], bytes_per_second: 1}",
+            "two links join 'a' and 'b'",
+        ),
+    ],
+)
+def test_documents_that_describe_no_cluster(old: str, new: str, message: str) -> None:
+    assert TEXT.count(old) >= 1
+    with pytest.raises(ValueError, match=message):
+        Cluster.from_yaml(TEXT.replace(old, new))

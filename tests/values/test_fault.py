@@ -1,0 +1,51 @@
+"""Tests of what a user is told of an exception."""
+
+import traceback
+
+from synchromesh.values.fault import Fault, Refuted, Stopped, printable
+from synchromesh.values.plan import Plan
+
+
+def caught(function, *arguments) -> Fault:
+    try:
+        function(*arguments)
+    except Exception as error:
+        return Fault.of(error)
+    raise AssertionError("nothing was raised")
+
+
+def test_our_value_error_is_one_sentence_and_code_2() -> None:
+    fault = caught(Plan.parse, "dtaa")
+    assert str(fault).startswith("synchromesh: unknown plan word 'dtaa'; did you mean 'data'")
+    assert "\n" not in str(fault) and fault.code == 2
+
+
+def test_value_error_from_elsewhere_keeps_its_traceback() -> None:
+    fault = caught(int, "x")
+    assert "Traceback" in str(fault) and "test_fault.py" in str(fault) and fault.code == 1
+
+
+def test_missing_file_is_a_sentence_with_its_name() -> None:
+    fault = caught(open, "/nowhere/file")
+    assert str(fault) == "synchromesh: No such file or directory: /nowhere/file"
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    assert printable("a\x1b[31m\r\nb\u202e\tc") == "a\\x1b[31m\\r\\nb\\u202e\tc"
+    assert printable("é 模\nb", lines=True) == "é 模\nb"
+    fault = caught(Plan.parse, "\x1b[2Jdata")
+    assert "\x1b" not in str(fault)
+
+
+def test_traceback_begins_at_the_users_code() -> None:
+    fault = caught(traceback.walk_tb, *())
+    assert fault.traceback.splitlines()[-1].startswith("TypeError")
+
+
+def test_an_answer_of_no_is_a_sentence_and_code_1() -> None:
+    fault = Fault.of(Refuted("the loss deviates\x1b"))
+    assert str(fault) == "synchromesh: the loss deviates\\x1b" and fault.code == 1
+
+
+def test_a_stop_has_the_code_of_its_signal() -> None:
+    assert (Stopped(15).code, Stopped(2).code) == (143, 130)

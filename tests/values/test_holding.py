@@ -1,0 +1,52 @@
+"""Holdings: the boxes of each position tile a tensor, and who sums its gradient."""
+
+from itertools import product
+
+import pytest
+
+from synchromesh.values.component import Parameter
+from synchromesh.values.holding import Holding, holdings
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement, shard
+from synchromesh.values.transfer import volume
+
+WEIGHT = Parameter("weight", (12, 8), "float32")
+PLACEMENTS = (REPLICATED, REPLICATED_PARTIAL_GRADIENT, shard(0), shard(1), shard(0, 3))
+
+
+@pytest.mark.parametrize(
+    ("placement", "degrees"), [*product(PLACEMENTS, [(1, 4), (2, 2), (4, 1), (1, 2)])]
+)
+def test_every_element_has_its_copies(placement: Placement, degrees: tuple[int, int]) -> None:
+    held = Holding(WEIGHT, Layout(*degrees), placement)
+    count: dict[tuple[int, int], int] = {}
+    for position in range(held.layout.devices):
+        boxes = held.boxes(position)
+        assert sum(map(volume, boxes)) == held.local_shape[0] * held.local_shape[1]
+        for (a, b), (c, d) in boxes:
+            for entry in product(range(a, b), range(c, d)):
+                count[entry] = count.get(entry, 0) + 1
+    assert set(count.values()) == {held.copies} and len(count) == 12 * 8
+
+
+def test_gradients_are_summed_where_parts_are_equal() -> None:
+    """data x tensor = 2 x 2: positions 0 1 / 2 3."""
+    layout = Layout(2, 2)
+    assert Holding(WEIGHT, layout, shard(0)).gradient_positions(1) == (1, 3)
+    assert Holding(WEIGHT, layout, REPLICATED).gradient_positions(2) == (0, 2)
+    home = Holding(WEIGHT, layout, REPLICATED_PARTIAL_GRADIENT)
+    assert home.home and home.gradient_positions(2) == (0, 1, 2, 3)
+
+
+def test_a_tensor_of_several_layouts_or_of_none_is_at_home_everywhere() -> None:
+    other = Parameter("other", (4,), "float32")
+    tied = Parameter("tied", (6, 4), "float32")
+    placements = {
+        ("weight", Layout(2, 2)): shard(1),
+        ("tied", Layout(2, 2)): shard(0),
+        ("tied", Layout(4, 1)): REPLICATED,
+    }
+    held = holdings([WEIGHT, other, tied], placements, 4)
+    assert held["weight"] == Holding(WEIGHT, Layout(2, 2), shard(1))
+    assert held["other"].home and held["tied"].home
+    assert held["tied"].boxes(3) == (((0, 6), (0, 4)),)

@@ -1,0 +1,28 @@
+"""A layout: positions that share rows and positions that share parameters."""
+
+import pytest
+
+from synchromesh.values.layout import Layout
+
+
+def test_positions_as_a_picture() -> None:
+    layout = Layout(data=2, tensor=3)
+    lines = [[p for p in range(6) if layout.data_index(p) == d] for d in range(2)]
+    assert lines == [[0, 1, 2], [3, 4, 5]]
+    assert [layout.tensor_index(p) for p in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert layout.tensor_positions(4) == (3, 4, 5)
+    assert layout.data_positions(4) == (1, 4)
+    assert str(layout) == "2x3" and layout.devices == 6
+
+
+@pytest.mark.parametrize(("data", "tensor"), [(1, 1), (4, 1), (1, 4), (2, 3)])
+def test_lines_and_columns_meet_in_one_position(data: int, tensor: int) -> None:
+    layout = Layout(data, tensor)
+    for p in range(layout.devices):
+        assert set(layout.tensor_positions(p)) & set(layout.data_positions(p)) == {p}
+        assert len(layout.tensor_positions(p)) == tensor and len(layout.data_positions(p)) == data
+
+
+def test_degrees_below_one_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"at least 1: data\(0\) x tensor\(2\)"):
+        Layout(0, 2)

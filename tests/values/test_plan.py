@@ -1,0 +1,364 @@
+"""A plan: its text, JSON and YAML forms, its meaning for components and rows, errors."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synchromesh.values.layout import Layout
+from synchromesh.values.layout_spec import STATES, Word
+from synchromesh.values.plan import SCHEDULES, Override, Plan, Stage
+
+NAMES = (
+    "embeddings", "encoder.layer.0.attention", "encoder.layer.0.mlp", "encoder.layer.1.attention",
+    "encoder.layer.1.mlp", "classifier",
+)  # fmt: skip
+
+
+def shown(text: str, world: int, modules: dict[str, tuple[str, ...]] | None = None) -> str:
+    return " ".join(map(str, Plan.parse(text).layouts(NAMES, world, modules)))
+
+
+@pytest.mark.parametrize(
+    ("text", "world", "layouts"),
+    [
+        ("single", 4, "1x1 1x1 1x1 1x1 1x1 1x1"),
+        ("data", 4, "4x1 4x1 4x1 4x1 4x1 4x1"),
+        ("tensor", 4, "1x4 1x4 1x4 1x4 1x4 1x4"),
+        ("hybrid:tensor=2", 4, "2x2 2x2 2x2 2x2 2x2 2x2"),
+        ("hybrid:data=2", 8, "2x4 2x4 2x4 2x4 2x4 2x4"),
+        ("data; classifier=tensor", 4, "4x1 4x1 4x1 4x1 4x1 1x4"),
+        ("data; encoder.layer.*=hybrid:tensor=2", 4, "4x1 2x2 2x2 2x2 2x2 4x1"),
+        ("data; encoder=tensor; *.mlp=hybrid:tensor=2", 4, "4x1 1x4 2x2 1x4 2x2 4x1"),
+        ("data; *.mlp=hybrid:tensor=2; encoder=tensor", 4, "4x1 1x4 1x4 1x4 1x4 4x1"),
+        ("tensor; encoder.layer.[0]=data", 4, "1x4 4x1 4x1 1x4 1x4 1x4"),
+        ("data; @ranks=2,0,3", 4, "3x1 3x1 3x1 3x1 3x1 3x1"),
+        ("pipeline:stages=2,tensor=2", 8, "2x2 2x2 2x2 2x2 2x2 2x2"),
+        ("tensor; @stages=0-2:embeddings,encoder/3:classifier", 4, "1x3 1x3 1x3 1x3 1x3 1x1"),
+    ],
+)
+def test_layouts(text: str, world: int, layouts: str) -> None:
+    assert shown(text, world) == layouts
+
+
+def test_a_pattern_may_name_a_module_inside_a_component() -> None:
+    modules = {"classifier": ("classifier", "classifier.dense", "norm")}
+    assert shown("data; norm=tensor", 2, modules) == "2x1 2x1 2x1 2x1 2x1 1x2"
+
+
+def test_states_and_recomputation_reach_the_layout() -> None:
+    plan = Plan.parse("sharded-data:recompute=yes; classifier=hybrid:tensor=2,states=optimizer")
+    first, *_, last = plan.layouts(NAMES, 4)
+    assert first == Layout(4, 1, "parameters", recompute=True)
+    assert last == Layout(2, 2, "optimizer")
+
+
+def test_cuts_are_the_outermost_modules_a_pattern_names() -> None:
+    modules = ["", "encoder", "encoder.0", "encoder.0.q", "encoder.1", "encoder.1.q", "head"]
+    assert Plan.parse("data; encoder.*=tensor").cuts(modules) == ("encoder.0", "encoder.1")
+    assert Plan.parse("data; *.q=tensor; head=tensor").cuts(modules) == (
+        "encoder.0.q", "encoder.1.q", "head",
+    )  # fmt: skip
+    assert Plan.parse("data").cuts(modules) == ()
+
+
+def test_devices() -> None:
+    assert Plan.parse("data").devices(3) == (0, 1, 2)
+    assert Plan.parse("single").devices(3) == (0,)
+    assert Plan.parse("single; @ranks=2").devices(3) == (2,)
+    assert Plan.parse("data; @ranks=2,0").devices(3) == (2, 0)
+    assert Plan.parse("data; @stages=3,1:a/0:b").devices(4) == (3, 1, 0)
+    with pytest.raises(ValueError, match=r"rank 5, but there are 4 ranks \(0 to 3\)"):
+        Plan.parse("data; @ranks=0,5").devices(4)
+
+
+# Rows
+
+
+def test_row_ranges_as_a_picture() -> None:
+    plan = Plan.parse("data")
+    assert [rows_of(plan, 10, d) for d in (1, 2, 4)] == [
+        "0 1 2 3 4 5 6 7 8 9",
+        "0 1 2 3 4 | 5 6 7 8 9",
+        "0 1 2 | 3 4 | 5 6 7 | 8 9",
+    ]
+    assert rows_of(plan, 2, 4) == "0 |  | 1 | "
+    assert rows_of(plan, 1, 3) == "0 |  | "
+    assert rows_of(Plan.parse("data; @rows=3,3,2"), 8, 3) == "0 1 2 | 3 4 5 | 6 7"
+    assert rows_of(Plan.parse("data; @rows=3,1,2,2"), 8, 2) == "0 1 2 3 | 4 5 6 7"
+
+
+def rows_of(plan: Plan, rows: int, data: int) -> str:
+    return " | ".join(" ".join(map(str, range(a, b))) for a, b in plan.row_ranges(rows, data))
+
+
+@given(
+    st.integers(0, 300),
+    st.integers(1, 12),
+    st.integers(1, 4),
+    st.one_of(st.none(), st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)),
+)
+def test_laws_of_row_ranges(rows: int, data: int, times: int, shares: list[int] | None) -> None:
+    plan = Plan(Word("data"), rows=tuple(shares) if shares else None)
+    ranges = plan.row_ranges(rows, data)
+    ends = [ranges[0][0], *(stop for _, stop in ranges)]
+    assert ends[0] == 0 and ends[-1] == rows and ends == sorted(ends)
+    assert all(a == b for (_, a), (b, _) in itertools.pairwise(ranges))
+    finer = {stop for _, stop in plan.row_ranges(rows, data * times)}
+    assert set(ends[1:]) <= finer, "ranges are unions of those of a multiple of the degree"
+    if shares is None:
+        sizes = [b - a for a, b in ranges]
+        assert max(sizes) - min(sizes) <= 1 and sizes[0] == max(sizes)
+    elif len(shares) == data:
+        for (a, b), share in zip(ranges, shares, strict=True):
+            assert abs((b - a) - rows * share / sum(shares)) < 1
+
+
+# Forms
+
+
+words = st.one_of(
+    st.sampled_from([Word("data"), Word("tensor", recompute=True)]),
+    st.builds(
+        Word,
+        st.just("hybrid"),
+        tensor=st.integers(1, 8),
+        data=st.one_of(st.none(), st.integers(1, 8)),
+        states=st.sampled_from(STATES),
+        recompute=st.booleans(),
+    ),
+    st.builds(Word, st.just("sharded-data"), states=st.sampled_from(STATES)),
+)
+defaults = st.one_of(
+    words,
+    st.sampled_from([Word("single"), Word("auto")]),
+    st.builds(Word, st.just("pipeline"), stages=st.integers(1, 4), data=st.integers(1, 3)),
+)
+patterns = st.text("ab.*?[]0_-:,/@", min_size=1, max_size=8).filter(lambda t: t[0] != "@")
+ranks = st.lists(st.integers(0, 30), min_size=1, max_size=9, unique=True).map(tuple)
+stages = st.lists(ranks, min_size=1, max_size=3).filter(
+    lambda s: len({r for x in s for r in x}) == sum(map(len, s))
+)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    default = draw(defaults)
+    explicit = default.name != "pipeline" and draw(st.booleans())
+    made = [Stage(r, ("a.*", f"b{i}")) for i, r in enumerate(draw(stages))] if explicit else []
+    return Plan(
+        default,
+        tuple(draw(st.lists(st.builds(Override, patterns, words), max_size=3))),
+        tuple(made),
+        draw(st.integers(1, 9)),
+        draw(st.sampled_from(SCHEDULES)),
+        draw(st.one_of(st.none(), st.integers(1, 999))),
+        draw(st.sampled_from(["every-step", "local:8", "local:1", "stale:2"])),
+        draw(st.one_of(st.none(), st.just((3, 0, 2)))),
+        None if explicit else draw(st.one_of(st.none(), ranks)),
+        draw(st.one_of(st.none(), st.integers(1, 2**31))),
+    )
+
+
+@settings(max_examples=120, deadline=None)
+@given(plans())
+def test_every_plan_survives_its_forms(plan: Plan) -> None:
+    assert Plan.parse(str(plan)) == plan and "\n" not in str(plan)
+    assert str(Plan.parse(str(plan))) == str(plan)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_yaml(plan.to_yaml()) == plan
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("hybrid:tensor=1", "data"),
+        ("hybrid:data=1", "tensor"),
+        ("data:states=gradients", "sharded-data:states=gradients"),
+        ("sharded-data:states=parameters", "sharded-data"),
+        (" data ;a = tensor; @ranks= 0,1,2,3,7 ", "data; a=tensor; @ranks=0-3,7"),
+        ("pipeline:stages=2; @micro_batches=4", "pipeline:stages=2,microbatches=4"),
+        ("data; @synchronisation=local:1", "data"),
+        ("data; @schedule=1f1b; @micro_batches=1", "data"),
+        ("tensor; @pieces= 04; a=data", "tensor; a=data; @pieces=4"),
+        ("data; @pieces=1; @rows=3,1", "data; @rows=3,1; @pieces=1"),  # whole: nothing is tried
+    ],
+)
+def test_canonical_text(text: str, canonical: str) -> None:
+    assert str(Plan.parse(text)) == canonical
+    assert Plan.parse(text) == Plan.parse(canonical)
+
+
+def test_pieces_that_are_not_given_are_not_written() -> None:
+    tried, whole = Plan.parse("data"), Plan.parse("data; @pieces=1")
+    assert tried.pieces is None and whole.pieces == 1 and tried != whole
+    assert Plan.from_json('{"default": "data", "pieces": null}') == tried
+    assert "pieces" not in tried.to_dict() and whole.to_dict()["pieces"] == 1
+    assert whole.unsupported() == ()
+    with_pieces = Plan.parse("auto; @pieces=4")  # what the planner finds says its pieces itself
+    assert not with_pieces.automatic and "write it alone" in with_pieces.unsupported()[0]
+
+
+def test_files(tmp_path: Path) -> None:
+    plan = Plan.parse("data; head=hybrid:tensor=2; @rows=3,3")
+    (tmp_path / "p.yaml").write_text(plan.to_yaml())
+    (tmp_path / "p.json").write_text(plan.to_json())
+    assert Plan.load(tmp_path / "p.yaml") == Plan.load(str(tmp_path / "p.json")) == plan
+    for name, message in [
+        ("none.yaml", "No such file"),
+        ("p.txt", r"should end in \.json, \.yaml"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Plan.load(tmp_path / name)
+    (tmp_path / "bad.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"bad\.yaml: is not UTF-8"):
+        Plan.load(tmp_path / "bad.yaml")
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "an empty plan"),
+        ("hybird:tensor=2", "unknown plan word 'hybird'; did you mean 'hybrid'; known are single"),
+        ("data:tensor=2", "data has no option 'tensor'; it has states, recompute"),
+        ("hybrid", "hybrid needs a degree: hybrid:tensor=2"),
+        ("hybrid:tensor=0", "hybrid: tensor=0: should be a whole number from 1 to 1000000"),
+        ("hybrid:tensor=2,tensor=4", "write each option once"),
+        ("sharded-data:states=none", "states=none is none of optimizer, gradients, parameters"),
+        ("data:recompute=maybe", "recompute=maybe is neither yes nor no"),
+        ("data; head", "'head' should read PATTERN=WORD or @SETTING=VALUE"),
+        ("data; head=single", "single is a word for the whole plan"),
+        ("data; head=auto", "auto is a word for the whole plan"),
+        ("data; @row=1,2", "unknown setting '@row'; did you mean 'rows'"),
+        ("data; @rows=1,2; @rows=1,2", "the setting @rows stands there twice"),
+        ("data; @rows=0,0", "shares from 0 to 1000000, not all zero"),
+        ("data; @rows=1,-2", "rows=1,-2: should be shares like 3,3,2"),
+        ("data; @ranks=1,1", "ranks=1,1: each rank once"),
+        ("data; @ranks=3-1", "3-1 runs backwards"),
+        ("data; @micro_batches=0", "micro_batches=0 should be at least 1"),
+        ("data; @global_batch=many", "global_batch=many: should be a whole number"),
+        ("data; @pieces=0", "pieces=0 should be at least 1 and at most 2147483648"),
+        ("data; @pieces=2147483649", "pieces=2147483649 should be at least 1 and at most"),
+        ("data; @pieces=-4", "pieces=-4: should be a whole number"),
+        ("data; @pieces=2.5", "pieces=2.5: should be a whole number"),
+        ("data; @pieces=", "'@pieces=' should read PATTERN=WORD or @SETTING=VALUE"),
+        ("data; @pieces=1; @pieces=4", "the setting @pieces stands there twice"),
+        ("data; @piece=4", "unknown setting '@piece'; did you mean 'pieces'"),
+        ("data; @schedule=1fb1", "unknown schedule '1fb1'; did you mean '1f1b'"),
+        ("data; @synchronisation=never", "is none of every-step, local:N, stale:N"),
+        ("data; @stages=0:a; @ranks=0", "stages with their own ranks exclude @ranks"),
+        ("pipeline:microbatches=2; @micro_batches=4", "microbatches=2 .* micro_batches=4 differ"),
+    ],
+)
+def test_texts_that_are_no_plan(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "world", "message"),
+    [
+        ("hybrid:tensor=3", 8, r"data\(2\) x tensor\(3\) != 8 devices: .* 1, 2, 4, 8"),
+        ("hybrid:tensor=2,data=2", 8, r"data\(2\) x tensor\(2\) != 8 devices"),
+        ("hybrid:tensor=4", 2, r"data\(1\) x tensor\(4\) != 2 devices"),
+        ("data; encodr.*=tensor", 2, "'encodr.*' matches no component; did you mean 'encoder"),
+        ("data; zzz=tensor", 2, "'zzz' matches no component; there are 'embeddings'"),
+        ("data; zzz=tensor; classifier=hybrid:tensor=3", 2, "zzz.*; hybrid:tensor=3: data"),
+        ("data; @rows=1,2,3", 2, r"3 shares \(1,2,3\), but the largest data degree is 2"),
+        ("auto", 2, "auto is no layout"),
+        ("pipeline:stages=3", 4, "3 stages do not divide 4 devices"),
+        ("data; @stages=0:embeddings/1:encoder", 2, "'classifier' is in 0 stages"),
+    ],
+)
+def test_plans_that_do_not_fit(text: str, world: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan.parse(text).layouts(NAMES, world)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "plan: default is missing"),
+        ("[]", "plan: should be a mapping, not a list"),
+        ('{"default": 3}', "plan: default: should be text, not 3"),
+        ('{"default": "dta"}', "plan: default: unknown plan word 'dta'; did you mean 'data'"),
+        ('{"default": "data", "shards": 1}', "plan: unknown key 'shards'; known are default"),
+        ('{"default": "data", "default": "tensor"}', "plan: the key 'default' stands there twice"),
+        ('{"default": "data", "rows": [1, NaN]}', "NaN is not a number that this format has"),
+        ('{"default": "data", "rows": [1, 2.5]}', r"rows\[1\]: should be a whole number, not 2.5"),
+        ('{"default": "data", "rows": [true]}', r"rows\[0\]: should be a whole number, not true"),
+        ('{"default": "data", "micro_batches": -1}', "micro_batches: should be from 1 to"),
+        ('{"default": "data", "pieces": 0}', "plan: pieces: should be from 1 to 2147483648"),
+        ('{"default": "data", "pieces": "4"}', "plan: pieces: should be a whole number"),
+        (
+            '{"default": "data", "overrides": [{"pattern": "a"}]}',
+            r"overrides\[0\]: word is missing",
+        ),
+        (
+            '{"default": "data", "overrides": [{"pattern": "a", "word": "tenso"}]}',
+            r"overrides\[0\]\.word: unknown plan word 'tenso'",
+        ),
+        ('{"default": "data", "ranks": [0, 0]}', "plan: ranks=0,0: each rank once"),
+        ('{"default": "data", "micro_batches": 1' + "0" * 5000 + "}", "plan: "),
+        ("[" * 100_000, "nested deeper than 32 levels"),
+        ("[" * 50 + "]" * 50, "nested deeper than 32 levels"),
+        ('{"default": ', "plan: Expecting value"),
+    ],
+)
+def test_json_that_is_no_plan(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("default: no", "plan: default: should be text, not false"),
+        ("default: data\ndefault: tensor", "plan: the key 'default' stands there twice"),
+        ("default: data\nrows: [010]", "plan: 010 is not a plain decimal number"),
+        ("default: data\nmicro_batches: .nan", "micro_batches: should be a whole number, not nan"),
+        ("default: &a data\nschedule: *a", r"plan: aliases \(\*a\) are not read"),
+        ("a: &a [x]\nb: &b [*a, *a]\nc: [*b, *b]", "aliases"),
+        ("default: !!python/object/apply:os.getcwd []", "plan: not YAML: could not determine"),
+        ("1: data", "plan: keys should be text, not 1"),
+        ("default: [", "plan: not YAML: "),
+        ("[" * 5000, "nested deeper than 32 levels"),
+        ("", "plan: should be a mapping, not nothing"),
+    ],
+)
+def test_yaml_that_is_no_plan(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan.from_yaml(text)
+
+
+def test_reserved_characters_in_patterns() -> None:
+    for pattern in ("a;b", "a=b", "@a", " a", "", "a\nb", "\x1b[31m"):
+        with pytest.raises(ValueError, match="pattern"):
+            Override(pattern, Word("data"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("data; a=hybrid:tensor=2; @rows=1,2; @ranks=1,0", []),
+        ("auto", ["planner"]),
+        (
+            "pipeline:stages=2,microbatches=4",
+            ["2 pipeline stages", r"micro-batches of a plan \(4\)"],
+        ),
+        ("data; a=sharded-data", ["sharded over data ranks"]),
+        ("tensor:recompute=yes", ["recomputation"]),
+        ("data; @synchronisation=local:8", ["local:8"]),
+    ],
+)
+def test_what_is_not_executed_yet(text: str, words: list[str]) -> None:
+    told = Plan.parse(text).unsupported()
+    assert len(told) == len(words)
+    for sentence, word in zip(told, words, strict=True):
+        assert re.search(word, sentence), sentence
