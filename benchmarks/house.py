@@ -1,6 +1,6 @@
 """The form of the package in numbers, each with its limit: `python -m benchmarks.house`.
 
-Exits with 1 where one is missed; `.ci/run` runs it. Lines of a function are those from `def` to its
+Exits with 1 where one is missed; `.ci/run` runs it. Lines of a function go from `def` to its
 end without its docstring, complexity is ruff's (McCabe, rule C901). A public function is one of a
 module or of a public class whose name has no leading underscore; `__init__` and properties count.
 """

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from synchromesh.cost.timeline import Timeline
-from synchromesh.trace.partition.local import Hop, LocalComponent, Partition, Span
+from synchromesh.trace.partition.local import Communication, Computation, LocalComponent, Partition
 from synchromesh.values.component import Parameter
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
@@ -85,14 +85,14 @@ class Run:
 class Depart:
     key: tuple[int, int, int]  # piece, component, number of the event
     component: int
-    hop: Hop
+    hop: Communication
 
 
 @dataclass(frozen=True)
 class Arrive:
     key: tuple[int, int, int]
     component: int
-    hop: Hop
+    hop: Communication
 
 
 Token = Run | Depart | Arrive
@@ -151,11 +151,11 @@ def walked(parts: Sequence[LocalComponent], pieces: int) -> list[Token]:
 def _tokens(parts: Sequence[LocalComponent], piece: int) -> Iterator[Token]:
     """What one piece does, component after component."""
     for i, local in enumerate(parts):
-        total = sum(e.work for e in local.events if isinstance(e, Span))
+        total = sum(e.work for e in local.events if isinstance(e, Computation))
         if not total:
             yield Run(piece, i, 1.0)
         for number, event in enumerate(local.events):
-            if isinstance(event, Span):
+            if isinstance(event, Computation):
                 yield Run(piece, i, event.work / total)
             else:
                 key = (piece, i, number)
@@ -234,7 +234,7 @@ def collective_seconds(kind: str, ranks: Pattern, payload: float, profile: Profi
 def _hop(
     setting: Setting,
     local: LocalComponent,
-    hop: Hop,
+    hop: Communication,
     profile: Profile,
     pieces: int,
     direction: str,

@@ -42,7 +42,7 @@ from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.local import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster
-from synchromesh.values.layout_spec import Word
+from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Pattern, Profile
 from synchromesh.workloads.workload import Loss
@@ -223,7 +223,7 @@ def _profile(
 def _whole(step: Step, cluster: Cluster) -> Choice:
     """The one plan of a model that could not be traced: there is no graph to estimate."""
     count = len(cluster.ranks)
-    only = Plan(Word("data" if count > 1 else "single"))
+    only = Plan(LayoutSpec("data" if count > 1 else "single"))
     reason = f"the model runs whole, nothing can be estimated: {step.reason}"
     profile = Profile(
         count, source=SOURCE, error_band=cluster.error_band, emulated=cluster.emulated

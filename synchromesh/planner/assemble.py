@@ -30,7 +30,7 @@ from synchromesh.cost.step_time import (
 )
 from synchromesh.planner.problem import BATCH, Link, Option, Prices, Problem
 from synchromesh.trace.partition.edges import edge_collectives
-from synchromesh.trace.partition.local import Hop, Input, LocalComponent, Partition
+from synchromesh.trace.partition.local import Communication, Input, LocalComponent, Partition
 from synchromesh.trace.partition.moves import TABLE, move_collectives
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Value
@@ -147,7 +147,7 @@ def _option(
     if measured is None:
         return None
     rows = max(1, -(-uniform.rows // local.layout.data))
-    hops = [e for e in local.events[local.arrivals :] if isinstance(e, Hop)]
+    hops = [e for e in local.events[local.arrivals :] if isinstance(e, Communication)]
     inside = [c for hop in hops for c in hop.collectives]
     try:
         sent = {d: _sum(uniform, inside, local.layout, d, profile) for d in DIRECTIONS}

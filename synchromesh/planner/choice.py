@@ -18,7 +18,7 @@ from synchromesh.planner.walk import Found, found_of
 from synchromesh.planner.wording import worded
 from synchromesh.trace.partition.partition import overlaps
 from synchromesh.values.layout import Layout
-from synchromesh.values.layout_spec import Word
+from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
@@ -132,11 +132,11 @@ def uniform(planned: Model, devices: int, splits: bool = True) -> Uniform:
 def plain(devices: int, splits: bool = True) -> list[Plan]:
     """The plans that anybody would try: one device, `data`, and where parameters may lie in pieces
     `tensor` and uniform hybrids."""
-    words = [Word("single"), Word("data")]
+    words = [LayoutSpec("single"), LayoutSpec("data")]
     if not splits:
         return [Plan(w) for w in words]
-    words += [Word("hybrid", tensor=m) for m in degrees(devices) if 1 < m < devices]
-    words += [Word("tensor")] if devices > 1 else []
+    words += [LayoutSpec("hybrid", tensor=m) for m in degrees(devices) if 1 < m < devices]
+    words += [LayoutSpec("tensor")] if devices > 1 else []
     return [Plan(w) for w in words]
 
 

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from synchromesh.cost.step_time import computing
 from synchromesh.planner.candidate import Candidate, Model, price, setting
-from synchromesh.values.layout_spec import Word
+from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
@@ -147,10 +147,10 @@ def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
         if not 1 < count < devices:
             continue
         possible = [p for p in plans if _runs_on(p, count)]
-        for plan in (*possible[:BEST], Plan(Word("data"))):
+        for plan in (*possible[:BEST], Plan(LayoutSpec("data"))):
             found.append(replace(plan, ranks=ranks, rows=None, pieces=None))
     if slowness[0]:  # of which `single` would be
-        found.append(Plan(Word("single"), ranks=(by_speed[0],)))
+        found.append(Plan(LayoutSpec("single"), ranks=(by_speed[0],)))
     return list(dict.fromkeys(found))
 
 
@@ -160,5 +160,5 @@ def _runs_on(plan: Plan, count: int) -> bool:
     return free and all(count % (w.tensor or 1) == 0 and w.data is None for w in _words(plan))
 
 
-def _words(plan: Plan) -> tuple[Word, ...]:
+def _words(plan: Plan) -> tuple[LayoutSpec, ...]:
     return plan.default, *(o.word for o in plan.overrides)

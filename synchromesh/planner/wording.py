@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from synchromesh.values.layout import Layout
-from synchromesh.values.layout_spec import Word
+from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Override, Plan
 
 
-def word(layout: Layout) -> Word:
+def word(layout: Layout) -> LayoutSpec:
     """The word whose layout this is."""
     if layout.tensor == 1:
-        return Word("data")
-    return Word("tensor") if layout.data == 1 else Word("hybrid", tensor=layout.tensor)
+        return LayoutSpec("data")
+    return LayoutSpec("tensor") if layout.data == 1 else LayoutSpec("hybrid", tensor=layout.tensor)
 
 
 def worded(

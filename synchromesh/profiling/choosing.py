@@ -44,7 +44,7 @@ from synchromesh.profiling.memory import device_bytes, process_bytes, storage_by
 from synchromesh.profiling.profile_cache import Recall, Say
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
-from synchromesh.values.layout_spec import Word
+from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Pattern, Profile
 
@@ -94,7 +94,7 @@ class Question:
         """The profiles that are kept, as far as they are of this question on `ranks`."""
 
         def whole() -> Partition:
-            return self.planned.partition(Plan(Word("data")), self.world.size)
+            return self.planned.partition(Plan(LayoutSpec("data")), self.world.size)
 
         return Recall.open(self.world, ranks, self.subject, whole)
 
@@ -375,13 +375,13 @@ def _unpriced(question: Question, found: Sequence[Candidate], profile: Profile) 
         warnings.warn(
             f"no plan could be predicted, so it is `data` ({reason}; {missing})", stacklevel=2
         )
-    plan = Plan(Word("data"))
+    plan = Plan(LayoutSpec("data"))
     return Choice((Candidate(plan, None, (), True, reason),), profile, 0.0)
 
 
 def _only(question: Question) -> Choice:
     """The one plan of a model that could not be traced, or on one device."""
     devices = question.world.size
-    plan = Plan(Word("data" if devices > 1 else "single"))
+    plan = Plan(LayoutSpec("data" if devices > 1 else "single"))
     reason = f"the model runs whole: {question.step.reason}" if devices > 1 else "one device"
     return Choice((Candidate(plan, None, (), True, reason),), Profile(devices), 0.0)

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from synchromesh.engine import batches
 from synchromesh.engine.groups import World
-from synchromesh.training.execution import Arrangement
+from synchromesh.training.execution import Execution
 
 Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
 
 def means(
-    arranged: Arrangement,
+    arranged: Execution,
     loader: Iterable[Any],
     metric: Metric,
     key: Callable[[Any], int],

@@ -72,7 +72,7 @@ class Current:
     fingerprint: int
 
 
-class Arrangement:
+class Execution:
     """What every rank makes alike of a plan; `now` is the plan in force and what follows from
     it."""
 

@@ -45,7 +45,7 @@ from synchromesh.trace.capture.modes import training_modes
 from synchromesh.trace.partition.partition import Partition, overlaps
 from synchromesh.trace.step import Step
 from synchromesh.training.evaluation import Metric, means
-from synchromesh.training.execution import Arrangement, Loss, Options
+from synchromesh.training.execution import Execution, Loss, Options
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
@@ -113,7 +113,7 @@ class Trainer:
         self._chosen_rows = self._rows  # for which `choice` was made
         self._sizes: deque[int] = deque(maxlen=RESIZED[1])  # of the last global batches
 
-        self._arranged = Arrangement(
+        self._arranged = Execution(
             model, optimizer, loss, example, plan, world, options, self._choose
         )
         self.state = self._arranged.state

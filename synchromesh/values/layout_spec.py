@@ -52,7 +52,7 @@ def count(text: str, what: str) -> int:
 
 
 @dataclass(frozen=True)
-class Word:
+class LayoutSpec:
     """One word and its options; an option that is None follows from the number of devices."""
 
     name: Name
@@ -104,7 +104,7 @@ class Word:
             become(stages=self.stages or 1, microbatches=self.microbatches or 1)
 
     @classmethod
-    def parse(cls, text: str) -> "Word":
+    def parse(cls, text: str) -> "LayoutSpec":
         """The word that a text like `hybrid:tensor=2,recompute=yes` says."""
         name, colon, rest = text.strip().partition(":")
         name = name.strip()

@@ -35,9 +35,9 @@ import yaml
 
 from synchromesh.values import document
 from synchromesh.values.layout import Layout
-from synchromesh.values.layout_spec import MOST, Word, near
+from synchromesh.values.layout_spec import MOST, LayoutSpec, near
 
-__all__ = ["SCHEDULES", "Override", "Plan", "Stage", "Word"]
+__all__ = ["SCHEDULES", "LayoutSpec", "Override", "Plan", "Stage"]
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 EVERY_STEP = "every-step"
@@ -53,7 +53,7 @@ class Override:
     """Components that `pattern` matches have the layout `word` instead of the plan's default."""
 
     pattern: str
-    word: Word
+    word: LayoutSpec
 
     def __post_init__(self) -> None:
         _check_pattern(self.pattern, "=;")
@@ -84,7 +84,7 @@ class Stage:
 class Plan:
     """A frozen value; equal plans have equal texts."""
 
-    default: Word
+    default: LayoutSpec
     overrides: tuple[Override, ...] = ()
     stages: tuple[Stage, ...] = ()  # empty: as many equal ones as the default word says
     micro_batches: int = 1
@@ -154,7 +154,7 @@ class Plan:
             if not equals or not key or not value:
                 raise ValueError(f"{item[:80]!r} should read PATTERN=WORD or @SETTING=VALUE")
             if not key.startswith("@"):
-                overrides.append(Override(key, Word.parse(value)))
+                overrides.append(Override(key, LayoutSpec.parse(value)))
                 continue
             name = key[1:]
             if name not in _SETTINGS:
@@ -165,7 +165,7 @@ class Plan:
             if name in settings:
                 raise ValueError(f"the setting {key} stands there twice")
             settings[name] = _setting(name, value)
-        return cls(Word.parse(first), tuple(overrides), **settings)
+        return cls(LayoutSpec.parse(first), tuple(overrides), **settings)
 
     def __str__(self) -> str:
         items = [str(self.default), *(f"{o.pattern}={o.word}" for o in self.overrides)]
@@ -234,7 +234,7 @@ class Plan:
     @property
     def automatic(self) -> bool:
         """Whether the planner is to find the plan: the word `auto` alone."""
-        return self == Plan(Word("auto"))
+        return self == Plan(LayoutSpec("auto"))
 
     @property
     def stage_count(self) -> int:
@@ -463,10 +463,10 @@ def _field(key: str, value: Any, path: str) -> Any:
             return document.text(value, path)
 
 
-def _word(value: Any, path: str) -> Word:
+def _word(value: Any, path: str) -> LayoutSpec:
     text = document.text(value, path)
     with document.at(path):
-        return Word.parse(text)
+        return LayoutSpec.parse(text)
 
 
 def _override(value: Any, path: str) -> Override:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from synchromesh.cost.step_time import Setting
-from synchromesh.trace.partition.local import Event, LocalComponent, Partition, Span
+from synchromesh.trace.partition.local import Computation, Event, LocalComponent, Partition
 from synchromesh.trace.partition.partition import overlaps, partition
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Component, Parameter
@@ -74,7 +74,7 @@ def drawn(parts: Sequence[Mapping[str, Any]], layout: Layout, rows: int = 4) -> 
 
 
 def _local(component: Component, layout: Layout, part: Mapping[str, Any]) -> LocalComponent:
-    events: tuple[Event, ...] = part.get("events", (Span(1.0),))
+    events: tuple[Event, ...] = part.get("events", (Computation(1.0),))
     graph = torch.fx.Graph()
     graph.placeholder("axis")
     graph.call_function(len, (component.name,))  # tells the programs apart

@@ -19,7 +19,7 @@ from synchromesh.engine.random import Streams
 from synchromesh.profiling.borders import local_part, record, stand_ins, tiled
 from synchromesh.profiling.silent_group import SilentGroup
 from synchromesh.trace.capture.export import take
-from synchromesh.trace.partition.local import Hop, Span
+from synchromesh.trace.partition.local import Communication, Computation
 from synchromesh.values.component import Rows
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
@@ -97,14 +97,14 @@ def test_a_shared_parameter_is_ready_when_its_first_user_is_done() -> None:
     assert told.backward == pytest.approx(1 + 5 + 1 + 3)
 
 
-SENT = Hop((
+SENT = Communication((
     Collective("all_reduce", "forward", 2, 1), Collective("all_gather", "backward", 2, 1),
 ))  # fmt: skip
 LINKS = {("all_reduce", Pattern(2)): constant(1.0), ("all_gather", Pattern(2)): constant(2.0)}
 
 
 def test_pieces_hide_what_the_whole_batch_waits_for() -> None:
-    setting = drawn([{"events": (Span(1.0), SENT, Span(3.0))}], Layout(1, 2))
+    setting = drawn([{"events": (Computation(1.0), SENT, Computation(3.0))}], Layout(1, 2))
     told = profile(setting, {"c0": (4.0, 8.0)}, network=LINKS)
     whole = step_time(setting, told, 1)
     # [1]~[ 3 ]   then   [  6  ]~~[2]
@@ -121,7 +121,7 @@ def test_pieces_hide_what_the_whole_batch_waits_for() -> None:
 
 def test_an_operators_own_collective_is_waited_for() -> None:
     blocking = replace(SENT, pauses=False)
-    setting = drawn([{"events": (Span(1.0), blocking, Span(3.0))}], Layout(1, 2))
+    setting = drawn([{"events": (Computation(1.0), blocking, Computation(3.0))}], Layout(1, 2))
     told = step_time(setting, profile(setting, {"c0": (4.0, 8.0)}, network=LINKS), 2)
     assert (told.forward, told.backward) == (10.0, 20.0) and told.waited == 6.0
 
@@ -142,7 +142,7 @@ def test_the_slowest_rank_counts_and_uneven_rows() -> None:
 
 
 def test_best_pieces_asks_for_enough_rows() -> None:
-    setting = drawn([{"events": (Span(1.0), SENT, Span(3.0))}], Layout(1, 2), rows=4)
+    setting = drawn([{"events": (Computation(1.0), SENT, Computation(3.0))}], Layout(1, 2), rows=4)
     key = setting.partition.program(setting.partition.components[0])
     row = Curve(((1.0, 1.0),))
     links = {

@@ -67,7 +67,7 @@ def test_which_ranks_take_part_counts() -> None:
         (torch, "__version__", "9.9"), (torch, "get_num_threads", lambda: 64),
         (module, "processor", lambda: "another"), (module, "cores", lambda: 0.4),
         (module.platform, "python_version", lambda: "9.9"),
-        (module.synchromesh, "__version__", "9.9"),
+        (module, "VERSION", "9.9"),
     ],
 )  # fmt: skip
 def test_what_it_is_measured_on_counts(

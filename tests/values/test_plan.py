@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synchromesh.values.layout import Layout
-from synchromesh.values.layout_spec import STATES, Word
+from synchromesh.values.layout_spec import STATES, LayoutSpec
 from synchromesh.values.plan import SCHEDULES, Override, Plan, Stage
 
 NAMES = (
@@ -102,7 +102,7 @@ def rows_of(plan: Plan, rows: int, data: int) -> str:
     st.one_of(st.none(), st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)),
 )
 def test_laws_of_row_ranges(rows: int, data: int, times: int, shares: list[int] | None) -> None:
-    plan = Plan(Word("data"), rows=tuple(shares) if shares else None)
+    plan = Plan(LayoutSpec("data"), rows=tuple(shares) if shares else None)
     ranges = plan.row_ranges(rows, data)
     ends = [ranges[0][0], *(stop for _, stop in ranges)]
     assert ends[0] == 0 and ends[-1] == rows and ends == sorted(ends)
@@ -121,21 +121,21 @@ def test_laws_of_row_ranges(rows: int, data: int, times: int, shares: list[int] 
 
 
 words = st.one_of(
-    st.sampled_from([Word("data"), Word("tensor", recompute=True)]),
+    st.sampled_from([LayoutSpec("data"), LayoutSpec("tensor", recompute=True)]),
     st.builds(
-        Word,
+        LayoutSpec,
         st.just("hybrid"),
         tensor=st.integers(1, 8),
         data=st.one_of(st.none(), st.integers(1, 8)),
         states=st.sampled_from(STATES),
         recompute=st.booleans(),
     ),
-    st.builds(Word, st.just("sharded-data"), states=st.sampled_from(STATES)),
+    st.builds(LayoutSpec, st.just("sharded-data"), states=st.sampled_from(STATES)),
 )
 defaults = st.one_of(
     words,
-    st.sampled_from([Word("single"), Word("auto")]),
-    st.builds(Word, st.just("pipeline"), stages=st.integers(1, 4), data=st.integers(1, 3)),
+    st.sampled_from([LayoutSpec("single"), LayoutSpec("auto")]),
+    st.builds(LayoutSpec, st.just("pipeline"), stages=st.integers(1, 4), data=st.integers(1, 3)),
 )
 patterns = st.text("ab.*?[]0_-:,/@", min_size=1, max_size=8).filter(lambda t: t[0] != "@")
 ranks = st.lists(st.integers(0, 30), min_size=1, max_size=9, unique=True).map(tuple)
@@ -340,7 +340,7 @@ def test_yaml_that_is_no_plan(text: str, message: str) -> None:
 def test_reserved_characters_in_patterns() -> None:
     for pattern in ("a;b", "a=b", "@a", " a", "", "a\nb", "\x1b[31m"):
         with pytest.raises(ValueError, match="pattern"):
-            Override(pattern, Word("data"))
+            Override(pattern, LayoutSpec("data"))
 
 
 @pytest.mark.parametrize(

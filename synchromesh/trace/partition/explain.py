@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from synchromesh.trace.partition.edges import edge_collectives
-from synchromesh.trace.partition.local import Hop
+from synchromesh.trace.partition.local import Communication
 from synchromesh.trace.partition.partition import Input, LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.component import ITEM_BYTES, Parameter
@@ -171,7 +171,7 @@ def _with_norms(local: LocalComponent, made: Partition) -> LocalComponent:
         (channels,) = placement.local_shape(tensors[name].shape, local.layout.tensor)
         item = max(4, ITEM_BYTES[tensors[name].dtype])
         found += batch_norm_collectives(channels, item, local.layout.data)
-    return replace(local, events=(*local.events, Hop(tuple(found))))
+    return replace(local, events=(*local.events, Communication(tuple(found))))
 
 
 def _held(step: Step, made: Partition, devices: int) -> dict[str, Holding]:

@@ -33,14 +33,14 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Span:
+class Computation:
     """Computation between two moves: rough operations per batch row, for shares of time."""
 
     work: float
 
 
 @dataclass(frozen=True)
-class Hop:
+class Communication:
     """A move: the collectives it runs, maybe none; other pieces of the rows run meanwhile.
 
     pauses: whether they do. An operator's own collectives are waited for where they stand.
@@ -50,7 +50,7 @@ class Hop:
     pauses: bool = True
 
 
-Event = Span | Hop
+Event = Computation | Communication
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class LocalComponent:
     @property
     def collectives(self) -> tuple[Collective, ...]:
         """All that it sends, per row of the data block (on edges: the producer's)."""
-        return tuple(c for e in self.events if isinstance(e, Hop) for c in e.collectives)
+        return tuple(c for e in self.events if isinstance(e, Communication) for c in e.collectives)
 
 
 @dataclass(frozen=True)

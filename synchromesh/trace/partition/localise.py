@@ -20,13 +20,13 @@ from synchromesh.trace.partition.analysis import Tensor, Work, origin, reads, va
 from synchromesh.trace.partition.draft import Assignment, Draft
 from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.trace.partition.local import (
+    Communication,
+    Computation,
     Event,
-    Hop,
     Input,
     LocalComponent,
     Output,
     Partition,
-    Span,
 )
 from synchromesh.trace.partition.moves import move_collectives
 from synchromesh.trace.partition.reasons import why_whole
@@ -56,7 +56,7 @@ class Traffic:
         self._read()
         self.handed: dict[int, list[tuple[Tensor, Placement]]] = {w.index: [] for w in draft.works}
         self.inputs: dict[int, list[tuple[Tensor, Input]]] = {w.index: [] for w in draft.works}
-        self.moved: dict[int, list[Hop]] = {w.index: [] for w in draft.works}
+        self.moved: dict[int, list[Communication]] = {w.index: [] for w in draft.works}
         self._cross()
 
     def _read(self) -> None:
@@ -123,7 +123,7 @@ class Traffic:
             key = (value.name, target.tensor, want)
             if key not in done:
                 done.add(key)
-                self.moved[work.index].append(Hop(tuple(found or ())))
+                self.moved[work.index].append(Communication(tuple(found or ())))
         item = Input(value, maker, have, want)
         if (tensor, item) not in self.inputs[work.index]:
             self.inputs[work.index].append((tensor, item))
@@ -187,11 +187,11 @@ class Writer:
     def hop(self, collectives: tuple[Collective, ...], pauses: bool = True) -> None:
         """Notes a move, after what was computed before it."""
         self.span()
-        self.events.append(Hop(collectives, pauses))
+        self.events.append(Communication(collectives, pauses))
 
     def span(self) -> None:
         if self.computed:
-            self.events.append(Span(self.computed))
+            self.events.append(Computation(self.computed))
             self.computed = 0.0
 
     def number(self, node: Node) -> Node:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from synchromesh.trace.partition.local import LocalComponent, Partition, Span
+from synchromesh.trace.partition.local import Computation, LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED
@@ -28,7 +28,7 @@ def whole_partition(step: Step, layouts: Sequence[Layout]) -> Partition:
         parameters=parameters,
         buffers=buffers,
         constants=(),
-        events=(Span(1.0),),
+        events=(Computation(1.0),),
         unsharded=dict.fromkeys(parameters, reason) if layout.tensor > 1 else {},
     )
     placements = {(name, layout): REPLICATED for name in (*parameters, *buffers)}
