@@ -122,9 +122,9 @@ def check_degrees(plan: "Plan", ranks: int) -> None:
     if plan.automatic:
         return
     devices, faults = len(plan.devices(ranks)), []
-    for word in (plan.default, *(o.word for o in plan.overrides)):
+    for spec in plan.specs:
         try:
-            word.layout(devices)
+            spec.layout(devices)
         except ValueError as error:
             faults.append(str(error))
     if faults:

@@ -161,4 +161,4 @@ def _runs_on(plan: Plan, count: int) -> bool:
 
 
 def _words(plan: Plan) -> tuple[LayoutSpec, ...]:
-    return plan.default, *(o.word for o in plan.overrides)
+    return plan.specs

@@ -1,6 +1,6 @@
-"""A word of a plan: what a user says a layout is, before the number of devices is known.
+"""A layout spec: the layout that a user states in a plan, before the number of devices is known.
 
-    word                      layout on K devices             options
+    layout spec               layout on K devices             options
     single                    1 x 1, the other devices idle   recompute
     data                      K x 1                           recompute
     sharded-data              K x 1, states sharded (ZeRO)    states, recompute
@@ -10,16 +10,15 @@
     auto                      the planner's choice            none
 
 `states` is none, optimizer, gradients or parameters (ZeRO 0 to 3); `recompute=yes` computes
-activations again in the backward pass. Words are canonical: `hybrid:tensor=1` is `data`,
+activations again in the backward pass. Specs are canonical: `hybrid:tensor=1` is `data`,
 `data:states=optimizer` is `sharded-data:states=optimizer`.
 """
 
-import difflib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from synchromesh.values.layout import Layout, ShardStates
+from synchromesh.values.suggestion import near
 
 Name = Literal["single", "data", "sharded-data", "tensor", "hybrid", "pipeline", "auto"]
 NAMES: tuple[Name, ...] = get_args(Name)
@@ -34,13 +33,7 @@ OPTIONS: dict[Name, tuple[str, ...]] = {
     "auto": (),
 }
 NUMBERS = ("tensor", "data", "stages", "microbatches")
-MOST = 1_000_000  # of any degree or count: larger ones are slips of the pen
-
-
-def near(word: str, known: Sequence[str]) -> str:
-    """`; did you mean 'x' or 'y'` where something known resembles `word`, else nothing."""
-    names = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(map(repr, names))}" if names else ""
+MOST = 1_000_000  # of any degree or count: larger ones are typing errors
 
 
 def count(text: str, what: str) -> int:
@@ -53,7 +46,7 @@ def count(text: str, what: str) -> int:
 
 @dataclass(frozen=True)
 class LayoutSpec:
-    """One word and its options; an option that is None follows from the number of devices."""
+    """A name and its options; an option that is None follows from the number of devices."""
 
     name: Name
     tensor: int | None = None
@@ -105,7 +98,7 @@ class LayoutSpec:
 
     @classmethod
     def parse(cls, text: str) -> "LayoutSpec":
-        """The word that a text like `hybrid:tensor=2,recompute=yes` says."""
+        """The spec that a text like `hybrid:tensor=2,recompute=yes` says."""
         name, colon, rest = text.strip().partition(":")
         name = name.strip()
         if name not in NAMES:

@@ -1,7 +1,7 @@
 """A plan: how a model trains on K devices; a layout per component, stages, rows, rank order.
 
 The text form is one line, `DEFAULT(; PATTERN=WORD)*(; @SETTING=VALUE)*`, each item split at its
-first `=`:
+first `=`. DEFAULT and WORD are layout specs (layout_spec.py):
 
     data; classifier=tensor; encoder.layer.*=hybrid:tensor=2; @rows=3,3,2
 
@@ -15,8 +15,9 @@ an error. Settings:
     @synchronisation=every-step                      or local:8 (every 8 steps), stale:1 (1 late)
     @rows=3,3,2                                      shares of the rows, largest data degree
     @ranks=0,2,1                                     order of the ranks; those left out are idle
-    @pieces=4                 in how many pieces a step's rows walk side by side, to hide traffic
-                              (not given: one and four are tried in the first steps)
+    @pieces=4                 into how many parts a step's rows are divided whose computation and
+                              traffic overlap (not given: one and four are tried in the first
+                              steps)
 
 `Plan.parse(str(plan)) == plan`; JSON and YAML forms say the same with one key per field.
 """
@@ -35,7 +36,17 @@ import yaml
 
 from synchromesh.values import document
 from synchromesh.values.layout import Layout
-from synchromesh.values.layout_spec import MOST, LayoutSpec, near
+from synchromesh.values.layout_spec import MOST, LayoutSpec
+from synchromesh.values.plan_item import (
+    MOST_COUNT,
+    Override,
+    Stage,
+    parse_setting,
+    read_field,
+    show_numbers,
+    show_ranks,
+)
+from synchromesh.values.suggestion import near
 
 __all__ = ["SCHEDULES", "LayoutSpec", "Override", "Plan", "Stage"]
 
@@ -45,39 +56,6 @@ _SETTINGS = (
     "stages", "micro_batches", "schedule", "global_batch", "synchronisation", "rows", "ranks",
     "pieces",
 )  # fmt: skip
-_WHOLE_PLAN = ("single", "pipeline", "auto")  # words that say nothing about one component
-
-
-@dataclass(frozen=True)
-class Override:
-    """Components that `pattern` matches have the layout `word` instead of the plan's default."""
-
-    pattern: str
-    word: LayoutSpec
-
-    def __post_init__(self) -> None:
-        _check_pattern(self.pattern, "=;")
-        if self.pattern.startswith("@"):
-            raise ValueError(f"pattern {self.pattern!r}: @ begins a setting; write [@] instead")
-        if self.word.name in _WHOLE_PLAN:
-            raise ValueError(
-                f"{self.pattern}={self.word}: {self.word.name} is a word for the whole plan; "
-                "for a component write data, tensor or hybrid:tensor=2"
-            )
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Neighbouring components (patterns over module paths) on their own ranks."""
-
-    ranks: tuple[int, ...]
-    components: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if not self.ranks or not self.components:
-            raise ValueError("a stage needs ranks and components, like 0-1:encoder.*")
-        for pattern in self.components:
-            _check_pattern(pattern, "=;,:/")
 
 
 @dataclass(frozen=True)
@@ -86,7 +64,7 @@ class Plan:
 
     default: LayoutSpec
     overrides: tuple[Override, ...] = ()
-    stages: tuple[Stage, ...] = ()  # empty: as many equal ones as the default word says
+    stages: tuple[Stage, ...] = ()  # empty: as many equal ones as the default says
     micro_batches: int = 1
     schedule: str = "1f1b"
     global_batch: int | None = None  # None: as the caller's loader says
@@ -112,18 +90,22 @@ class Plan:
                 object.__setattr__(self, "synchronisation", EVERY_STEP)
         for name in ("micro_batches", "global_batch", "pieces"):
             value = getattr(self, name)
-            if value is not None and not 1 <= value <= 2**31:
-                raise ValueError(f"{name}={value} should be at least 1 and at most {2**31}")
+            if value is not None and not 1 <= value <= MOST_COUNT:
+                raise ValueError(f"{name}={value} should be at least 1 and at most {MOST_COUNT}")
         if self.rows is not None and not (
             self.rows and min(self.rows) >= 0 and 0 < max(self.rows) <= MOST
         ):
-            raise ValueError(f"rows={_shown(self.rows)}: shares from 0 to {MOST}, not all zero")
+            raise ValueError(
+                f"rows={show_numbers(self.rows)}: shares from 0 to {MOST}, not all zero"
+            )
         if self.stages and (self.ranks is not None or (self.default.stages or 1) > 1):
             raise ValueError("stages with their own ranks exclude @ranks and pipeline:stages=N")
         order = self.ranks or tuple(r for s in self.stages for r in s.ranks)
         wrong = len(set(order)) < len(order) or any(not 0 <= r < MOST for r in order)
         if self.ranks == () or wrong:
-            raise ValueError(f"ranks={_shown(order)}: each rank once, none negative, at least one")
+            raise ValueError(
+                f"ranks={show_numbers(order)}: each rank once, none negative, at least one"
+            )
 
     def _join_micro_batches(self) -> None:
         """`pipeline:microbatches=4` and `micro_batches=4` are the same fact."""
@@ -164,20 +146,20 @@ class Plan:
                 )
             if name in settings:
                 raise ValueError(f"the setting {key} stands there twice")
-            settings[name] = _setting(name, value)
+            settings[name] = parse_setting(name, value)
         return cls(LayoutSpec.parse(first), tuple(overrides), **settings)
 
     def __str__(self) -> str:
-        items = [str(self.default), *(f"{o.pattern}={o.word}" for o in self.overrides)]
+        items = [str(self.default), *(f"{o.pattern}={o.spec}" for o in self.overrides)]
         for name in _SETTINGS:
             value = getattr(self, name)
-            in_word = name == "micro_batches" and self.default.name == "pipeline"
-            if value == _DEFAULTS[name] or in_word:
+            in_default = name == "micro_batches" and self.default.name == "pipeline"
+            if value == _DEFAULTS[name] or in_default:
                 continue
             if name == "stages":
-                value = "/".join(f"{_runs(s.ranks)}:{','.join(s.components)}" for s in value)
+                value = "/".join(f"{show_ranks(s.ranks)}:{','.join(s.components)}" for s in value)
             elif isinstance(value, tuple):
-                value = _runs(value) if name == "ranks" else ",".join(map(str, value))
+                value = show_ranks(value) if name == "ranks" else ",".join(map(str, value))
             items.append(f"@{name}={value}")
         return "; ".join(items)
 
@@ -188,7 +170,7 @@ class Plan:
         out: dict[str, Any] = {"default": str(self.default)}
         if self.overrides:
             out["overrides"] = [
-                {"pattern": o.pattern, "word": str(o.word)} for o in self.overrides
+                {"pattern": o.pattern, "word": str(o.spec)} for o in self.overrides
             ]
         if self.stages:
             out["stages"] = [
@@ -206,22 +188,26 @@ class Plan:
         known = document.mapping(value, name, ("default", "overrides", *_SETTINGS), ("default",))
         given: dict[str, Any] = {}
         for key, item in known.items():
-            given[key] = _field(key, item, f"{name}: {key}")
+            given[key] = read_field(key, item, f"{name}: {key}")
         with document.at(name):
             return cls(**given)
 
     def to_json(self) -> str:
+        """The plan as JSON text, which `from_json` reads."""
         return json.dumps(self.to_dict(), indent=2)
 
     def to_yaml(self) -> str:
+        """The plan as YAML text, which `from_yaml` reads."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, default_flow_style=None, width=99)
 
     @classmethod
     def from_json(cls, text: str, name: str = "plan") -> "Plan":
+        """The plan in a JSON text. ValueError begins with `name` and the key at fault."""
         return cls.from_dict(document.read_json(text, name), name)
 
     @classmethod
     def from_yaml(cls, text: str, name: str = "plan") -> "Plan":
+        """The plan in a YAML text. ValueError begins with `name` and the key at fault."""
         return cls.from_dict(document.read_yaml(text, name), name)
 
     @classmethod
@@ -233,11 +219,17 @@ class Plan:
 
     @property
     def automatic(self) -> bool:
-        """Whether the planner is to find the plan: the word `auto` alone."""
+        """Whether the planner is to find the plan: `auto` alone."""
         return self == Plan(LayoutSpec("auto"))
 
     @property
+    def specs(self) -> tuple[LayoutSpec, ...]:
+        """Every layout that the plan states: the default, then the overrides'."""
+        return self.default, *(o.spec for o in self.overrides)
+
+    @property
     def stage_count(self) -> int:
+        """Pipeline stages, at least one."""
         return len(self.stages) or self.default.stages or 1
 
     def devices(self, world: int) -> tuple[int, ...]:
@@ -246,7 +238,7 @@ class Plan:
         beyond = sorted(r for r in order if r >= world)
         if beyond:
             raise ValueError(
-                f"the plan names rank {_shown(beyond)}, "
+                f"the plan names rank {show_numbers(beyond)}, "
                 f"but there are {world} ranks (0 to {world - 1})"
             )
         return order[:1] if self.default.name == "single" else order
@@ -265,7 +257,7 @@ class Plan:
         inside = modules or {}
         paths = {name: (name, *_around(name), *inside.get(name, ())) for name in names}
         sizes = self._stage_devices(paths, world)
-        words = dict.fromkeys(names, self.default)
+        specs = dict.fromkeys(names, self.default)
         faults: list[str] = []
         for override in self.overrides:
             hits = [n for n, where in paths.items() if _matches(override.pattern, where)]
@@ -274,17 +266,17 @@ class Plan:
                 hint = near(override.pattern, known)
                 hint = hint or f"; there are {', '.join(map(repr, names[:8]))}"
                 faults.append(f"pattern {override.pattern!r} matches no component{hint}")
-            words.update(dict.fromkeys(hits, override.word))
+            specs.update(dict.fromkeys(hits, override.spec))
         found: list[Layout] = []
         for name in names:
             try:
-                found.append(words[name].layout(sizes[name]))
+                found.append(specs[name].layout(sizes[name]))
             except ValueError as error:
                 faults.append(str(error))
         largest = max((layout.data for layout in found), default=1)
         if self.rows is not None and not faults and len(self.rows) != largest:
             faults.append(
-                f"@rows has {len(self.rows)} shares ({_shown(self.rows)}), "
+                f"@rows has {len(self.rows)} shares ({show_numbers(self.rows)}), "
                 f"but the largest data degree is {largest}"
             )
         if faults:
@@ -349,36 +341,26 @@ class Plan:
 
     def unsupported(self) -> tuple[str, ...]:
         """What this version of the engine does not execute yet; a sentence each."""
-        words = (self.default, *(o.word for o in self.overrides))
-        told = []
+        faults = []
         if self.default.name == "auto":
-            told.append("auto is found by the planner: write it alone")
+            faults.append("auto is found by the planner: write it alone")
         if self.stage_count > 1:
-            told.append(f"{self.stage_count} pipeline stages are not executed yet: use one")
+            faults.append(f"{self.stage_count} pipeline stages are not executed yet: use one")
         if self.micro_batches > 1:
-            told.append(
+            faults.append(
                 f"micro-batches of a plan ({self.micro_batches}) are not executed yet: "
                 "accumulate with trainer.step(batch, micro_batches=...)"
             )
-        if any(w.states != "none" for w in words):
-            told.append("states sharded over data ranks are not executed yet: use data")
-        if any(w.recompute for w in words):
-            told.append("recomputation of activations is not executed yet: leave recompute out")
+        if any(spec.states != "none" for spec in self.specs):
+            faults.append("states sharded over data ranks are not executed yet: use data")
+        if any(spec.recompute for spec in self.specs):
+            faults.append("recomputation of activations is not executed yet: leave recompute out")
         if self.synchronisation != EVERY_STEP:
-            told.append(f"synchronisation {self.synchronisation} is not executed yet")
-        return tuple(told)
+            faults.append(f"synchronisation {self.synchronisation} is not executed yet")
+        return tuple(faults)
 
 
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Plan)}
-
-
-def _check_pattern(pattern: str, reserved: str) -> None:
-    wrong = [c for c in reserved if c in pattern]
-    if not pattern or pattern != pattern.strip() or wrong or not pattern.isprintable():
-        raise ValueError(
-            f"pattern {pattern[:80]!r}: should be printable, without {' '.join(reserved)} "
-            "and blanks around it; ? stands for any character"
-        )
 
 
 def _around(path: str) -> list[str]:
@@ -388,104 +370,3 @@ def _around(path: str) -> list[str]:
 
 def _matches(pattern: str, paths: Sequence[str]) -> bool:
     return any(fnmatchcase(path, pattern) for path in paths)
-
-
-def _shown(numbers: Sequence[int]) -> str:
-    return ",".join(map(str, numbers[:16])) + (",..." if len(numbers) > 16 else "")
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    """`0,1,2,3,6` as `0-3,6`, which `_ranks` reads."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 2 else ",".join(map(str, r)) for r in runs)
-
-
-def _ranks(text: str, what: str) -> tuple[int, ...]:
-    """The numbers of a text like `0-3,6`."""
-    numbers: list[int] = []
-    for item in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", item.strip())
-        if not match:
-            raise ValueError(f"{what}={text[:60]}: should be numbers like 0,2,1 or 0-3")
-        first = int(match[1])
-        last = int(match[2] or first)
-        if last < first:
-            raise ValueError(f"{what}={text[:60]}: {item.strip()} runs backwards")
-        numbers += range(first, last + 1)
-    return tuple(numbers)
-
-
-def _setting(name: str, value: str) -> Any:
-    """The value of an item `@name=value`."""
-    match name:
-        case "stages":
-            stages = []
-            for part in value.split("/"):
-                ranks, _, patterns = part.partition(":")
-                names = tuple(p.strip() for p in patterns.split(","))
-                stages.append(Stage(_ranks(ranks, "stages"), names))
-            return tuple(stages)
-        case "rows":
-            if not re.fullmatch(r"[0-9]{1,7}(\s*,\s*[0-9]{1,7})*", value):
-                raise ValueError(f"rows={value[:60]}: should be shares like 3,3,2")
-            return tuple(int(n) for n in value.split(","))
-        case "ranks":
-            return _ranks(value, "ranks")
-        case "micro_batches" | "global_batch" | "pieces":
-            if not re.fullmatch(r"[0-9]{1,10}", value):
-                raise ValueError(f"{name}={value[:40]}: should be a whole number")
-            return int(value)
-        case _:
-            return value
-
-
-def _field(key: str, value: Any, path: str) -> Any:
-    """The value of one key of the JSON form."""
-    match key:
-        case "default":
-            return _word(value, path)
-        case "overrides" | "stages":
-            make = _override if key == "overrides" else _stage
-            items = enumerate(document.sequence(value, path))
-            return tuple(make(item, f"{path}[{i}]") for i, item in items)
-        case "rows" | "ranks":
-            return None if value is None else _integers(value, path)
-        case "global_batch" | "pieces":
-            return None if value is None else document.integer(value, path, 1, 2**31)
-        case "micro_batches":
-            return document.integer(value, path, 1, 2**31)
-        case _:
-            return document.text(value, path)
-
-
-def _word(value: Any, path: str) -> LayoutSpec:
-    text = document.text(value, path)
-    with document.at(path):
-        return LayoutSpec.parse(text)
-
-
-def _override(value: Any, path: str) -> Override:
-    item = document.mapping(value, path, ("pattern", "word"), ("pattern", "word"))
-    pattern = document.text(item["pattern"], f"{path}.pattern")
-    word = _word(item["word"], f"{path}.word")
-    with document.at(path):
-        return Override(pattern, word)
-
-
-def _stage(value: Any, path: str) -> Stage:
-    item = document.mapping(value, path, ("ranks", "components"), ("ranks", "components"))
-    names = document.sequence(item["components"], f"{path}.components")
-    patterns = tuple(document.text(n, f"{path}.components[{i}]") for i, n in enumerate(names))
-    ranks = _integers(item["ranks"], f"{path}.ranks")
-    with document.at(path):
-        return Stage(ranks, patterns)
-
-
-def _integers(value: Any, path: str) -> tuple[int, ...]:
-    items = document.sequence(value, path)
-    return tuple(document.integer(n, f"{path}[{i}]", 0, MOST) for i, n in enumerate(items))

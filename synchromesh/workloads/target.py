@@ -1,14 +1,14 @@
 """TARGETs: the text that names a workload, a bundled one or a function of the user's own file."""
 
-import difflib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from synchromesh.values.suggestion import near
 from synchromesh.workloads import BUNDLED
 from synchromesh.workloads.workload import Workload
 
@@ -31,16 +31,10 @@ def load(target: str, data: str | Path | None = None, synthetic: bool = False) -
         raise ValueError(f"{target} names a file but no function in it: write {target}:FUNCTION")
     if target not in BUNDLED:
         raise ValueError(
-            f"there is no bundled workload {target!r}{near(target, BUNDLED)}; "
+            f"there is no bundled workload {target!r}{near(target, BUNDLED, brackets=True)}; "
             f"bundled are {', '.join(BUNDLED)}; your own is path/to/file.py:function"
         )
     return _named(BUNDLED[target](None if data is None else Path(data), synthetic), target)
-
-
-def near(name: str, names: Iterable[str]) -> str:
-    """`, did you mean X?` in brackets, or nothing where no name is near."""
-    found = difflib.get_close_matches(name, list(names), n=2, cutoff=0.6)
-    return f" (did you mean {' or '.join(found)}?)" if found else ""
 
 
 def _named(workload: Workload, name: str) -> Workload:
@@ -51,12 +45,14 @@ def _call(path: str, function: str) -> Workload:
     file = Path(path)
     if not file.is_file():
         beside = [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
-        raise ValueError(f"there is no file {path}{near(file.name, beside)}")
+        raise ValueError(f"there is no file {path}{near(file.name, beside, brackets=True)}")
     module = _module(file)
     build = getattr(module, function, None)
     if build is None or not callable(build):
         functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise ValueError(f"{path} has no function {function!r}{near(function, functions)}")
+        raise ValueError(
+            f"{path} has no function {function!r}{near(function, functions, brackets=True)}"
+        )
     try:
         workload = build()
     except Exception as error:
@@ -76,10 +72,7 @@ def _module(file: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look modules up by name
-    for folder in (
-        str(Path.cwd()),
-        str(file.resolve().parent),
-    ):  # as of a script
+    for folder in (str(Path.cwd()), str(file.resolve().parent)):  # as a script has it
         if folder not in sys.path:
             sys.path.insert(0, folder)
     try:
