@@ -71,6 +71,7 @@ class LinkSheet:
 
     @property
     def link(self) -> Link:
+        """The link that the figures describe, between any two ends."""
         values: dict[str, Any] = {name: f.value for name, f in self.figures.items()}
         values["lanes"] = int(values.get("lanes", 1))
         return Link(ANY, ANY, kind=self.kind, **values)
@@ -193,16 +194,16 @@ def _check(found: Sheets) -> None:
 
 def figures(found: Sheets) -> list[tuple[str, Figure]]:
     """Every figure of the catalogue with its path, `h100.peak_flops.float16`."""
-    told: list[tuple[str, Figure]] = []
+    listed: list[tuple[str, Figure]] = []
     for d in found.devices.values():
-        told += [
+        listed += [
             (f"{d.name}.{key}", getattr(d, key))
             for key in ("memory_bytes", "bytes_per_second", "devices_per_host")
         ]
         for key in ("peak_flops", "achieved_fraction"):
-            told += [(f"{d.name}.{key}.{k}", f) for k, f in getattr(d, key).items()]
+            listed += [(f"{d.name}.{key}.{k}", f) for k, f in getattr(d, key).items()]
     for link in found.links.values():
-        told += [(f"{link.name}.{k}", f) for k, f in link.figures.items()]
+        listed += [(f"{link.name}.{k}", f) for k, f in link.figures.items()]
     for name in ("default_fraction", "error_band", "error_band_unmeasured"):
-        told.append((name, getattr(found, name)))
-    return told
+        listed.append((name, getattr(found, name)))
+    return listed

@@ -7,62 +7,102 @@ mounted, the freezer; `VersionTwo` the unified tree. Without a freezer the proce
 import os
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 ROOT = Path("/sys/fs/cgroup")
-# Microseconds; short against a training step, so that a quota looks like a slower core.
-PERIOD = 10_000
-# Ten times an ordinary group's weight: a busy machine must not make the hosts slower.
-WEIGHT = 10
+# Of a quota; short against a training step, so that a quota looks like a slower core.
+PERIOD_MICROSECONDS = 10_000
+# Times an ordinary group's weight: a busy machine must not make the hosts slower.
+CPU_WEIGHT = 10
 FREEZE_SECONDS = 5.0
+END_SECONDS = 10.0  # for killed processes to leave their group
 
 
-class Groups(Protocol):
-    """What the lab asks of either version; `name` is that of a host's group."""
+class Groups(ABC):
+    """What the lab asks of either version; `name` is that of a host's group.
 
-    def names(self) -> Iterable[str]: ...
-    def make(self, name: str) -> None: ...
-    def set_cpu(self, name: str, cpu: float) -> None: ...
-    def cpu(self, name: str) -> float: ...
-    def freeze(self, name: str) -> None: ...
-    def thaw(self, name: str) -> None: ...
-    def frozen(self, name: str) -> bool: ...
+    A group is a folder in each of the trees; the freezer's tree comes last, as a process that
+    enters a frozen host must be in the others by then.
+    """
+
+    def __init__(self, *trees: Path) -> None:
+        self._trees = trees
+
+    def names(self) -> Iterable[str]:
+        """Names of all groups, also of those that are no lab's."""
+        return sorted({path.name for t in self._trees for path in t.iterdir() if path.is_dir()})
+
     def doors(self, name: str) -> list[Path]:
         """Files to which a process writes its id to enter the group."""
+        return [tree / name / "cgroup.procs" for tree in self._trees]
 
-    def processes(self, name: str) -> list[int]: ...
+    def processes(self, name: str) -> list[int]:
+        """Ids of the processes in the group; none where it is gone."""
+        try:
+            return [int(line) for line in self.doors(name)[0].read_text().split()]
+        except OSError:  # also ENODEV: removed while it was read
+            return []
+
     def discard(self, name: str) -> None:
         """Remove the empty group; OSError while a process is in it."""
+        for tree in reversed(self._trees):
+            with suppress(FileNotFoundError):
+                (tree / name).rmdir()
+
+    @abstractmethod
+    def make(self, name: str) -> None:
+        """Make the group, without a quota."""
+
+    @abstractmethod
+    def set_cpu(self, name: str, cpu: float) -> None:
+        """Limit the group to `cpu` cores (0.4: 40 % of one)."""
+
+    @abstractmethod
+    def cpu(self, name: str) -> float:
+        """Cores that the group is limited to."""
+
+    @abstractmethod
+    def freeze(self, name: str) -> None:
+        """Stop every process of the group; TimeoutError where one waits in the kernel."""
+
+    @abstractmethod
+    def thaw(self, name: str) -> None:
+        """Let the processes of a frozen group go on."""
+
+    @abstractmethod
+    def frozen(self, name: str) -> bool:
+        """Whether the group is frozen, or about to be."""
 
 
-class VersionOne:
+class VersionOne(Groups):
     """cgroup v1: the cpu controller's tree and, where mounted, the freezer's."""
 
     def __init__(self, cpu: Path, freezer: Path | None) -> None:
+        super().__init__(cpu, *([] if freezer is None else [freezer]))
         self._cpu, self._freezer = cpu, freezer
 
-    def names(self) -> Iterable[str]:
-        trees = [self._cpu] if self._freezer is None else [self._cpu, self._freezer]
-        return sorted({path.name for tree in trees for path in tree.iterdir() if path.is_dir()})
-
     def make(self, name: str) -> None:
-        (self._cpu / name).mkdir()
-        (self._cpu / name / "cpu.cfs_period_us").write_text(str(PERIOD))
-        (self._cpu / name / "cpu.shares").write_text(str(WEIGHT * 1024))
-        if self._freezer is not None:
-            (self._freezer / name).mkdir()
+        """Make the group's folder in each tree."""
+        for tree in self._trees:
+            (tree / name).mkdir()
+        (self._cpu / name / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
+        (self._cpu / name / "cpu.shares").write_text(str(CPU_WEIGHT * 1024))
 
     def set_cpu(self, name: str, cpu: float) -> None:
-        (self._cpu / name / "cpu.cfs_quota_us").write_text(str(round(cpu * PERIOD)))
+        """Write the quota of a period."""
+        quota = round(cpu * PERIOD_MICROSECONDS)
+        (self._cpu / name / "cpu.cfs_quota_us").write_text(str(quota))
 
     def cpu(self, name: str) -> float:
+        """Quota over period."""
         quota = int((self._cpu / name / "cpu.cfs_quota_us").read_text())
         return quota / int((self._cpu / name / "cpu.cfs_period_us").read_text())
 
     def freeze(self, name: str) -> None:
+        """By the freezer, else by SIGSTOP."""
         if self._freezer is None:
             _signal(self.processes(name), signal.SIGSTOP)
             return
@@ -71,42 +111,29 @@ class VersionOne:
         _await(name, lambda: state.read_text().strip() == "FROZEN")
 
     def thaw(self, name: str) -> None:
+        """By the freezer, else by SIGCONT."""
         if self._freezer is None:
             _signal(self.processes(name), signal.SIGCONT)
         else:
             (self._freezer / name / "freezer.state").write_text("THAWED")
 
     def frozen(self, name: str) -> bool:
+        """As the freezer says, else whether all processes are stopped."""
         if self._freezer is None:
             states = [_state(pid) for pid in self.processes(name)]
             return "T" in states and set(states) <= {"T", ""}
         return (self._freezer / name / "freezer.state").read_text().strip() != "THAWED"
 
-    def doors(self, name: str) -> list[Path]:
-        # The freezer comes last: a process that enters a frozen host must be in the others.
-        trees = [self._cpu] if self._freezer is None else [self._cpu, self._freezer]
-        return [tree / name / "cgroup.procs" for tree in trees]
 
-    def processes(self, name: str) -> list[int]:
-        return _read_ids(self._cpu / name / "cgroup.procs")
-
-    def discard(self, name: str) -> None:
-        for tree in (self._freezer, self._cpu):
-            if tree is not None:
-                with suppress(FileNotFoundError):
-                    (tree / name).rmdir()
-
-
-class VersionTwo:
+class VersionTwo(Groups):
     """cgroup v2: one tree for all controllers."""
 
     def __init__(self, root: Path) -> None:
+        super().__init__(root)
         self._root = root
 
-    def names(self) -> Iterable[str]:
-        return sorted(path.name for path in self._root.iterdir() if path.is_dir())
-
     def make(self, name: str) -> None:
+        """Make the group's folder; ValueError where the cpu controller cannot be passed on."""
         subtree = self._root / "cgroup.subtree_control"
         if "cpu" not in subtree.read_text().split():
             try:
@@ -117,35 +144,31 @@ class VersionTwo:
                     f"({error.strerror}): start the lab outside of this container"
                 ) from None
         (self._root / name).mkdir()
-        (self._root / name / "cpu.weight").write_text(str(WEIGHT * 100))
+        (self._root / name / "cpu.weight").write_text(str(CPU_WEIGHT * 100))
 
     def set_cpu(self, name: str, cpu: float) -> None:
-        (self._root / name / "cpu.max").write_text(f"{round(cpu * PERIOD)} {PERIOD}")
+        """Write quota and period."""
+        quota = round(cpu * PERIOD_MICROSECONDS)
+        (self._root / name / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
 
     def cpu(self, name: str) -> float:
+        """Quota over period; infinite where there is no quota."""
         quota, period = (self._root / name / "cpu.max").read_text().split()
         return float("inf") if quota == "max" else int(quota) / int(period)
 
     def freeze(self, name: str) -> None:
+        """Write the group's freezer and wait until the kernel reports it."""
         (self._root / name / "cgroup.freeze").write_text("1")
         events = self._root / name / "cgroup.events"
         _await(name, lambda: "frozen 1" in events.read_text().splitlines())
 
     def thaw(self, name: str) -> None:
+        """Write the group's freezer."""
         (self._root / name / "cgroup.freeze").write_text("0")
 
     def frozen(self, name: str) -> bool:
+        """As the group's freezer says."""
         return (self._root / name / "cgroup.freeze").read_text().strip() == "1"
-
-    def doors(self, name: str) -> list[Path]:
-        return [self._root / name / "cgroup.procs"]
-
-    def processes(self, name: str) -> list[int]:
-        return _read_ids(self._root / name / "cgroup.procs")
-
-    def discard(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            (self._root / name).rmdir()
 
 
 def detect(root: Path = ROOT) -> Groups | None:
@@ -165,7 +188,7 @@ def detect(root: Path = ROOT) -> Groups | None:
 
 def kill(groups: Groups, name: str) -> None:
     """SIGKILL to every process of the group, which is thawed, so that they can die."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + END_SECONDS
     while True:
         processes = groups.processes(name)
         _signal(processes, signal.SIGKILL)
@@ -175,13 +198,13 @@ def kill(groups: Groups, name: str) -> None:
         if not processes:
             return
         if time.monotonic() > deadline:
-            raise TimeoutError(f"processes of {name} do not end (10 s): {processes}")
+            raise TimeoutError(f"processes of {name} do not end ({END_SECONDS:g} s): {processes}")
         time.sleep(0.01)
 
 
 def remove(groups: Groups, name: str) -> None:
     """Kill what is in the group, and remove it."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + END_SECONDS
     while True:
         kill(groups, name)
         try:
@@ -207,13 +230,6 @@ def _signal(processes: Iterable[int], number: int) -> None:
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, number)
-
-
-def _read_ids(path: Path) -> list[int]:
-    try:
-        return [int(word) for word in path.read_text().split()]
-    except OSError:  # also ENODEV: removed while it was read
-        return []
 
 
 def _state(pid: int) -> str:

@@ -23,14 +23,15 @@ from synchromesh.lab.running import HostFailed
 FAST, SLOW = "1gbit", "4mbit"
 HOSTS, CPU = 2, 0.4
 CHANGE = 60  # the step
-STEPS = 5000  # a long run, for which a look at what changed is worth its time; it is ended early
+STEPS = 5000  # enough that measuring again is worth its time; the run is ended early
 WORKLOAD = ("digits/cnn", "--batch-size", "360")
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 SHOWN_SECONDS = 60.0  # after the change, at most
 LIMIT_SECONDS = 300.0
 
 
 def main() -> int:
+    """Show the switch; the exit code."""
     reason = reason_unavailable()
     if reason is not None:
         print(f"the live switch is skipped: {reason}")
@@ -53,10 +54,10 @@ def main() -> int:
 def _train(run: Path) -> None:
     """Trains on the hosts of a lab of its own, whose links become slow at step `CHANGE`."""
 
-    def hear(host: int, stream: int, line: bytes) -> None:
-        told = line.decode(errors="replace").rstrip()
-        if host == 0 and told and "[c10d]" not in told:  # gloo has no names for emulated hosts
-            print(f"  {told}", flush=True)
+    def show(host: int, stream: int, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        if host == 0 and text and "[c10d]" not in text:  # gloo has no names for emulated hosts
+            print(f"  {text}", flush=True)
 
     with Lab(hosts=HOSTS, bandwidth=FAST, cpu=CPU) as lab:
         command = [
@@ -64,12 +65,12 @@ def _train(run: Path) -> None:
             "--steps", str(STEPS), "--output", str(run),
         ]  # fmt: skip
         running = lab.start(
-            command, timeout=LIMIT_SECONDS, listener=hear, environment={"COLUMNS": "110"}
+            command, timeout=LIMIT_SECONDS, listener=show, environment={"COLUMNS": "110"}
         )
         changed = 0.0
         while running.poll() is None:
             with suppress(TimeoutError):
-                running.wait(LOOK_SECONDS)
+                running.wait(POLL_SECONDS)
             if not changed and any(s["step"] >= CHANGE for s in _log(run, "step")):
                 changed = time.monotonic()
                 print(f"  --- the links become {SLOW} ---", flush=True)

@@ -105,6 +105,7 @@ class Description:
 
     @classmethod
     def from_dict(cls, value: Any, name: str = "lab") -> "Description":
+        """The lab that a document describes. ValueError with the path and key at fault."""
         item = document.mapping(value, name, ("hosts", "racks", "uplink"), ("hosts",))
         entries = document.sequence(item["hosts"], f"{name}: hosts")
         hosts = [h for i, e in enumerate(entries) for h in _hosts(e, f"{name}: hosts[{i}]")]
@@ -145,7 +146,7 @@ class Description:
     def pins(self, available: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """Cores of each host: those that carry the least so far, the largest hosts first.
 
-        A host of 40 % is one core: on several, the first of its threads to run takes the whole
+        A host of 40 % is one core: on several, the first of its threads to run takes all of the
         period's quota to its core, and the thread that moves messages, on another, stands still
         until the next.
         """

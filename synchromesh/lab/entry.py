@@ -19,6 +19,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def enter(namespace: str, cores: set[int], parent: int, doors: list[str]) -> None:
+    """Join the host's namespace, cores and control groups; OSError where the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     if parent:
         _done(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
@@ -45,10 +46,11 @@ def _done(code: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def main(words: list[str]) -> None:
-    split = words.index("--")
-    namespace, cores, parent, *doors = words[:split]
-    command = words[split + 1 :]
+def main(arguments: list[str]) -> None:
+    """Enter the host that the arguments name, and become the command."""
+    split = arguments.index("--")
+    namespace, cores, parent, *doors = arguments[:split]
+    command = arguments[split + 1 :]
     try:
         enter(namespace, {int(core) for core in cores.split(",")}, int(parent), doors)
     except OSError as error:

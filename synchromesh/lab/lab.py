@@ -8,9 +8,9 @@
     lab.freeze(1); lab.thaw(1); lab.cut(3); lab.heal(3)
     results = running.wait()
 
-A keeper process owns the namespaces and control groups (keeper.py); a lab whose keeper was killed
-as well is removed by the next command or `Lab`. Needs Linux, root, and the cpu controller of
-cgroup v1 or v2. Figures from it are emulated, and its cluster says so.
+A keeper process removes the namespaces and control groups at the end (keeper.py); a lab whose
+keeper was killed as well is removed by the next command or `Lab`. Needs Linux, root, and the cpu
+controller of cgroup v1 or v2. Figures from it are emulated, and its cluster says so.
 """
 
 import os
@@ -28,9 +28,10 @@ from types import TracebackType
 
 from synchromesh.lab import cgroup, entry, quantity, removal
 from synchromesh.lab.description import Description, Emulated
+from synchromesh.lab.keeper_process import KeeperProcess
 from synchromesh.lab.network import Network
 from synchromesh.lab.record import Record, Records
-from synchromesh.lab.requirements import reason_unavailable
+from synchromesh.lab.requirements import require
 from synchromesh.lab.running import Listener, Result, Running
 from synchromesh.lab.tag import Tag
 from synchromesh.values.cluster import Cluster
@@ -82,26 +83,24 @@ class Lab:
     def open(cls, name: str) -> "Lab":
         """The lab of this name that is up, whoever brought it up. ValueError where none is."""
         lab = cls.__new__(cls)
-        _require()
+        require()
         records = Records()
         with records.locked():
             record = records.read(name) if records.has(name) else None
         if record is None or not record.tag.alive:
             raise ValueError(f"there is no lab {name!r}: synchromesh lab up --name {name}")
         lab._begin(record.description, name)
-        lab._belongs_to(record.tag)
+        lab._attach(record.tag)
         return lab
 
     def _begin(self, description: Description, name: str | None) -> None:
         self.description, self.name = description, name or ""
         self._records = Records()
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._keeper: KeeperProcess | None = None
         self._tag: Tag | None = None
 
-    def _belongs_to(self, tag: Tag) -> None:
-        groups = cgroup.detect()
-        assert groups is not None
-        self._tag, self._groups = tag, groups
+    def _attach(self, tag: Tag) -> None:
+        self._tag, self._groups = tag, require()
         self._network = Network(tag, self.description)
 
     def __enter__(self) -> "Lab":
@@ -121,12 +120,14 @@ class Lab:
     def up(self) -> None:
         """Make the hosts. They end with this process, unless `stay` is called."""
         assert self._tag is None, "this lab is up already"
-        _require()
+        groups = require()
         self._warn(self.description)
         with self._records.locked():
-            removal.remove_stale(_groups(), self._records)
+            removal.remove_stale(groups, self._records)
             self._check_name()
-            self._start_keeper()
+            self._keeper = KeeperProcess()
+            self._attach(self._keeper.tag)
+            self.name = self.name or str(self._keeper.tag)
             try:
                 self._build()
             except BaseException:
@@ -135,11 +136,8 @@ class Lab:
 
     def stay(self) -> None:
         """Leave the lab to its keeper: it stays when this process ends, until `down`."""
-        assert self._keeper is not None and self._keeper.stdin is not None, "brought up elsewhere"
-        from synchromesh.lab.keeper import STAY
-
-        self._keeper.stdin.write(STAY)
-        self._keeper.stdin.flush()
+        assert self._keeper is not None, "brought up elsewhere"
+        self._keeper.stay()
 
     def down(self) -> None:
         """Remove the hosts with all that runs in them; a second call does nothing."""
@@ -147,11 +145,7 @@ class Lab:
             return
         self._tag.end(END_SECONDS)
         if self._keeper is not None:
-            assert self._keeper.stdin is not None and self._keeper.stdout is not None
-            self._keeper.wait(timeout=END_SECONDS)
-            self._keeper.stdout.close()
-            with suppress(BrokenPipeError):
-                self._keeper.stdin.close()
+            self._keeper.wait(END_SECONDS)
         removal.remove(self._tag, self._groups, self._records)  # what a killed keeper left
         self._tag = self._keeper = None
 
@@ -163,31 +157,13 @@ class Lab:
                 f"synchromesh lab down --name {self.name}, or give this one another --name"
             )
 
-    def _start_keeper(self) -> None:
-        home = str(Path(__file__).parents[2])
-        path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-m", "synchromesh.lab.keeper"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,  # a Ctrl-C at the terminal is not for the keeper
-        )
-        tag = Tag.of(self._keeper.pid)
-        if tag is None:
-            raise ValueError("the lab's keeper ended before it began: see its message above")
-        self._belongs_to(tag)
-        self.name = self.name or str(tag)
-
     def _build(self) -> None:
         assert self._tag is not None and self._keeper is not None
         for host, shape in enumerate(self.description.hosts):
             self._groups.make(self._tag.part(host))
             self._groups.set_cpu(self._tag.part(host), shape.cpu)
         self._network.build()
-        assert self._keeper.stdout is not None
-        if not self._keeper.stdout.read(1):
-            raise ValueError("the lab's keeper cannot start: see its message above")
+        self._keeper.await_ready()
         date = time.strftime("%Y-%m-%d")
         self._records.write(Record(self.name, self._tag, self.description, date))
         self._write_cluster()
@@ -364,6 +340,7 @@ class Lab:
 
     @property
     def tag(self) -> Tag:
+        """The tag in the names of the lab's parts, while it is up."""
         assert self._tag is not None, "bring the lab up first: with Lab(...) as lab"
         return self._tag
 
@@ -408,18 +385,6 @@ class Lab:
             warnings.warn(excess, stacklevel=1)
 
 
-def _require() -> None:
-    reason = reason_unavailable()
-    if reason is not None:
-        raise ValueError(reason)
-
-
-def _groups() -> cgroup.Groups:
-    groups = cgroup.detect()
-    assert groups is not None
-    return groups
-
-
 def _cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
@@ -430,9 +395,8 @@ def _memory_bytes() -> int:
 
 def labs() -> tuple[list[str], list[str]]:
     """Names of the labs that are up, and of those that were not and have been removed now."""
-    _require()
-    records = Records()
+    groups, records = require(), Records()
     with records.locked():
-        gone = removal.remove_stale(_groups(), records)
+        gone = removal.remove_stale(groups, records)
         removed = [name for tag, names in gone.items() for name in (names or [str(tag)])]
         return [record.name for record in records.all()], removed

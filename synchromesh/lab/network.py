@@ -31,7 +31,7 @@ CLONE_NEWNET = 0x40000000
 # A burst passes unshaped, so it must be small against the messages that are timed (0.25 MB and
 # more), and it must hold one 64 KB segment of the sender's offload, or tbf cuts every segment into
 # packets in software.
-BURST = 64 * 1024 + 1024
+BURST_BYTES = 64 * 1024 + 1024
 # What waits in a full queue, in seconds of the link: three senders that meet at one receiver must
 # not lose packets at once.
 QUEUE_SECONDS = 0.1
@@ -46,6 +46,7 @@ class Network:
         self._tag, self._description = tag, description
 
     def address(self, host: int) -> str:
+        """The host's IPv4 address, 10.77.0.1 for host 0."""
         return f"10.77.0.{host + 1}"
 
     def build(self) -> None:
@@ -103,11 +104,13 @@ class Network:
             return _shaped(switch, f"port{host}")
 
     def set_uplink(self, bits: int) -> None:
+        """Shape both ends of the link between the racks to `bits` a second."""
         with self._switch() as switch:
             for end in ("uplink0", "uplink1"):
                 _shape(switch, end, bits)
 
     def uplink(self) -> int:
+        """Bits a second that the link between the racks is shaped to."""
         with self._switch() as switch:
             return _shaped(switch, "uplink0")
 
@@ -118,6 +121,7 @@ class Network:
             switch.link("set", index=index, state="up" if connected else "down")
 
     def connected(self, host: int) -> bool:
+        """Whether the host's port is on."""
         with self._switch() as switch:
             (port,) = switch.link("get", index=_index(switch, f"port{host}"))
             return bool(port["state"] == "up")
@@ -187,7 +191,7 @@ def _shape(link: "IPRoute", name: str, bits: int) -> None:
     link.tc(
         "replace", kind="tbf", index=_index(link, name), handle="1:",
         rate=bits // 8,  # the library counts a shaper's rate in bytes
-        burst=BURST, limit=BURST + int(bits / 8 * QUEUE_SECONDS),
+        burst=BURST_BYTES, limit=BURST_BYTES + int(bits / 8 * QUEUE_SECONDS),
     )  # fmt: skip
 
 

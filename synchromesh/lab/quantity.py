@@ -11,7 +11,7 @@ BANDWIDTH = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmg])bit(?:/s|ps)?", re.IGNORE
 SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 # Less, and one burst of the shaper (64 KB) lasts longer than 5 s; more, and the kernel's timers
-# and two ends on one machine set the pace.
+# and the two ends on one machine are the limit.
 LEAST_BANDWIDTH, MOST_BANDWIDTH = 10**5, 10**10
 LEAST_SHARE = 0.1  # 1 ms of a 10 ms period: the kernel takes no smaller quota
 

@@ -29,6 +29,7 @@ class Record:
     date: str
 
     def to_dict(self) -> dict[str, Any]:
+        """What `from_dict` reads."""
         return {
             "name": self.name,
             "tag": str(self.tag),
@@ -38,6 +39,7 @@ class Record:
 
     @classmethod
     def from_dict(cls, value: Any, path: str) -> "Record":
+        """The record in a document. ValueError with the path and key at fault."""
         keys = ("name", "tag", "date", "lab")
         item = document.mapping(value, path, keys, keys)
         with document.at(path):
@@ -51,13 +53,14 @@ class Record:
 
 
 class Records:
-    """The folder of records. Whoever builds, changes or looks up labs holds its lock."""
+    """The folder of records. Whoever builds, changes or finds labs takes its lock."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self.folder = folder
 
     @contextmanager
     def locked(self) -> Iterator[None]:
+        """Inside, no other process builds, changes or finds labs."""
         self._make()
         with open(self.folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # given back by the kernel when this process dies
@@ -68,13 +71,16 @@ class Records:
         return [self.read(name) for name in self._names()]
 
     def read(self, name: str) -> Record:
+        """The record of this name. ValueError where it is damaged."""
         path = self._path(name)
         return Record.from_dict(document.read(path), str(path))
 
     def has(self, name: str) -> bool:
+        """Whether a lab of this name is recorded."""
         return self._path(name).exists()
 
     def write(self, record: Record) -> None:
+        """Record a lab under its name."""
         _replace(self._path(record.name), json.dumps(record.to_dict(), indent=2))
 
     def cluster(self, name: str) -> Path:
@@ -82,6 +88,7 @@ class Records:
         return self.folder / f"{name}.cluster.json"
 
     def write_cluster(self, name: str, text: str) -> None:
+        """Replace the file that `cluster` names."""
         _replace(self.cluster(name), text)
 
     def forget(self, tag: Tag) -> list[str]:
@@ -117,7 +124,7 @@ class Records:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write so that a reader sees the old text or the new one, whole."""
+    """Write so that a reader sees all of the old text or all of the new one."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     draft.write_text(text)
     draft.replace(path)

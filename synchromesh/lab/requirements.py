@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from synchromesh.lab import cgroup
+from synchromesh.lab.cgroup import Groups
 
 CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # bits of linux/capability.h
 
@@ -32,7 +33,16 @@ def reason_unavailable() -> str | None:
     return None
 
 
+def require() -> Groups:
+    """This machine's control groups; ValueError with the reason where it cannot emulate hosts."""
+    reason = reason_unavailable()
+    groups = cgroup.detect() if reason is None else None
+    if groups is None:
+        raise ValueError(reason)
+    return groups
+
+
 def _missing_capabilities() -> list[str]:
     status = Path("/proc/self/status").read_text()
-    held = next(int(line.split()[1], 16) for line in status.splitlines() if "CapEff" in line)
-    return [name for name, bit in CAPABILITIES.items() if not held >> bit & 1]
+    bits = next(int(line.split()[1], 16) for line in status.splitlines() if "CapEff" in line)
+    return [name for name, bit in CAPABILITIES.items() if not bits >> bit & 1]

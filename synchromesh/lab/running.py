@@ -18,10 +18,11 @@ from dataclasses import dataclass
 
 END_SECONDS = 3.0  # for hosts that outlive a failed one or the time limit
 GRACE_SECONDS = 30.0  # to checkpoint, after a signal that was passed on
-POLL_SECONDS = 0.02
-WAKE_SECONDS = 0.2
-LONGEST_LINE = 64 * 1024  # bytes; a longer one is passed on in pieces
+POLL_SECONDS = 0.02  # between two reads of what the hosts wrote
+WAKE_SECONDS = 0.2  # between the main thread's returns to the interpreter
+LONGEST_LINE = 64 * 1024  # bytes; a longer one is passed on in parts
 DRAIN_SECONDS = 1.0  # for what is still in the pipes
+SHOWN_CHARACTERS = 3000  # of a failed host's output in the message
 
 OUTPUT, ERROR = 1, 2
 # Called with the host, OUTPUT or ERROR, and a line with its end; in the thread of the run.
@@ -30,7 +31,7 @@ Listener = Callable[[int, int, bytes], None]
 
 @dataclass(frozen=True)
 class Result:
-    """What one host's process said and how it ended (code -9: killed by signal 9)."""
+    """What one host's process wrote and how it ended (code -9: killed by signal 9)."""
 
     rank: int
     code: int
@@ -39,7 +40,7 @@ class Result:
 
 
 class HostFailed(RuntimeError):
-    """A command failed or ran out of time on a host; the message ends with its last words."""
+    """A command failed or ran out of time on a host; the message closes with its last output."""
 
     def __init__(self, results: Sequence[Result], rank: int, timeout: float | None) -> None:
         result = results[rank]
@@ -48,9 +49,9 @@ class HostFailed(RuntimeError):
             fate = f"did not finish in {timeout:g} s"
         elif result.code < 0:
             fate = f"was ended by {signal.Signals(-result.code).name}"
-        words = result.error[-3000:] or result.output[-3000:]
+        output = result.error[-SHOWN_CHARACTERS:] or result.output[-SHOWN_CHARACTERS:]
         super().__init__(
-            f"host {rank} of {len(results)} {fate}" + (f":\n{words}" if words else "")
+            f"host {rank} of {len(results)} {fate}" + (f":\n{output}" if output else "")
         )
         self.results, self.rank, self.late = tuple(results), rank, timeout is not None
 
@@ -62,7 +63,7 @@ class HostFailed(RuntimeError):
 
 
 class Running:
-    """Processes by host under watch; `listener` hears every line, without one results keep them.
+    """Processes by host and what they write: `listener` gets every line, else the results do.
 
     `thaw` is called before processes are killed: one of a frozen host cannot die.
     """
@@ -108,8 +109,8 @@ class Running:
         command then still runs.
         """
         limit = math.inf if timeout is None else time.monotonic() + timeout
-        # Python's handlers run in the main thread, which a signal that the kernel gave to another
-        # thread does not wake: so it looks up now and then
+        # Python's signal handlers run in the main thread, which is not woken by a signal that the
+        # kernel gave to another thread: hence it returns to the interpreter at intervals.
         while not self._done.wait(max(0.0, min(WAKE_SECONDS, limit - time.monotonic()))):
             if time.monotonic() >= limit:
                 raise TimeoutError(f"the command still runs after {timeout:g} s")
@@ -140,16 +141,16 @@ class Running:
                         selector.register(pipe, selectors.EVENT_READ, (rank, stream))
                 while not all([self._ended(process) for process in self._processes]):
                     self._read(selector, POLL_SECONDS)
-                    self._judge()
+                    self._check_failures()
                 limit = time.monotonic() + DRAIN_SECONDS
                 while selector.get_map() and time.monotonic() < limit:
                     self._read(selector, POLL_SECONDS)
             for rank, stream in self._kept:
-                self._tell(rank, stream, b"", last=True)
+                self._pass_on_lines(rank, stream, b"", last=True)
         except BaseException as error:  # of the listener: a reader that has gone away
             self._error = error
         finally:
-            self._judge()
+            self._check_failures()
             self._kill()
             for process in self._processes:
                 process.wait()
@@ -170,7 +171,7 @@ class Running:
             process.wait()
         return True
 
-    def _judge(self) -> None:
+    def _check_failures(self) -> None:
         """Find the first failure, and end the others once their time is over."""
         now = time.monotonic()
         if self._first is None and self._asked is None:  # a second signal would cut grace short
@@ -201,9 +202,9 @@ class Running:
             if not data:
                 selector.unregister(key.fileobj)
             rank, stream = key.data
-            self._tell(rank, stream, data, last=not data)
+            self._pass_on_lines(rank, stream, data, last=not data)
 
-    def _tell(self, rank: int, stream: int, data: bytes, last: bool) -> None:
+    def _pass_on_lines(self, rank: int, stream: int, data: bytes, last: bool) -> None:
         if self._listener is None:
             self._kept[rank, stream] += data
             return

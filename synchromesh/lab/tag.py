@@ -4,7 +4,7 @@
     smlab-1234-567890-0           its host 0
 
 A process id alone may be in use again by another process; with the start time it names one for
-good. So what a dead keeper left is told apart from what is in use, and from what is not ours.
+good. So what a dead keeper left can be distinguished from what is in use or not a lab's at all.
 """
 
 import os
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-WHOLE = re.compile(r"smlab-([0-9]+)-([0-9]+)")
+TAG = re.compile(r"smlab-([0-9]+)-([0-9]+)")
 PART = re.compile(r"smlab-([0-9]+)-([0-9]+)-(switch|[0-9]+)")
 
 
@@ -30,6 +30,7 @@ class Tag:
         return f"smlab-{self.pid}-{self.start}"
 
     def part(self, what: int | str) -> str:
+        """The name of the namespace and control group of a host or of the switch."""
         return f"{self}-{what}"
 
     @classmethod
@@ -44,7 +45,8 @@ class Tag:
 
     @classmethod
     def parse(cls, text: str) -> "Tag":
-        found = WHOLE.fullmatch(text)
+        """The tag that a text like `smlab-1234-567890` names."""
+        found = TAG.fullmatch(text)
         if found is None:
             raise ValueError(f"{text!r} is not a tag such as smlab-1234-567890")
         return cls(int(found[1]), int(found[2]))
@@ -57,6 +59,7 @@ class Tag:
 
     @property
     def alive(self) -> bool:
+        """Whether the keeper still runs."""
         return Tag.of(self.pid) == self
 
     def end(self, seconds: float) -> None:

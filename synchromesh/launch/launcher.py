@@ -44,6 +44,7 @@ class Failure:
 
     @property
     def code(self) -> int:
+        """Exit code, as a shell has it."""
         if self.fault is not None:
             return self.fault.code
         return 128 - self.exit_code if self.exit_code < 0 else self.exit_code
@@ -71,6 +72,7 @@ class Ending:
 
     @property
     def code(self) -> int:
+        """Exit code, as a shell has it: 128 + N for signal N."""
         if self.failure is not None:
             return self.failure.code
         return 128 + self.signal if self.signal else 0
@@ -114,8 +116,8 @@ def _agent(command: Sequence[str], ranks: int, folder: Path, grace: int) -> "_Ag
 
 
 @dataclass
-class _Seen:
-    """Exit codes when the agent began to end the others; whether it was told to hurry."""
+class _Observed:
+    """Exit codes when the agent began to end the others; whether a second signal came."""
 
     codes: dict[int, int] = field(default_factory=dict)
     hurried: bool = False
@@ -128,21 +130,21 @@ class _Agent(LocalElasticAgent):
 
     def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, grace: int, folder: Path) -> None:
         super().__init__(spec, logs, shutdown_timeout=grace, exit_barrier_timeout=START_SECONDS)
-        self.spec, self.folder, self.seen = spec, folder, _Seen()
+        self.spec, self.folder, self.observed = spec, folder, _Observed()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids: dict[int, Any] = super()._start_workers(worker_group)
         close = self._pcontext.close
 
         def note_and_close(death_sig: Any = None, timeout: int = END_SECONDS) -> None:
-            if not self.seen.codes:
-                self.seen.codes.update(self._exit_codes())
-            if self.seen.hurried:
+            if not self.observed.codes:
+                self.observed.codes.update(self._exit_codes())
+            if self.observed.hurried:
                 return self.kill()
             try:
                 close(death_sig, timeout)
             except SignalException:  # the second one; torch would now wait once more
-                self.seen.hurried = True
+                self.observed.hurried = True
                 raise
 
         self._pcontext.close = note_and_close
@@ -179,11 +181,13 @@ class _Agent(LocalElasticAgent):
         ranks = self.spec.local_world_size
 
         def order(rank: int) -> tuple[bool, bool, float]:
-            code = self.seen.codes.get(rank, 0)
+            code = self.observed.codes.get(rank, 0)
             killed = code < 0 and code != -SIGABRT  # gloo aborts when its peer is gone
             return not killed, rank not in records, records.get(rank, {}).get("when", 0.0)
 
-        failed = {r for r, code in self.seen.codes.items() if code != 0} if not stopped else set()
+        failed = (
+            {r for r, code in self.observed.codes.items() if code != 0} if not stopped else set()
+        )
         candidates = failed or set(records)
         if not candidates:
             return None
@@ -192,7 +196,7 @@ class _Agent(LocalElasticAgent):
         fault = None
         if left and left["sentence"]:
             fault = Fault(left["sentence"], left["traceback"], left["code"])
-        return Failure(first, ranks, self.seen.codes.get(first, 1), fault)
+        return Failure(first, ranks, self.observed.codes.get(first, 1), fault)
 
 
 @contextmanager

@@ -29,8 +29,9 @@ def launched() -> bool:
 
 
 def main(arguments: list[str]) -> None:
+    """Run the command that the arguments name as this rank, and end the process."""
     _die_with(int(os.environ[LAUNCHER]))
-    if os.environ["RANK"] != "0":  # one voice: only rank 0 writes to standard output
+    if os.environ["RANK"] != "0":  # only rank 0 writes to standard output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
         _run(arguments)
@@ -74,14 +75,14 @@ def record(error: BaseException) -> int:
     return fault.code
 
 
-def _leave(said: dict[str, Any]) -> bool:
+def _leave(entry: dict[str, Any]) -> bool:
     """Writes a record in the form of torch's own, with a finer clock; whether there is a place."""
     path, when = os.environ.get("TORCHELASTIC_ERROR_FILE"), time.time()
     if not path:
         return False
-    sentence, trace = said["sentence"], said["traceback"]
+    sentence, trace = entry["sentence"], entry["traceback"]
     extra = {"py_callstack": trace or sentence, "timestamp": str(int(when))}
-    left = {**said, "when": when, "rank": int(os.environ["RANK"])}
+    left = {**entry, "when": when, "rank": int(os.environ["RANK"])}
     document = {"message": {"message": sentence, "extraInfo": extra}, "synchromesh": left}
     Path(path).write_text(json.dumps(document))
     return True

@@ -39,6 +39,7 @@ class Place:
 
     @property
     def where(self) -> str:
+        """The address and port of the store, for messages."""
         return f"{self.address}:{self.port}"
 
 
@@ -141,7 +142,7 @@ def _join(here: Place, deadline: float) -> Store:
     """The store, which rank 0 may open late; but whatever listens there has to answer soon."""
     while True:
         if not _serves(here):
-            while why := _unheard(here, deadline):
+            while why := _no_listener(here, deadline):
                 if time.monotonic() > deadline:
                     raise _unreached(here, why)
                 time.sleep(0.05)
@@ -150,14 +151,14 @@ def _join(here: Place, deadline: float) -> Store:
         try:
             store = _within(soon, partial(_connect, here, soon), here)
         except StartError:  # unless a store of an earlier opening has closed just now
-            if _serves(here) or not _unheard(here, deadline) or time.monotonic() > deadline:
+            if _serves(here) or not _no_listener(here, deadline) or time.monotonic() > deadline:
                 raise
         else:
             store.set_timeout(timedelta(seconds=left))
             return store
 
 
-def _unheard(here: Place, deadline: float) -> str:
+def _no_listener(here: Place, deadline: float) -> str:
     """Why nothing listens where the store should be; "" where something does."""
     left = max(0.1, min(ATTEMPT_SECONDS, deadline - time.monotonic()))
     try:

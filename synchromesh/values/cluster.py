@@ -169,18 +169,21 @@ class Cluster:
         return document
 
     def to_json(self) -> str:
+        """The cluster as JSON text, which `from_json` reads."""
         return json.dumps(self.to_dict(), indent=2)
 
     def to_yaml(self) -> str:
+        """The cluster as YAML text, which `from_yaml` reads."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
 
     @classmethod
     def from_dict(cls, value: Any, name: str = "cluster") -> "Cluster":
+        """The cluster that `to_dict` described. ValueError with the path and key at fault."""
         keys = tuple(f.name for f in fields(cls))
         item = document.mapping(value, name, keys, ("name", "hosts"))
         hosts = enumerate(document.sequence(item["hosts"], f"{name}: hosts"))
         links = enumerate(document.sequence(item.get("links", []), f"{name}: links"))
-        made: dict[str, Any] = {
+        values: dict[str, Any] = {
             "name": document.text(item["name"], f"{name}: name"),
             "hosts": tuple(_host(h, f"{name}: hosts[{i}]") for i, h in hosts),
             "links": tuple(_link(x, f"{name}: links[{i}]") for i, x in links),
@@ -195,14 +198,16 @@ class Cluster:
             },
         }
         with document.at(name):
-            return cls(**made)
+            return cls(**values)
 
     @classmethod
     def from_json(cls, text: str, name: str = "cluster") -> "Cluster":
+        """The cluster in a JSON text. ValueError begins with `name` and the key at fault."""
         return cls.from_dict(document.read_json(text, name), name)
 
     @classmethod
     def from_yaml(cls, text: str, name: str = "cluster") -> "Cluster":
+        """The cluster in a YAML text. ValueError begins with `name` and the key at fault."""
         return cls.from_dict(document.read_yaml(text, name), name)
 
     @classmethod

@@ -50,8 +50,8 @@ def read_json(text: str, name: str = "document") -> Any:
     """The value of a JSON text."""
     _refuse_size(text, name)
 
-    def constant(word: str) -> Any:
-        raise ValueError(f"{word} is not a number that this format has")
+    def constant(name: str) -> Any:
+        raise ValueError(f"{name} is not a number that this format has")
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         _refuse_duplicates([key for key, _ in items])

@@ -1,4 +1,4 @@
-"""A fault: what a user is told of an exception, a sentence where it is ours, else a traceback."""
+"""A fault: what a user sees of an exception, a sentence where it is ours, else a traceback."""
 
 import os
 import traceback
@@ -40,6 +40,7 @@ class Fault:
 
     @classmethod
     def of(cls, error: BaseException) -> "Fault":
+        """What a user should see of `error`, and the exit code it gives."""
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
             names = [str(n) for n in (error.filename, error.filename2) if n is not None]
             return cls(printable(f"{error.strerror}: {' and '.join(names)}"), "", 2)

@@ -6,7 +6,7 @@ Position p of the stage (its p-th rank) has data index `p // tensor` and tensor 
               data index 0   positions   0  1  2      one block of batch rows
               data index 1   positions   3  4  5      another block of batch rows
 
-Ranks of a line share the rows and split the component's parameters; ranks of a column hold the
+Ranks of a line share the rows and split the component's parameters; ranks of a column have the
 same part of the parameters and sum its gradients.
 """
 
@@ -18,8 +18,7 @@ ShardStates = Literal["none", "optimizer", "gradients", "parameters"]  # ZeRO st
 
 @dataclass(frozen=True, order=True)
 class Layout:
-    """Degrees of data and tensor parallelism, what is sharded over the data ranks,
-    recomputation."""
+    """Degrees of data and tensor parallelism; states sharded over data ranks; recomputation."""
 
     data: int = 1
     tensor: int = 1
@@ -37,12 +36,15 @@ class Layout:
 
     @property
     def devices(self) -> int:
+        """Devices of the stage, data x tensor."""
         return self.data * self.tensor
 
     def data_index(self, position: int) -> int:
+        """The block of batch rows that a position computes."""
         return position // self.tensor
 
     def tensor_index(self, position: int) -> int:
+        """The part of the parameters that a position has."""
         return position % self.tensor
 
     def tensor_positions(self, position: int) -> tuple[int, ...]:
@@ -51,5 +53,5 @@ class Layout:
         return tuple(range(first, first + self.tensor))
 
     def data_positions(self, position: int) -> tuple[int, ...]:
-        """Positions that hold the same part of the parameters (its column)."""
+        """Positions that have the same part of the parameters (its column)."""
         return tuple(range(position % self.tensor, self.devices, self.tensor))

@@ -111,13 +111,13 @@ class Plan:
         """`pipeline:microbatches=4` and `micro_batches=4` are the same fact."""
         if self.default.name != "pipeline":
             return
-        said = {n for n in (self.default.microbatches, self.micro_batches) if n and n > 1}
-        if len(said) > 1:
+        stated = {n for n in (self.default.microbatches, self.micro_batches) if n and n > 1}
+        if len(stated) > 1:
             raise ValueError(
                 f"microbatches={self.default.microbatches} in {self.default} "
                 f"and micro_batches={self.micro_batches} differ"
             )
-        number = max(said, default=1)
+        number = max(stated, default=1)
         object.__setattr__(self, "default", replace(self.default, microbatches=number))
         object.__setattr__(self, "micro_batches", number)
 
@@ -334,9 +334,9 @@ class Plan:
         before, finest = (0, *accumulate(self.rows)), len(self.rows)
         shares = []
         for i in range(1, data + 1):
-            whole, part = divmod(i * finest, data)
-            begun = Fraction(self.rows[whole] * part, data) if part else 0
-            shares.append((before[whole] + begun) / Fraction(before[-1]))
+            full, rest = divmod(i * finest, data)
+            partial = Fraction(self.rows[full] * rest, data) if rest else 0
+            shares.append((before[full] + partial) / Fraction(before[-1]))
         return shares
 
     def unsupported(self) -> tuple[str, ...]:

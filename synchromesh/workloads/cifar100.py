@@ -6,20 +6,20 @@ from pathlib import Path
 from torch import nn
 
 from synchromesh.workloads import cifar_files
-from synchromesh.workloads.images import Images, Look, SyntheticImages, loss, metric
+from synchromesh.workloads.images import ImageFormat, Images, SyntheticImages, loss, metric
 from synchromesh.workloads.training import adamw, momentum, warm_up
 from synchromesh.workloads.workload import MapDataset, Workload
 
 MEAN, DEVIATION = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-SMALL, LARGE = Look(MEAN, DEVIATION, size=32), Look(MEAN, DEVIATION, size=224)
+SMALL, LARGE = ImageFormat(MEAN, DEVIATION, size=32), ImageFormat(MEAN, DEVIATION, size=224)
 CLASSES = 100
 
 
 def _data(
-    name: str, look: Look, folder: Path | None, synthetic: bool
+    name: str, form: ImageFormat, folder: Path | None, synthetic: bool
 ) -> tuple[MapDataset, MapDataset]:
     if synthetic:
-        return SyntheticImages(look, CLASSES), SyntheticImages(look, CLASSES, seed=1)
+        return SyntheticImages(form, CLASSES), SyntheticImages(form, CLASSES, seed=1)
     if folder is None:
         raise ValueError(
             f"{name} reads its data from a folder: name one that holds {cifar_files.LAYOUTS} "
@@ -27,7 +27,7 @@ def _data(
         )
     pixels, labels = cifar_files.read(folder, "train")
     valid_pixels, valid_labels = cifar_files.read(folder, "test")
-    return Images(pixels, labels, look), Images(valid_pixels, valid_labels, look)
+    return Images(pixels, labels, form), Images(valid_pixels, valid_labels, form)
 
 
 def _resnet(
@@ -43,12 +43,14 @@ def _resnet(
     return build
 
 
-def _vit(look: Look, patch: int, width: int, layers: int, heads: int) -> Callable[[], nn.Module]:
+def _vit(
+    form: ImageFormat, patch: int, width: int, layers: int, heads: int
+) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         from transformers import ViTConfig, ViTForImageClassification
 
         config = ViTConfig(
-            image_size=look.size, patch_size=patch, hidden_size=width, intermediate_size=4 * width,
+            image_size=form.size, patch_size=patch, hidden_size=width, intermediate_size=4 * width,
             num_hidden_layers=layers, num_attention_heads=heads,
         )  # fmt: skip
         config.num_labels = CLASSES

@@ -1,4 +1,4 @@
-"""CIFAR-100's files: the binary version (whole, packed, in pieces) and the Python version.
+"""CIFAR-100's files: the binary version (plain, packed, in several files) and the Python version.
 
 A record of the binary version is `<coarse label><fine label><3072 pixels>`, 3074 bytes. The
 Python version is a pickle, read by an unpickler that makes arrays, bytes, strings, lists, dicts
@@ -36,9 +36,9 @@ def read(folder: Path, split: str) -> tuple[Tensor, Tensor]:
             return records((place / f"{split}.bin").read_bytes(), place / f"{split}.bin")
     for archive in sorted(folder.glob("cifar-100-binary*.tar.gz")):
         return records(_member(archive, f"{split}.bin"), archive)
-    pieces = sorted(folder.glob(f"{split}-*.bin.xz"))
-    if pieces:
-        parts = [records(_unpack(piece), piece) for piece in pieces]
+    packed = sorted(folder.glob(f"{split}-*.bin.xz"))
+    if packed:
+        parts = [records(_unpack(path), path) for path in packed]
         return torch.cat([p for p, _ in parts]), torch.cat([n for _, n in parts])
     if (folder / "cifar-100-python" / split).is_file():
         path = folder / "cifar-100-python" / split
@@ -52,6 +52,7 @@ def read(folder: Path, split: str) -> tuple[Tensor, Tensor]:
 
 
 def records(content: bytes, path: Path) -> tuple[Tensor, Tensor]:
+    """Pixels and fine labels of the binary version's records; `path` is for messages."""
     if not content or len(content) % RECORD:
         raise ValueError(
             f"{path} has {len(content)} bytes of records, not a multiple of {RECORD}: "
@@ -64,6 +65,7 @@ def records(content: bytes, path: Path) -> tuple[Tensor, Tensor]:
 
 
 def pickled(content: bytes, path: Path) -> tuple[Tensor, Tensor]:
+    """Pixels and fine labels of the Python version; `path` is for messages."""
     try:
         entries = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
         pixels = np.asarray(entries[b"data"])

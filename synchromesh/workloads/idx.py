@@ -32,6 +32,7 @@ def read(folder: Path, name: str, dimensions: int) -> Tensor:
 
 
 def parse(content: bytes, path: Path, dimensions: int) -> Tensor:
+    """The tensor in an IDX file's bytes; `path` is for messages."""
     magic = bytes([0, 0, 8, dimensions])
     if content[:4] != magic:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Images with labels, held as bytes and normalised one by one; a classifier's loss and metric."""
+"""Images with labels, kept as bytes and normalised one by one; a classifier's loss and metric."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
-class Look:
+class ImageFormat:
     """What a model expects: mean and deviation per channel (of values 0 to 1), edge length."""
 
     mean: tuple[float, ...]
@@ -37,22 +37,24 @@ class Look:
 class Images:
     """A data set of images: `pixels` uint8 (n, channel, height, width), `labels` int64 (n)."""
 
-    def __init__(self, pixels: Tensor, labels: Tensor, look: Look, scale: float = 255.0) -> None:
+    def __init__(
+        self, pixels: Tensor, labels: Tensor, form: ImageFormat, scale: float = 255.0
+    ) -> None:
         assert pixels.dtype == torch.uint8 and len(pixels) == len(labels)
-        self.pixels, self.labels, self.look, self.scale = pixels, labels, look, scale
+        self.pixels, self.labels, self.form, self.scale = pixels, labels, form, scale
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.look.normalise(self.pixels[index], self.scale), self.labels[index]
+        return self.form.normalise(self.pixels[index], self.scale), self.labels[index]
 
 
 @dataclass(frozen=True)
 class SyntheticImages:
     """Seeded rows of the shapes of a real data set, for `explain` and `verify`."""
 
-    look: Look
+    form: ImageFormat
     classes: int
     rows: int = 4096
     seed: int = 0
@@ -62,7 +64,7 @@ class SyntheticImages:
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
-        shape = (len(self.look.mean), self.look.size, self.look.size)
+        shape = (len(self.form.mean), self.form.size, self.form.size)
         image = torch.randn(shape, generator=generator)
         return image, torch.randint(self.classes, (), generator=generator)
 

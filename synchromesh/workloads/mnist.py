@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from synchromesh.workloads import idx
-from synchromesh.workloads.images import Images, Look, SyntheticImages, loss, metric
+from synchromesh.workloads.images import ImageFormat, Images, SyntheticImages, loss, metric
 from synchromesh.workloads.training import momentum
 from synchromesh.workloads.workload import MapDataset, Workload
 
-LOOK = Look(mean=(0.1307,), deviation=(0.3081,), size=32)  # 28 x 28, padded
+FORMAT = ImageFormat(mean=(0.1307,), deviation=(0.3081,), size=32)  # 28 x 28, padded
 FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -32,12 +32,12 @@ def _split(folder: Path, split: str) -> Images:
             f"{folder}/{labels} has a label {int(classes.max())}: ten classes (0 to 9) are "
             "expected"
         )
-    return Images(pixels[:, None], classes.to(torch.int64), LOOK)
+    return Images(pixels[:, None], classes.to(torch.int64), FORMAT)
 
 
 def _data(folder: Path | None, synthetic: bool) -> tuple[MapDataset, MapDataset]:
     if synthetic:
-        return SyntheticImages(LOOK, 10), SyntheticImages(LOOK, 10, seed=1)
+        return SyntheticImages(FORMAT, 10), SyntheticImages(FORMAT, 10, seed=1)
     if folder is None:
         raise ValueError(
             f"mnist/vgg11 reads its data from a folder: name one that holds {FILES['train'][0]} "
@@ -67,6 +67,7 @@ def _vgg11(classes: int = 10, width: int = 4096) -> nn.Module:
 
 
 def vgg11(folder: Path | None, synthetic: bool) -> Workload:
+    """28 M parameters."""
     train, valid = _data(folder, synthetic)
     return Workload(
         model=_vgg11, loss=loss, optimizer=momentum(0.01), train_data=train, batch_size=128,

@@ -9,6 +9,8 @@ from synchromesh.workloads.workload import Parameters
 
 
 def adamw(rate: float, decay: float = 0.01) -> Callable[[Parameters], torch.optim.Optimizer]:
+    """A function that builds AdamW for parameters."""
+
     def build(parameters: Parameters) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
 
@@ -16,6 +18,8 @@ def adamw(rate: float, decay: float = 0.01) -> Callable[[Parameters], torch.opti
 
 
 def momentum(rate: float, decay: float = 5e-4) -> Callable[[Parameters], torch.optim.Optimizer]:
+    """A function that builds SGD with momentum 0.9 for parameters."""
+
     def build(parameters: Parameters) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=rate, momentum=0.9, weight_decay=decay)
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from synchromesh.workloads import BUNDLED, cifar_files, idx
-from synchromesh.workloads.images import Images, Look, loss, metric
+from synchromesh.workloads.images import ImageFormat, Images, loss, metric
 from synchromesh.workloads.target import load
 from synchromesh.workloads.workload import Workload
 
@@ -174,9 +174,9 @@ def test_metric_counts_right_rows() -> None:
 def test_images_are_padded_or_resized() -> None:
     pixels = torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)
     labels = torch.zeros(1, dtype=torch.int64)
-    padded, _ = Images(pixels, labels, Look((0.5,), (0.5,), 6))[0]
+    padded, _ = Images(pixels, labels, ImageFormat((0.5,), (0.5,), 6))[0]
     assert padded.shape == (1, 6, 6) and padded.sum() == 16  # (1 - 0.5) / 0.5 inside, 0 around
-    resized, _ = Images(pixels, labels, Look((0.5,), (0.5,), 20))[0]
+    resized, _ = Images(pixels, labels, ImageFormat((0.5,), (0.5,), 20))[0]
     assert resized.shape == (1, 20, 20) and torch.allclose(resized, torch.ones(1, 20, 20))
 
 
