@@ -14,7 +14,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from synchromesh.lab import quantity
@@ -43,7 +42,7 @@ class Emulated:
 
 
 @dataclass(frozen=True)
-class Description:
+class Description(document.Document):
     """The hosts in the order of their ranks; where there are racks, each host is in one."""
 
     hosts: tuple[Emulated, ...]
@@ -97,11 +96,6 @@ class Description:
             tuple(tuple(rack) for rack in racks),
             None if uplink is None else quantity.bandwidth(uplink),
         )
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Description":
-        """The lab in a `.yaml`, `.yml` or `.json` file."""
-        return cls.from_dict(document.read(path), str(path))
 
     @classmethod
     def from_dict(cls, value: Any, name: str = "lab") -> "Description":

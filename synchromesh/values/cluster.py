@@ -16,16 +16,12 @@
 Units: bytes, seconds, floating-point operations per second that are achieved in practice.
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import groupby, pairwise
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from synchromesh.values import document
 
@@ -83,7 +79,7 @@ ANY = "*"  # the ends of a link that stands for every pair not listed
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Cluster(document.Document):
     """Hosts and links with where the figures come from.
 
     inside, network: the link between the devices of a host, and between two hosts, for those that
@@ -153,7 +149,7 @@ class Cluster:
 
     def to_dict(self) -> dict[str, Any]:
         """Only what is not at its default stands there of a link, of `inside` and `network`."""
-        document: dict[str, Any] = {
+        item: dict[str, Any] = {
             "name": self.name,
             "source": self.source,
             "error_band": self.error_band,
@@ -165,16 +161,8 @@ class Cluster:
         for end in ("inside", "network"):
             link = getattr(self, end)
             if link is not None:
-                document[end] = _link_dict(link)
-        return document
-
-    def to_json(self) -> str:
-        """The cluster as JSON text, which `from_json` reads."""
-        return json.dumps(self.to_dict(), indent=2)
-
-    def to_yaml(self) -> str:
-        """The cluster as YAML text, which `from_yaml` reads."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+                item[end] = _link_dict(link)
+        return item
 
     @classmethod
     def from_dict(cls, value: Any, name: str = "cluster") -> "Cluster":
@@ -199,21 +187,6 @@ class Cluster:
         }
         with document.at(name):
             return cls(**values)
-
-    @classmethod
-    def from_json(cls, text: str, name: str = "cluster") -> "Cluster":
-        """The cluster in a JSON text. ValueError begins with `name` and the key at fault."""
-        return cls.from_dict(document.read_json(text, name), name)
-
-    @classmethod
-    def from_yaml(cls, text: str, name: str = "cluster") -> "Cluster":
-        """The cluster in a YAML text. ValueError begins with `name` and the key at fault."""
-        return cls.from_dict(document.read_yaml(text, name), name)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Cluster":
-        """The cluster in a `.json`, `.yaml` or `.yml` file."""
-        return cls.from_dict(document.read(path), str(path))
 
 
 def _ordered(link: Link) -> Link:

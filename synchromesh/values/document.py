@@ -8,15 +8,57 @@ here: one sentence that starts with the document's name and the path of the key.
 import json
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import yaml
 
 MAX_BYTES = 4_000_000
 MAX_DEPTH = 32
+
+
+class Document(ABC):
+    """A value that a document describes; the JSON and the YAML form say the same."""
+
+    yaml_flow: ClassVar[bool | None] = False  # None: lists and mappings without others in a line
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, mappings, texts and numbers."""
+
+    @classmethod
+    @abstractmethod
+    def from_dict(cls, value: Any, name: str) -> Self:
+        """What `to_dict` described. ValueError begins with `name` and the key at fault."""
+
+    def to_json(self) -> str:
+        """The JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_yaml(self) -> str:
+        """The YAML text."""
+        style = self.yaml_flow
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, default_flow_style=style, width=99)
+
+    @classmethod
+    def from_json(cls, text: str, name: str = "") -> Self:
+        """The value in a JSON text; without `name` messages begin with the class's own."""
+        name = name or cls.__name__.lower()
+        return cls.from_dict(read_json(text, name), name)
+
+    @classmethod
+    def from_yaml(cls, text: str, name: str = "") -> Self:
+        """The value in a YAML text; without `name` messages begin with the class's own."""
+        name = name or cls.__name__.lower()
+        return cls.from_dict(read_yaml(text, name), name)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The value in a `.json`, `.yaml` or `.yml` file."""
+        return cls.from_dict(read(path), str(path))
 
 
 class _StrictLoader(yaml.SafeLoader):

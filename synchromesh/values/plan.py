@@ -22,30 +22,18 @@ an error. Settings:
 `Plan.parse(str(plan)) == plan`; JSON and YAML forms say the same with one key per field.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from synchromesh.values import document
+from synchromesh.values import document, plan_item
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import MOST, LayoutSpec
-from synchromesh.values.plan_item import (
-    MOST_COUNT,
-    Override,
-    Stage,
-    parse_setting,
-    read_field,
-    show_numbers,
-    show_ranks,
-)
+from synchromesh.values.plan_item import MOST_COUNT, Override, Stage, show_numbers
 from synchromesh.values.suggestion import near
 
 __all__ = ["SCHEDULES", "LayoutSpec", "Override", "Plan", "Stage"]
@@ -59,9 +47,10 @@ _SETTINGS = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(document.Document):
     """A frozen value; equal plans have equal texts."""
 
+    yaml_flow = None
     default: LayoutSpec
     overrides: tuple[Override, ...] = ()
     stages: tuple[Stage, ...] = ()  # empty: as many equal ones as the default says
@@ -146,7 +135,7 @@ class Plan:
                 )
             if name in settings:
                 raise ValueError(f"the setting {key} stands there twice")
-            settings[name] = parse_setting(name, value)
+            settings[name] = plan_item.parse_setting(name, value)
         return cls(LayoutSpec.parse(first), tuple(overrides), **settings)
 
     def __str__(self) -> str:
@@ -157,9 +146,13 @@ class Plan:
             if value == _DEFAULTS[name] or in_default:
                 continue
             if name == "stages":
-                value = "/".join(f"{show_ranks(s.ranks)}:{','.join(s.components)}" for s in value)
+                value = "/".join(
+                    f"{plan_item.show_ranks(s.ranks)}:{','.join(s.components)}" for s in value
+                )
             elif isinstance(value, tuple):
-                value = show_ranks(value) if name == "ranks" else ",".join(map(str, value))
+                value = (
+                    plan_item.show_ranks(value) if name == "ranks" else ",".join(map(str, value))
+                )
             items.append(f"@{name}={value}")
         return "; ".join(items)
 
@@ -188,32 +181,9 @@ class Plan:
         known = document.mapping(value, name, ("default", "overrides", *_SETTINGS), ("default",))
         given: dict[str, Any] = {}
         for key, item in known.items():
-            given[key] = read_field(key, item, f"{name}: {key}")
+            given[key] = plan_item.read_field(key, item, f"{name}: {key}")
         with document.at(name):
             return cls(**given)
-
-    def to_json(self) -> str:
-        """The plan as JSON text, which `from_json` reads."""
-        return json.dumps(self.to_dict(), indent=2)
-
-    def to_yaml(self) -> str:
-        """The plan as YAML text, which `from_yaml` reads."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, default_flow_style=None, width=99)
-
-    @classmethod
-    def from_json(cls, text: str, name: str = "plan") -> "Plan":
-        """The plan in a JSON text. ValueError begins with `name` and the key at fault."""
-        return cls.from_dict(document.read_json(text, name), name)
-
-    @classmethod
-    def from_yaml(cls, text: str, name: str = "plan") -> "Plan":
-        """The plan in a YAML text. ValueError begins with `name` and the key at fault."""
-        return cls.from_dict(document.read_yaml(text, name), name)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Plan":
-        """The plan in a `.json`, `.yaml` or `.yml` file."""
-        return cls.from_dict(document.read(path), str(path))
 
     # What it means on a number of devices, for a model
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -15,19 +16,26 @@ SMALL, LARGE = ImageFormat(MEAN, DEVIATION, size=32), ImageFormat(MEAN, DEVIATIO
 CLASSES = 100
 
 
-def _data(
-    name: str, form: ImageFormat, folder: Path | None, synthetic: bool
-) -> tuple[MapDataset, MapDataset]:
+def _workload(
+    name: str, model: Callable[[], nn.Module], form: ImageFormat,
+    folder: Path | None, synthetic: bool, **options: Any,
+) -> Workload:  # fmt: skip
+    """A workload of this model; `options` are further fields of `Workload`."""
+    train: MapDataset
+    valid: MapDataset
     if synthetic:
-        return SyntheticImages(form, CLASSES), SyntheticImages(form, CLASSES, seed=1)
-    if folder is None:
+        train, valid = SyntheticImages(form, CLASSES), SyntheticImages(form, CLASSES, seed=1)
+    elif folder is None:
         raise ValueError(
             f"{name} reads its data from a folder: name one that holds {cifar_files.LAYOUTS} "
             "with --data DIR"
         )
-    pixels, labels = cifar_files.read(folder, "train")
-    valid_pixels, valid_labels = cifar_files.read(folder, "test")
-    return Images(pixels, labels, form), Images(valid_pixels, valid_labels, form)
+    else:
+        train, valid = (Images(*cifar_files.read(folder, s), form) for s in ("train", "test"))
+    return Workload(
+        model=model, loss=loss, metric=metric, train_data=train, valid_data=valid, name=name,
+        **options,
+    )  # fmt: skip
 
 
 def _resnet(
@@ -61,43 +69,33 @@ def _vit(
 
 def resnet18(folder: Path | None, synthetic: bool) -> Workload:
     """11 M parameters."""
-    name = "cifar100/resnet18"
-    train, valid = _data(name, SMALL, folder, synthetic)
-    return Workload(
-        model=_resnet((2, 2, 2, 2), (64, 128, 256, 512), "basic"), loss=loss,
-        optimizer=momentum(0.05), train_data=train, batch_size=128, valid_data=valid,
-        metric=metric, scheduler=warm_up(100), epochs=10, name=name,
+    model = _resnet((2, 2, 2, 2), (64, 128, 256, 512), "basic")
+    return _workload(
+        "cifar100/resnet18", model, SMALL, folder, synthetic,
+        optimizer=momentum(0.05), scheduler=warm_up(100), batch_size=128, epochs=10,
     )  # fmt: skip
 
 
 def resnet50(folder: Path | None, synthetic: bool) -> Workload:
     """24 M parameters."""
-    name = "cifar100/resnet50"
-    train, valid = _data(name, SMALL, folder, synthetic)
-    return Workload(
-        model=_resnet((3, 4, 6, 3), (256, 512, 1024, 2048), "bottleneck"), loss=loss,
-        optimizer=momentum(0.05), train_data=train, batch_size=256, valid_data=valid,
-        metric=metric, scheduler=warm_up(200), epochs=30, name=name,
+    model = _resnet((3, 4, 6, 3), (256, 512, 1024, 2048), "bottleneck")
+    return _workload(
+        "cifar100/resnet50", model, SMALL, folder, synthetic,
+        optimizer=momentum(0.05), scheduler=warm_up(200), batch_size=256, epochs=30,
     )  # fmt: skip
 
 
 def vit_tiny(folder: Path | None, synthetic: bool) -> Workload:
     """5 M parameters, 32 x 32 images in patches of 4."""
-    name = "cifar100/vit_tiny"
-    train, valid = _data(name, SMALL, folder, synthetic)
-    return Workload(
-        model=_vit(SMALL, 4, 192, 12, 3), loss=loss, optimizer=adamw(5e-4, 0.05),
-        train_data=train, batch_size=128, valid_data=valid, metric=metric,
-        scheduler=warm_up(200), epochs=20, name=name,
+    return _workload(
+        "cifar100/vit_tiny", _vit(SMALL, 4, 192, 12, 3), SMALL, folder, synthetic,
+        optimizer=adamw(5e-4, 0.05), scheduler=warm_up(200), batch_size=128, epochs=20,
     )  # fmt: skip
 
 
 def vit_b16(folder: Path | None, synthetic: bool) -> Workload:
     """86 M parameters, images resized to 224 x 224 in patches of 16 (arXiv 2010.11929)."""
-    name = "cifar100/vit_b16"
-    train, valid = _data(name, LARGE, folder, synthetic)
-    return Workload(
-        model=_vit(LARGE, 16, 768, 12, 12), loss=loss, optimizer=adamw(1e-4, 0.05),
-        train_data=train, batch_size=256, valid_data=valid, metric=metric,
-        scheduler=warm_up(500), epochs=30, name=name,
+    return _workload(
+        "cifar100/vit_b16", _vit(LARGE, 16, 768, 12, 12), LARGE, folder, synthetic,
+        optimizer=adamw(1e-4, 0.05), scheduler=warm_up(500), batch_size=256, epochs=30,
     )  # fmt: skip

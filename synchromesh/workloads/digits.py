@@ -21,9 +21,7 @@ def _data(folder: Path | None, synthetic: bool) -> tuple[MapDataset, MapDataset]
         )
     if synthetic:
         return SyntheticImages(FORMAT, 10), SyntheticImages(FORMAT, 10, seed=1)
-    from sklearn.datasets import (
-        load_digits,
-    )  # a second of import that other workloads need not pay
+    from sklearn.datasets import load_digits  # its import takes a second
 
     bunch = load_digits()
     pixels = torch.from_numpy(bunch.images).to(torch.uint8)[:, None]

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+MOST_PADDING = 8  # pixels of height that are padded (28 to 32); images that lack more are resized
+
 
 @dataclass(frozen=True)
 class ImageFormat:
@@ -22,9 +24,7 @@ class ImageFormat:
         mean = torch.tensor(self.mean).view(-1, 1, 1)
         values = (values - mean) / torch.tensor(self.deviation).view(-1, 1, 1)
         height = values.shape[-1]
-        if (
-            0 < self.size - height <= 8
-        ):  # a small margin (28 to 32) is padded, anything larger resized
+        if 0 < self.size - height <= MOST_PADDING:
             margin = (self.size - height) // 2
             return F.pad(values, (margin, self.size - height - margin) * 2)
         if height != self.size:
