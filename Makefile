@@ -1,12 +1,13 @@
 # make setup   own .venv with pinned versions      make test    the whole test suite
 # make demo    trains digits/cnn on two processes; as root it also shows a live switch in emulated hosts
-# make lint, make types, make format
+# make lint, make types, make house (the form of the package against its limits), make format
+# make picture   the picture of the README, from the tables
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types format
+.PHONY: setup demo test lint types house format picture
 
 setup: $(STAMP)
 
@@ -33,6 +34,13 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
+house: setup
+	$(BIN)/python -m benchmarks.house
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+picture: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m benchmarks.picture

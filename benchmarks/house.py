@@ -20,6 +20,7 @@ from statistics import median, quantiles
 ROOT = Path(__file__).parents[1]
 PACKAGE, TESTS = ROOT / "synchromesh", ROOT / "tests"
 LINES = 31_109  # of the package before it was rearranged
+CHARACTERS = 120  # of a line of README and docs
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -110,6 +111,16 @@ def outside_the_tree() -> list[str]:
     ]
 
 
+def long_lines() -> dict[str, int]:
+    """Characters of every line of README, CONTRIBUTING and docs above `CHARACTERS`."""
+    return {
+        f"{path.relative_to(ROOT)}:{i}": len(line)
+        for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+        for i, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > CHARACTERS
+    }
+
+
 def cycles() -> list[str]:
     from tests.test_house_rules import cycles
 
@@ -129,6 +140,7 @@ def figures() -> list[Figure]:
     names = shared_names(paths)
     longest = _above({d.place: d.lines for d in functions}, 60)
     circles, astray = cycles(), outside_the_tree()
+    wide = _above(long_lines(), CHARACTERS)
     return [
         Figure("files", len(paths), 400),
         Figure("lines of all files", sum(lengths.values()), LINES),
@@ -146,6 +158,7 @@ def figures() -> list[Figure]:
             100 * (1 - len(silent) / len(public)), 90, least=True, where=tuple(silent),
         ),
         Figure("test files outside the package's tree", len(astray), 0, where=tuple(astray)),
+        Figure(f"lines of the docs above {CHARACTERS} characters", len(wide), 0, where=wide),
     ]  # fmt: skip
 
 
