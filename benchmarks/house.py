@@ -111,14 +111,27 @@ def outside_the_tree() -> list[str]:
     ]
 
 
-def long_lines() -> dict[str, int]:
-    """Characters of every line of README, CONTRIBUTING and docs above `CHARACTERS`."""
-    return {
-        f"{path.relative_to(ROOT)}:{i}": len(line)
-        for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
-        for i, line in enumerate(path.read_text().splitlines(), 1)
-        if len(line) > CHARACTERS
-    }
+def pages() -> Iterator[tuple[str, Path, str]]:
+    """README, CONTRIBUTING and docs line by line: where, the page, the line."""
+    for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))):
+        for i, line in enumerate(path.read_text().splitlines(), 1):
+            yield f"{path.relative_to(ROOT)}:{i}", path, line
+
+
+def names_of_nothing() -> list[str]:
+    """Files that pages name and that do not exist, and links to a class that its file lacks."""
+    found = []
+    for place, page, line in pages():
+        for name in re.findall(r"`([\w./-]+/[\w.-]*\.(?:py|md|txt|yaml))\b", line):
+            places = (base / name for base in (ROOT, PACKAGE, TESTS, page.parent))
+            if not (name.startswith("path/to/") or any(file.exists() for file in places)):
+                found.append(f"{place} {name}")
+        if link := re.match(r"\[`(\w+)`\]: (\S+)", line):
+            target = page.parent / link[2]
+            defined = rf"^(class|def) {link[1]}\b|^{link[1]} = "
+            if not (target.is_file() and re.search(defined, target.read_text(), re.M)):
+                found.append(f"{place} {link[2]} {link[1]}")
+    return found
 
 
 def cycles() -> list[str]:
@@ -140,7 +153,8 @@ def figures() -> list[Figure]:
     names = shared_names(paths)
     longest = _above({d.place: d.lines for d in functions}, 60)
     circles, astray = cycles(), outside_the_tree()
-    wide = _above(long_lines(), CHARACTERS)
+    wide = _above({place: len(line) for place, _, line in pages()}, CHARACTERS)
+    unfounded = names_of_nothing()
     return [
         Figure("files", len(paths), 400),
         Figure("lines of all files", sum(lengths.values()), LINES),
@@ -159,6 +173,7 @@ def figures() -> list[Figure]:
         ),
         Figure("test files outside the package's tree", len(astray), 0, where=tuple(astray)),
         Figure(f"lines of the docs above {CHARACTERS} characters", len(wide), 0, where=wide),
+        Figure("names in the docs of nothing", len(unfounded), 0, where=tuple(unfounded)),
     ]  # fmt: skip
 
 
