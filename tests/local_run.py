@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from synchromesh.trace.capture.export import leaves, rows_of
+from synchromesh.trace.capture.batch import leaves, rows_of
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Value

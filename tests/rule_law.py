@@ -1,8 +1,8 @@
-"""The law of placement rules, checked for every choice an operator has: value and gradient are
-those of the whole.
+"""The law of placement rules, checked for every spec an operator has: value and gradient are
+those of the unsharded operator.
 
-`check(op, args, kwargs, m=2)` splits the inputs as each choice says, runs the local operator on
-m threads, and compares. It returns the choices as text, `"r, S(0), S(0) -> S(2)"`, so that a
+`check(op, args, kwargs, m=2)` splits the inputs as each spec says, runs the local operator on
+m threads, and compares. It returns the specs as text, `"r, S(0), S(0) -> S(2)"`, so that a
 test can ask for those that matter.
 """
 
@@ -15,9 +15,12 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from synchromesh.trace.partition.analysis import Work, menu, reads
-from synchromesh.trace.rules import Choice
-from synchromesh.trace.rules.operator import Emit, arguments
+from synchromesh.trace import meta
+from synchromesh.trace.nodes import arguments
+from synchromesh.trace.partition.strategies import strategies
+from synchromesh.trace.partition.subgraph import Subgraph, reads
+from synchromesh.trace.rules import OpSpec
+from synchromesh.trace.rules.operator import Emit
 from synchromesh.values.component import Value
 from synchromesh.values.placement import Placement
 from tests.threads import ThreadAxis, ThreadGroup, join, part, spin
@@ -38,7 +41,9 @@ def node_of(
             if other is x:
                 return place
         node = graph.placeholder(f"x{len(tensors)}")
-        node.meta |= {"value": value(node.name, x), "role": "leaf", "name": node.name}
+        meta.value.set(node, value(node.name, x))
+        meta.role.set(node, "leaf")
+        meta.name.set(node, node.name)
         tensors.append(x)
         return node
 
@@ -47,8 +52,13 @@ def node_of(
     made = op(*args, **kwargs)
     outputs = list(made) if isinstance(made, list | tuple) else [made]
     values = tuple(value(f"y{i}", y) for i, y in enumerate(outputs))
-    node.meta["value"] = values if isinstance(made, list | tuple) else values[0]
+    meta.value.set(node, values if isinstance(made, list | tuple) else values[0])
     return node, tensors, outputs
+
+
+def subgraph_of(node: Node) -> Subgraph:
+    """The node as the one operator of a component."""
+    return Subgraph(0, (node,), (), (), (), tuple(dict.fromkeys(reads(node))), ())
 
 
 def value(name: str, x: Tensor) -> Value:
@@ -58,7 +68,7 @@ def value(name: str, x: Tensor) -> Value:
 def check(
     op: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, m: int = 2
 ) -> set[str]:
-    """Every choice of the operator on m ranks against the whole; the choices as text."""
+    """Every spec of the operator on m ranks against the unsharded one; the specs as text."""
     node, tensors, outputs = node_of(op, args, kwargs or {})
     generator = torch.Generator().manual_seed(1)
     seeds = [
@@ -75,16 +85,16 @@ def check(
     expected = {
         id(x): torch.zeros_like(x) if g is None else g for x, g in zip(wants, found, strict=False)
     }
-    work = Work(0, (node,), (), (), (), tuple(dict.fromkeys(reads(node))), ())
+    subgraph = subgraph_of(node)
     places = {n: t for n, t in zip(node.graph.find_nodes(op="placeholder"), tensors, strict=True)}
     operands = [places[n] for n, _ in reads(node)]
     names = set()
-    for choice in menu(work, m).choices[0]:
-        text = f"{', '.join(map(str, choice.inputs))} -> {', '.join(map(str, choice.outputs))}"
+    for spec in strategies(subgraph, m).specs[0]:
+        text = f"{', '.join(map(str, spec.inputs))} -> {', '.join(map(str, spec.outputs))}"
         assert text not in names, f"{text} twice"
         names.add(text)
         try:
-            check_choice(node, choice, operands, outputs, seeds, expected, m)
+            check_spec(node, spec, operands, outputs, seeds, expected, m)
         except Exception as error:
             error.add_note(f"{node.target}: {text} on {m} ranks")
             raise
@@ -93,21 +103,21 @@ def check(
 
 def local_graphs(
     op: Any, args: Sequence[Any], m: int
-) -> list[tuple[Choice, torch.fx.GraphModule]]:
-    """Every choice of the operator on m ranks, and what a rank then runs."""
+) -> list[tuple[OpSpec, torch.fx.GraphModule]]:
+    """Every spec of the operator on m ranks, and what a rank then runs."""
     node, _, _ = node_of(op, args, {})
-    work = Work(0, (node,), (), (), (), tuple(dict.fromkeys(reads(node))), ())
-    return [(c, local_graph(node, c, len(reads(node)))) for c in menu(work, m).choices[0]]
+    specs = strategies(subgraph_of(node), m).specs[0]
+    return [(s, local_graph(node, s, len(reads(node)))) for s in specs]
 
 
-def local_graph(node: Node, choice: Choice, count: int) -> torch.fx.GraphModule:
+def local_graph(node: Node, spec: OpSpec, count: int) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
     axis = graph.placeholder("axis")
     inputs = iter([graph.placeholder(f"x{i}") for i in range(count)])
     given = {name: map_arg(x, lambda n: next(inputs)) for name, x in arguments(node).items()}
-    given |= choice.constants
+    given |= spec.constants
     emit = Emit(graph, axis)
-    graph.output(choice.replace(emit, given) if choice.replace else emit.original(node, given))
+    graph.output(spec.replace(emit, given) if spec.replace else emit.original(node, given))
     return torch.fx.GraphModule({}, graph)
 
 
@@ -133,22 +143,22 @@ def whole(parts: list[Tensor], state: Placement, kind: str) -> Tensor:
     return parts[0]
 
 
-def check_choice(
-    node: Node, choice: Choice, operands: list[Tensor], outputs: list[Tensor], seeds: list[Tensor],
+def check_spec(
+    node: Node, spec: OpSpec, operands: list[Tensor], outputs: list[Tensor], seeds: list[Tensor],
     expected: Mapping[int, Tensor], m: int,
 ) -> None:  # fmt: skip
-    module = local_graph(node, choice, len(operands))
+    module = local_graph(node, spec, len(operands))
 
     def rank(group: ThreadGroup) -> Any:
         inputs = [
             split(x.detach(), s, "P", group).requires_grad_(x.requires_grad)
-            for x, s in zip(operands, choice.inputs, strict=True)
+            for x, s in zip(operands, spec.inputs, strict=True)
         ]
         made = module(ThreadAxis(group), *inputs)
         made = list(made) if isinstance(made, list | tuple) else [made]
         pairs = [
             (y, split(g, s, "r", group))
-            for y, g, s, o in zip(made, seeds, choice.outputs, outputs, strict=True)
+            for y, g, s, o in zip(made, seeds, spec.outputs, outputs, strict=True)
             if o.requires_grad
         ]
         if pairs:
@@ -157,11 +167,11 @@ def check_choice(
         return [y.detach() for y in made], gradients
 
     ranks = spin(m, rank)
-    for k, (y, s) in enumerate(zip(outputs, choice.outputs, strict=True)):
+    for k, (y, s) in enumerate(zip(outputs, spec.outputs, strict=True)):
         mine = whole([r[0][k] for r in ranks], s, "P")
         torch.testing.assert_close(mine, y.detach(), atol=1e-11, rtol=1e-11)
     totals: dict[int, Tensor] = {}
-    for k, (x, s) in enumerate(zip(operands, choice.inputs, strict=True)):
+    for k, (x, s) in enumerate(zip(operands, spec.inputs, strict=True)):
         if x.requires_grad and outputs[0].requires_grad:
             mine = whole([r[1][k] for r in ranks], s, "r")
             totals[id(x)] = totals.get(id(x), torch.zeros_like(mine)) + mine

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from synchromesh.trace import meta
+
 Node = torch.fx.Node
 RUNNING = slice(4, 6)  # arguments of axis.batch_norm: it minds itself that the rows are not real
 
@@ -43,8 +45,8 @@ def stop(x: Tensor) -> Tensor:
 def isolated(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The local graph for a rank without rows.
 
-    Its placeholders say what they are (trace/partition/localise.py): `meta["of_rows"]`,
-    `meta["buffer"]`.
+    Its placeholders say what they are (trace/partition/localise.py): `meta.of_rows`,
+    `meta.is_buffer`.
     """
     made = torch.fx.Graph()
     rows = row_nodes(graph.graph)
@@ -56,7 +58,7 @@ def isolated(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
         if node.name == "axis":
             return copies[node]
         if node not in stopped:
-            target = torch.clone if node.meta.get("buffer") else stop
+            target = torch.clone if meta.is_buffer(node) else stop
             stopped[node] = made.call_function(target, (copies[node],))
         return stopped[node]
 
@@ -81,7 +83,7 @@ def row_nodes(graph: torch.fx.Graph) -> set[Node]:
     found: set[Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder":
-            if node.meta.get("of_rows"):
+            if meta.of_rows(node):
                 found.add(node)
         elif any(a in found for a in node.all_input_nodes):
             found.add(node)

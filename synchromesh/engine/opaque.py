@@ -25,8 +25,8 @@ from synchromesh.engine.roll_call import RollCall
 from synchromesh.engine.stage import Stage
 from synchromesh.trace.capture.export import flat_outputs
 from synchromesh.trace.capture.gradients import refuse_foreign
+from synchromesh.trace.capture.model_snapshot import CONTAINERS, attributes_of
 from synchromesh.trace.capture.modes import in_mode
-from synchromesh.trace.capture.undisturbed import CONTAINERS, attributes_of
 from synchromesh.values.layout import Layout
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 from torch.fx.node import map_arg
 
-from synchromesh.trace.capture.export import leaves, rows_of
+from synchromesh.trace import meta
+from synchromesh.trace.capture.batch import leaves, rows_of
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Chain, Parameter, Rows, Value
 from synchromesh.values.placement import Placement
@@ -35,11 +37,11 @@ def record(
             if node.op == "output":
                 break
             if node.op == "placeholder":
-                env[node] = _placeholder(node.meta, given, tensors, step.constants, batch, device)
+                env[node] = _placeholder(node, given, tensors, step.constants, batch, device)
             else:
                 args, kwargs = (map_arg(a, env.__getitem__) for a in (node.args, node.kwargs))
                 env[node] = node.target(*args, **kwargs)
-            value = node.meta.get("value")
+            value = meta.value(node)
             if isinstance(value, Value) and value.name in wanted:
                 found[value.name] = env[node].detach()
             for used in node.all_input_nodes:
@@ -50,14 +52,14 @@ def record(
 
 
 def _placeholder(
-    meta: Mapping[str, Any],
+    node: Node,
     given: Mapping[str, Tensor],
     tensors: Mapping[str, Tensor],
     constants: Mapping[str, Tensor],
     batch: Any,
     device: torch.device,
 ) -> Any:
-    role, name = meta["role"], meta["name"]
+    role, name = meta.role(node), meta.name(node)
     if role == "rows":
         return rows_of(batch)
     if role == "leaf":

@@ -28,7 +28,7 @@ from synchromesh.profiling.compute import BLOCK_SECONDS, LONG_BLOCK_SECONDS, Ben
 from synchromesh.profiling.memory import storage_bytes
 from synchromesh.profiling.optimizer import update
 from synchromesh.profiling.overlap import overlap
-from synchromesh.trace.capture.export import take
+from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout

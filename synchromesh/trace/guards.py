@@ -1,4 +1,4 @@
-"""Guards: what tracing took for granted of the number of rows, as in `if x.shape[0] > 4`.
+"""Guards: what tracing assumed about the number of rows, as in `if x.shape[0] > 4`.
 
 A trace follows one branch of such a condition. It stands for the global batches for which the
 condition has the same answer. A condition with a division (`x.view(rows // 2, 2, -1)` pairs
@@ -10,6 +10,8 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
+
+from . import meta
 
 ROWS = sympy.Symbol("rows", integer=True, positive=True)
 DIVISIONS = ("Mod", "PythonMod", "FloorDiv", "CleanDiv", "CeilDiv", "CeilToInt", "FloorToInt")
@@ -23,9 +25,10 @@ class Guard:
     text: str
 
     def holds(self, rows: int) -> bool:
+        """Whether the condition is met by a global batch (or a data rank) of so many rows."""
         try:
             return bool(self.condition.subs(ROWS, rows))
-        except ZeroDivisionError:  # a division by what few rows make zero
+        except ZeroDivisionError:  # few rows make a divisor zero
             return False
 
     @property
@@ -44,7 +47,7 @@ def at_least(rows: int) -> Guard:
 
 def guards_of(program: torch.export.ExportedProgram) -> tuple[Guard, ...]:
     """The conditions on the number of rows under which the program was exported."""
-    found: dict[str, Guard] = {}
+    by_text: dict[str, Guard] = {}
     shapes = _shapes(program)
     sizes: set[Any] = set(getattr(shapes, "backed_var_to_val", ()))
     for guard in getattr(shapes, "guards", ()):
@@ -52,16 +55,15 @@ def guards_of(program: torch.export.ExportedProgram) -> tuple[Guard, ...]:
         if symbols and symbols <= sizes:  # sizes alone: each of them is the rows of some leaf
             condition = guard.expr.xreplace(dict.fromkeys(symbols, ROWS))
             if condition != sympy.true:
-                found.setdefault(str(condition), Guard(condition, str(condition)))
-    return tuple(found.values())
+                by_text.setdefault(str(condition), Guard(condition, str(condition)))
+    return tuple(by_text.values())
 
 
 def _shapes(program: torch.export.ExportedProgram) -> Any:
     """The shape environment of the program's fake tensors; None where no size is a symbol."""
     for node in program.graph.nodes:
-        val = node.meta.get("val")
-        for one in val if isinstance(val, (tuple, list)) else (val,):
-            env = getattr(getattr(one, "fake_mode", None), "shape_env", None)
+        for _, tensor in meta.tensors(node):
+            env = getattr(getattr(tensor, "fake_mode", None), "shape_env", None)
             if env is not None:
                 return env
     return None

@@ -28,13 +28,14 @@ from synchromesh.state import checkpoint, manifest
 from synchromesh.state.export import load_safetensors
 from synchromesh.state.model_state import ModelState, checksum
 from synchromesh.state.switch import Moved
+from synchromesh.trace.capture.batch import take
 from synchromesh.trace.capture.capture import opaque, signature
 from synchromesh.trace.capture.capture import trace as capture
-from synchromesh.trace.capture.comparison import changes, compare
-from synchromesh.trace.capture.export import take
+from synchromesh.trace.capture.comparison import compare
 from synchromesh.trace.capture.masks import digest
 from synchromesh.trace.capture.modes import training_modes
 from synchromesh.trace.capture.row_mean import uneven_rows
+from synchromesh.trace.capture.state_changes import changes
 from synchromesh.trace.guards import at_least
 from synchromesh.trace.partition.partition import Partition, overlaps, partition
 from synchromesh.trace.step import Step

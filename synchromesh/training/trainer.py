@@ -39,8 +39,9 @@ from synchromesh.state.cursor import Loader
 from synchromesh.state.export import save_safetensors
 from synchromesh.state.loaders import Loaders
 from synchromesh.state.model_state import plain
+from synchromesh.trace import meta
+from synchromesh.trace.capture.batch import take
 from synchromesh.trace.capture.capture import signature
-from synchromesh.trace.capture.export import take
 from synchromesh.trace.capture.modes import training_modes
 from synchromesh.trace.partition.partition import Partition, overlaps
 from synchromesh.trace.step import Step
@@ -599,7 +600,7 @@ class Trainer:
         """Whether the traced step makes values of this floating-point type."""
         if self.traced.graph is None:
             return False
-        values = (n.meta.get("val") for n in self.traced.graph.nodes if n.op == "call_function")
+        values = (meta.val(n) for n in self.traced.graph.nodes if n.op == "call_function")
         return any(isinstance(v, Tensor) and v.dtype is dtype for v in values)
 
     def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:

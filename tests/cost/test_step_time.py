@@ -18,7 +18,7 @@ from synchromesh.engine.collectives import Axis
 from synchromesh.engine.random import Streams
 from synchromesh.profiling.borders import local_part, record, stand_ins, tiled
 from synchromesh.profiling.silent_group import SilentGroup
-from synchromesh.trace.capture.export import take
+from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.local import Communication, Computation
 from synchromesh.values.component import Rows
 from synchromesh.values.layout import Layout

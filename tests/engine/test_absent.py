@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synchromesh.engine.absent import isolated
+from synchromesh.trace import meta
 from synchromesh.training.prepare import prepare
 from tests.plain import Case, adamw, exact, on_ranks, plain, sgd
 from tests.ranks import RankFailed, run
@@ -103,9 +104,10 @@ def test_whatever_a_row_makes_no_gradient_leaves_an_absent_rank() -> None:
     graph = torch.fx.Graph()
     graph.placeholder("axis")
     rows = graph.placeholder("rows")
-    rows.meta["of_rows"] = True
+    meta.of_rows.set(rows, True)
     x, weight, table, buffer = (graph.placeholder(n) for n in ("x", "weight", "table", "buffer"))
-    x.meta["of_rows"] = buffer.meta["buffer"] = True
+    meta.of_rows.set(x, True)
+    meta.is_buffer.set(buffer, True)
     free = graph.call_function(torch.mul, (table, 2.0))
     made = graph.call_function(torch.div, (graph.call_function(torch.mul, (x, weight)), 0.0))
     graph.call_function(torch.ops.aten.add_.Tensor, (buffer, made))

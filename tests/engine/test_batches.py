@@ -6,7 +6,7 @@ import torch
 from synchromesh.engine import batches
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.groups import World
-from synchromesh.trace.capture.export import take
+from synchromesh.trace.capture.batch import take
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from tests.ranks import run

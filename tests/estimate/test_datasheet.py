@@ -14,8 +14,8 @@ from synchromesh.estimate.roofline import LAUNCH_SECONDS
 from synchromesh.profiling.borders import record, stand_ins
 from synchromesh.profiling.compute import Bench
 from synchromesh.profiling.facts import Subject
+from synchromesh.trace.capture.batch import take
 from synchromesh.trace.capture.capture import trace
-from synchromesh.trace.capture.export import take
 from synchromesh.trace.partition.local import Partition
 from synchromesh.trace.partition.partition import partition
 from synchromesh.trace.step import Step

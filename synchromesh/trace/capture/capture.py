@@ -5,24 +5,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
+from synchromesh.trace import meta
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Chain, Component, Parameter
 
+from .batch import leaves, rows_of
 from .comparison import compare
-from .components import pieces
+from .components import component_modules
 from .coupling import coupled
-from .effects import counting, fed_by_rows
-from .export import Function, Untraceable, export, leaves, rows_of
+from .effects import row_dependent_buffers, scaled_by_frequency
+from .export import Function, Untraceable, export
 from .flatten import flatten, shared_names
+from .loss_reduction import LossReduction, reduce_to_sums
 from .masks import fold_masks
 from .modes import in_mode
 from .observed import observe
 from .rows import annotate
 from .run import run
-from .split import Scattered, split
-from .weighing import Weighed, weigh
+from .split import UnorderedRows, split
 
 __all__ = ["compare", "run", "signature", "trace"]
 
@@ -44,7 +47,7 @@ def trace(
     opaque Step whose `reason` says why. ValueError for a bad batch or for `cuts` that name no
     module.
     """
-    found = pieces(model, cuts)
+    modules = component_modules(model, cuts)
     rows_of(batch)
     with in_mode(model, training):
         try:
@@ -52,45 +55,38 @@ def trace(
             graph, constants, symbols = flatten(exported, model)
             assumed = fold_masks(graph, constants, dict(model.named_buffers()))
             annotate(graph, symbols)
-            told, merged = counting(graph), ""
-            weighed = weigh(graph) if weighable(training, exported.outputs) else Weighed()
+            uneven, merged = scaled_by_frequency(graph), ""
+            is_loss = training and exported.outputs in (("loss",), ("sum", "weight"))
+            reduction = reduce_to_sums(graph) if is_loss else LossReduction()
             try:
-                cut, chain = split(graph, model, found, constants)
-            except Scattered as scattered:
-                merged = str(scattered)
+                grouped, chain = split(graph, model, modules, constants)
+            except UnorderedRows as unordered:
+                merged = str(unordered)
                 observe(graph, constants, exported.leaves, model, batch)
-                if weighed.doubt:  # of rows that may be known to lie in order now
-                    weighed = weigh(graph)
-                cut, chain = split(graph, model, found, constants, merge=True)
+                if reduction.doubt:  # of rows that may be known to lie in order now
+                    reduction = reduce_to_sums(graph)
+                grouped, chain = split(graph, model, modules, constants, merge=True)
         except Untraceable as error:
             return opaque(model, batch, str(error))
-    outputs = ("sum", "weight") if weighed.targets else exported.outputs
-    used = {
-        n.meta["name"] for n in cut.find_nodes(op="placeholder") if n.meta["role"] == "constant"
-    }
-    kept = {name: tensor for name, tensor in constants.items() if name in used}
+    outputs = ("sum", "weight") if reduction.targets else exported.outputs
+    used = {meta.name(n) for n in meta.placeholders(grouped, "constant")}
     return Step(
-        chain, cut, kept, outputs, exported.leaves, shared_names(model),
-        guards=exported.guards, assumed=assumed, fed=fed_by_rows(cut), merged=merged,
-        uneven=told, coupled=told or divided(cut), targets=weighed.targets, doubt=weighed.doubt,
+        chain, grouped, {n: x for n, x in constants.items() if n in used}, outputs,
+        exported.leaves, shared_names(model), guards=exported.guards, assumed=assumed,
+        fed=row_dependent_buffers(grouped), merged=merged, uneven=uneven,
+        coupled=uneven or why_coupled(grouped), targets=reduction.targets, doubt=reduction.doubt,
     )  # fmt: skip
 
 
-def weighable(training: bool, outputs: tuple[str, ...]) -> bool:
-    """Whether the function is a loss, and no metric."""
-    return training and outputs in (("loss",), ("sum", "weight"))
-
-
-def divided(graph: torch.fx.Graph) -> str:
+def why_coupled(graph: Graph) -> str:
     """A sentence where the rows of a batch depend on each other; empty where they do not."""
     found = coupled(graph)
     return (
-        found
-        and (
-            f"{found}: parts of a batch give another loss than all of it, so train under a plan "
-            "without data parallelism"
-        )
-    ) or ""
+        f"{found}: parts of a batch give another loss than all of it, so train under a plan "
+        "without data parallelism"
+        if found
+        else ""
+    )
 
 
 def opaque(model: nn.Module, batch: Any, reason: str) -> Step:

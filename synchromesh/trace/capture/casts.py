@@ -10,6 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from synchromesh.trace import meta
+
 CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -37,38 +39,33 @@ def casts(
     ]
     if not tensors or target._schema.name in ("aten::to", "aten::_to_copy"):
         return None
-    low = result(region, target, vals, torch.float32)
-    if low == region.dtype:
+    if result_type(region, target, vals, torch.float32) == region.dtype:
         return region.dtype
-    high = result(region, target, vals, region.dtype)
-    if high == torch.float32 and result(None, target, vals, region.dtype) == region.dtype:
-        return torch.float32
-    return None
+    raised = result_type(region, target, vals, region.dtype) == torch.float32
+    lower_without = result_type(None, target, vals, region.dtype) == region.dtype
+    return torch.float32 if raised and lower_without else None
 
 
 def stand_in(node: torch.fx.Node) -> Any:
     """A fake tensor or integer for the node, of the example's sizes (symbols get bound)."""
-    val = node.meta.get("val")
+    val = meta.val(node)
     if isinstance(val, Tensor):
         shape = [s if isinstance(s, int) else int(s.node.hint) for s in val.shape]
         return torch.empty(shape, dtype=val.dtype, device=val.device)
-    if "rows" in node.meta:
-        return node.meta["rows"]
+    if meta.role(node) == "rows":
+        return meta.example_rows(node)
     arguments = map_arg(node.args, stand_in)
     return node.target(*arguments) if callable(node.target) else val
 
 
-def result(
+def result_type(
     region: Autocast | None, target: torch._ops.OpOverload, vals: Any, dtype: torch.dtype
 ) -> torch.dtype | None:
     """Type of the operator's (first) result when all its castable inputs have `dtype`."""
 
     def convert(v: Any) -> Any:
-        return (
-            torch.empty_like(v, dtype=dtype)
-            if isinstance(v, Tensor) and v.dtype in CASTABLE
-            else v
-        )
+        castable = isinstance(v, Tensor) and v.dtype in CASTABLE
+        return torch.empty_like(v, dtype=dtype) if castable else v
 
     mode = next(v.fake_mode for v in pytree.tree_leaves(vals) if isinstance(v, FakeTensor))
     device = region.device if region else "cpu"

@@ -1,6 +1,6 @@
-"""Pieces, the modules that become components: found in the module tree by its repeated blocks.
+"""The modules that become components: found in the module tree by its repeated blocks.
 
-    encoder.layer.0 (a block)           pieces
+    encoder.layer.0 (a block)           components
       attention                    ->   encoder.layer.0.attention
       layernorm_after              ->   joins what it feeds: encoder.layer.0.mlp
       mlp                          ->   encoder.layer.0.mlp
@@ -21,20 +21,20 @@ Child = tuple[str, nn.Module]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A module that is a component, or a norm that joins one of the pieces of its `group`."""
+class ComponentModule:
+    """A module that is a component, or a norm that joins one of the components of its `group`."""
 
     path: str
     norm: bool = False
-    batch_norm: bool = False  # joins the piece before it
+    batch_norm: bool = False  # joins the component before it
     group: str | None = None  # path of the block or container; None: stands freely
 
 
-def pieces(model: nn.Module, cuts: Sequence[str] = ()) -> tuple[Piece, ...]:
-    """The pieces of a model, in the order of its module tree, and those that `cuts` names."""
+def component_modules(model: nn.Module, cuts: Sequence[str] = ()) -> tuple[ComponentModule, ...]:
+    """Those of a model, in the order of its module tree, and those that `cuts` names."""
     found = list(visit(model, ""))
     if not found and any(True for _ in model.parameters()):
-        found = [Piece("")]
+        found = [ComponentModule("")]
     return with_cuts(model, found, cuts)
 
 
@@ -43,25 +43,26 @@ def root_name(model: nn.Module) -> str:
     return type(model).__name__.lower()
 
 
-def with_cuts(model: nn.Module, found: list[Piece], cuts: Sequence[str]) -> tuple[Piece, ...]:
+def with_cuts(
+    model: nn.Module, found: list[ComponentModule], cuts: Sequence[str]
+) -> tuple[ComponentModule, ...]:
+    """`found`, with the modules that `cuts` names; ValueError for a name that no module has."""
     names = {name for name, _ in model.named_modules(remove_duplicate=False)}
     for cut in cuts:
         if cut not in names:
             near = difflib.get_close_matches(cut, sorted(names - {""}), n=3)
-            raise ValueError(
-                f"the model has no module {cut!r}"
-                + (f" (near: {', '.join(near)})" if near else "")
-            )
+            hint = f" (near: {', '.join(near)})" if near else ""
+            raise ValueError(f"the model has no module {cut!r}{hint}")
         at = next((i for i, p in enumerate(found) if p.path == cut), None)
         if at is not None:
             found[at] = replace(found[at], norm=False)
         elif not any(p.path.startswith(f"{cut}.") for p in found):
-            found.append(Piece(cut))
+            found.append(ComponentModule(cut))
     return tuple(found)
 
 
-def visit(module: nn.Module, path: str) -> Iterator[Piece]:
-    """Pieces of a module that is no piece itself: the root, or one with blocks inside."""
+def visit(module: nn.Module, path: str) -> Iterator[ComponentModule]:
+    """Components of a module that is none itself: the root, or one with blocks inside."""
     if is_container(module):
         yield from visit_container(module, path)
         return
@@ -71,10 +72,11 @@ def visit(module: nn.Module, path: str) -> Iterator[Piece]:
         elif holds_block(child):
             yield from visit(child, name)
         else:
-            yield piece(name, child, None)
+            yield component_module(name, child, None)
 
 
-def visit_container(container: nn.Module, path: str) -> Iterator[Piece]:
+def visit_container(container: nn.Module, path: str) -> Iterator[ComponentModule]:
+    """Components of a container's children: blocks are cut into their parts."""
     for name, child in children(container, path):
         if isinstance(child, LISTS):
             yield from visit_container(child, name)
@@ -82,15 +84,16 @@ def visit_container(container: nn.Module, path: str) -> Iterator[Piece]:
             yield from visit(child, name)
         elif is_block(child):
             for part, inner in parts(child, name):
-                yield piece(part, inner, name)
+                yield component_module(part, inner, name)
         else:
-            yield piece(name, child, path if isinstance(container, nn.Sequential) else None)
+            group = path if isinstance(container, nn.Sequential) else None
+            yield component_module(name, child, group)
 
 
-def piece(path: str, module: nn.Module, group: str | None) -> Piece:
-    return Piece(
-        path, is_norm(module), is_norm(module) and "BatchNorm" in type(module).__name__, group
-    )
+def component_module(path: str, module: nn.Module, group: str | None) -> ComponentModule:
+    """The module as a component, or as a norm that joins another."""
+    batch_norm = is_norm(module) and "BatchNorm" in type(module).__name__
+    return ComponentModule(path, is_norm(module), batch_norm, group)
 
 
 def children(module: nn.Module, path: str) -> Iterator[Child]:
@@ -110,11 +113,13 @@ def parts(module: nn.Module, path: str) -> Iterator[Child]:
 
 
 def is_container(module: nn.Module) -> bool:
+    """Whether the module does no more than hold others, or run them one after another."""
     plain = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
     return plain or isinstance(module, LISTS)
 
 
 def is_norm(module: nn.Module) -> bool:
+    """Whether the module is a norm of any kind, by the name of its class."""
     return "Norm" in type(module).__name__
 
 

@@ -1,21 +1,18 @@
 """Coupling: where the rows of a batch depend on each other in a step, so that data blocks that do
 not see each other compute something else.
 
-Batch norm is not looked at: its statistics are the engine's matter.
+Batch norm is left out: the engine decides over which rows its statistics are taken.
 """
 
 import torch
-from torch import Tensor
+from torch.fx import Graph, Node
 
+from synchromesh.trace import meta
+from synchromesh.trace.nodes import calls, line_of, living, short_name
 from synchromesh.trace.rules.elementwise import FILLING
 
-from .nodes import line_of, short_name
-from .split import calls, has_rows, living
 
-Node = torch.fx.Node
-
-
-def coupled(graph: torch.fx.Graph) -> str | None:
+def coupled(graph: Graph) -> str | None:
     """A clause that names the first operator that couples rows, and the user's line; else None.
 
     Said of values of rows x rows, of operators that work along the rows, and where a value that
@@ -24,20 +21,20 @@ def coupled(graph: torch.fx.Graph) -> str | None:
     live = living(graph)
     reduced: set[Node] = set()
     for node in calls(graph):
-        if node not in live or node.meta.get("value") is None:
+        if node not in live or meta.value(node) is None:
             continue
         name = short_name(node) or getattr(node.target, "__name__", str(node.target))
         where = f"{name} at {line_of(node)}"
         if rows_twice(node):
             return f"{where} makes a value of rows x rows"
-        if "mixed" in node.meta:
-            return str(node.meta["mixed"])
+        if meta.coupling(node):
+            return meta.coupling(node)
         content = [] if fills(node) else node.all_input_nodes
-        below = [a for a in content if a in reduced]
-        if has_rows(node):
-            if below:
+        reads_reduced = any(a in reduced for a in content)
+        if meta.has_rows(node):
+            if reads_reduced:
                 return f"{where} joins rows with a value that rows were reduced to"
-        elif below or any(has_rows(a) for a in content):
+        elif reads_reduced or any(map(meta.has_rows, content)):
             reduced.add(node)
     return None
 
@@ -50,10 +47,5 @@ def fills(node: Node) -> bool:
 
 def rows_twice(node: Node) -> bool:
     """Whether a tensor that the node makes has two dimensions that grow with the rows."""
-    val = node.meta.get("val")
-    tensors = val if isinstance(val, tuple) else (val,)
-    return any(
-        sum(isinstance(size, torch.SymInt) for size in t.shape) > 1
-        for t in tensors
-        if isinstance(t, Tensor)
-    )
+    shapes = (x.shape for _, x in meta.tensors(node))
+    return any(sum(isinstance(n, torch.SymInt) for n in shape) > 1 for shape in shapes)

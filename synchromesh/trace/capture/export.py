@@ -5,9 +5,8 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,13 +17,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from synchromesh.trace.guards import Guard, guards_of
+from synchromesh.trace.nodes import HERE, TORCH
 
-from .undisturbed import Attributes, forgotten, restored
+from .batch import autocast_for, example, leaves
+from .model_snapshot import Attributes, restored, untraced
 
 Function = Callable[[nn.Module, Any], Any]
-
-TORCH = str(Path(torch.__file__).parent)
-HERE = str(Path(__file__).parents[1])
 
 
 class Untraceable(Exception):
@@ -34,18 +32,6 @@ class Untraceable(Exception):
 class BadOutput(ValueError):
     """The loss is none that can be trained (no 0-d tensors, learnable parameters of its own); the
     message is for the user."""
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """A tensor leaf of the batch: its name, and whether its dim 0 is rows."""
-
-    name: str
-    tensor: Tensor
-
-    @property
-    def has_rows(self) -> bool:
-        return self.tensor.dim() > 0
 
 
 @dataclass(frozen=True)
@@ -61,71 +47,18 @@ class Export:
     guards: tuple[Guard, ...]
 
 
-def leaves(batch: Any) -> list[Leaf]:
-    """The tensor leaves of a batch in flattening order, named by path: `x`, `0`, `inputs.mask`."""
-    found = []
-    for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
-        if isinstance(leaf, Tensor):
-            keys = (getattr(k, "key", getattr(k, "idx", getattr(k, "name", k))) for k in path)
-            found.append(Leaf(".".join(str(k) for k in keys) or "batch", leaf))
-    return found
+@dataclass
+class ForwardRecord:
+    """What a traced forward did: apart, as export takes back changes of a module's attributes.
 
-
-def rows_of(batch: Any) -> int:
-    """Rows of the batch: the size of dim 0 of its tensors; ValueError where they disagree."""
-    sizes = {leaf.name: leaf.tensor.shape[0] for leaf in leaves(batch) if leaf.has_rows}
-    if not sizes:
-        raise ValueError(
-            f"the batch ({type(batch).__name__}) holds no tensor with rows: it should be a "
-            "tensor, or a tuple or dict of tensors whose dim 0 is rows"
-        )
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
-        raise ValueError(
-            f"the batch's tensors disagree about the number of rows ({listed}): dim 0 of each "
-            "must be rows, or the tensor 0-d if it is common to all rows"
-        )
-    rows = next(iter(sizes.values()))
-    if rows == 0:
-        raise ValueError("the example batch has no rows (0): one row at least is needed")
-    return rows
-
-
-def example(batch: Any, count: int | None = None) -> Any:
-    """`batch` with `count` rows, which repeat where it has fewer.
-
-    Where no number is given it is one that no other dimension has (even, at least 6).
+    assigned: the attributes that it assigned anew (`Attributes.assigned`).
     """
-    rows = rows_of(batch)
-    taken = {n for leaf in leaves(batch) for n in leaf.tensor.shape[1:]}
-    count = count or next(n for n in range(6, 6 + 2 * len(taken) + 2, 2) if n not in taken)
-    pick = torch.arange(count) % rows
-
-    def resize(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or leaf.dim() == 0:
-            return leaf
-        if leaf.device.type == "meta":
-            return leaf.new_empty((count, *leaf.shape[1:]))
-        return leaf.detach()[pick.to(leaf.device)]
-
-    return pytree.tree_map(resize, batch)
-
-
-def take(batch: Any, start: int, stop: int) -> Any:
-    """Rows [start, stop) of a batch; leaves without rows stay."""
-    return pytree.tree_map(
-        lambda x: x[start:stop] if isinstance(x, Tensor) and x.dim() else x, batch
-    )
-
-
-class Seen:
-    """What was seen while tracing (export takes back changes of a module's attributes)."""
 
     outputs: tuple[str, ...] = ()
-    assigned: Mapping[str, bool] = {}  # attributes that the forward assigned anew
+    assigned: Mapping[str, bool] = field(default_factory=dict)
 
 
-class Whole(nn.Module):
+class StepModule(nn.Module):
     """The training step as one module: forward(batch) is a flat tuple of 0-d tensors."""
 
     def __init__(self, model: nn.Module, function: Function, autocast: torch.dtype | None) -> None:
@@ -133,21 +66,16 @@ class Whole(nn.Module):
         self.model = model
         self.function = function
         self.autocast = autocast
-        self.seen = Seen()
+        self.record = ForwardRecord()
 
     def forward(self, batch: Any) -> tuple[Tensor, ...]:
+        """The outputs of the loss, in the order of `record.outputs`."""
         before = Attributes(self.model)
-        with self.casts(batch):
+        with autocast_for(batch, self.autocast):
             result = self.function(self.model, batch)
-        self.seen.assigned = before.assigned()
-        self.seen.outputs, values = flat_outputs(result)
+        self.record.assigned = before.assigned()
+        self.record.outputs, values = flat_outputs(result)
         return values
-
-    def casts(self, batch: Any) -> AbstractContextManager[Any]:
-        if self.autocast is None:
-            return nullcontext()
-        device = leaves(batch)[0].tensor.device.type
-        return torch.autocast(device, self.autocast)
 
 
 def flat_outputs(result: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
@@ -196,25 +124,24 @@ def export(
     """
     sample = example(batch, rows)
     names = tuple(leaf.name for leaf in leaves(sample))
-    whole = Whole(model, function, autocast)
+    module = StepModule(model, function, autocast)
     with restored(model), faked(model, sample) as sample, quiet():
         try:
-            program = attempt(whole, sample, torch.export.Dim("rows"))
+            program = export_with(module, sample, torch.export.Dim("rows"))
         except BadOutput:
             raise
         except Exception:
             try:
-                program = attempt(whole, sample, torch.export.Dim.AUTO)
+                program = export_with(module, sample, torch.export.Dim.AUTO)
             except Exception as error:
                 raise Untraceable(sentence(error)) from error
-    lost = forgotten(whole.seen.assigned, constants_of(program))
-    if lost:
+    if lost := untraced(module.record.assigned, constants_of(program)):
         raise Untraceable(
             f"the forward assigns {lost} anew, which a trace forgets: register a "
             "buffer and change it in place (add_, copy_), or train the model as it is under the "
             "plan 'data'"
         )
-    return Export(program, whole.seen.outputs, names, guards_of(program))
+    return Export(program, module.record.outputs, names, guards_of(program))
 
 
 def constants_of(program: torch.export.ExportedProgram) -> set[str]:
@@ -229,7 +156,8 @@ def constants_of(program: torch.export.ExportedProgram) -> set[str]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without remarks on what is only tried: sentences of ours say what matters of them."""
+    """Without torch's logs and warnings about attempts that may fail: our own messages report
+    what matters of them."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -241,12 +169,14 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def attempt(whole: Whole, sample: Any, dim: Any) -> torch.export.ExportedProgram:
+def export_with(module: StepModule, sample: Any, dim: Any) -> torch.export.ExportedProgram:
+    """Export with `dim` for dim 0 of all leaves that have rows."""
+
     def shape(leaf: Any) -> Any:
         return {0: dim} if isinstance(leaf, Tensor) and leaf.dim() > 0 else None
 
     shapes = (pytree.tree_map(shape, sample),)
-    return torch.export.export(whole, (sample,), dynamic_shapes=shapes, strict=False)
+    return torch.export.export(module, (sample,), dynamic_shapes=shapes, strict=False)
 
 
 @contextmanager
@@ -262,7 +192,7 @@ def faked(model: nn.Module, sample: Any) -> Iterator[Any]:
     )
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     kept: list[tuple[dict[str, Any], str, Any]] = []
-    swapped: dict[int, Tensor] = {}
+    fakes: dict[int, Tensor] = {}  # one for all the names of a shared tensor
     with mode:
         for module in model.modules():
             for table in (module._parameters, module._buffers):
@@ -273,7 +203,7 @@ def faked(model: nn.Module, sample: Any) -> Iterator[Any]:
                     if isinstance(tensor, nn.Parameter):
                         fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
                     kept.append((table, name, tensor))
-                    table[name] = swapped.setdefault(id(tensor), fake)  # type: ignore[assignment]
+                    table[name] = fakes.setdefault(id(tensor), fake)  # type: ignore[assignment]
 
         def fake_leaf(leaf: Any) -> Any:
             if isinstance(leaf, Tensor):
@@ -307,11 +237,9 @@ def user_line(error: BaseException) -> tuple[str, str]:
     while seen is not None:
         frames: Sequence[traceback.FrameSummary] = traceback.extract_tb(seen.__traceback__)
         for frame in reversed(frames):
-            if (
-                not frame.filename.startswith((TORCH, HERE, "<"))
-                and "contextlib" not in frame.filename
-            ):
-                best = (f"{frame.filename}:{frame.lineno}", (frame.line or "").strip())
+            file = frame.filename
+            if not file.startswith((TORCH, HERE, "<")) and "contextlib" not in file:
+                best = (f"{file}:{frame.lineno}", (frame.line or "").strip())
                 break
         seen = seen.__cause__ or seen.__context__
     return best

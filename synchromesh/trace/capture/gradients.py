@@ -1,32 +1,38 @@
-"""Gradients of a loss, what they reach, and a run without dropout: the parts of a comparison."""
+"""Gradients of a loss, what they reach, and steps without dropout: the parts of a comparison."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
+from math import inf, isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph
 from torch.overrides import TorchFunctionMode
 
+from synchromesh.trace.nodes import DROPOUTS, calls, schema, short_name
 from synchromesh.trace.step import Step
 
-from .export import BadOutput, leaves
-
-DROPOUTS = ("dropout", "dropout_", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+from .export import BadOutput
 
 
-def tolerance(loss: Tensor, live: Mapping[str, Tensor], autocast: torch.dtype | None) -> float:
-    """How far two computations of a loss may differ by rounding, relative to their size."""
-    types = {loss.dtype, *(p.dtype for p in live.values()), *([autocast] if autocast else [])}
+def tolerance(
+    dtype: torch.dtype, parameters: Mapping[str, Tensor], autocast: torch.dtype | None = None
+) -> float:
+    """How far two computations of a loss may differ by rounding, relative to their size.
+
+    For the lowest precision among the loss's type, the parameters' and autocast's.
+    """
+    types = {dtype, *(p.dtype for p in parameters.values()), *([autocast] if autocast else [])}
     if types & {torch.bfloat16, torch.float16}:
         return 2e-2
     return 1e-4 if types & {torch.float32, torch.complex64} else 1e-9
 
 
-def gradients(loss: Tensor, parameters: dict[str, Any]) -> dict[str, Tensor]:
+def gradients(loss: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Gradients by name, zeros where the loss does not depend on the parameter."""
-    if not loss.requires_grad:
+    if not loss.requires_grad or not parameters:
         return {n: torch.zeros_like(p) for n, p in parameters.items()}
     found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     return {
@@ -35,7 +41,38 @@ def gradients(loss: Tensor, parameters: dict[str, Any]) -> dict[str, Tensor]:
     }
 
 
-# -- what may be the reason --------------------------------------------------------------
+def largest_entry(x: Tensor) -> float:
+    """The largest absolute entry that is finite."""
+    found = float(x.abs().max()) if x.numel() else 0.0
+    if isfinite(found):
+        return found
+    finite = x[x.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def largest_gap(a: Tensor, b: Tensor) -> float:
+    """The largest difference of two tensors; entries that are finite in neither count as equal."""
+    found = float((a - b).abs().max()) if a.numel() else 0.0
+    if isfinite(found):
+        return found
+    finite = b.isfinite()
+    return largest_entry(a[finite] - b[finite]) if torch.equal(finite, a.isfinite()) else inf
+
+
+def first_gap(
+    expected: Mapping[str, Tensor], found: Mapping[str, Tensor], limit: float
+) -> tuple[str, float, float] | None:
+    """The first gradient that is further off than `limit` times the largest entry of all: its
+    name, its gap and that entry."""
+    largest = max(map(largest_entry, expected.values()), default=0.0)
+    for name, gradient in expected.items():
+        gap = largest_gap(found[name], gradient)
+        if not gap <= limit * (largest or 1.0):
+            return name, gap, largest
+    return None
+
+
+# -- why a trace may have other gradients than its model ---------------------------------
 
 
 def refuse_foreign(loss: Tensor, parameters: Iterable[Tensor]) -> None:
@@ -71,29 +108,21 @@ def custom_functions(loss: Tensor) -> list[str]:
     return sorted(names - {"BackwardHookFunction"})
 
 
-def cause_of(model: nn.Module, live: dict[str, nn.Parameter], custom: list[str]) -> str:
-    if custom:
+def likely_cause(model: nn.Module, trained: dict[str, nn.Parameter], loss: Tensor) -> str:
+    """A clause about what of the model's backward a trace loses."""
+    if custom := custom_functions(loss):
         return f": tracing loses the backward of the custom autograd.Function {custom[0]}"
-    for name, parameter in live.items():
+    for name, parameter in trained.items():
         if parameter._backward_hooks:
             return f": tracing loses the hook on the parameter {name}"
     for name, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
-            return (
-                f": tracing loses the backward hook of the module {name or type(model).__name__}"
-            )
+            owner = name or type(model).__name__
+            return f": tracing loses the backward hook of the module {owner}"
     return ": a hook on a tensor or a value that changes from call to call may be the reason"
 
 
-# -- without chance -----------------------------------------------------------------------
-
-
-def casting(batch: Any, autocast: torch.dtype | None) -> Any:
-    return (
-        torch.autocast(leaves(batch)[0].tensor.device.type, autocast)
-        if autocast
-        else nullcontext()
-    )
+# -- without chance, and without batch statistics ----------------------------------------
 
 
 class _NoDropout(TorchFunctionMode):
@@ -102,18 +131,12 @@ class _NoDropout(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if name.startswith("scaled_dot_product") and "dropout_p" in kwargs:
-            kwargs["dropout_p"] = 0.0
-        elif name.startswith("scaled_dot_product") and len(args) > 4:
-            args = (*args[:4], 0.0, *args[5:])
+        if name.startswith("scaled_dot_product"):
+            if len(args) > 4 or "dropout_p" in kwargs:
+                args, kwargs = without_argument(args, kwargs, 4, "dropout_p")
         elif name == "multi_head_attention_forward":  # its inner calls are not seen from here
             args, kwargs = without_argument(args, kwargs, 10, "dropout_p")
-        elif name.rstrip("123d_") in (
-            "dropout",
-            "feature_dropout",
-            "alpha_dropout",
-            "feature_alpha_dropout",
-        ):
+        elif name.rstrip("123d_") in DROPOUTS:
             return args[0] if args else kwargs["input"]
         return func(*args, **kwargs)
 
@@ -141,23 +164,31 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
             module.dropout = p
 
 
-def no_dropout(step: Step) -> Step:
-    """The step with every dropout off."""
+def deterministic(step: Step, batch_norm: bool = True) -> Step:
+    """The step with every dropout off.
+
+    batch_norm: False for batch norm in evaluation mode, or left out where it has no statistics
+    but the batch's.
+    """
     assert step.graph is not None
-    graph = torch.fx.Graph()
+    graph = Graph()
     graph.output(graph.graph_copy(step.graph, {}))
-    for node in graph.nodes:
-        if not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        name = node.target._schema.name.split("::")[1]
-        place = {a.name: i for i, a in enumerate(node.target._schema.arguments)}
+    for node in calls(graph):
+        name = short_name(node)
+        names = [a.name for a in schema(node).arguments] if name else []
         if name in DROPOUTS:
-            node.args = (node.args[0], 0.0, False)
-            node.kwargs = {}
+            node.args, node.kwargs = (node.args[0], 0.0, False), {}
         elif name == "scaled_dot_product_attention":
             node.kwargs = {k: v for k, v in node.kwargs.items() if k != "dropout_p"}
             if len(node.args) > 4:
                 node.update_arg(4, 0.0)
-        elif "dropout" in place and len(node.args) > place["dropout"]:
-            node.update_arg(place["dropout"], 0.0)
+        elif name == "batch_norm" and not batch_norm:
+            if node.args[3] is None:
+                (source, *_) = node.all_input_nodes
+                node.replace_all_uses_with(source)
+                graph.erase_node(node)
+            else:
+                node.update_arg(5, False)
+        elif "dropout" in names and len(node.args) > (place := names.index("dropout")):
+            node.update_arg(place, 0.0)
     return replace(step, graph=graph)

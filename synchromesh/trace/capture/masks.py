@@ -4,15 +4,16 @@ import hashlib
 
 import torch
 from torch import Tensor
+from torch.fx import Graph, Node
 
-from .nodes import behind, is_random
+from synchromesh.trace import meta
+from synchromesh.trace.nodes import ancestors, is_random
 
-Node = torch.fx.Node
 sdpa = torch.ops.aten.scaled_dot_product_attention.default
 
 
 def fold_masks(
-    graph: torch.fx.Graph, constants: dict[str, Tensor], buffers: dict[str, Tensor]
+    graph: Graph, constants: dict[str, Tensor], buffers: dict[str, Tensor]
 ) -> dict[str, str]:
     """Fold masks made of constants alone: all-true becomes none, lower triangular `is_causal`.
 
@@ -34,21 +35,20 @@ def fold_masks(
         for name in buffers_behind(mask):
             assumed[name] = digest(buffers[name])
         args[3], args[5] = None, cache[mask] == "causal"
-        node.kwargs = {k: v for k, v in node.kwargs.items() if k not in ("attn_mask", "is_causal")}
-        if "dropout_p" in node.kwargs:
-            args[4] = node.kwargs["dropout_p"]
-            node.kwargs = {k: v for k, v in node.kwargs.items() if k != "dropout_p"}
-        node.args = tuple(args)
+        kwargs = {k: v for k, v in node.kwargs.items() if k not in ("attn_mask", "is_causal")}
+        args[4] = kwargs.pop("dropout_p", args[4])
+        node.args, node.kwargs = tuple(args), kwargs
     return assumed
 
 
 def buffers_behind(mask: Node) -> set[str]:
     """Names of the buffers that the mask is computed from."""
-    return {
-        n.meta["name"]
-        for n in behind(mask)
-        if n.op == "placeholder" and n.meta["role"] == "buffer"
-    }
+    return {meta.name(n) for n in ancestors(mask) if meta.role(n) == "buffer"}
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether the tensor has a shape and no content."""
+    return tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor)
 
 
 def digest(tensor: Tensor) -> str:
@@ -57,16 +57,17 @@ def digest(tensor: Tensor) -> str:
     return hashlib.sha256(data.numpy().data).hexdigest()[:16]
 
 
-def kind(graph: torch.fx.Graph, mask: Node, known: dict[str, Tensor]) -> str:
-    """ "all", "causal" or "other", the same for two different numbers of rows."""
+def kind(graph: Graph, mask: Node, known: dict[str, Tensor]) -> str:
+    """What the mask hides, the same for two different numbers of rows: see `classify`."""
     found = {
-        classify(value) if (value := evaluate(graph, mask, known, rows)) is not None else "other"
+        "other" if (value := evaluate(graph, mask, known, rows)) is None else classify(value)
         for rows in (2, 3)
     }
     return found.pop() if len(found) == 1 else "other"
 
 
 def classify(mask: Tensor) -> str:
+    """`all` where the mask hides nothing, `causal` where it hides what comes later, or `other`."""
     if mask.dim() < 2:
         return "other"
     if mask.dtype == torch.bool:
@@ -83,39 +84,37 @@ def classify(mask: Tensor) -> str:
     return "other"
 
 
-def evaluate(
-    graph: torch.fx.Graph, target: Node, known: dict[str, Tensor], rows: int
-) -> Tensor | None:
+def evaluate(graph: Graph, target: Node, known: dict[str, Tensor], rows: int) -> Tensor | None:
     """The value of a node that depends on constants and rows alone, None for others."""
-    past = behind(target)
-    for node in past:
-        if node.op == "placeholder" and node.meta["role"] != "rows" and not readable(node, known):
+    needed = ancestors(target)
+    for node in needed:
+        if node.op == "placeholder" and meta.role(node) != "rows" and not readable(node, known):
             return None
-        if "effect" in node.meta or is_random(node):
+        if meta.effect(node) or is_random(node):
             return None
     values: dict[Node, object] = {}
     with torch.no_grad():
         for node in graph.nodes:
-            if node in past:
-                values[node] = step(node, values, known, rows)
+            if node in needed:
+                values[node] = compute(node, values, known, rows)
             if node is target:
                 break
     result = values[target]
     return result if isinstance(result, Tensor) else None
 
 
-def step(node: Node, values: dict[Node, object], known: dict[str, Tensor], rows: int) -> object:
+def compute(node: Node, values: dict[Node, object], known: dict[str, Tensor], rows: int) -> object:
+    """What one node computes of the values of others."""
     if node.op == "placeholder":
-        return rows if node.meta["role"] == "rows" else known[node.meta["name"]]
+        return rows if meta.role(node) == "rows" else known[meta.name(node)]
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)  # type: ignore[arg-type]
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def readable(node: Node, known: dict[str, Tensor]) -> bool:
     """Whether the placeholder's value is known and stays: a constant, an unchanged buffer."""
-    tensor = known.get(node.meta["name"])
-    fixed = node.meta["role"] == "constant" or (
-        node.meta["role"] == "buffer" and not any("effect" in user.meta for user in node.users)
+    tensor = known.get(meta.name(node))
+    unchanged = meta.role(node) == "buffer" and not any(map(meta.effect, node.users))
+    return (
+        (meta.role(node) == "constant" or unchanged) and tensor is not None and not is_fake(tensor)
     )
-    fake = isinstance(tensor, torch._subclasses.FakeTensor)
-    return fixed and tensor is not None and not fake and tensor.device.type != "meta"

@@ -13,85 +13,84 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph, Node
 
+from synchromesh.trace import meta
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Chain, Rows, Value
 
-from .export import example, quiet, take
-from .gradients import no_dropout, tolerance
-from .row_mean import no_batch_norm
-from .rows import irregular
+from .batch import example, take
+from .export import quiet
+from .gradients import deterministic, tolerance
+from .masks import is_fake
+from .model_snapshot import preserved
 from .run import run
-from .undisturbed import undisturbed
+from .state_changes import close
 
-Node = torch.fx.Node
-BLOCKS = (0, 7), (0, 3), (3, 7), (5, 6)  # the first is the whole
+BLOCKS = (0, 7), (0, 3), (3, 7), (5, 6)  # of rows; the first is all of them
 
 
 @quiet()
 def observe(
-    graph: torch.fx.Graph,
+    graph: Graph,
     constants: Mapping[str, Tensor],
     names: tuple[str, ...],
     model: nn.Module,
     batch: Any,
 ) -> None:
-    """Marks values of `graph` as regular whose rows are seen to be.
+    """Marks values of `graph` as regular whose rows are observed to be.
 
-    names: of the batch's leaves. Nothing is seen of a model on the meta device.
+    names: of the batch's leaves. Nothing can be observed of a model on the meta device.
     """
-    tensors = (*model.parameters(), *model.buffers())
-    if any(t.is_meta or isinstance(t, torch._subclasses.FakeTensor) for t in tensors):
+    if any(map(is_fake, (*model.parameters(), *model.buffers()))):
         return
-    nodes = [n for n in graph.nodes if isinstance(n.meta.get("value"), Value) and irregular(n)]
-    whole = example(batch, BLOCKS[0][1])
-    shown = Step(Chain(()), only(graph, nodes), constants, (), names, {})
-    silent = no_batch_norm(no_dropout(shown))
+    nodes = [n for n in graph.nodes if isinstance(meta.value(n), Value) and meta.why_irregular(n)]
+    all_rows = example(batch, BLOCKS[0][1])
+    step = Step(Chain(()), giving_out(graph, nodes), constants, (), names, {})
+    step = deterministic(step, batch_norm=False)
     try:
-        with undisturbed(model), torch.no_grad():
-            made = [run(silent, model, take(whole, *block)) for block in BLOCKS]
+        with preserved(model), torch.no_grad():
+            outputs = [run(step, model, take(all_rows, *block)) for block in BLOCKS]
     except Exception:  # the graph does not take so few rows
         return
-    limit = tolerance(torch.zeros((), dtype=torch.float64), dict(model.named_parameters()), None)
+    limit = tolerance(torch.float64, dict(model.named_parameters()))
     for at, node in enumerate(nodes):
-        rows = order([values[at] for values in made], node.meta["value"], limit)
+        rows = order([made[at] for made in outputs], meta.value(node), limit)
         if rows is not None:
-            node.meta["value"] = replace(node.meta["value"], rows=rows)
-            del node.meta["irregular"]
+            meta.value.set(node, replace(meta.value(node), rows=rows))
+            meta.irregular.clear(node)
 
 
-def only(graph: torch.fx.Graph, nodes: Sequence[Node]) -> torch.fx.Graph:
-    """A copy of the graph that gives out these nodes."""
-    made = torch.fx.Graph()
+def giving_out(graph: Graph, nodes: Sequence[Node]) -> Graph:
+    """A copy of the graph whose outputs are these nodes."""
+    copy = Graph()
     copies: dict[Node, Node] = {}
-    made.graph_copy(graph, copies)
-    made.output(tuple(copies[n] for n in nodes))
-    return made
+    copy.graph_copy(graph, copies)
+    copy.output(tuple(copies[n] for n in nodes))
+    return copy
 
 
 def order(values: Sequence[Tensor], value: Value, limit: float) -> Rows | None:
     """How the rows lie in a value of all rows and of the blocks, None where in no order."""
     assert value.rows is not None
-    dim, whole = value.rows.dim, values[0]
+    dim = value.rows.dim
     count = value.shape[dim]
     if any(v.shape[dim] != count * (b - a) for v, (a, b) in zip(values, BLOCKS, strict=True)):
         return None
     for segments in (s for s in range(1, count + 1) if count % s == 0):
         rows = Rows(dim, segments, count // segments)
-        blocks = zip(values[1:], BLOCKS[1:], strict=True)
-        if all(alike(rows_of(whole, rows)[a:b], rows_of(v, rows), limit) for v, (a, b) in blocks):
+        all_rows, *blocks = (rows_first(v, rows) for v in values)
+        wanted = (all_rows[start:stop] for start, stop in BLOCKS[1:])
+        if all(_equal(a, b, limit) for a, b in zip(wanted, blocks, strict=True)):
             return rows
     return None
 
 
-def rows_of(x: Tensor, rows: Rows) -> Tensor:
+def rows_first(x: Tensor, rows: Rows) -> Tensor:
     """The value with its rows first."""
     apart: Tensor = x.unflatten(rows.dim, (rows.segments, -1, rows.inner))
     return apart.movedim(rows.dim + 1, 0)
 
 
-def alike(a: Tensor, b: Tensor, limit: float) -> bool:
-    if a.shape != b.shape or not (a.is_floating_point() or a.is_complex()):
-        return bool(torch.equal(a, b))
-    size = max(1.0, float(a.abs().max())) if a.numel() else 1.0
-    return bool(torch.allclose(a, b, rtol=limit, atol=limit * size, equal_nan=True))
+def _equal(a: Tensor, b: Tensor, limit: float) -> bool:
+    return close(a, b, limit, max(1.0, float(a.abs().max())) if a.numel() else 1.0)

@@ -8,41 +8,58 @@ alike in parts. Gradients are compared because losses may agree where these do n
 begins with zeros every row has the same loss, whatever it weighs.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from synchromesh.trace.rules import draws
+from synchromesh.trace import meta
+from synchromesh.trace.nodes import draws
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Value
 
-from .export import Function, flat_outputs, quiet, rows_of, take
-from .gradients import casting, no_dropout, tolerance, without_dropout
+from .batch import autocast_for, pick, rows_of, take
+from .export import Function, flat_outputs, quiet
+from .gradients import deterministic, first_gap, gradients, tolerance, without_dropout
+from .model_snapshot import preserved
 from .run import run
-from .undisturbed import undisturbed
 
-PARTS = (0, 1), (1, 2), (2, 4)  # of up to four rows: forward and backward of each, and of all
-SLACK = 10.0  # times what two computations of one loss may differ by: here some are added up
+REMEDY = (
+    "it will differ between plans that divide rows differently. If rows weigh differently (class "
+    "weights, ignore_index, padding) return (sum, weight); if they are coupled (contrastive "
+    "losses), train under a plan without data parallelism"
+)
 
-Outputs = Callable[[Any], Sequence[Tensor]]
+
+@dataclass(frozen=True)
+class RowMeanTest:
+    """What is tried of a loss, and how far sums may be apart. Chosen, not measured.
+
+    parts: of up to four rows, whose outputs and gradients must add up to those of all.
+    slack: times what two computations of one loss may differ by, as here several are added up.
+    """
+
+    parts: tuple[tuple[int, int], ...] = ((0, 1), (1, 2), (2, 4))
+    slack: float = 10.0
+
+
+TEST = RowMeanTest()
 
 
 @dataclass
 class Sums:
-    """Outputs and gradients of the first one, as sums over rows; parts add up in place."""
+    """Outputs and gradients of the first one, as sums over rows."""
 
     outputs: list[float]
     gradients: dict[str, Tensor]
     computed: torch.dtype
 
-    def add(self, other: "Sums") -> None:
-        self.outputs = [a + b for a, b in zip(self.outputs, other.outputs, strict=True)]
-        for name, gradient in other.gradients.items():
-            self.gradients[name] += gradient
+    def __add__(self, other: "Sums") -> "Sums":
+        outputs = [a + b for a, b in zip(self.outputs, other.outputs, strict=True)]
+        added = {n: g + other.gradients[n] for n, g in self.gradients.items()}
+        return Sums(outputs, added, self.computed)
 
 
 @quiet()
@@ -58,75 +75,62 @@ def uneven_rows(
 
     With batch norm in evaluation mode and without dropout, which couple rows by themselves.
     """
-    live = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    silent = None if step.opaque else no_batch_norm(no_dropout(step))
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    graph_step = None if step.opaque else deterministic(step, batch_norm=False)
 
     def outputs(sample: Any) -> Sequence[Tensor]:
-        if silent is not None:
-            return run(silent, model, sample)
+        if graph_step is not None:
+            return run(graph_step, model, sample)
         model.eval()
-        with without_dropout(model), casting(sample, autocast):
+        with without_dropout(model), autocast_for(sample, autocast):
             return flat_outputs(function(model, sample))[1]
 
-    def one(start: int, stop: int) -> Sums:
-        with undisturbed(model), torch.enable_grad():  # each begins with the same state
-            return sums(outputs(take(batch, start, stop)), stop - start, live)
+    def sums_of(start: int, stop: int) -> Sums:
+        with preserved(model), torch.enable_grad():  # each begins with the same state
+            return sums(outputs(take(batch, start, stop)), stop - start, trained)
 
-    rows = min(PARTS[-1][1], rows_of(batch))
+    rows = min(TEST.parts[-1][1], rows_of(batch))
     if rows < 2:
         return None
     batch = pick(batch, torch.arange(rows) * rows_of(batch) // rows)
-    if draws_any(silent):
+    if graph_step is not None and draws_rows(graph_step):
         return None  # a row alone draws other numbers than among others
-    parts = [(start, min(stop, rows)) for start, stop in PARTS if start < rows]
+    parts = [(start, min(stop, rows)) for start, stop in TEST.parts if start < rows]
     try:
-        whole, (apart, *others) = one(0, rows), (one(*part) for part in parts)
+        together, (apart, *others) = sums_of(0, rows), (sums_of(*part) for part in parts)
     except Exception:  # a model that does not take so few rows
         return None
-    for part in others:
-        apart.add(part)
-    limit = SLACK * tolerance(torch.zeros((), dtype=whole.computed), live, autocast)
-    return uneven_losses(step, whole, apart, rows, limit) or uneven_gradients(whole, apart, limit)
-
-
-def uneven_losses(step: Step, whole: Sums, apart: Sums, rows: int, limit: float) -> str:
-    """A sentence where the outputs of all rows are not what those of parts add up to."""
-    pairs = list(zip(whole.outputs, apart.outputs, strict=True))
-    odd = [differ(a, b, max(abs(a), abs(b)), limit) for a, b in pairs]
-    if not any(odd):
-        return ""
-    together, parts = pairs[odd.index(True)]
-    kind = "sum" if len(pairs) == 2 else "mean"
-    if len(pairs) == 1:
-        together, parts = together / rows, parts / rows
-    elif step.targets:  # the pair stands for a mean
-        (sum_of_all, sum_of_parts), (all_, every) = pairs
-        kind, together, parts = "mean", sum_of_all / (all_ or 1), sum_of_parts / (every or 1)
-    return (
-        f"the loss of {rows} rows ({together:.6g}) is not the {kind} of its rows' losses "
-        f"({parts:.6g}): {REMEDY}"
-    )
-
-
-def uneven_gradients(whole: Sums, apart: Sums, limit: float) -> str:
-    """The same for the gradients of the first output."""
-    sizes = (float(g.abs().max()) for g in whole.gradients.values() if g.numel())
-    largest = max(sizes, default=0.0)
-    for name, gradient in whole.gradients.items():
-        gap = float((gradient - apart.gradients[name]).abs().max()) if gradient.numel() else 0.0
-        if differ(gap, 0.0, largest, limit):
-            return (
-                f"the gradient of {name} of a few rows is not the mean of its rows' (by "
-                f"{gap:.1e}, the largest is {largest:.1e}): {REMEDY}"
-            )
+    apart = sum(others, start=apart)
+    limit = TEST.slack * tolerance(together.computed, trained, autocast)
+    if fault := uneven_losses(step, together, apart, rows, limit):
+        return fault
+    if gap := first_gap(together.gradients, apart.gradients, limit):
+        name, size, largest = gap
+        return (
+            f"the gradient of {name} of a few rows is not the mean of its rows' (by "
+            f"{size:.1e}, the largest is {largest:.1e}): {REMEDY}"
+        )
     return ""
 
 
-REMEDY = (
-    "it will differ between plans that divide rows differently. If rows weigh differently (class "
-    "weights, ignore_index, padding) return (sum, weight); if they are coupled (contrastive "
-    "losses), train under a plan without data parallelism"
-)
+def uneven_losses(step: Step, together: Sums, apart: Sums, rows: int, limit: float) -> str:
+    """A sentence where the outputs of all rows are not what those of parts add up to."""
+    pairs = list(zip(together.outputs, apart.outputs, strict=True))
+    differing = [p for p in pairs if differ(*p, max(map(abs, p)), limit)]
+    if not differing:
+        return ""
+    of_all, of_parts = differing[0]
+    kind = "sum" if len(pairs) == 2 else "mean"
+    if len(pairs) == 1:
+        of_all, of_parts = of_all / rows, of_parts / rows
+    elif step.targets:  # the pair stands for a mean
+        (sum_of_all, sum_of_parts), (weight_of_all, weight_of_parts) = pairs
+        kind = "mean"
+        of_all, of_parts = sum_of_all / (weight_of_all or 1), sum_of_parts / (weight_of_parts or 1)
+    return (
+        f"the loss of {rows} rows ({of_all:.6g}) is not the {kind} of its rows' losses "
+        f"({of_parts:.6g}): {REMEDY}"
+    )
 
 
 def differ(a: float, b: float, scale: float, limit: float) -> bool:
@@ -136,45 +140,15 @@ def differ(a: float, b: float, scale: float, limit: float) -> bool:
     return not abs(a - b) <= limit * (scale or 1.0)
 
 
-def sums(outputs: Sequence[Tensor], rows: int, live: dict[str, nn.Parameter]) -> Sums:
+def sums(outputs: Sequence[Tensor], rows: int, trained: dict[str, nn.Parameter]) -> Sums:
     """The outputs for so many rows, and the gradients of the first; a mean times its rows."""
     share = rows if len(outputs) == 1 else 1
-    found: Sequence[Tensor | None] = ()
-    if outputs[0].requires_grad and live:
-        found = torch.autograd.grad(outputs[0] * share, list(live.values()), allow_unused=True)
-    gradients = {
-        n: torch.zeros_like(p) if g is None else g.to_dense().clone()
-        for (n, p), g in zip(live.items(), found, strict=False)
-    }
     values = [float(x.detach()) * share for x in outputs]
-    return Sums(values, gradients, outputs[0].dtype)
+    return Sums(values, gradients(outputs[0] * share, trained), outputs[0].dtype)
 
 
-def no_batch_norm(step: Step) -> Step:
-    """The step with every batch norm in evaluation mode, or left out where it has no statistics
-    but the batch's."""
+def draws_rows(step: Step) -> bool:
+    """Whether the step draws random numbers for rows; what is drawn for all of them is equal."""
     assert step.graph is not None
-    graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(step.graph, {}))
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.batch_norm.default):
-        if node.args[3] is None:
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-        else:
-            node.update_arg(5, False)
-    return replace(step, graph=graph)
-
-
-def draws_any(step: Step | None) -> bool:
-    """Whether the step draws random numbers for rows, dropout that is off aside."""
-    if step is None or step.graph is None:
-        return False
-    values = (n.meta.get("value") for n in step.graph.nodes if draws(n))
-    return any(not isinstance(value, Value) or value.rows is not None for value in values)
-
-
-def pick(batch: Any, rows: Tensor) -> Any:
-    """These rows of the batch."""
-    return pytree.tree_map(
-        lambda x: x[rows.to(x.device)] if isinstance(x, Tensor) and x.dim() else x, batch
-    )
+    random = (n for n in step.graph.nodes if draws(n))
+    return any(meta.has_rows(n) or not isinstance(meta.value(n), Value) for n in random)

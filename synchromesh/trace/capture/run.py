@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from synchromesh.trace import meta
 from synchromesh.trace.step import Step
 
-from .export import leaves, rows_of
+from .batch import leaves, rows_of
 
 
 def run(
@@ -30,20 +31,19 @@ class Runner:
     ) -> None:
         assert step.graph is not None, "an opaque step has no graph"
         self.module = torch.fx.GraphModule({}, step.graph)
-        self.inputs = [
-            (n.meta["role"], n.meta["name"]) for n in step.graph.find_nodes(op="placeholder")
-        ]
-        self.leaves = step.leaves
-        self.held: dict[tuple[str, str], Any] = {
-            ("constant", n): t for n, t in step.constants.items()
+        holders = step.graph.find_nodes(op="placeholder")
+        self.inputs = [(meta.role(n), meta.name(n)) for n in holders]
+        tensors = {
+            "constant": step.constants,
+            "parameter": parameters or dict(model.named_parameters()),
+            "buffer": dict(model.named_buffers(remove_duplicate=False)),
         }
-        self.held |= {
-            ("parameter", n): p for n, p in (parameters or dict(model.named_parameters())).items()
+        self.bound: dict[tuple[str, str], Any] = {
+            (role, name): x for role, named in tensors.items() for name, x in named.items()
         }
-        self.held |= {("buffer", n): b for n, b in model.named_buffers(remove_duplicate=False)}
 
     def __call__(self, batch: Any, rows: int | None = None) -> tuple[Tensor, ...]:
-        tensors = {("leaf", leaf.name): leaf.tensor for leaf in leaves(batch)}
-        given = self.held | tensors | {("rows", "rows"): rows_of(batch) if rows is None else rows}
+        given = self.bound | {("leaf", leaf.name): leaf.tensor for leaf in leaves(batch)}
+        given["rows", "rows"] = rows_of(batch) if rows is None else rows
         result: tuple[Tensor, ...] = self.module(*(given[i] for i in self.inputs))
         return result

@@ -5,7 +5,7 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Axis(Protocol):
+class TensorAxis(Protocol):
     """What a local graph may ask of the ranks that share its rows; the engine implements it."""
 
     size: int  # ranks on the axis
@@ -35,5 +35,6 @@ class Axis(Protocol):
         momentum: float,
         eps: float,
     ) -> Tensor:
-        """Batch norm in training mode: what its statistics span is the engine's business."""
+        """Batch norm in training mode: the engine decides over which rows its statistics are
+        taken."""
         ...

@@ -30,6 +30,20 @@ from synchromesh.values.layout import Layout
 from synchromesh.values.placement import Placement
 from synchromesh.values.traffic import Collective, CollectiveKind, Direction
 
+Pair = tuple[str, str]  # kinds of the placements that a value has and is wanted in
+Kinds = tuple[CollectiveKind | None, CollectiveKind | None]  # forward, backward
+SHRINKS: dict[Pair, Kinds] = {
+    ("R", "R"): (None, "all_gather"),
+    ("P", "R"): ("reduce_scatter", "all_gather"),
+    ("S", "R"): ("all_to_all", "all_to_all"),
+}
+GROWS: dict[Pair, Kinds] = {
+    ("R", "R"): ("all_gather", None),
+    ("R", "r"): ("all_gather", "reduce_scatter"),
+    ("R", "S"): ("all_to_all", "all_to_all"),
+}
+NOT_NESTED: dict[Pair, Kinds] = {("R", "R"): ("all_to_all", "all_to_all")}
+
 
 def edge_collectives(
     value: Value,
@@ -47,53 +61,37 @@ def edge_collectives(
     assert a != b, "equal layouts move along their axis"
     if value.rows is None:
         return _rowless(value, have, want, a, backward)
-    each = value.bytes(1)
-    pair = (have.kind, want.kind)
     for state, degree in ((have, a), (want, b)):
-        if state.sharded and (
-            state.dim == value.rows.dim or not state.divides(value.shape, degree)
-        ):
+        along_rows = state.sharded and state.dim == value.rows.dim
+        if along_rows or (state.sharded and not state.divides(value.shape, degree)):
             return None
-    forward: CollectiveKind | None
-    back: CollectiveKind | None
-    if a % b == 0:  # shrinks: the consumer's blocks have fewer rows
-        k, payload = a // b, each
-        if pair == ("R", "R"):
-            forward, back = None, "all_gather"
-        elif pair == ("P", "R") and b == 1:
-            forward, back = "reduce_scatter", "all_gather"
-        elif pair == ("S", "R") and b == 1:
-            forward, back, payload = "all_to_all", "all_to_all", each // a
-        else:
-            return None
-    elif b % a == 0:  # grows: k producers' blocks make one of the consumer's
-        k, payload = b // a, each * (b // a)
-        if pair == ("R", "R"):
-            forward, back = "all_gather", None
-        elif pair == ("R", "r") and a == 1:
-            forward, back = "all_gather", "reduce_scatter"
-        elif pair == ("R", "S") and a == 1:
-            forward, back, payload = "all_to_all", "all_to_all", each
-        else:
-            return None
-    elif pair == ("R", "R"):
-        k, payload, forward, back = source.devices, each, "all_to_all", "all_to_all"
+    payload, pair = value.bytes(1), (have.kind, want.kind)
+    if a % b == 0:  # the consumer's blocks have fewer rows
+        table, k = SHRINKS, a // b
+        payload //= a if have.sharded else 1
+    elif b % a == 0:  # k producers' blocks make one of the consumer's
+        table, k = GROWS, b // a
+        payload *= 1 if want.sharded else k
     else:
+        table, k = NOT_NESTED, source.devices
+    if pair not in table or (pair != ("R", "R") and min(a, b) > 1):
         return None
     stride = min(a, b) if k * min(a, b) == max(a, b) else 1
-
-    def one(kind: CollectiveKind, direction: Direction) -> Collective:
-        return Collective(kind, direction, k, payload, 0, source.data, stride)
-
-    found = [] if forward is None else [one(forward, "forward")]
-    if backward and back is not None:
-        found.append(one(back, "backward"))
-    return tuple(found)
+    forward, back = table[pair]
+    directions: list[tuple[CollectiveKind | None, Direction]] = [(forward, "forward")]
+    if backward:
+        directions.append((back, "backward"))
+    return tuple(
+        Collective(kind, direction, k, payload, 0, source.data, stride)
+        for kind, direction in directions
+        if kind is not None
+    )
 
 
 def _rowless(
     value: Value, have: Placement, want: Placement, a: int, backward: bool
 ) -> tuple[Collective, ...] | None:
+    """The move of a value without rows, which all ranks have."""
     if have.kind not in "Rr" or want.kind not in "Rr":
         return None
     if have.kind == "R" and backward and value.differentiable and a > 1:

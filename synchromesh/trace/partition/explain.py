@@ -22,7 +22,7 @@ from synchromesh.values.traffic import (
 
 
 @dataclass(frozen=True)
-class Traffic:
+class SentCollective:
     """One collective with the bytes of its tensor at the first position."""
 
     kind: CollectiveKind
@@ -32,21 +32,21 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one component holds and sends."""
+class ComponentExplanation:
+    """The parameters of one component on a rank, and what it sends."""
 
     name: str
     layout: Layout
     parameter_bytes: int
-    held_bytes: int  # parameter bytes on one rank
+    local_bytes: int  # parameter bytes on one rank
     sharded_parameter_bytes: int  # global bytes of the parameters that are cut
     placements: dict[str, str]
     unsharded: dict[str, str]
-    collectives: tuple[Traffic, ...]
+    collectives: tuple[SentCollective, ...]
 
 
 @dataclass(frozen=True)
-class Crossing:
+class EdgeExplanation:
     """A value that goes from one component to another; `collective` is none where it stays in
     place.
     """
@@ -62,13 +62,13 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A plan applied to a traced step on `world` pretended ranks."""
+    """A plan applied to a traced step on `world` ranks, none of which runs."""
 
     plan: str
     world: int
     rows: int
-    parts: tuple[Part, ...]
-    crossings: tuple[Crossing, ...]
+    components: tuple[ComponentExplanation, ...]
+    edges: tuple[EdgeExplanation, ...]
     parameter_bytes_per_rank: tuple[int, ...]
     sent_bytes_per_step: tuple[int, ...]
     batch_norm: str  # how batch norm is counted: "synchronised" or "per row block"
@@ -86,18 +86,18 @@ class Explanation:
                     "data": p.layout.data,
                     "tensor": p.layout.tensor,
                     "parameter_bytes": p.parameter_bytes,
-                    "parameter_bytes_per_rank": p.held_bytes,
+                    "parameter_bytes_per_rank": p.local_bytes,
                     "sharded_parameter_bytes": p.sharded_parameter_bytes,
                     "placements": p.placements,
                     "not_sharded": p.unsharded,
                     "collectives": [asdict(c) for c in p.collectives],
                 }
-                for p in self.parts
+                for p in self.components
             ],
             "edges": [
                 {"from": c.source, "to": c.target, "value": c.value, "bytes": c.bytes,
                  "have": c.have, "want": c.want, "collective": c.collective}
-                for c in self.crossings
+                for c in self.edges
             ],
             "parameter_bytes_per_rank": list(self.parameter_bytes_per_rank),
             "sent_bytes_per_step": list(self.sent_bytes_per_step),
@@ -117,39 +117,30 @@ def explain(
     ranks = plan.devices(world)
     if sync_batch_norm:
         made = replace(made, components=tuple(_with_norms(c, made) for c in made.components))
-    held = _held(step, made, len(ranks))
-    layouts = [c.layout for c in made.components]
-    finest = max(layout.data for layout in layouts)
+    holding = _holdings(step, made, len(ranks))
+    finest = max(c.layout.data for c in made.components)
     leaf_layout = Layout(finest, len(ranks) // finest)
-    parts = tuple(_part(c, held, plan, rows) for c in made.components)
-    crossings = tuple(
-        _crossing(c, item, made, leaf_layout, rows) for c in made.components for item in c.inputs
+    components = tuple(_component(c, holding, plan, rows) for c in made.components)
+    edges = tuple(
+        _edge(c, item, made, leaf_layout, rows) for c in made.components for item in c.inputs
     )
-    sent, bytes_held = [0] * world, [0] * world
-    for rank in range(world):
+    used = {name for c in made.components for name in c.parameters}
+    trained = [h for n, h in holding.items() if h.tensor.trainable and n in used]
+    sent, local_bytes = [0] * world, [0] * world
+    for position, rank in enumerate(ranks):
         tally = Tally()
-        if rank in ranks:
-            position = ranks.index(rank)
-            bytes_held[rank] = sum(_local_bytes(h) for h in held.values())
-            for component in made.components:
-                layout = component.layout
-                for c in component.collectives:
-                    tally.add(c.kind, c.payload(_rows(c, layout, plan, rows, position)), c.ranks)
-            for h in held.values():
-                if h.tensor.trainable and _used(h, made):
-                    tally.add("all_reduce", _local_bytes(h), len(h.gradient_positions(position)))
+        local_bytes[rank] = sum(map(_local_bytes, holding.values()))
+        for component in made.components:
+            for c in component.collectives:
+                block = _rows(c, component.layout, plan, rows, position)
+                tally.add(c.kind, c.payload(block), c.ranks)
+        for h in trained:
+            tally.add("all_reduce", _local_bytes(h), len(h.gradient_positions(position)))
         sent[rank] = tally.sent
     return Explanation(
-        str(plan),
-        world,
-        rows,
-        parts,
-        crossings,
-        tuple(bytes_held),
-        tuple(sent),
-        "synchronised" if sync_batch_norm else "per row block",
-        step.reason,
-    )
+        str(plan), world, rows, components, edges, tuple(local_bytes), tuple(sent),
+        "synchronised" if sync_batch_norm else "per row block", step.reason,
+    )  # fmt: skip
 
 
 def _with_norms(local: LocalComponent, made: Partition) -> LocalComponent:
@@ -174,42 +165,40 @@ def _with_norms(local: LocalComponent, made: Partition) -> LocalComponent:
     return replace(local, events=(*local.events, Communication(tuple(found))))
 
 
-def _held(step: Step, made: Partition, devices: int) -> dict[str, Holding]:
-    parameters: dict[str, Parameter] = {}
-    for component in step.chain.components:
-        parameters |= {p.name: p for p in component.parameters}
+def _holdings(step: Step, made: Partition, devices: int) -> dict[str, Holding]:
+    parameters = {p.name: p for c in step.chain.components for p in c.parameters}
     return holdings(parameters.values(), made.placements, devices)
 
 
-def _local_bytes(held: Holding) -> int:
-    return Parameter("", held.local_shape, held.tensor.dtype).bytes
+def _local_bytes(holding: Holding) -> int:
+    return Parameter("", holding.local_shape, holding.tensor.dtype).bytes
 
 
-def _used(held: Holding, made: Partition) -> bool:
-    return any(held.tensor.name in c.parameters for c in made.components)
-
-
-def _part(local: LocalComponent, held: dict[str, Holding], plan: Plan, rows: int) -> Part:
-    mine = [held[p.name] for p in local.component.parameters]
+def _component(
+    local: LocalComponent, holding: dict[str, Holding], plan: Plan, rows: int
+) -> ComponentExplanation:
+    own = [holding[p.name] for p in local.component.parameters]
     collectives = [
-        Traffic(c.kind, c.direction, c.payload(_rows(c, local.layout, plan, rows, 0)), c.ranks)
+        SentCollective(
+            c.kind, c.direction, c.payload(_rows(c, local.layout, plan, rows, 0)), c.ranks
+        )
         for c in local.collectives
     ]
     summed: dict[int, int] = {}
-    for h in mine:
+    for h in own:
         if h.tensor.trainable and len(h.gradient_positions(0)) > 1:
             size = len(h.gradient_positions(0))
             summed[size] = summed.get(size, 0) + _local_bytes(h)
     collectives += [
-        Traffic("all_reduce", "gradient", n, size) for size, n in sorted(summed.items())
+        SentCollective("all_reduce", "gradient", n, size) for size, n in sorted(summed.items())
     ]
-    return Part(
+    return ComponentExplanation(
         local.component.name,
         local.layout,
         local.component.parameter_bytes,
-        sum(_local_bytes(h) for h in mine),
-        sum(h.tensor.bytes for h in mine if h.placement.sharded and h.layout.tensor > 1),
-        {h.tensor.name: "whole" if h.home else str(h.placement) for h in mine},
+        sum(_local_bytes(h) for h in own),
+        sum(h.tensor.bytes for h in own if h.placement.sharded and h.layout.tensor > 1),
+        {h.tensor.name: "whole" if h.home else str(h.placement) for h in own},
         dict(local.unsharded),
         tuple(collectives),
     )
@@ -222,9 +211,9 @@ def _source(item: Input, made: Partition, leaf_layout: Layout) -> tuple[str, Lay
     return source.component.name, source.layout
 
 
-def _crossing(
+def _edge(
     local: LocalComponent, item: Input, made: Partition, leaf_layout: Layout, rows: int
-) -> Crossing:
+) -> EdgeExplanation:
     name, layout = _source(item, made, leaf_layout)
     if layout.tensor == local.layout.tensor:
         collective = "none" if item.have == item.want else f"{item.have} -> {item.want}"
@@ -232,7 +221,7 @@ def _crossing(
         moves = edge_collectives(item.value, item.have, item.want, layout, local.layout)
         assert moves is not None, f"{item} is not a move that edges know"
         collective = ", ".join(f"{c.kind} ({c.direction})" for c in moves) or "none"
-    return Crossing(
+    return EdgeExplanation(
         name, local.component.name, item.value.name, item.value.bytes(rows),
         f"{layout} {item.have}", f"{local.layout} {item.want}", collective,
     )  # fmt: skip
@@ -261,20 +250,18 @@ def text(explanation: Explanation) -> str:
     ]
     if explanation.reason:
         out.append(f"one opaque component: {explanation.reason}")
-    arriving: dict[str, list[Crossing]] = {}
-    for crossing in explanation.crossings:
-        arriving.setdefault(crossing.target, []).append(crossing)
-    for part in explanation.parts:
-        share = (
-            part.sharded_parameter_bytes / part.parameter_bytes if part.parameter_bytes else 0.0
-        )
+    inputs: dict[str, list[EdgeExplanation]] = {}
+    for crossing in explanation.edges:
+        inputs.setdefault(crossing.target, []).append(crossing)
+    for part in explanation.components:
+        share = part.sharded_parameter_bytes / (part.parameter_bytes or 1)
         out.append("")
         out.append(
             f"{part.name}  data({part.layout.data}) x tensor({part.layout.tensor})  "
             f"{part.parameter_bytes:,} bytes of parameters, {share:.0%} sharded, "
-            f"{part.held_bytes:,} on a rank"
+            f"{part.local_bytes:,} on a rank"
         )
-        for c in arriving.get(part.name, []):
+        for c in inputs.get(part.name, []):
             out.append(
                 f"  <- {c.value} from {c.source}: {c.bytes:,} bytes, {c.have} to {c.want}, "
                 f"collective {c.collective}"

@@ -41,7 +41,7 @@ class Computation:
 
 @dataclass(frozen=True)
 class Communication:
-    """A move: the collectives it runs, maybe none; other pieces of the rows run meanwhile.
+    """A move: the collectives it runs, maybe none; other micro-batches run meanwhile.
 
     pauses: whether they do. An operator's own collectives are waited for where they stand.
     """
@@ -66,7 +66,7 @@ class LocalComponent:
     buffers: tuple[str, ...]
     constants: tuple[Value, ...]
     events: tuple[Event, ...]  # what one walk through the graph computes and sends, in order
-    unsharded: Mapping[str, str]  # parameter -> why every rank holds it whole
+    unsharded: Mapping[str, str]  # parameter -> why it is replicated
     arrivals: int = 0  # how many of the first events bring inputs over the border
 
     @property
@@ -101,13 +101,13 @@ class Partition:
             for v in (i.value,)
         ]
         tensors = {t.name: t for t in (*local.component.parameters, *local.component.buffers)}
-        held = [
+        types = [
             (self.local_shape(local, n), tensors[n].dtype, tensors[n].trainable)
             for n in (*local.parameters, *local.buffers)
         ]
-        fixed = [(v.shape, v.dtype) for v in local.constants]
-        told = (structure(local.graph.graph), inputs, held, fixed, local.layout.tensor)
-        return blake2b(repr(told).encode(), digest_size=10).hexdigest()
+        constants = [(v.shape, v.dtype) for v in local.constants]
+        key = (structure(local.graph.graph), inputs, types, constants, local.layout.tensor)
+        return blake2b(repr(key).encode(), digest_size=10).hexdigest()
 
 
 def _name(target: Any) -> str:

@@ -1,7 +1,7 @@
 """A partition: the local graph of each component of a step, and where every parameter lies.
 
-    Step + a layout per component  ->  units and links       analysis, draft
-                                   ->  states                choose
+    Step + a layout per component  ->  units and flows       subgraph, strategies, step_problem
+                                   ->  states                placement_problem
                                    ->  local graphs          localise
 
 Between components of equal degrees a value crosses in any placement. Where the consumer wants
@@ -13,17 +13,26 @@ makes it anyway, else by the runner (`Input.have` to `Input.want`); then it stan
 import random
 from collections.abc import Mapping, Sequence
 
-from synchromesh.trace.capture.effects import norms
-from synchromesh.trace.partition.analysis import flow_of, works
-from synchromesh.trace.partition.assignment import Price, choose, sample
-from synchromesh.trace.partition.draft import Assignment, Draft
-from synchromesh.trace.partition.local import Input, LocalComponent, Output, Partition
+import torch
+
+from synchromesh.trace import meta
+from synchromesh.trace.capture.effects import normalises_batch
+from synchromesh.trace.nodes import calls
+from synchromesh.trace.partition.local import (
+    Computation,
+    Input,
+    LocalComponent,
+    Output,
+    Partition,
+)
 from synchromesh.trace.partition.localise import localise
+from synchromesh.trace.partition.placement_problem import Price, choose, sample
 from synchromesh.trace.partition.reasons import obstacle
-from synchromesh.trace.partition.whole import whole_partition
+from synchromesh.trace.partition.step_problem import Assignment, StepProblem
+from synchromesh.trace.partition.subgraph import gradient_flow, subgraphs
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
-from synchromesh.values.placement import Placement
+from synchromesh.values.placement import REPLICATED, Placement
 
 __all__ = [
     "Input",
@@ -31,10 +40,10 @@ __all__ = [
     "Output",
     "Partition",
     "assign",
-    "draft_of",
     "obstacle",
     "overlaps",
     "partition",
+    "problem_of",
 ]
 
 
@@ -53,27 +62,52 @@ def partition(
     random valid assignment instead of the cheapest. Equal arguments give an equal partition.
     """
     if step.opaque:
-        return whole_partition(step, layouts)
-    draft = draft_of(step, layouts, rows, pins or {}, price or Price())
-    return localise(draft, assign(draft, sample))
+        return opaque_partition(step, layouts)
+    problem = problem_of(step, layouts, rows, pins or {}, price or Price())
+    return localise(problem, assign(problem, sample))
 
 
-def draft_of(
+def opaque_partition(step: Step, layouts: Sequence[Layout]) -> Partition:
+    """One component without borders whose tensors are replicated; its graph is never run."""
+    assert step.opaque and len(layouts) == 1, "an opaque step is one component"
+    (component,), (layout,) = step.chain.components, layouts
+    empty = torch.fx.Graph()
+    empty.output(())
+    parameters = tuple(p.name for p in component.parameters)
+    buffers = tuple(b.name for b in component.buffers)
+    reason = "the model could not be traced"
+    local = LocalComponent(
+        component,
+        layout,
+        torch.fx.GraphModule(torch.nn.Module(), empty),
+        inputs=(),
+        outputs=(),
+        parameters=parameters,
+        buffers=buffers,
+        constants=(),
+        events=(Computation(1.0),),
+        unsharded=dict.fromkeys(parameters, reason) if layout.tensor > 1 else {},
+    )
+    placements = {(name, layout): REPLICATED for name in (*parameters, *buffers)}
+    return Partition((local,), placements, ())
+
+
+def problem_of(
     step: Step,
     layouts: Sequence[Layout],
     rows: int,
     pins: Mapping[tuple[str, Layout], Placement],
     price: Price,
-) -> Draft:
-    """The integer program of a step."""
+) -> StepProblem:
+    """The placement problem of a step."""
     assert not step.opaque, "an opaque step has no graph to partition"
     assert len(layouts) == len(step.chain.components), "one layout per component"
     assert len({layout.devices for layout in layouts}) == 1, (
         "layouts of one stage have equal devices"
     )
     check_reduced(step, layouts)
-    flow = flow_of(step)
-    return Draft(step, flow, works(step, flow), tuple(layouts), rows, pins, price)
+    flow = gradient_flow(step)
+    return StepProblem(step, flow, subgraphs(step, flow), tuple(layouts), rows, pins, price)
 
 
 def check_reduced(step: Step, layouts: Sequence[Layout]) -> None:
@@ -81,12 +115,9 @@ def check_reduced(step: Step, layouts: Sequence[Layout]) -> None:
     rows."""
     assert step.graph is not None
     names = step.chain.names
-    for node in step.graph.nodes:
-        if not node.meta.get("reduced"):
-            continue
-        at = node.meta["component"]
-        for user in node.users:
-            to = user.meta.get("component", at)
+    for node in filter(meta.reduced, step.graph.nodes):
+        at = meta.component(node)
+        for to in (meta.component(user) for user in node.users if user.op != "output"):
             if layouts[to].data != layouts[at].data:
                 raise ValueError(
                     f"{names[to]} (data {layouts[to].data}) reads {node.name}, which {names[at]} "
@@ -95,16 +126,19 @@ def check_reduced(step: Step, layouts: Sequence[Layout]) -> None:
                 )
 
 
-def assign(draft: Draft, chance: random.Random | None) -> Assignment:
+def assign(problem: StepProblem, chance: random.Random | None) -> Assignment:
+    """The cheapest assignment, or a random valid one."""
     if chance is not None:
-        return draft.assignment(sample(draft.problem, chance))
-    return draft.assignment(choose(draft.problem, draft.weighty))
+        return problem.assignment(sample(problem.problem, chance))
+    return problem.assignment(choose(problem.problem, problem.must_shard))
 
 
 def overlaps(step: Step, partition: Partition) -> bool:
-    """Whether walking in pieces can hide traffic and computes the same (batch norm would not, nor
+    """Whether micro-batches can hide traffic and compute the same (batch norm would not, nor
     would a loss that couples rows)."""
-    if step.graph is None or any(n.meta.get("effect") or norms(n) for n in step.graph.nodes):
+    if step.graph is None:
+        return False
+    if any(meta.effect(n) or normalises_batch(n) for n in calls(step.graph)):
         return False
     if step.coupled or any(guard.of_blocks for guard in step.guards):
         return False

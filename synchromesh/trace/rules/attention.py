@@ -6,36 +6,35 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from synchromesh.trace.nodes import dim_of
 from synchromesh.trace.rules.elementwise import dim_state
-from synchromesh.trace.rules.operator import Choice, Emit, Operand, Operator
+from synchromesh.trace.rules.operator import Emit, Operand, Operator, OpSpec
 from synchromesh.values.placement import shard
 
 
-def attention(op: Operator) -> Iterator[Choice]:
+def attention(op: Operator) -> Iterator[OpSpec]:
     """query [.., h, L, e], key [.., k, S, e], value [.., k, S, v] -> [.., h, L, v]."""
     q, k, v, out = op.tensor("query"), op.tensor("key"), op.tensor("value"), op.output
-    assert out is not None
     if len(q.shape) < 3 or not len(q.shape) == len(k.shape) == len(v.shape):
         return
     n = len(out.shape)
     mask = None if op.slot("attn_mask") is None else op.tensor("attn_mask")
     grouped = q.shape[n - 3] != k.shape[n - 3]
-    scores = Operand(
-        (*out.shape[:-1], k.shape[-2]), out.rows_dim, True, True
-    )  # what the mask broadcasts to
+    # what the mask broadcasts to
+    scores = Operand((*out.shape[:-1], k.shape[-2]), out.rows_dim, True, True)
     for s in sorted({*out.states, *q.states, *k.states, *v.states}):
         if s.dim < n - 2:
             masked = None if mask is None else dim_state(mask, scores, s)
-            yield op.choice({"query": s, "key": s, "value": s, "attn_mask": masked}, s)
+            yield op.spec({"query": s, "key": s, "value": s, "attn_mask": masked}, s)
             if grouped and s == shard(n - 3) and _one_group(op, q, k):
-                yield op.choice({"query": s, "attn_mask": masked}, s, replace=_own_group(op))
+                yield op.spec({"query": s, "attn_mask": masked}, s, replace=_own_group(op))
         elif s.dim == n - 2 and not op.constant("is_causal"):
             masked = None if mask is None else dim_state(mask, scores, s)
             if s in q.states:
-                yield op.choice({"query": s, "attn_mask": masked}, s)
+                yield op.spec({"query": s, "attn_mask": masked}, s)
         elif s.dim == n - 1 and s in v.states:
             # every rank computes all scores, and must drop the same of them
-            yield op.choice({"value": s}, s, share=(1 + 1 / op.m) / 2, draws_alike=True)
+            yield op.spec({"value": s}, s, share=(1 + 1 / op.m) / 2, draws_alike=True)
     # the mask's gradient would need the scores of every value column: `r` above is its sum over
     # the shards
 
@@ -66,14 +65,9 @@ def own_head(axis: Any, x: torch.Tensor, ranks: int) -> torch.Tensor:
     return x.narrow(-3, axis.index // ranks, 1)
 
 
-def softmax(op: Operator) -> Iterator[Choice]:
+def softmax(op: Operator) -> Iterator[OpSpec]:
     """softmax, log_softmax: every dim but the normalised one."""
-    assert op.output is not None
-    dim = op.constant("dim")
-    dim = dim + len(op.output.shape) if dim < 0 else dim
-    for s in sorted({*op.output.states, *op.inputs[0].states}):
-        if s.dim != dim:
-            yield op.choice({0: s}, s)
+    yield from op.along(dim_of(op.constant("dim"), len(op.output.shape)))
 
 
 RULES = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from synchromesh.trace.rules.operator import Choice, Operator, P
+from synchromesh.trace.rules.operator import Operator, OpSpec, P
 from synchromesh.values.placement import shard
 
 SPATIAL = {
@@ -11,10 +11,9 @@ SPATIAL = {
 }  # fmt: skip
 
 
-def convolution(op: Operator) -> Iterator[Choice]:
+def convolution(op: Operator) -> Iterator[OpSpec]:
     """Output channels, input channels (partial), or whole groups."""
     out, w = op.output, op.tensor("weight")
-    assert out is not None
     if len(out.shape) != SPATIAL[op.name] + 2:
         return  # without a batch dimension
     transposed = "transpose" in op.name
@@ -26,14 +25,14 @@ def convolution(op: Operator) -> Iterator[Choice]:
     if groups == 1:
         weights = {(s.dim, s.segments) for s in w.states}
         for n in sorted(made | {n for d, n in weights if d == w_out}):
-            yield op.choice({"weight": shard(w_out, n), "bias": shard(0, n)}, shard(1, n))
+            yield op.spec({"weight": shard(w_out, n), "bias": shard(0, n)}, shard(1, n))
         for n in sorted(read | {n for d, n in weights if d == w_in}):
-            yield op.choice({"input": shard(1, n), "weight": shard(w_in, n), "bias": P}, P)
+            yield op.spec({"input": shard(1, n), "weight": shard(w_in, n), "bias": P}, P)
         return
     for n in sorted(made | read):
         if groups % (n * op.m) == 0:
             states = {"input": shard(1, n), "weight": shard(0, n), "bias": shard(0, n)}
-            yield op.choice(states, shard(1, n), constants={"groups": groups // op.m})
+            yield op.spec(states, shard(1, n), constants={"groups": groups // op.m})
 
 
 POOLS = {
@@ -48,15 +47,13 @@ POOLS = {
 }  # fmt: skip
 
 
-def pooling(op: Operator) -> Iterator[Choice]:
+def pooling(op: Operator) -> Iterator[OpSpec]:
     """Every dim in front of the spatial ones; averages and interpolation are linear."""
     x = op.inputs[0]
     front = len(x.shape) - POOLS[op.name]
-    for s in sorted({*x.states, *(s for o in op.outputs for s in o.states)}):
-        if s.dim < front:
-            yield op.choice({0: s}, s)
+    yield from op.along(*range(front, len(x.shape)))
     if "max" not in op.name and "lp" not in op.name:
-        yield op.choice({0: P}, P, share=1.0)
+        yield op.spec({0: P}, P, share=1.0)
 
 
 RULES = {**dict.fromkeys(SPATIAL, convolution), **dict.fromkeys(POOLS, pooling)}

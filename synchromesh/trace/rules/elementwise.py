@@ -2,76 +2,56 @@
 
 from collections.abc import Iterator
 
-from synchromesh.trace.rules.operator import Choice, Operand, Operator, P, r
+from synchromesh.trace.rules.operator import Operand, Operator, OpSpec, P, r
 from synchromesh.values.placement import Placement, shard
 
 # elementwise operators without torch's tag for it
 NAMES = {
     "where", "hardswish", "prelu", "log_sigmoid", "divide", "multiply", "__and__", "__or__",
-    "__xor__",
-    "clone", "contiguous", "alias", "to", "_to_copy", "detach", "zeros_like",
-    "ones_like",
-    "full_like", "logical_not", "dropout", "alias_copy", "lift_fresh_copy", "positive",
-    "empty_like",
-    "true_divide", "subtract", "negative", "square", "swish", "glu_jvp", "float", "lift", "type",
-    "real", "imag", "conj", "_conj", "resolve_conj", "resolve_neg", "complex", "polar",
+    "__xor__", "clone", "contiguous", "alias", "to", "_to_copy", "detach", "zeros_like",
+    "ones_like", "full_like", "logical_not", "dropout", "alias_copy", "lift_fresh_copy",
+    "positive", "empty_like", "true_divide", "subtract", "negative", "square", "swish", "glu_jvp",
+    "float", "lift", "type", "real", "imag", "conj", "_conj", "resolve_conj", "resolve_neg",
+    "complex", "polar",
 }  # fmt: skip
 # f(x + y) = f(x) + f(y): partial values stay partial
 LINEAR = {
-    "clone",
-    "contiguous",
-    "alias",
-    "to",
-    "_to_copy",
-    "neg",
-    "negative",
-    "positive",
-    "alias_copy",
-    "real",
-    "imag",
-    "conj",
-    "_conj",
-    "conj_physical",
-    "_conj_physical",
-    "resolve_conj",
+    "clone", "contiguous", "alias", "to", "_to_copy", "neg", "negative", "positive", "alias_copy",
+    "real", "imag", "conj", "_conj", "conj_physical", "_conj_physical", "resolve_conj",
     "resolve_neg",
-}
+}  # fmt: skip
 SUMS = {"add", "sub", "subtract", "complex"}  # linear in both operands together
 PRODUCTS = {"mul", "multiply", "div", "divide", "true_divide"}
 BROADCASTING = {"prelu"}  # whose weight does not broadcast from the right
 FILLING = {"zeros_like", "ones_like", "full_like", "empty_like"}
 
 
-def elementwise(op: Operator) -> Iterator[Choice]:
-    """Sharded outputs from sharded inputs; broadcast inputs are whole, with partial gradients."""
-    if op.name in BROADCASTING or op.output is None or len(op.outputs) > 1:
-        return
-    if op.name == "dropout" and not op.inputs:
+def elementwise(op: Operator) -> Iterator[OpSpec]:
+    """Sharded outputs from sharded inputs; broadcast inputs are replicated, their gradients
+    partial."""
+    if op.name in BROADCASTING or len(op.outputs) != 1:
         return
     for state in broadcast_states(op):
-        yield op.choice(
-            {i: dim_state(x, op.output, state) for i, x in enumerate(op.inputs)}, state
-        )
+        yield op.spec({i: dim_state(x, op.output, state) for i, x in enumerate(op.inputs)}, state)
     if op.output.floating and all(x.floating for x in op.inputs):
         yield from partial(op)
 
 
-def partial(op: Operator) -> Iterator[Choice]:
+def partial(op: Operator) -> Iterator[OpSpec]:
     """Partial outputs of operators that are linear in one or all of their inputs."""
     if op.name in LINEAR and len(op.inputs) == 1:
-        yield op.choice({0: P}, P, share=1.0)
+        yield op.spec({0: P}, P, share=1.0)
     elif op.name in SUMS and len(op.inputs) == 2:
-        yield op.choice({0: P, 1: P}, P, share=1.0)
+        yield op.spec({0: P, 1: P}, P, share=1.0)
     elif op.name in PRODUCTS and op.constant("rounding_mode") is None:
         # the other factor's gradient contains the partial one
-        yield op.choice({0: P}, P, share=1.0)
+        yield op.spec({0: P}, P, share=1.0)
         if len(op.inputs) == 2 and op.name in ("mul", "multiply"):
-            yield op.choice({1: P}, P, share=1.0)
+            yield op.spec({1: P}, P, share=1.0)
 
 
 def broadcast_states(op: Operator) -> list[Placement]:
-    """Sharded states in question for the output: its own and those of its inputs."""
-    assert op.output is not None
+    """Sharded states to try for the output: its own and those of its inputs."""
     found = set(op.output.states)
     for x in op.inputs:
         offset = len(op.output.shape) - len(x.shape)

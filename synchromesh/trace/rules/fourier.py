@@ -2,28 +2,20 @@
 
 from collections.abc import Iterator
 
-from synchromesh.trace.rules.operator import Choice, Operator, dim_of
-from synchromesh.trace.rules.views import mapped
+from synchromesh.trace.nodes import dims_of
+from synchromesh.trace.rules.operator import Operator, OpSpec
 
 
-def transform(op: Operator) -> Iterator[Choice]:
+def transform(op: Operator) -> Iterator[OpSpec]:
     """Transforms along one dim (`dim`), two or several; shifts, which move entries along `dim`."""
     n = len(op.inputs[0].shape)
     given, sizes = op.constant("dim"), op.constant("s")
     if given is None:  # the last dims, as many as there are sizes
         given = range(n) if sizes is None else range(n - len(sizes), n)
-    worked = {
-        dim_of(d, op.inputs[0].shape) for d in ([given] if isinstance(given, int) else given)
-    }
-    yield from mapped(op, [None if d in worked else d for d in range(n)])
+    worked = dims_of(given, n)
+    yield from op.mapped([None if d in worked else d for d in range(n)])
 
 
 KINDS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
-RULES = dict.fromkeys(
-    (
-        *(f"fft_{kind}{dims}" for kind in KINDS for dims in ("", "2", "n")),
-        "fft_fftshift",
-        "fft_ifftshift",
-    ),
-    transform,
-)
+NAMES = [f"fft_{kind}{dims}" for kind in KINDS for dims in ("", "2", "n")]
+RULES = dict.fromkeys((*NAMES, "fft_fftshift", "fft_ifftshift"), transform)

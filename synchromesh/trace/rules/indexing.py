@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional as F
 
-from synchromesh.trace.rules.operator import Choice, Emit, Operator, P, dim_of
+from synchromesh.trace.nodes import dim_of
+from synchromesh.trace.rules.operator import Emit, Operator, OpSpec, P
 from synchromesh.values.placement import shard
 
 
-def embedding(op: Operator) -> Iterator[Choice]:
+def embedding(op: Operator) -> Iterator[OpSpec]:
     """weight [vocabulary, hidden]: by hidden, by vocabulary (partial), by a dim of the indices."""
-    assert op.output is not None
     w, indices = op.tensor("weight"), op.tensor("indices")
     last = len(op.output.shape) - 1
     if op.constant("sparse"):
@@ -23,17 +23,17 @@ def embedding(op: Operator) -> Iterator[Choice]:
         s.segments for s in w.states if s.dim == 1
     }
     for n in sorted(found):
-        yield op.choice({"weight": shard(1, n)}, shard(last, n))
+        yield op.spec({"weight": shard(1, n)}, shard(last, n))
     if w.shape[0] % op.m == 0 and not op.constant("scale_grad_by_freq"):
 
         def emit(to: Emit, given: dict[str, Any]) -> Node:
             padding = given.get("padding_idx", -1)
             return to.call(embedding_of_part, to.axis, given["weight"], given["indices"], padding)
 
-        yield op.choice({"weight": shard(0)}, P, replace=emit)
+        yield op.spec({"weight": shard(0)}, P, replace=emit)
     for s in sorted({*indices.states, *(s for s in op.output.states if s.dim < last)}):
         if not op.constant("scale_grad_by_freq"):
-            yield op.choice({"indices": s}, s)
+            yield op.spec({"indices": s}, s)
 
 
 def embedding_of_part(axis: Any, weight: Tensor, indices: Tensor, padding: int) -> Tensor:
@@ -53,9 +53,8 @@ def embedding_of_part(axis: Any, weight: Tensor, indices: Tensor, padding: int) 
     return found.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
-def index(op: Operator) -> Iterator[Choice]:
+def index(op: Operator) -> Iterator[OpSpec]:
     """table[.., i, j, ..]: dims of the table that no index reads; the indices are whole."""
-    assert op.output is not None
     given = op.constant("indices")
     slots = op.slots("indices")
     read = [d for d, item in enumerate(given) if item is not None]
@@ -71,31 +70,31 @@ def index(op: Operator) -> Iterator[Choice]:
         return  # a mask of more than one dim
     for s in table.states:
         if s.dim < read[0]:
-            yield op.choice({"self": s}, s)
+            yield op.spec({"self": s}, s)
         elif s.dim > read[-1]:
-            yield op.choice({"self": s}, shard(s.dim + shift, s.segments))
+            yield op.spec({"self": s}, shard(s.dim + shift, s.segments))
 
 
-def index_select(op: Operator) -> Iterator[Choice]:
+def index_select(op: Operator) -> Iterator[OpSpec]:
+    """Every dim of the table but the one that is read along; linear in the table."""
     x = op.tensor("self")
-    dim = dim_of(op.constant("dim"), x.shape)
+    dim = dim_of(op.constant("dim"), len(x.shape))
     for s in x.states:
         if s.dim != dim:
-            yield op.choice({"self": s}, s)
-    yield op.choice({"self": P}, P, share=1.0)
+            yield op.spec({"self": s}, s)
+    yield op.spec({"self": P}, P, share=1.0)
 
 
-def gather(op: Operator) -> Iterator[Choice]:
+def gather(op: Operator) -> Iterator[OpSpec]:
     """Every dim but the one that is read along, where the index covers it whole."""
-    assert op.output is not None
     name = "indices" if op.name == "take_along_dim" else "index"
     x, idx = op.tensor("self"), op.tensor(name)
     if op.constant("dim") is None or len(idx.shape) != len(x.shape):
         return  # along the flat tensor
-    dim = dim_of(op.constant("dim"), x.shape)
+    dim = dim_of(op.constant("dim"), len(x.shape))
     for s in sorted({*x.states, *idx.states}):
         if s.dim != dim and x.shape[s.dim] == idx.shape[s.dim]:
-            yield op.choice({"self": s, name: s}, s)
+            yield op.spec({"self": s, name: s}, s)
 
 
 RULES = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from synchromesh.trace.rules.operator import ROWS, Choice, Emit, Operator, P
+from synchromesh.trace.rules.operator import ROWS, Emit, Operator, OpSpec, P
 from synchromesh.trace.rules.reduce import mean_of_part
 from synchromesh.values.placement import REPLICATED, shard
 from synchromesh.values.traffic import Collective
@@ -17,10 +17,9 @@ from synchromesh.values.traffic import Collective
 MEAN, SUM = 1, 2  # aten's numbers for reductions
 
 
-def cross_entropy(op: Operator) -> Iterator[Choice]:
+def cross_entropy(op: Operator) -> Iterator[OpSpec]:
     """By classes (whole targets, class indices only), or by a dim behind them where nothing is
     averaged."""
-    assert op.output is not None
     logits, target = op.tensor("self"), op.tensor("target")
     classes = 1 if len(logits.shape) > 1 else 0
     if target.floating:
@@ -35,7 +34,7 @@ def cross_entropy(op: Operator) -> Iterator[Choice]:
             )  # fmt: skip
 
         smooth = bool(op.constant("label_smoothing"))
-        yield op.choice(
+        yield op.spec(
             {"self": shard(classes)},
             REPLICATED,
             replace=emit,
@@ -45,7 +44,7 @@ def cross_entropy(op: Operator) -> Iterator[Choice]:
         for s in logits.states:
             if s.dim > 1:
                 out = P if reduction == SUM else shard(s.dim - 1, s.segments)
-                yield op.choice({"self": s, "target": shard(s.dim - 1, s.segments)}, out)
+                yield op.spec({"self": s, "target": shard(s.dim - 1, s.segments)}, out)
 
 
 def _collectives(op: Operator, smooth: bool) -> tuple[Collective, ...]:
@@ -90,10 +89,9 @@ def cross_entropy_of_part(
     return each.sum() if reduction == SUM else each
 
 
-def distance(op: Operator) -> Iterator[Choice]:
+def distance(op: Operator) -> Iterator[OpSpec]:
     """mse, l1, smooth l1, huber, binary cross-entropy: elementwise, then none, sum or mean
     (partial)."""
-    assert op.output is not None
     reduction = op.constant("reduction", MEAN)
     x = op.inputs[0]
     if any(y.shape != x.shape for y in op.inputs):
@@ -101,9 +99,9 @@ def distance(op: Operator) -> Iterator[Choice]:
     for s in sorted({s for y in op.inputs for s in y.states}):
         same = dict.fromkeys(range(len(op.inputs)), s)
         if reduction == MEAN:
-            yield op.choice(same, P, replace=mean_of_part(op))
+            yield op.spec(same, P, replace=mean_of_part(op))
         else:
-            yield op.choice(same, P if reduction == SUM else s)
+            yield op.spec(same, P if reduction == SUM else s)
 
 
 DISTANCES = (

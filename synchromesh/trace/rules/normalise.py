@@ -5,54 +5,44 @@ from typing import Any
 
 from torch.fx import Node
 
-from synchromesh.trace.rules.operator import Choice, Emit, Operator
+from synchromesh.trace.rules.operator import Emit, Operator, OpSpec
 from synchromesh.values.placement import shard
 
 
-def layer_norm(op: Operator) -> Iterator[Choice]:
+def layer_norm(op: Operator) -> Iterator[OpSpec]:
     """layer_norm, rms_norm: dims in front of the normalised ones; weight and bias whole,
     gradients partial."""
-    assert op.output is not None
-    front = len(op.output.shape) - len(op.constant("normalized_shape"))
-    for s in sorted({*op.output.states, *op.inputs[0].states}):
-        if s.dim < front:
-            yield op.choice({"input": s}, s)
+    n = len(op.output.shape)
+    yield from op.along(*range(n - len(op.constant("normalized_shape")), n))
 
 
-def group_norm(op: Operator) -> Iterator[Choice]:
+def group_norm(op: Operator) -> Iterator[OpSpec]:
     """Channels, where every rank gets whole groups."""
-    assert op.output is not None
     groups = op.constant("num_groups")
     for s in sorted({*op.output.states, *op.inputs[0].states}):
         if s.dim == 1 and groups % (s.segments * op.m) == 0:
             states = {"input": s, "weight": shard(0, s.segments), "bias": shard(0, s.segments)}
-            yield op.choice(states, s, constants={"num_groups": groups // op.m})
+            yield op.spec(states, s, constants={"num_groups": groups // op.m})
 
 
-def batch_norm(op: Operator) -> Iterator[Choice]:
+# of batch norm, as the axis takes them
+ARGUMENTS = (
+    "input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps",
+)  # fmt: skip
+
+
+def batch_norm(op: Operator) -> Iterator[OpSpec]:
     """Channels, with statistics and weights; per channel, so nothing else changes."""
-    assert op.output is not None
     for s in sorted({*op.output.states, *op.inputs[0].states}):
         if s.dim == 1:
             own = shard(0, s.segments)
-            names = ("weight", "bias", "running_mean", "running_var")
-            yield op.choice({"input": s, **dict.fromkeys(names, own)}, s)
+            yield op.spec({"input": s, **dict.fromkeys(ARGUMENTS[1:5], own)}, s)
 
 
 def synchronised(to: Emit, given: dict[str, Any]) -> Node:
-    """Training-mode batch norm through the axis: what its statistics span is the engine's
-    business."""
-    names = (
-        "input",
-        "weight",
-        "bias",
-        "running_mean",
-        "running_var",
-        "training",
-        "momentum",
-        "eps",
-    )
-    return to.method("batch_norm", *(given.get(n) for n in names))
+    """Training-mode batch norm through the axis: the engine decides over which rows its statistics
+    are taken."""
+    return to.method("batch_norm", *(given.get(n) for n in ARGUMENTS))
 
 
 RULES = {

@@ -1,6 +1,6 @@
-"""An operator as placement rules see it, and a choice: one valid combination of placements.
+"""An operator as placement rules see it, and its specs: valid combinations of placements.
 
-A rule is a function from an operator to its choices. Each choice must be right for value and
+A rule is a function from an operator to its specs. Each spec must be right for value and
 gradient: with the inputs in the states it names, the local operator gives outputs in the states
 it names, and gradients of the outputs in their states become gradients of the inputs in theirs.
 """
@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from synchromesh.trace.nodes import arguments, constant
 from synchromesh.values.component import ITEM_BYTES, Value
-from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement
+from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement, shard
 from synchromesh.values.traffic import Collective
 
-ROWS = (
-    1_000_003  # batch rows in concrete shapes: a prime, so that no other size is confused with it
-)
-MOST_SEGMENTS = 16
+# batch rows in concrete shapes: a prime, so that no other size is confused with it
+ROWS = 1_000_003
+MOST_SEGMENTS = 16  # of a sharded dimension: chosen, not measured; bounds the number of specs
 # types that ranks can add up: the others are counts and masks, or too coarse for a sum (float8)
 SUMMABLE = (
     "float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32",
@@ -40,7 +40,7 @@ class Operand:
     item: int = 8  # bytes of an entry
     states: tuple[Placement, ...] = ()
     regular: bool = True  # its rows, if any, lie along one dimension
-    laid: bool = True  # and in an order that is proved
+    rows_proved: bool = True  # and in an order that is proved
     border: bool = False  # it comes from another component
 
     def allows(self, state: Placement, m: int) -> bool:
@@ -52,7 +52,7 @@ class Operand:
         if state.kind == "P":
             return self.floating
         inner = inside_rows(state)
-        if inner and (self.border or not self.laid):
+        if inner and (self.border or not self.rows_proved):
             return False
         return (
             self.regular
@@ -83,10 +83,15 @@ def concrete(value: Value) -> tuple[int, ...]:
 
 
 def operand(value: Value, states: tuple[Placement, ...] = ()) -> Operand:
+    """The value as rules see it."""
     rows_dim = None if value.rows is None else value.rows.dim
     floating, item = value.dtype in SUMMABLE, ITEM_BYTES[value.dtype]
     return Operand(concrete(value), rows_dim, value.differentiable, floating, item, states)
 
+
+SECOND_FACTOR = {
+    "linear": "weight", "addmm": "mat2", "matmul": "other", "bmm": "mat2", "mm": "mat2",
+}  # fmt: skip
 
 Replace = Callable[["Emit", dict[str, Any]], Node]
 
@@ -98,6 +103,7 @@ class Emit:
         self.graph, self.axis = graph, axis
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        """A call of a function."""
         return self.graph.call_function(function, args, kwargs)
 
     def original(self, node: Node, given: dict[str, Any]) -> Node:
@@ -108,13 +114,14 @@ class Emit:
         return self.graph.call_function(node.target, tuple(values[:n]), kwargs)  # type: ignore[arg-type]
 
     def method(self, name: str, *args: Any) -> Node:
+        """A call of a method of the axis."""
         return self.graph.call_method(name, (self.axis, *args))
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One valid combination: states of the tensor inputs in order, of the outputs, and how to
-    run it."""
+class OpSpec:
+    """One valid combination of placements of the tensor inputs, in order, and of the outputs; and
+    how to run the operator with it (DTensor's notion of the same name)."""
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
@@ -122,7 +129,7 @@ class Choice:
     constants: Mapping[str, Any] = field(default_factory=dict)  # arguments that change
     replace: Replace | None = None  # gets the mapped arguments, returns the node of the result
     collectives: tuple[Collective, ...] = ()  # that the replacement runs itself
-    draws_alike: bool = False  # what is drawn is whole on every rank, though outputs are sharded
+    draws_alike: bool = False  # every rank draws for the unsharded output
 
     @property
     def draws_apart(self) -> bool:
@@ -157,7 +164,11 @@ class Operator:
                 if found is not None:
                     inputs.append(found)
         self.inputs = tuple(inputs)
-        self.output = outputs[0] if outputs else None
+
+    @property
+    def output(self) -> Operand:
+        """The first of the outputs."""
+        return self.outputs[0]
 
     def constant(self, name: str, default: Any = None) -> Any:
         """The argument `name`, else the schema's default."""
@@ -174,19 +185,20 @@ class Operator:
         return self._slots.get(name, [])
 
     def tensor(self, name: str) -> Operand:
+        """The tensor argument `name`, which must be given."""
         slot = self.slot(name)
         assert slot is not None, f"{self.name} has no tensor {name}"
         return self.inputs[slot]
 
-    def choice(
+    def spec(
         self,
         states: Mapping[Any, Placement | None],
         output: Placement | tuple[Placement, ...],
         *,
         share: float | None = None,
         **rest: Any,
-    ) -> Choice:
-        """A choice from states by argument name or slot; inputs not named are `r` (their
+    ) -> OpSpec:
+        """A spec from states by argument name or slot; inputs not named are `r` (their
         gradient partial)."""
         inputs = [r] * len(self.inputs)
         for key, state in states.items():
@@ -196,54 +208,39 @@ class Operator:
         outputs = output if isinstance(output, tuple) else (output,) * len(self.outputs)
         if share is None:
             share = 1 / self.m if any(s.sharded for s in (*inputs, *outputs)) else 1.0
-        return Choice(tuple(inputs), outputs, share, **rest)
+        return OpSpec(tuple(inputs), outputs, share, **rest)
+
+    def mapped(self, dims: list[int | None], linear: bool = True, **rest: Any) -> Iterator[OpSpec]:
+        """Specs of an operator whose input dim d becomes output dim `dims[d]` with all its entries
+        in order; None: it works along d. linear: f(x + y) = f(x) + f(y)."""
+        states = set(self.inputs[0].states)
+        back = {to: d for d, to in enumerate(dims) if to is not None}
+        for made in self.outputs:
+            states |= {shard(back[s.dim], s.segments) for s in made.states if s.dim in back}
+        for state in sorted(states):
+            to = dims[state.dim]
+            if to is not None:
+                yield self.spec({0: state}, shard(to, state.segments), **rest)
+        if linear and all(o.floating for o in self.outputs):
+            yield self.spec({0: P}, P, share=1.0)
+
+    def along(self, *dims: int) -> Iterator[OpSpec]:
+        """Specs of an operator that works along these dims, and leaves the others apart."""
+        n = len(self.inputs[0].shape)
+        yield from self.mapped([None if d in dims else d for d in range(n)], linear=False)
 
     @property
     def work(self) -> float:
         """Rough count of floating point operations, enough to break ties."""
         made = sum(prod(o.shape) for o in self.outputs) / ROWS
-        contracted = {
-            "linear": "weight",
-            "addmm": "mat2",
-            "matmul": "other",
-            "bmm": "mat2",
-            "mm": "mat2",
-        }
-        name = contracted.get(self.name)
+        name = SECOND_FACTOR.get(self.name)
         if name and self.slot(name) is not None:
             shape = self.tensor(name).shape
-            return (
-                2
-                * made
-                * (shape[-1] if self.name == "linear" else shape[-2 if len(shape) > 1 else 0])
-            )
+            contracted = -1 if self.name == "linear" or len(shape) == 1 else -2
+            return 2 * made * shape[contracted]
         if self.name.startswith("conv") and self.slot("weight") is not None:
             return 2 * made * prod(self.tensor("weight").shape[1:])
         return made
 
 
-def arguments(node: Node) -> dict[str, Any]:
-    """Arguments by name, positional ones first; functions without a schema number theirs."""
-    schema = getattr(node.target, "_schema", None)
-    names = (
-        [a.name for a in schema.arguments] if schema else [str(i) for i in range(len(node.args))]
-    )
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-
-
-def constant(schema: Any, given: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """The argument `name` of those given, else the schema's default, else `default`."""
-    if name in given:
-        return given[name]
-    for a in schema.arguments if schema else ():
-        if a.name == name and a.has_default_value():
-            return a.default_value
-    return default
-
-
-def dim_of(dim: int, shape: tuple[int, ...]) -> int:
-    """A dimension counted from the front."""
-    return dim + len(shape) if dim < 0 else dim
-
-
-Rule = Callable[[Operator], Iterator[Choice]]
+Rule = Callable[[Operator], Iterator[OpSpec]]

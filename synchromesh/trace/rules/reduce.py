@@ -5,36 +5,33 @@ from typing import Any
 
 from torch.fx import Node
 
-from synchromesh.trace.rules.operator import Choice, Emit, Operator, P, dim_of
-from synchromesh.values.placement import Placement, shard
+from synchromesh.trace.nodes import dim_of, dims_of
+from synchromesh.trace.rules.operator import Emit, Operator, OpSpec, P
+from synchromesh.values.placement import shard
 
 
-def reduction(op: Operator) -> Iterator[Choice]:
+def reduction(op: Operator) -> Iterator[OpSpec]:
     """Kept dims pass; a sum or mean over a sharded dim is partial."""
-    assert op.output is not None
     x = op.inputs[0]
     given = op.constant("dim")
     given = range(len(x.shape)) if given is None or given == [] else given
-    gone = {dim_of(d, x.shape) for d in ([given] if isinstance(given, int) else given)}
+    gone = set(dims_of(given, len(x.shape)))
     keep = bool(op.constant("keepdim", False))
-    dims = {
-        d: d if keep else d - sum(g < d for g in gone)
-        for d in range(len(x.shape))
-        if d not in gone
-    }
+    left = [d for d in range(len(x.shape)) if d not in gone]
+    dims = {d: d if keep else left.index(d) for d in left}
     back = {to: d for d, to in dims.items()}
     states = set(x.states)
     for made in op.outputs:
         states |= {shard(back[s.dim], s.segments) for s in made.states if s.dim in back}
     for s in sorted(states):
         if s.dim in dims:
-            yield op.choice({0: s}, shard(dims[s.dim], s.segments))
+            yield op.spec({0: s}, shard(dims[s.dim], s.segments))
         elif op.name == "sum" and op.output.floating:
-            yield op.choice({0: s}, P)
+            yield op.spec({0: s}, P)
         elif op.name == "mean":
-            yield op.choice({0: s}, P, replace=mean_of_part(op))
+            yield op.spec({0: s}, P, replace=mean_of_part(op))
     if op.name in ("sum", "mean") and op.output.floating and x.floating:
-        yield op.choice({0: P}, P, share=1.0)
+        yield op.spec({0: P}, P, share=1.0)
 
 
 def mean_of_part(op: Operator) -> Callable[[Emit, dict[str, Any]], Node]:
@@ -51,22 +48,16 @@ def _divide(x: Any, m: int) -> Any:
     return x / m
 
 
-def along(op: Operator) -> Iterator[Choice]:
+def along(op: Operator) -> Iterator[OpSpec]:
     """cumsum, sort, topk...: every dim but the one that is worked along."""
-    x = op.inputs[0]
-    dim = dim_of(op.constant("dim", -1), x.shape)
-    states: set[Placement] = set(x.states)
-    for o in op.outputs:
-        states |= set(o.states)
-    for s in sorted(states):
-        if s.dim != dim:
-            yield op.choice({0: s}, s)
+    yield from op.along(dim_of(op.constant("dim", -1), len(op.inputs[0].shape)))
 
 
+REDUCTIONS = (
+    "sum", "mean", "amax", "amin", "argmax", "argmin", "var", "std", "logsumexp", "prod", "any",
+    "all", "norm",
+)  # fmt: skip
 RULES = {
-    **dict.fromkeys(
-        ("sum", "mean", "amax", "amin", "argmax", "argmin", "var", "std", "logsumexp"), reduction
-    ),
-    **dict.fromkeys(("prod", "any", "all", "norm"), reduction),
+    **dict.fromkeys(REDUCTIONS, reduction),
     **dict.fromkeys(("cumsum", "cumprod", "sort", "argsort", "topk"), along),
 }

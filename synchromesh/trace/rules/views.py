@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from synchromesh.trace.rules.operator import Choice, Emit, Operator, P, dim_of, inside_rows
+from synchromesh.trace.nodes import dim_of, dims_of
+from synchromesh.trace.rules.operator import Emit, Operator, OpSpec, P, inside_rows
 from synchromesh.values.placement import Placement, shard
 
 aten = torch.ops.aten
@@ -39,9 +40,9 @@ def through(
     return None
 
 
-def reshape(op: Operator) -> Iterator[Choice]:
+def reshape(op: Operator) -> Iterator[OpSpec]:
     """view, reshape, flatten, unflatten: digits keep their place; sizes become local."""
-    if op.overload == "dtype" or op.output is None or not op.inputs:
+    if op.overload == "dtype" or not op.outputs or not op.inputs:
         return
     source, target, m = op.inputs[0].shape, op.output.shape, op.m
     if prod(source) == 0:
@@ -52,12 +53,11 @@ def reshape(op: Operator) -> Iterator[Choice]:
         after = through(source, target, before, m)
         if after is None:
             continue
-        yield op.choice({0: before}, after, replace=_reshape(op, after))
-    yield op.choice({0: P}, P, share=1.0)
+        yield op.spec({0: before}, after, replace=_reshape(op, after))
+    yield op.spec({0: P}, P, share=1.0)
 
 
 def _reshape(op: Operator, state: Placement) -> Callable[[Emit, dict[str, Any]], Node]:
-    assert op.output is not None
     local = op.output.shape[state.dim] // op.m
 
     def emit(to: Emit, given: dict[str, Any]) -> Node:
@@ -67,7 +67,7 @@ def _reshape(op: Operator, state: Placement) -> Callable[[Emit, dict[str, Any]],
         name = next(n for n in ("size", "shape", "sizes") if n in given)
         sizes = list(given[name])
         if op.name == "unflatten":
-            at = state.dim - dim_of(given["dim"], op.inputs[0].shape)
+            at = state.dim - dim_of(given["dim"], len(op.inputs[0].shape))
             if 0 <= at < len(sizes) and isinstance(sizes[at], Node):
                 sizes[at] = to.call(floordiv, sizes[at], op.m)
             elif 0 <= at < len(sizes) and sizes[at] != -1:
@@ -77,93 +77,73 @@ def _reshape(op: Operator, state: Placement) -> Callable[[Emit, dict[str, Any]],
             sizes[state.dim] = to.call(floordiv, sizes[state.dim], op.m)
         elif sizes[state.dim] != -1:
             sizes[state.dim] = local
-        # a shard need not be contiguous where the whole tensor was
+        # a shard need not be contiguous where the tensor was
         return to.call(aten.reshape.default, x, sizes)
 
     return emit
 
 
 def as_reshape(to: Emit, given: dict[str, Any]) -> Node:
-    """A view of a tensor that may lie otherwise in memory than it did when it was traced."""
+    """A view of a tensor whose strides may be others than when it was traced."""
     if "dtype" in given:
         return to.call(aten.view.dtype, *given.values())
     return to.call(aten.reshape.default, given["self"], given["size"])
 
 
-def as_laid_out(to: Emit, given: dict[str, Any]) -> Node:
+def as_contiguous(to: Emit, given: dict[str, Any]) -> Node:
     """A complex view, which wants both parts of an entry side by side."""
     return to.call(aten.view_as_complex.default, to.call(aten.contiguous.default, given["self"]))
 
 
-RELAID = {"view": as_reshape, "_unsafe_view": as_reshape, "view_as_complex": as_laid_out}
+STRIDED = {"view": as_reshape, "_unsafe_view": as_reshape, "view_as_complex": as_contiguous}
 
 
-def mapped(
-    op: Operator, dims: list[int | None], linear: bool = True, **rest: Any
-) -> Iterator[Choice]:
-    """Choices of an operator whose input dim d becomes output dim `dims[d]` with all its
-    entries in order."""
-    states = set(op.inputs[0].states)
-    back = {to: d for d, to in enumerate(dims) if to is not None}
-    for made in op.outputs:
-        states |= {shard(back[s.dim], s.segments) for s in made.states if s.dim in back}
-    for state in sorted(states):
-        to = dims[state.dim]
-        if to is not None:
-            yield op.choice({0: state}, shard(to, state.segments), **rest)
-    if linear and all(o.floating for o in op.outputs):
-        yield op.choice({0: P}, P, share=1.0)
-
-
-def permute(op: Operator) -> Iterator[Choice]:
-    shape = op.inputs[0].shape
-    order = list(range(len(shape)))
+def permute(op: Operator) -> Iterator[OpSpec]:
+    """Every dim, where it goes."""
+    n = len(op.inputs[0].shape)
+    order = list(range(n))
     if op.name == "permute":
-        order = [dim_of(d, shape) for d in op.constant("dims")]
+        order = dims_of(op.constant("dims"), n)
     elif op.name in ("transpose", "swapaxes", "swapdims"):
         names = ("dim0", "dim1") if op.name != "swapaxes" else ("axis0", "axis1")
-        a, b = (dim_of(op.constant(n), shape) for n in names)
+        a, b = (dim_of(op.constant(name), n) for name in names)
         order[a], order[b] = order[b], order[a]
     elif op.name == "movedim":
         if op.overload != "int":
             return
-        order.insert(
-            dim_of(op.constant("destination"), shape),
-            order.pop(dim_of(op.constant("source"), shape)),
-        )
+        moved = order.pop(dim_of(op.constant("source"), n))
+        order.insert(dim_of(op.constant("destination"), n), moved)
     else:  # t, mT, mH, adjoint, numpy_T, matrix_H
         order = order[::-1] if op.name == "numpy_T" else order[:-2] + order[-2:][::-1]
-    yield from mapped(op, [order.index(d) for d in range(len(shape))])
+    yield from op.mapped([order.index(d) for d in range(n)])
 
 
-def unsqueeze(op: Operator) -> Iterator[Choice]:
+def unsqueeze(op: Operator) -> Iterator[OpSpec]:
+    """Every dim; the new one is never cut."""
     n = len(op.inputs[0].shape)
-    dim = op.constant("dim")
-    dim = dim + n + 1 if dim < 0 else dim
-    yield from mapped(op, [d + (d >= dim) for d in range(n)])
+    dim = dim_of(op.constant("dim"), n + 1)
+    yield from op.mapped([d + (d >= dim) for d in range(n)])
 
 
-def squeeze(op: Operator) -> Iterator[Choice]:
+def squeeze(op: Operator) -> Iterator[OpSpec]:
     """The dims that it takes away are named: a shard may have one entry where the whole has
     more."""
-    assert op.output is not None
     shape = op.inputs[0].shape
     given = op.constant("dim")
-    given = range(len(shape)) if given is None else [given] if isinstance(given, int) else given
-    gone = {dim_of(d, shape) for d in given if shape[dim_of(d, shape)] == 1}
+    named = dims_of(range(len(shape)) if given is None else given, len(shape))
+    gone = {d for d in named if shape[d] == 1}
     kept = [d for d in range(len(shape)) if d not in gone]
 
     def emit(to: Emit, given: dict[str, Any]) -> Node:
         return to.call(aten.squeeze.dims, given["self"], sorted(gone))
 
     dims = [kept.index(d) if d not in gone else None for d in range(len(shape))]
-    yield from mapped(op, dims, replace=emit)
+    yield from op.mapped(dims, replace=emit)
 
 
-def expand(op: Operator) -> Iterator[Choice]:
+def expand(op: Operator) -> Iterator[OpSpec]:
     """Kept dims stay sharded; a new or repeated dim can be made in parts (the input's gradient
     is partial)."""
-    assert op.output is not None
     x, out = op.inputs[0], op.output
     if len(op.inputs) > 1:  # expand_as
         return
@@ -180,23 +160,22 @@ def expand(op: Operator) -> Iterator[Choice]:
         if sizes[state.dim] != -1:
             sizes[state.dim] = out.shape[state.dim] // op.m
         before = shard(dim, state.segments) if kept else None
-        yield op.choice({0: before}, state, constants={"size": sizes})
-    yield op.choice({0: P}, P, share=1.0)
+        yield op.spec({0: before}, state, constants={"size": sizes})
+    yield op.spec({0: P}, P, share=1.0)
 
 
-def part(op: Operator) -> Iterator[Choice]:
+def part(op: Operator) -> Iterator[OpSpec]:
     """select, slice, narrow, unbind: every dim but the one that is cut; a slice of everything
     cuts none."""
     x = op.inputs[0]
-    dim = dim_of(op.constant("dim", 0), x.shape)
+    dim = dim_of(op.constant("dim", 0), len(x.shape))
     removed = op.name in ("select", "unbind")
-    whole = not removed and all(o.shape[dim] == x.shape[dim] for o in op.outputs)
+    everything = not removed and all(o.shape[dim] == x.shape[dim] for o in op.outputs)
     dims: list[int | None] = [d - (removed and d > dim) for d in range(len(x.shape))]
-    for choice in mapped(op, dims):
-        state = choice.inputs[0]
-        if state.sharded and state.dim == dim and not (whole and _open(op)):
-            continue
-        yield choice
+    for spec in op.mapped(dims):
+        state = spec.inputs[0]
+        if not (state.sharded and state.dim == dim) or (everything and _open(op)):
+            yield spec
 
 
 def _open(op: Operator) -> bool:
@@ -205,63 +184,57 @@ def _open(op: Operator) -> bool:
     return op.name == "slice" and (start in (None, 0)) and (end is None or end == 2**63 - 1)
 
 
-def split(op: Operator) -> Iterator[Choice]:
+def split(op: Operator) -> Iterator[OpSpec]:
     """Other dims pass; along `dim` every part is sharded if the whole has one segment per
     greatest divisor."""
     x = op.inputs[0]
-    dim = dim_of(op.constant("dim", 0), x.shape)
+    dim = dim_of(op.constant("dim", 0), len(x.shape))
     sizes = [o.shape[dim] for o in op.outputs]
     dims: list[int | None] = [d if d != dim else None for d in range(len(x.shape))]
-    yield from mapped(op, dims)
+    yield from op.mapped(dims)
     if not sizes or dim == x.rows_dim:
         return
-    unit = _unit(op, sizes, [x.shape[dim]])
-    if op.name == "tensor_split" and (op.overload == "tensor_indices_or_sections"):
-        return  # places that a tensor holds
-    if sum(sizes) != x.shape[dim]:
-        return  # places that run backwards: the parts overlap
-    for size in unit:
-        constants: dict[str, Any] = {}
-        if op.name in ("split", "split_with_sizes"):
-            name = (
-                "split_sizes"
-                if op.name == "split_with_sizes" or op.overload == "sizes"
-                else "split_size"
-            )
-            given = op.constant(name)
-            if given is None:
-                return
-            local = given // op.m if isinstance(given, int) else [s // op.m for s in sizes]
-            if isinstance(given, int) and given % op.m:
-                continue
-            constants = {name: local}
-        elif op.name == "tensor_split" and op.overload == "indices":
-            constants = {"indices": [n // op.m for n in accumulate(sizes[:-1])]}
-        elif len(set(sizes)) > 1:
-            return  # chunk of uneven parts
+    constants = _local_sizes(op, sizes)
+    if constants is None or sum(sizes) != x.shape[dim]:
+        return  # the parts overlap where places run backwards
+    for size in _unit(op, sizes, [x.shape[dim]]):
         outputs = tuple(shard(dim, s // size) for s in sizes)
-        yield op.choice({0: shard(dim, x.shape[dim] // size)}, outputs, constants=constants)
+        yield op.spec({0: shard(dim, x.shape[dim] // size)}, outputs, constants=constants)
 
 
-def cat(op: Operator) -> Iterator[Choice]:
+def _local_sizes(op: Operator, sizes: list[int]) -> dict[str, Any] | None:
+    """Arguments with which a rank's part of a dim is split into parts of parts of these sizes;
+    None where there are none."""
+    if op.name in ("split", "split_with_sizes"):
+        several = op.name == "split_with_sizes" or op.overload == "sizes"
+        name = "split_sizes" if several else "split_size"
+        given = op.constant(name)
+        if given is None or (isinstance(given, int) and given % op.m):
+            return None
+        return {name: given // op.m if isinstance(given, int) else [s // op.m for s in sizes]}
+    if op.name == "tensor_split" and op.overload == "indices":
+        return {"indices": [n // op.m for n in accumulate(sizes[:-1])]}
+    by_tensor = op.name == "tensor_split" and op.overload == "tensor_indices_or_sections"
+    return None if by_tensor or len(set(sizes)) > 1 else {}  # chunk of uneven parts
+
+
+def cat(op: Operator) -> Iterator[OpSpec]:
     """Other dims pass; along `dim` the parts are segments of the whole."""
-    assert op.output is not None
     slots = [s for s in op.slots("tensors") if s is not None]
-    if len(slots) != len(op.inputs) or any(
-        len(x.shape) != len(op.output.shape) for x in op.inputs
-    ):
+    n = len(op.output.shape)
+    if len(slots) != len(op.inputs) or any(len(x.shape) != n for x in op.inputs):
         return
-    dim = dim_of(op.constant("dim", 0), op.output.shape)
+    dim = dim_of(op.constant("dim", 0), len(op.output.shape))
     states = set(op.output.states).union(*(x.states for x in op.inputs))
     for state in sorted(states):
         if state.dim != dim:
-            yield op.choice(dict.fromkeys(slots, state), state)
+            yield op.spec(dict.fromkeys(slots, state), state)
     if all(x.floating for x in op.inputs):
-        yield op.choice(dict.fromkeys(slots, P), P, share=1.0)
+        yield op.spec(dict.fromkeys(slots, P), P, share=1.0)
     sizes = [x.shape[dim] for x in op.inputs]
     for size in _unit(op, sizes, [op.output.shape[dim]]):
         inputs = {i: shard(dim, s // size) for i, s in zip(slots, sizes, strict=True)}
-        yield op.choice(inputs, shard(dim, op.output.shape[dim] // size))
+        yield op.spec(inputs, shard(dim, op.output.shape[dim] // size))
 
 
 def _unit(op: Operator, parts: list[int], wholes: list[int]) -> list[int]:
@@ -278,29 +251,27 @@ def _unit(op: Operator, parts: list[int], wholes: list[int]) -> list[int]:
     return sorted(s for s in asked if s and common % s == 0 and s % op.m == 0)
 
 
-def stack(op: Operator) -> Iterator[Choice]:
-    assert op.output is not None
-    dim = dim_of(op.constant("dim", 0), op.output.shape)
-    slots = list(range(len(op.inputs)))
+def stack(op: Operator) -> Iterator[OpSpec]:
+    """Every dim of the parts; the new one is never cut."""
+    dim = dim_of(op.constant("dim", 0), len(op.output.shape))
     states = {s for x in op.inputs for s in x.states}
     states |= {shard(s.dim - (s.dim > dim), s.segments) for s in op.output.states if s.dim != dim}
     for state in sorted(states):
-        yield op.choice(
-            dict.fromkeys(slots, state), shard(state.dim + (state.dim >= dim), state.segments)
-        )
+        made = shard(state.dim + (state.dim >= dim), state.segments)
+        yield op.spec(dict.fromkeys(range(len(op.inputs)), state), made)
 
 
-def roll(op: Operator) -> Iterator[Choice]:
+def roll(op: Operator) -> Iterator[OpSpec]:
     """roll and flip: dims that are not moved."""
     x = op.inputs[0]
     given = op.constant("dims") or ()
     if not given:
         return
-    moved = {dim_of(d, x.shape) for d in ([given] if isinstance(given, int) else given)}
-    yield from mapped(op, [None if d in moved else d for d in range(len(x.shape))])
+    moved = dims_of(given, len(x.shape))
+    yield from op.mapped([None if d in moved else d for d in range(len(x.shape))])
 
 
-def pad(op: Operator) -> Iterator[Choice]:
+def pad(op: Operator) -> Iterator[OpSpec]:
     """Dims without padding. Padding by zeros is linear."""
     x, given = op.inputs[0], op.constant("pad") or op.constant("padding") or ()
     if not all(isinstance(p, int) for p in given):
@@ -308,55 +279,50 @@ def pad(op: Operator) -> Iterator[Choice]:
     n = len(x.shape)
     padded = {n - 1 - i // 2 for i, p in enumerate(given) if p}
     zeros = op.constant("mode", "constant") != "constant" or not op.constant("value")
-    yield from mapped(op, [None if d in padded else d for d in range(n)], linear=zeros)
+    yield from op.mapped([None if d in padded else d for d in range(n)], linear=zeros)
 
 
-def repeat(op: Operator) -> Iterator[Choice]:
+def repeat(op: Operator) -> Iterator[OpSpec]:
     """Tiles: the segments of a repeated dim are repeated."""
-    assert op.output is not None
     x, counts = op.inputs[0], op.constant("repeats")
     if not all(isinstance(c, int) for c in counts):
         return
     offset = len(counts) - len(x.shape)
     for s in x.states:
-        yield op.choice({0: s}, shard(s.dim + offset, s.segments * counts[s.dim + offset]))
-    yield op.choice({0: P}, P, share=1.0)
+        yield op.spec({0: s}, shard(s.dim + offset, s.segments * counts[s.dim + offset]))
+    yield op.spec({0: P}, P, share=1.0)
 
 
-def repeat_interleave(op: Operator) -> Iterator[Choice]:
-    if (
-        op.overload != "self_int"
-        or op.constant("dim") is None
-        or op.constant("output_size") is not None
-    ):
+def repeat_interleave(op: Operator) -> Iterator[OpSpec]:
+    """Every dim, where entries are repeated a fixed number of times."""
+    named = op.constant("dim") is not None and op.constant("output_size") is None
+    if op.overload != "self_int" or not named:
         return
-    yield from mapped(op, list(range(len(op.inputs[0].shape))))
+    yield from op.mapped(list(range(len(op.inputs[0].shape))))
 
 
-def triangle(op: Operator) -> Iterator[Choice]:
+def triangle(op: Operator) -> Iterator[OpSpec]:
     """tril, triu: all but the last two dims."""
     n = len(op.inputs[0].shape)
-    yield from mapped(op, [d if d < n - 2 else None for d in range(n)])
+    yield from op.mapped([d if d < n - 2 else None for d in range(n)])
 
 
-def two_parts(op: Operator) -> Iterator[Choice]:
+def two_parts(op: Operator) -> Iterator[OpSpec]:
     """view_as_real puts both parts of an entry into a last dim, which is never cut;
     view_as_complex joins them."""
     dims: list[int | None] = list(range(len(op.inputs[0].shape)))
-    yield from mapped(op, [*dims[:-1], None] if op.name == "view_as_complex" else dims)
+    yield from op.mapped([*dims[:-1], None] if op.name == "view_as_complex" else dims)
 
 
+PERMUTATIONS = (
+    "permute", "transpose", "t", "swapaxes", "swapdims", "movedim", "numpy_T", "mT", "mH",
+    "adjoint", "matrix_H",
+)  # fmt: skip
 RULES = {
     **dict.fromkeys(
         ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_copy"), reshape
     ),
-    **dict.fromkeys(
-        ("permute", "transpose", "t", "swapaxes", "swapdims", "movedim", "numpy_T", "mT"), permute
-    ),
-    **dict.fromkeys(
-        ("mH", "adjoint", "matrix_H"),
-        permute,
-    ),
+    **dict.fromkeys(PERMUTATIONS, permute),
     **dict.fromkeys(("view_as_real", "view_as_complex"), two_parts),
     "unsqueeze": unsqueeze,
     "squeeze": squeeze,

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synchromesh.trace import meta
 from synchromesh.trace.capture import rows as rows_of_trace
 from synchromesh.trace.capture.export import export
 from synchromesh.trace.capture.flatten import flatten
-from synchromesh.trace.capture.lay import Case, Lay
-from synchromesh.trace.capture.rows import annotate, irregular
-from synchromesh.trace.partition.analysis import operand_of
+from synchromesh.trace.capture.row_layout import Case, RowLayout
+from synchromesh.trace.capture.rows import annotate
+from synchromesh.trace.meta import why_irregular
+from synchromesh.trace.partition.subgraph import operand_of
 from synchromesh.trace.rules.operator import ROWS as ROWS_OF_RULES
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.placement import shard
@@ -42,7 +44,7 @@ def values(
     with torch.no_grad():
         for node in graph.nodes:
             if node.op == "placeholder":
-                found[node] = held[node.meta["role"], node.meta["name"]]
+                found[node] = held[meta.role(node), meta.name(node)]
             elif node.op == "call_function":
                 args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), found.__getitem__)  # type: ignore[arg-type]
                 found[node] = node.target(*args, **kwargs)
@@ -54,7 +56,7 @@ def regular(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     return [
         n
         for n in graph.nodes
-        if isinstance(v := n.meta.get("value"), Value) and v.rows and irregular(n) is None
+        if isinstance(v := meta.value(n), Value) and v.rows and why_irregular(n) is None
     ]
 
 
@@ -67,7 +69,7 @@ def violations(model: nn.Module, x: Tensor) -> tuple[list[str], int]:
     for start, stop in BLOCKS:
         blocks = values(graph, constants, model, x[start:stop])
         for node in claimed:
-            rows = node.meta["value"].rows
+            rows = meta.value(node).rows
             apart = whole[node].unflatten(rows.dim, (rows.segments, ROWS, rows.inner))
             wanted = apart.narrow(rows.dim + 1, start, stop - start)
             wanted = wanted.flatten(rows.dim, rows.dim + 2)
@@ -92,8 +94,8 @@ def test_what_a_block_of_rows_gives_is_the_block_of_what_all_give(first: int) ->
 
 
 def test_the_law_finds_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    def guess(case: Case) -> Lay:
-        return case.place.as_({1})
+    def guess(case: Case) -> RowLayout:
+        return case.result.with_segments({1})
 
     monkeypatch.setattr(rows_of_trace, "prove", guess)
     found, _ = violations(Programs(0, 15), batch())
@@ -190,7 +192,7 @@ IRREGULAR: dict[str, tuple[Any, str]] = {
 def test_rows_that_are_proved(name: str) -> None:
     body, rows = REGULAR[name]
     node, wrong = last(body)
-    assert irregular(node) is None and node.meta["value"].rows == rows
+    assert why_irregular(node) is None and meta.value(node).rows == rows
     assert wrong == 0
 
 
@@ -198,7 +200,7 @@ def test_rows_that_are_proved(name: str) -> None:
 def test_rows_that_are_not_proved_say_why(name: str) -> None:
     body, words = IRREGULAR[name]
     node, wrong = last(body)
-    assert words in str(irregular(node)) and "test_rows.py:" in str(irregular(node))
+    assert words in str(why_irregular(node)) and "test_rows.py:" in str(why_irregular(node))
     assert wrong == 0
 
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synchromesh.trace import meta
 from synchromesh.trace.capture.capture import run, trace
-from synchromesh.trace.capture.components import pieces
+from synchromesh.trace.capture.components import component_modules
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Chain
 from tests.models import FAMILIES, family, traced
@@ -115,22 +116,22 @@ def test_laws_of_the_graph(name: str) -> None:
     graph, chain = step.graph, step.chain
     assert graph is not None
     calls = [n for n in graph.nodes if n.op == "call_function"]
-    order = [n.meta["component"] for n in calls]
+    order = [meta.component(n) for n in calls]
     assert order == sorted(order) and set(order) == set(range(len(chain.components)))
     crossing = {(e.value.name, t) for e in chain.edges for t in e.targets}
     seen = set()
     for node in calls:
-        mine = chain.names[node.meta["component"]]
+        mine = chain.names[meta.component(node)]
         for source in node.all_input_nodes:
             if source.op == "placeholder":
-                assert source.meta["role"] in ("rows", "leaf", "parameter", "buffer", "constant")
-                if source.meta["role"] == "leaf":
-                    seen.add((source.meta["name"], mine))
-            elif source.meta["component"] != node.meta["component"]:
+                assert meta.role(source) in ("rows", "leaf", "parameter", "buffer", "constant")
+                if meta.role(source) == "leaf":
+                    seen.add((meta.name(source), mine))
+            elif meta.component(source) != meta.component(node):
                 seen.add((source.name, mine))
     assert seen == crossing
     (output,) = graph.find_nodes(op="output")
-    assert all(n.meta["component"] == len(chain.components) - 1 for n in output.all_input_nodes)
+    assert all(meta.component(n) == len(chain.components) - 1 for n in output.all_input_nodes)
     model, _, _ = family(name)
     named = dict(model.named_parameters())
     assert {p.name for c in chain.components for p in c.parameters} <= named.keys()
@@ -179,14 +180,14 @@ def test_the_position_bias_has_no_rows() -> None:
 def test_buffers_and_effects_are_where_the_norm_is() -> None:
     step = traced("resnet")
     assert step.graph is not None
-    effects = [n for n in step.graph.nodes if "effect" in n.meta]
+    effects = [n for n in step.graph.nodes if meta.effect(n)]
     for node in effects:
-        component = step.chain.components[node.meta["component"]]
-        assert set(node.meta["effect"]) <= {b.name for b in component.buffers}
+        component = step.chain.components[meta.component(node)]
+        assert set(meta.effect(node)) <= {b.name for b in component.buffers}
     model, _, _ = family("resnet")
-    assert {b for n in effects for b in n.meta["effect"]} == set(dict(model.named_buffers()))
+    assert {b for n in effects for b in meta.effect(n)} == set(dict(model.named_buffers()))
     evaluated = traced("resnet", False).graph
-    assert evaluated is not None and not any("effect" in n.meta for n in evaluated.nodes)
+    assert evaluated is not None and not any(meta.effect(n) for n in evaluated.nodes)
 
 
 def test_shared_parameters_are_in_every_component_that_reads_them() -> None:
@@ -297,7 +298,8 @@ def test_a_module_called_twice_is_two_components_that_share_parameters() -> None
 
 def test_leaf_root_and_root_without_blocks() -> None:
     assert cut(nn.Linear(4, 3), torch.randn(5, 4)).chain.names == ("linear",)
-    assert [p.path for p in pieces(FAMILIES["lstm"]()[0])] == ["embedding", "rnn", "classifier"]
+    modules = component_modules(FAMILIES["lstm"]()[0])
+    assert [m.path for m in modules] == ["embedding", "rnn", "classifier"]
 
 
 def test_two_towers() -> None:
@@ -355,5 +357,5 @@ def test_random_values_are_made_once() -> None:
     step = trace(Noisy(), square, torch.randn(5, 4), training=True)
     assert step.graph is not None
     random = [n for n in step.graph.nodes if n.target is torch.ops.aten.randn_like.default]
-    assert [n.meta["component"] for n in random] == [0]
+    assert [meta.component(n) for n in random] == [0]
     assert any(e.value.name == random[0].name for e in step.chain.edges)

@@ -20,13 +20,19 @@ from torch import nn
 from torch.nn import functional as F
 
 from synchromesh.trace.capture.capture import trace
-from synchromesh.trace.partition.assignment import Price
-from synchromesh.trace.partition.draft import Draft
+from synchromesh.trace.nodes import draws
 from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.trace.partition.local import structure
 from synchromesh.trace.partition.localise import localise
-from synchromesh.trace.partition.partition import Partition, assign, draft_of, obstacle, partition
-from synchromesh.trace.rules import draws
+from synchromesh.trace.partition.partition import (
+    Partition,
+    assign,
+    obstacle,
+    partition,
+    problem_of,
+)
+from synchromesh.trace.partition.placement_problem import Price
+from synchromesh.trace.partition.step_problem import StepProblem
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
 from synchromesh.values.traffic import Collective, sent_bytes
@@ -61,9 +67,9 @@ def traced(name: str) -> tuple[Step, Any, Any, list[torch.Tensor], dict[str, tor
 
 
 @cache
-def draft(name: str, m: int) -> Draft:
+def problem(name: str, m: int) -> StepProblem:
     step = traced(name)[0]
-    return draft_of(step, layouts(step, m), ROWS, {}, Price())
+    return problem_of(step, layouts(step, m), ROWS, {}, Price())
 
 
 def layouts(step: Step, m: int) -> list[Layout]:
@@ -105,7 +111,7 @@ def test_cheapest_partition_is_exact(name: str, m: int) -> None:
 def test_random_partitions_are_exact(name: str) -> None:
     for seed in range(SAMPLES):
         m = (2, 4, 3)[seed % 3]
-        found = draft(name, m)
+        found = problem(name, m)
         try:
             check(name, localise(found, assign(found, random.Random(seed))))
         except Exception as error:
@@ -133,7 +139,7 @@ def sent(collectives: Sequence[Collective], rows: int) -> int:
     "name", ["vit", "bert", "gpt2", "llama", "t5", "resnet", "swin", "unet", "padded"]
 )
 def test_a_rank_holds_little(name: str) -> None:
-    found = localise(draft(name, 4), assign(draft(name, 4), None))
+    found = localise(problem(name, 4), assign(problem(name, 4), None))
     assert held(found, 4) <= (0.40 if name == "llama" else 0.35)
 
 
@@ -191,7 +197,7 @@ def test_a_bottleneck_is_sharded() -> None:
 
 
 def test_equal_blocks_are_solved_once_and_alike() -> None:
-    found = draft("bert", 2)
+    found = problem("bert", 2)
     sizes = len(found.problem.options)
     total = sum(len(w.nodes) for w in found.works)
     assert sizes < total, "the second layer has no units of its own"

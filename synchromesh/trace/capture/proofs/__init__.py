@@ -1,67 +1,70 @@
-"""Proofs that a value's rows are regular, per family of operators: `prove(case)` is its lay.
+"""Proofs that a value's rows are regular, per family of operators: `prove(case)` is its layout.
 
 What none of them proves raises `Irregular`: it may not be taken apart by rows.
 """
 
 from collections.abc import Callable
 
-import torch
-
-from ..lay import Case, Irregular, Lay
-from . import along, entries, picks, views
+from ..row_layout import Case, Irregular, RowLayout
+from . import along, elementwise, indexing, views
 from .trial import tried
 
-Proof = Callable[[Case], Lay]
+Proof = Callable[[Case], RowLayout]
 
 # sizes and bounds of these may be computed from the number of rows
 SIZED: dict[str, Proof] = {**views.PROOFS, **along.PROOFS}
-PROOFS: dict[str, Proof] = {**picks.PROOFS, **entries.PROOFS}
+PROOFS: dict[str, Proof] = {**indexing.PROOFS, **elementwise.PROOFS}
 
 
-def prove(case: Case) -> Lay:
+def prove(case: Case) -> RowLayout:
     """Where the rows of the case's result lie; raises Irregular where that is not proved."""
-    lay = proof_of(case)(case)
-    assert lay.segments, "a proof finds a way to lie or raises"
-    return lay
+    layout = proof_of(case)(case)
+    assert layout.segments, "a proof finds a number of segments or raises"
+    return layout
 
 
 def crossed(case: Case, why: Irregular) -> Irregular:
-    """A result that no lay describes: a grid where rows meet rows and their order is known; else
-    some of the rows, or others beside them, which only operators along the rows bring about."""
-    first = next((e.fate.dim for e in case.rowed if isinstance(e.fate, Lay)), None)
+    """A result that no layout describes: a grid where rows meet rows and their order is known;
+    else some of the rows, or others beside them, which only operators along the rows bring
+    about."""
+    first = next((e.rows.dim for e in case.with_rows if isinstance(e.rows, RowLayout)), None)
     if case.name in along.PROOFS and first is not None:
-        return Irregular(why.why, mixed=case.mixed(first).mixed)
-    return Irregular(why.why, grid=entries.is_grid(case))
+        return Irregular(why.why, coupling=case.coupled(first).coupling)
+    return Irregular(why.why, grid=elementwise.is_grid(case))
 
 
 def proof_of(case: Case) -> Proof:
-    if not isinstance(case.node.target, torch._ops.OpOverload):
+    """The proof for the case's operator."""
+    if case.schema is None:
         return unknown
-    if case.node.target.namespace != "aten":
+    if not case.schema.name.startswith("aten::"):
         return tried
     if case.name in SIZED:
         return SIZED[case.name]
-    if case.name == "arange" or (not case.rowed and case.name not in entries.MADE):
+    if case.name == "arange" or (not case.with_rows and case.name not in elementwise.MADE):
         return positional
     if set(case.numbers) - {"size"}:
         return counted
     if case.name in PROOFS:
         return PROOFS[case.name]
-    if entries.is_elementwise(case):
-        return entries.elementwise
-    if entries.last_dims(case) is not None:
-        return entries.trailing
-    along_dims = any(map(case.takes, entries.DIMS)) and case.name != "renorm"
-    return entries.along_dims if along_dims else tried
+    if elementwise.is_elementwise(case):
+        return elementwise.elementwise
+    if elementwise.last_dims(case) is not None:
+        return elementwise.trailing
+    along_dims = any(map(case.takes, elementwise.DIMS)) and case.name != "renorm"
+    return elementwise.along_dims if along_dims else tried
 
 
-def positional(case: Case) -> Lay:
+def positional(case: Case) -> RowLayout:
+    """What is made depends on the places of rows."""
     raise case.positional()
 
 
-def counted(case: Case) -> Lay:
+def counted(case: Case) -> RowLayout:
+    """An argument depends on the number of rows."""
     raise case.counted()
 
 
-def unknown(case: Case) -> Lay:
+def unknown(case: Case) -> RowLayout:
+    """No torch operator."""
     raise case.unproved()

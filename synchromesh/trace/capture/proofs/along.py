@@ -8,39 +8,41 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 from torch.fx.node import map_arg
 
-from ..lay import Case, Irregular, Lay, dims_of, is_number, number
+from synchromesh.trace.nodes import dims_of, is_number, number
+
+from ..row_layout import Case, Irregular, RowLayout
 from .identities import evaluated
 
-Node = torch.fx.Node
 NOTHING = torch.empty(0, dtype=torch.int64)
 
 
-def alone(case: Case) -> Callable[[dict[int, Tensor], int], Any]:
+def on_identities(case: Case) -> Callable[[dict[int, Tensor], int], Any]:
     """Runs the operator itself, on identities in place of tensors and a few rows."""
     target: Any = case.node.target
 
     def run(given: dict[int, Tensor], rows: int) -> Any:
-        entries = iter(case.entries)
+        operands = iter(case.operands)
 
         def put(n: Node) -> Any:
-            return number(n, rows) if is_number(n) else given.get(id(next(entries)), NOTHING)
+            return number(n, rows) if is_number(n) else given.get(id(next(operands)), NOTHING)
 
         return target(*map_arg(case.node.args, put), **map_arg(dict(case.node.kwargs), put))
 
     return run
 
 
-def joined(case: Case) -> Lay:
+def joined(case: Case) -> RowLayout:
     """cat, stack and the like, flip and roll: row identities tell, whatever the dimension.
 
     Tensors without entries, as empty caches are, add nothing.
     """
-    entries = [e for e in case.entries if 0 not in e.sizes]
-    if not entries or any(e.fate is None for e in entries):
-        raise case.mixed(case.place.dim)
-    found = evaluated(case, alone(case), entries)
+    operands = [e for e in case.operands if 0 not in e.sizes]
+    if not operands or any(e.rows is None for e in operands):
+        raise case.coupled(case.result.dim)
+    found = evaluated(case, on_identities(case), operands)
     if found is None:
         raise disorder(case)
     return found
@@ -48,80 +50,80 @@ def joined(case: Case) -> Lay:
 
 def disorder(case: Case) -> Irregular:
     """Along the rows the operator brings them out of order, along others it disagrees."""
-    lays = [e.lay for e in case.rowed]
-    apart = case.place.any.segments.intersection(*(lay.segments for lay in lays))
-    if len(lays) > 1 and not apart and all(lay.count == case.place.count for lay in lays):
-        return Irregular(f"joins rows that lie in different orders ({case.where})")
-    return case.mixed(lays[0].dim if lays else case.place.dim)
+    layouts = [e.layout for e in case.with_rows]
+    shared = case.result.in_any_order.segments.intersection(*(x.segments for x in layouts))
+    if len(layouts) > 1 and not shared and all(x.count == case.result.count for x in layouts):
+        return case.different_orders()
+    return case.coupled(layouts[0].dim if layouts else case.result.dim)
 
 
-def cut(case: Case) -> Lay:
+def cut(case: Case) -> RowLayout:
     """chunk, split, slice and the like: part of one dimension."""
-    source = case.main
-    if source.fate is None:
+    source = case.first
+    if source.rows is None:
         raise case.positional()
     dim = dims_of(case.constant("dim", 0), source.rank)[0]
-    if source.lay.dim != dim:
-        return case.kept([source])
+    if source.layout.dim != dim:
+        return case.shared_layout([source])
     return joined(case)
 
 
-def moved(case: Case) -> Lay:
+def moved(case: Case) -> RowLayout:
     """flip, roll, rot90."""
-    if case.name == "roll" and not case.constant("dims") and case.main.rank > 1:
-        raise case.mixed(case.main.lay.dim)  # along all dimensions at once
+    if case.name == "roll" and not case.constant("dims") and case.first.rank > 1:
+        raise case.coupled(case.first.layout.dim)  # along all dimensions at once
     return joined(case)
 
 
-def repeated(case: Case) -> Lay:
+def repeated(case: Case) -> RowLayout:
     """repeat, tile, repeat_interleave. What had no rows is the same for all that it becomes."""
-    source, place = case.main, case.place
+    source = case.first
     if case.name == "repeat_interleave":
-        if case.overload != "self_int" and len(case.entries) < 2:
+        if case.overload != "self_int" and len(case.operands) < 2:
             raise case.positional()  # numbers from counts
         if case.constant("dim") is None and source.rank > 1:
             raise case.unproved()
         dim = dims_of(case.constant("dim") or 0, source.rank)[0]
-        if source.fate is not None and source.lay.dim != dim:
-            return case.kept([source])
-    if len(case.entries) > 1:
-        raise case.mixed(place.dim)
-    return joined(case) if source.fate is not None else spread(case)
+        if source.rows is not None and source.layout.dim != dim:
+            return case.shared_layout([source])
+    if len(case.operands) > 1:
+        raise case.coupled(case.result.dim)
+    return joined(case) if source.rows is not None else spread(case)
 
 
-def spread(case: Case) -> Lay:
-    """The lay of entries without rows that are repeated for all rows."""
-    source, place, run = case.main, case.place, alone(case)
-    dim = place.dim - case.rank + source.rank
+def spread(case: Case) -> RowLayout:
+    """The layout of entries without rows that are repeated for all rows."""
+    source, result, run = case.first, case.result, on_identities(case)
+    dim = result.dim - case.rank + source.rank
     size = int(source.sizes[dim]) if dim >= 0 else 1
     content = torch.arange(size).reshape([-1 if d == dim else 1 for d in range(source.rank)])
-    ways = set(place.any.segments)
+    proved = set(result.in_any_order.segments)
     for rows in (2, 3):
         found: Tensor = run({id(source): content}, rows)
-        line = found.movedim(place.dim, -1).reshape(-1, place.count * rows)[0]
-        for segments in set(ways):
-            apart = line.unflatten(0, (segments, rows, place.count // segments))
+        line = found.movedim(result.dim, -1).reshape(-1, result.count * rows)[0]
+        for segments in set(proved):
+            apart = line.unflatten(0, (segments, rows, result.count // segments))
             if not bool((apart == apart[:, :1]).all()):
-                ways.discard(segments)
-    if not ways:
+                proved.discard(segments)
+    if not proved:
         raise case.unproved()
-    return place.as_(ways)
+    return result.with_segments(proved)
 
 
-def put_back(case: Case) -> Lay:
+def put_back(case: Case) -> RowLayout:
     """select_scatter, slice_scatter: a part of one dimension is replaced."""
-    whole, part = case.entries[:2]
+    whole, part = case.operands[:2]
     dim = dims_of(case.constant("dim", 0), whole.rank)[0]
-    if case.place.dim == dim:
-        raise case.mixed(dim)
-    gone = case.name == "select_scatter" and dim < case.place.dim
-    for entry, at in ((whole, case.place.dim), (part, case.place.dim - gone)):
-        if entry.fate is not None and entry.lay.dim != at:
+    if case.result.dim == dim:
+        raise case.coupled(dim)
+    removed = case.name == "select_scatter" and dim < case.result.dim
+    for operand, at in ((whole, case.result.dim), (part, case.result.dim - removed)):
+        if operand.rows is not None and operand.layout.dim != at:
             raise case.unproved()
-    return case.kept([e for e in (whole, part) if e.fate is not None])
+    return case.shared_layout([e for e in (whole, part) if e.rows is not None])
 
 
-PROOFS: dict[str, Callable[[Case], Lay]] = {
+PROOFS: dict[str, Callable[[Case], RowLayout]] = {
     **dict.fromkeys(
         (
             "cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "row_stack",

@@ -5,6 +5,7 @@ of rows; how the identities lie in what it makes is how the rows lie.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
@@ -12,19 +13,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..lay import Case, Entry, Lay
+from ..row_layout import Case, RowLayout, RowOperand
 
-COUNTS = (2, 3, 5)  # numbers of rows; one beyond the constants of the operator is added
-MOST = 1009
-WAYS = 64  # combinations of ways in which the inputs lie
-
-Run = Callable[[dict[int, Tensor], int], Any]  # identities by entry, number of rows -> the result
+Run = Callable[[dict[int, Tensor], int], Any]  # identities by operand, rows -> the result
 
 
-def identities(lay: Lay, segments: int, rank: int, rows: int) -> Tensor:
+@dataclass(frozen=True)
+class TrialSizes:
+    """On how much an operator is tried. Chosen, not measured."""
+
+    rows: tuple[int, ...] = (2, 3, 5)  # and a number beyond the constants of the operator
+    most_rows: int = 1009  # however large these constants are
+    combinations: int = 64  # of the inputs' numbers of segments; one of each input where more
+
+
+SIZES = TrialSizes()
+
+
+def identities(layout: RowLayout, segments: int, rank: int, rows: int) -> Tensor:
     """The numbers of rows along the dim of the rows, size 1 along all others."""
-    shape = [-1 if d == lay.dim else 1 for d in range(rank)]
-    return line(lay.count, segments, rows).reshape(shape)
+    shape = [-1 if d == layout.dim else 1 for d in range(rank)]
+    return line(layout.count, segments, rows).reshape(shape)
 
 
 def line(count: int, segments: int, rows: int) -> Tensor:
@@ -32,57 +41,63 @@ def line(count: int, segments: int, rows: int) -> Tensor:
     return torch.arange(rows).repeat_interleave(count // segments).repeat(segments)
 
 
-def read(found: Tensor, lay: Lay, rows: int) -> int | None:
+def read(found: Tensor, layout: RowLayout, rows: int) -> int | None:
     """In how many segments the identities lie; None where they lie otherwise."""
-    lines = found.movedim(lay.dim, -1).reshape(-1, found.shape[lay.dim])
-    if lines.shape[1] != lay.count * rows or not bool((lines == lines[:1]).all()):
+    lines = found.movedim(layout.dim, -1).reshape(-1, found.shape[layout.dim])
+    if lines.shape[1] != layout.count * rows or not bool((lines == lines[:1]).all()):
         return None
-    for segments in sorted(lay.any.segments):
-        if torch.equal(lines[0], line(lay.count, segments, rows)):
+    for segments in sorted(layout.in_any_order.segments):
+        if torch.equal(lines[0], line(layout.count, segments, rows)):
             return segments
     return None
 
 
-def evaluated(case: Case, run: Run, entries: list[Entry]) -> Lay | None:
-    """The lay that `run` shows whatever the number of rows, None where it shows none.
+def evaluated(case: Case, run: Run, operands: list[RowOperand]) -> RowLayout | None:
+    """The layout that `run` shows whatever the number of rows, None where it shows none.
 
-    entries: those whose identities `run` takes, all with rows.
+    operands: those whose identities `run` takes, all with rows.
     """
-    ways = [sorted(e.lay.segments) for e in entries]
-    if prod(map(len, ways)) > WAYS:
-        ways = [w[:1] for w in ways]
-    shown = {each for way in product(*ways) if (each := same(case, run, entries, way))}
-    return case.place.as_(shown) if shown else None
+    choices = [sorted(e.layout.segments) for e in operands]
+    if prod(map(len, choices)) > SIZES.combinations:
+        choices = [c[:1] for c in choices]
+    shown = {n for each in product(*choices) if (n := segments_of(case, run, operands, each))}
+    return case.result.with_segments(shown) if shown else None
 
 
-def same(case: Case, run: Run, entries: list[Entry], way: tuple[int, ...]) -> int | None:
+def segments_of(
+    case: Case, run: Run, operands: list[RowOperand], given: tuple[int, ...]
+) -> int | None:
+    """In how many segments the rows of the result lie, where those of the operands lie in `given`
+    segments; None where that depends on the number of rows, or they lie otherwise."""
     seen = set()
-    for rows in (*COUNTS, beyond(case)):
-        given = {
-            id(e): identities(e.lay, s, e.rank, rows) for e, s in zip(entries, way, strict=True)
+    for rows in (*SIZES.rows, beyond(case)):
+        tensors = {
+            id(e): identities(e.layout, s, e.rank, rows)
+            for e, s in zip(operands, given, strict=True)
         }
         try:
             with torch.no_grad():
-                found = run(given, rows)
+                found = run(tensors, rows)
         except (RuntimeError, IndexError, TypeError, ValueError):
             return None  # it does not work on dimensions of size 1
         if isinstance(found, tuple | list):
-            found = found[case.at]
-        line = Lay(case.place.dim, case.place.count, frozenset())
-        seen.add(read(found, line, rows) if found.dim() == case.rank else None)
+            found = found[case.index]
+        seen.add(read(found, case.result, rows) if found.dim() == case.rank else None)
     return seen.pop() if len(seen) == 1 else None
 
 
 def beyond(case: Case) -> int:
     """A number of rows above all constants of the operator, where that is possible."""
-    return min(MOST, 2 + max((abs(c) for c in constants(case.arguments)), default=5))
+    largest = max((abs(c) for c in constants(case.arguments)), default=5)
+    return min(SIZES.most_rows, 2 + largest)
 
 
 def constants(given: Any) -> Iterator[int]:
+    """The integers among an operator's arguments, but for those that stand for no bound."""
     if isinstance(given, dict):
         given = list(given.values())
     if isinstance(given, list | tuple):
         for each in given:
             yield from constants(each)
-    elif isinstance(given, int) and not isinstance(given, bool) and abs(given) < MOST:
+    elif isinstance(given, int) and not isinstance(given, bool) and abs(given) < SIZES.most_rows:
         yield given

@@ -8,77 +8,82 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
-from ..lay import Case, Entry, Lay, is_number, number
-from .picks import known
+from synchromesh.trace import meta
+from synchromesh.trace.nodes import is_number, number
 
-Node = torch.fx.Node
+from ..row_layout import Case, RowLayout, RowOperand
+from .indexing import known
+
 ROWS = 3
 BLOCKS = ((0, 1), (1, 3))
-LARGEST = 2**24  # entries of the tensors that are tried
+MOST_ENTRIES = 2**24  # of the tensors that are tried, all together: chosen, not measured
 
 
-def tried(case: Case) -> Lay:
-    """The lay that the inputs have in common, if what is made of blocks bears it out."""
-    laid = [e for e in case.rowed if isinstance(e.fate, Lay)]
-    if not laid or sum(prod(e.shape(ROWS)) for e in case.entries) > LARGEST:
+def tried(case: Case) -> RowLayout:
+    """The layout that the inputs have in common, if what is made of blocks bears it out."""
+    regular = [e for e in case.with_rows if isinstance(e.rows, RowLayout)]
+    if not regular or sum(prod(e.shape(ROWS)) for e in case.operands) > MOST_ENTRIES:
         raise case.unproved()
-    ways = case.kept(laid)
-    for segments in ways.segments:
+    layout = case.shared_layout(regular)
+    for segments in layout.segments:
         try:
             if blocks_are_alike(case, segments):
-                return ways.as_({segments})
+                return layout.with_segments({segments})
         except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
             break  # it does not take such numbers, or not on this device
     raise case.unproved()
 
 
 def blocks_are_alike(case: Case, segments: int) -> bool:
+    """Whether the operator makes of each block of rows that block of what it makes of all."""
     generator = torch.Generator().manual_seed(0)
-    drawn = {id(e): random_of(e, generator) for e in case.entries}
+    drawn = {id(e): random_of(e, generator) for e in case.operands}
     whole = run(case, drawn, ROWS)
     for start, stop in BLOCKS:
         inputs = {
-            id(e): part(drawn[id(e)], e.fate, segments, start, stop)
-            if isinstance(e.fate, Lay)
+            id(e): part(drawn[id(e)], e.rows, segments, start, stop)
+            if isinstance(e.rows, RowLayout)
             else drawn[id(e)]
-            for e in case.entries
+            for e in case.operands
         }
         found = run(case, inputs, stop - start)
-        wanted = part(whole, case.place, segments, start, stop)
+        wanted = part(whole, case.result, segments, start, stop)
         if not torch.allclose(found.double(), wanted.double(), 1e-9, 1e-9, equal_nan=True):
             return False
     return True
 
 
-def random_of(entry: Entry, generator: torch.Generator) -> Tensor:
-    val, shape = entry.node.meta["val"], entry.shape(ROWS)
+def random_of(operand: RowOperand, generator: torch.Generator) -> Tensor:
+    """Random entries for an operand, zeros and ones for counts and masks."""
+    val, shape = meta.val(operand.node), operand.shape(ROWS)
     if val.dtype.is_floating_point:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
     return torch.randint(0, 2, shape, generator=generator).to(val.dtype)
 
 
-def part(x: Tensor, lay: Lay, segments: int, start: int, stop: int) -> Tensor:
+def part(x: Tensor, layout: RowLayout, segments: int, start: int, stop: int) -> Tensor:
     """The rows [start, stop)."""
-    apart: Tensor = x.unflatten(lay.dim, (segments, ROWS, lay.count // segments))
-    return apart[(slice(None),) * (lay.dim + 1) + (slice(start, stop),)].flatten(
-        lay.dim, lay.dim + 2
+    apart: Tensor = x.unflatten(layout.dim, (segments, ROWS, layout.count // segments))
+    return apart[(slice(None),) * (layout.dim + 1) + (slice(start, stop),)].flatten(
+        layout.dim, layout.dim + 2
     )
 
 
 def run(case: Case, tensors: dict[int, Tensor], rows: int) -> Any:
     """The operator on these tensors; what depends on the number of rows alone is computed."""
-    entries = iter(case.entries)
+    operands = iter(case.operands)
 
     def put(n: Node) -> Any:
         if is_number(n):
             return number(n, rows)
-        entry = next(entries)
-        if entry.fate is None or isinstance(entry.fate, Lay):
-            return tensors[id(entry)]
-        found = known(entry.node, rows)
+        operand = next(operands)
+        if operand.rows is None or isinstance(operand.rows, RowLayout):
+            return tensors[id(operand)]
+        found = known(operand.node, rows)
         if found is None:
-            raise entry.fate
+            raise operand.rows
         return found
 
     given: Any = torch.fx.node.map_aggregate(
@@ -87,7 +92,7 @@ def run(case: Case, tensors: dict[int, Tensor], rows: int) -> Any:
     )
     with torch.no_grad():
         found: Any = case.node.target(*given[0], **given[1])  # type: ignore[operator]
-    return found[case.at] if isinstance(found, tuple | list) else found
+    return found[case.index] if isinstance(found, tuple | list) else found
 
 
 def plain(argument: Any) -> Any:

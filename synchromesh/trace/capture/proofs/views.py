@@ -7,66 +7,68 @@ so the rows lie regularly in it where the sizes ahead of them divide it.
 
 from collections.abc import Callable
 
-from ..lay import Case, Lay, dims_of, flat_size
+from synchromesh.trace.nodes import dims_of
+
+from ..row_layout import Case, RowLayout, flat_size
 
 
-def flat(case: Case) -> Lay:
+def flat(case: Case) -> RowLayout:
     """view, reshape, flatten, unflatten, squeeze, unsqueeze."""
     if case.overload == "dtype":
         return retyped(case)
-    if case.main.fate is None:
+    if case.first.rows is None:
         raise case.positional()
-    source, place = case.main.lay, case.place
+    source, result = case.first.layout, case.result
     if any(e == 0 for e in case.sizes):
-        return place.any
-    outside = flat_size(case.main.sizes[: source.dim])
-    ahead = flat_size(case.sizes[: place.dim])
+        return result.in_any_order
+    outside = flat_size(case.first.sizes[: source.dim])
+    ahead = flat_size(case.sizes[: result.dim])
     found = set()
     for segments in source.segments:
         here, rest = divmod(outside * segments, ahead)
-        if rest == 0 and place.count % here == 0:
+        if rest == 0 and result.count % here == 0:
             found.add(here)
     if not found:
         raise case.unproved()
-    return place.as_(found)
+    return result.with_segments(found)
 
 
-def retyped(case: Case) -> Lay:
+def retyped(case: Case) -> RowLayout:
     """A view as another type changes the size of the last dimension."""
-    if case.main.lay.dim == case.main.rank - 1:
+    if case.first.layout.dim == case.first.rank - 1:
         raise case.unproved()
-    return case.kept()
+    return case.shared_layout()
 
 
-def exchanged(case: Case) -> Lay:
+def exchanged(case: Case) -> RowLayout:
     """permute, transpose and the like: a dimension keeps its entries in their order."""
-    return case.kept()
+    return case.shared_layout()
 
 
-def expanded(case: Case) -> Lay:
+def expanded(case: Case) -> RowLayout:
     """What is expanded along the rows is the same for all of them; other dimensions do not
     matter."""
-    source = case.main
-    if source.fate is None:
-        return case.place.any
-    lay = source.lay
-    if lay.dim + case.rank - source.rank != case.place.dim:
+    source = case.first
+    if source.rows is None:
+        return case.result.in_any_order
+    layout = source.layout
+    if layout.dim + case.rank - source.rank != case.result.dim:
         raise case.unproved()
-    return case.kept([source])
+    return case.shared_layout([source])
 
 
-def diagonal(case: Case) -> Lay:
+def diagonal(case: Case) -> RowLayout:
     """diagonal, diag_embed: all dimensions but the two that are taken together."""
-    source = case.main
+    source = case.first
     rank = source.rank if case.name == "diagonal" else case.rank
     dims = dims_of([case.constant("dim1"), case.constant("dim2")], rank)
-    at = source.lay.dim if case.name == "diagonal" else case.place.dim
+    at = source.layout.dim if case.name == "diagonal" else case.result.dim
     if at in dims:
         raise case.positional()
-    return case.kept()
+    return case.shared_layout()
 
 
-PROOFS: dict[str, Callable[[Case], Lay]] = {
+PROOFS: dict[str, Callable[[Case], RowLayout]] = {
     **dict.fromkeys(
         (
             "view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_copy", "view_as",

@@ -1,4 +1,4 @@
-"""The choice of placements: one integer program for a whole step, solved exactly by HiGHS.
+"""The placement problem: one integer program for a whole step, solved exactly by HiGHS.
 
 Units (operators, parameters, border values) each take one of their options; an option names the
 state of every tensor the unit reads and makes. Between the unit that makes a value and each
@@ -27,27 +27,27 @@ from scipy.sparse import csr_array
 from synchromesh.values.placement import Placement
 from synchromesh.values.traffic import Collective, sent_bytes
 
-SHARED = 1.0  # moves below this price are paid per reader: not worth a variable
-
 
 @dataclass(frozen=True)
 class Price:
     """What things cost, in bytes sent; a measured profile may give other numbers.
 
     Sent bytes are what counts; the other prices break ties between assignments of equal traffic.
+    They are chosen, not measured, but for `latency`.
     """
 
     byte: float = 1.0  # a byte sent
     latency: float = 1024.0  # a collective: 50 us at 20 MB/s, little beside any activation
     flop: float = 1e-5  # an operation, so that free sharding of compute is taken
-    held_byte: float = 1e-3  # a parameter byte held: what is sharded for nothing is sharded
+    held_byte: float = 1e-3  # a parameter byte on a rank: what is sharded for nothing is sharded
     local_byte: float = 1e-5  # a byte of a value that is sliced, padded or divided without traffic
     partial_byte: float = 1e-4  # ... of an activation made partial: the division costs a pass
-    small: tuple[float, float] = (0.04, 1e-4)
     # a parameter below these parts of its component's or of all parameter bytes need not be
     # sharded if that costs traffic: norms and biases
+    small: tuple[float, float] = (0.04, 1e-4)
 
     def collectives(self, found: Sequence[Collective], rows: float) -> float:
+        """The price of collectives for a data block of so many rows."""
         sent = sum(
             sent_bytes(c.kind, round(c.bytes_per_row * rows + c.fixed_bytes), c.ranks)
             for c in found
@@ -56,22 +56,38 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Option:
-    """One way to run a unit: states it reads (by slot) and makes (by output), its price, bytes
-    held."""
+class SolverLimits:
+    """How the integer program is solved. Chosen, not measured.
+
+    shared_move: moves below this price, in bytes sent, are paid per reader: not worth a variable.
+    seconds: after which the best solution so far is taken. attempts: of a random assignment.
+    """
+
+    shared_move: float = 1.0
+    seconds: float = 120.0
+    attempts: int = 100_000
+
+
+LIMITS = SolverLimits()
+
+
+@dataclass(frozen=True)
+class UnitOption:
+    """One way to run a unit: states it reads (by slot) and makes (by output), its price, and the
+    parameter bytes that a rank then holds."""
 
     reads: tuple[Placement, ...]
     makes: tuple[Placement, ...]
     price: float = 0.0
-    held: float = 0.0
+    held_bytes: float = 0.0
 
 
 MovePrice = Callable[[Placement, Placement], float | None]  # None: not allowed
 
 
 @dataclass
-class Link:
-    """A value: who makes it, who reads it, what a move of it costs, how often the same link
+class ValueFlow:
+    """A value from its maker to its readers: what a move of it costs, how often an equal flow
     occurs."""
 
     maker: tuple[int, int]  # unit, output
@@ -83,20 +99,24 @@ class Link:
 
 
 @dataclass
-class Problem:
-    """All units and links of a step."""
+class PlacementProblem:
+    """All units and flows of a step.
 
-    options: list[Sequence[Option]] = field(default_factory=list)
+    options: of each unit. counts: how often it occurs.
+    """
+
+    options: list[Sequence[UnitOption]] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    links: dict[object, Link] = field(default_factory=dict)
+    flows: dict[object, ValueFlow] = field(default_factory=dict)
 
-    def unit(self, options: Sequence[Option]) -> int:
+    def unit(self, options: Sequence[UnitOption]) -> int:
+        """Adds a unit; its number."""
         assert options, "a unit without options"
         self.options.append(options)
         self.counts.append(0)
         return len(self.options) - 1
 
-    def link(
+    def flow(
         self,
         key: object,
         maker: tuple[int, int],
@@ -105,23 +125,23 @@ class Problem:
         rigid: bool,
         crosses: bool = False,
     ) -> None:
-        """Adds a link, or one more occurrence of an equal one."""
+        """Adds a flow, or one more occurrence of an equal one."""
         ordered = tuple(sorted(set(readers)))
         full = (key, maker, ordered)
-        if full in self.links:
-            self.links[full].count += 1
+        if full in self.flows:
+            self.flows[full].count += 1
         else:
-            self.links[full] = Link(maker, ordered, price, 1, rigid, crosses)
+            self.flows[full] = ValueFlow(maker, ordered, price, 1, rigid, crosses)
 
 
-class Infeasible(AssertionError):
+class InfeasiblePlacement(AssertionError):
     """No assignment satisfies the program; an all-replicated one always should."""
 
 
-class _Program:
+class IntegerProgram:
     """Columns and rows of the integer program over the units' options."""
 
-    def __init__(self, problem: Problem, allowed: Mapping[int, Sequence[int]]) -> None:
+    def __init__(self, problem: PlacementProblem, allowed: Mapping[int, Sequence[int]]) -> None:
         self.problem = problem
         self.cost: list[float] = []
         self.integer: list[int] = []
@@ -136,11 +156,13 @@ class _Program:
             self.row(dict.fromkeys(columns.values(), 1.0), 1, 1)
 
     def column(self, cost: float, integer: bool = False) -> int:
+        """Adds a variable between 0 and 1; its number."""
         self.cost.append(cost)
         self.integer.append(int(integer))
         return len(self.cost) - 1
 
     def row(self, terms: dict[int, float], low: float, high: float) -> None:
+        """Adds a constraint: low <= sum of the columns times their terms <= high."""
         self.rows.append(terms)
         self.low.append(low)
         self.high.append(high)
@@ -153,28 +175,35 @@ class _Program:
             found.setdefault((option.makes if made else option.reads)[place], []).append(column)
         return found
 
-    def flows(self, link: Link, priced: bool) -> None:
-        made = self.by_state(*link.maker, made=True)
+    def add_costs(self, cost: Callable[[UnitOption], float]) -> None:
+        """The costs of the units' options, as often as the units occur."""
+        for i, columns in enumerate(self.x):
+            for k, column in columns.items():
+                self.cost[column] = cost(self.problem.options[i][k]) * self.problem.counts[i]
+
+    def add_flow(self, flow: ValueFlow, priced: bool) -> None:
+        """Columns and constraints of a value's moves from its maker to its readers."""
+        made = self.by_state(*flow.maker, made=True)
         shared: dict[tuple[Placement, Placement], int] = {}
         prices: dict[tuple[Placement, Placement], float | None] = {}
-        for reader in link.readers:
+        for reader in flow.readers:
             read = self.by_state(*reader, made=False)
             out: dict[Placement, dict[int, float]] = {a: {} for a in made}
             into: dict[Placement, dict[int, float]] = {b: {} for b in read}
             for a in made:
                 for b in read:
                     if (a, b) not in prices:
-                        free = a == b and not link.crosses
-                        prices[a, b] = 0.0 if free else link.price(a, b)
+                        free = a == b and not flow.crosses
+                        prices[a, b] = 0.0 if free else flow.price(a, b)
                     price = prices[a, b]
                     if price is None:
                         continue
-                    each = len(link.readers) == 1 or price < SHARED
-                    g = self.column(price * link.count if priced and each else 0.0)
+                    each = len(flow.readers) == 1 or price < LIMITS.shared_move
+                    g = self.column(price * flow.count if priced and each else 0.0)
                     out[a][g] = into[b][g] = 1.0
                     if priced and not each:
                         if (a, b) not in shared:
-                            shared[a, b] = self.column(price * link.count)
+                            shared[a, b] = self.column(price * flow.count)
                         self.row({shared[a, b]: 1.0, g: -1.0}, 0, np.inf)
             for flows, columns in ((out, made), (into, read)):
                 for state in columns:
@@ -192,81 +221,76 @@ class _Program:
             integrality=np.array(self.integer),
             bounds=Bounds(0, 1),
             constraints=LinearConstraint(matrix, np.array(self.low), np.array(self.high)),
-            options={"mip_rel_gap": 0.0, "time_limit": 120.0},
+            options={"mip_rel_gap": 0.0, "time_limit": LIMITS.seconds},
         )
         if answer.x is None:
-            raise Infeasible(f"placements: {answer.message}")
+            raise InfeasiblePlacement(f"placements: {answer.message}")
         return [max(columns, key=lambda k: answer.x[columns[k]]) for columns in self.x]
 
 
-def choose(problem: Problem, weighty: Callable[[int], bool]) -> list[int]:
+def choose(problem: PlacementProblem, weighty: Callable[[int], bool]) -> list[int]:
     """The option of each unit: the least price among those that shard the most parameter bytes.
 
     weighty: whether the parameter that is unit i must be as finely sharded as possible.
     """
-    problem_counts = problem.counts
-    first = _Program(problem, {})
-    for i, columns in enumerate(first.x):
-        for k, column in columns.items():
-            first.cost[column] = problem.options[i][k].held * problem_counts[i]
-    for link in problem.links.values():
-        if link.rigid:
-            first.flows(link, priced=False)
+    first = IntegerProgram(problem, {})
+    first.add_costs(lambda option: option.held_bytes)
+    for flow in problem.flows.values():
+        if flow.rigid:
+            first.add_flow(flow, priced=False)
     finest = first.solve()
     allowed = {}
     for i, options in enumerate(problem.options):
         if weighty(i):
-            least = options[finest[i]].held
-            allowed[i] = [k for k, o in enumerate(options) if o.held <= least]
-    second = _Program(problem, allowed)
-    for i, columns in enumerate(second.x):
-        for k, column in columns.items():
-            second.cost[column] = problem.options[i][k].price * problem_counts[i]
-    for link in problem.links.values():
-        second.flows(link, priced=True)
+            least = options[finest[i]].held_bytes
+            allowed[i] = [k for k, o in enumerate(options) if o.held_bytes <= least]
+    second = IntegerProgram(problem, allowed)
+    second.add_costs(lambda option: option.price)
+    for flow in problem.flows.values():
+        second.add_flow(flow, priced=True)
     return second.solve()
 
 
-def sample(problem: Problem, chance: random.Random, most: int = 100_000) -> list[int]:
+def sample(problem: PlacementProblem, chance: random.Random) -> list[int]:
     """A random valid assignment: operators take random options, parameters one that fits.
 
     Where nothing fits, the unit takes any option and its neighbours draw again.
     """
     options = problem.options
-    links: list[list[tuple[Link, tuple[int, int]]]] = [[] for _ in options]
-    makers: set[int] = set()
-    for link in problem.links.values():
-        if link.rigid:
-            makers.add(link.maker[0])
-            for reader in link.readers:
-                links[link.maker[0]].append((link, reader))
-                links[reader[0]].append((link, reader))
+    rigid = [flow for flow in problem.flows.values() if flow.rigid]
+    makers = {flow.maker[0] for flow in rigid}
+    pairs: list[list[tuple[ValueFlow, tuple[int, int]]]] = [[] for _ in options]  # by unit
+    for flow in rigid:
+        for reader in flow.readers:
+            pairs[flow.maker[0]].append((flow, reader))
+            pairs[reader[0]].append((flow, reader))
     taken: dict[int, int] = {}
 
+    def agree(flow: ValueFlow, reader: tuple[int, int]) -> bool:
+        (maker, output), (unit, slot) = flow.maker, reader
+        if maker not in taken or unit not in taken:
+            return True
+        a = options[maker][taken[maker]].makes[output]
+        b = options[unit][taken[unit]].reads[slot]
+        return (a == b and not flow.crosses) or flow.price(a, b) is not None
+
     def fits(unit: int, k: int) -> bool:
-        for link, reader in links[unit]:
-            first, last = link.maker[0], reader[0]
-            if (first != unit and first not in taken) or (last != unit and last not in taken):
-                continue
-            a = options[first][k if first == unit else taken[first]].makes[link.maker[1]]
-            b = options[last][k if last == unit else taken[last]].reads[reader[1]]
-            if (a != b or link.crosses) and link.price(a, b) is None:
-                return False
-        return True
+        taken[unit] = k
+        agreed = all(agree(*pair) for pair in pairs[unit])
+        del taken[unit]
+        return agreed
 
     waiting = sorted(range(len(options)), key=lambda i: (i not in makers, chance.random()))
-    for _ in range(most):
+    for _ in range(LIMITS.attempts):
         if not waiting:
             return [taken[i] for i in range(len(options))]
         unit = waiting.pop()
         fitting = [k for k in range(len(options[unit])) if fits(unit, k)]
         if not fitting:  # its neighbours disagree: they draw again, after it
-            around = {i for link, reader in links[unit] for i in (link.maker[0], reader[0])} - {
-                unit
-            }
-            for other in sorted(around):
+            around = {i for flow, reader in pairs[unit] for i in (flow.maker[0], reader[0])}
+            for other in sorted(around - {unit}):
                 if taken.pop(other, None) is not None:
                     waiting.append(other)
             fitting = list(range(len(options[unit])))
         taken[unit] = chance.choice(fitting)
-    raise Infeasible("no random assignment found")
+    raise InfeasiblePlacement("no random assignment found")

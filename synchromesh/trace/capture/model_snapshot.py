@@ -1,4 +1,4 @@
-"""What a model keeps from call to call, and leaving all of it as it was."""
+"""The state that a model keeps from call to call, and a way to run it without changing any."""
 
 import itertools
 import random
@@ -17,15 +17,8 @@ from .modes import in_mode
 
 TABLES = ("_parameters", "_buffers", "_modules")  # attributes of nn.Module that hold others
 CONTAINERS = (list, tuple, dict, set, deque, SimpleNamespace)
-DEEP = 4  # containers in containers that are looked into
-KEPT = (
-    Tensor,
-    torch.Generator,
-    bool,
-    int,
-    float,
-    *CONTAINERS,
-)  # kinds of attributes that hold state
+MAX_DEPTH = 4  # of containers in containers: chosen, not measured
+STATE_TYPES = (Tensor, torch.Generator, bool, int, float, *CONTAINERS)  # of attributes
 
 
 def attributes_of(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -37,7 +30,7 @@ def attributes_of(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]
                 yield dot + key, module._buffers, key
         for key, value in vars(module).items():
             private = key in TABLES or key.endswith("_hooks") or key == "training"
-            if not private and isinstance(value, KEPT):
+            if not private and isinstance(value, STATE_TYPES):
                 yield dot + key, vars(module), key
 
 
@@ -54,22 +47,17 @@ class Attributes:
         return {
             name: name not in self.buffers
             for name, table, key in attributes_of(self.model)
-            if name in self.known and other(self.known[name], table[key])
+            if isinstance(self.known.get(name), Tensor) and self.known[name] is not table[key]
         }
 
 
-def forgotten(assigned: Mapping[str, bool], read: Container[str]) -> str | None:
-    """The first attribute that a trace would forget.
+def untraced(assigned: Mapping[str, bool], read: Container[str]) -> str | None:
+    """The first attribute whose assignment (`Attributes.assigned`) a trace would lose.
 
-    read: tensors that the trace reads. One that is neither read nor a buffer (the last attention,
-    kept to be looked at) is no state.
+    read: tensors that the trace reads. One that is neither read nor a buffer (the last attention
+    weights, kept for inspection) is no state.
     """
-    return next((name for name, loose in assigned.items() if not loose or name in read), None)
-
-
-def other(before: Any, after: Any) -> bool:
-    """Whether an attribute holds another tensor."""
-    return isinstance(before, Tensor) and before is not after
+    return next((n for n, no_buffer in assigned.items() if not no_buffer or n in read), None)
 
 
 @contextmanager
@@ -82,22 +70,22 @@ def restored(model: nn.Module) -> Iterator[None]:
         for table in (*(vars(module).get(key) for key in TABLES), vars(module))
         if isinstance(table, dict)
     ]
-    kept = [(table, key, copied(table[key])) for _, table, key in attributes_of(model)]
-    chance, numbers = random.getstate(), np.random.get_state()
+    saved = [(table, key, copied(table[key])) for _, table, key in attributes_of(model)]
+    python_random, numpy_random = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
-        random.setstate(chance)
-        np.random.set_state(numbers)
+        random.setstate(python_random)
+        np.random.set_state(numpy_random)
         for table, known in references:
             table.clear()
             table.update(known)
-        for table, key, content in kept:
-            table[key] = given_back(content)
+        for table, key, copy in saved:
+            table[key] = written_back(copy)
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator["Writes"]:
+def preserved(model: nn.Module) -> Iterator["ParameterWrites"]:
     """Inside, the modes of a training step, and random numbers of a fixed seed; gives the
     parameters that were written to so far.
 
@@ -105,25 +93,24 @@ def undisturbed(model: nn.Module) -> Iterator["Writes"]:
     """
     tensors = itertools.chain(model.parameters(), model.buffers())
     devices = sorted({t.device.index or 0 for t in tensors if t.is_cuda})
-    writes = Writes(model)
+    writes = ParameterWrites(model)
     try:
-        with (
-            restored(model), in_mode(model, True), torch.random.fork_rng(devices=devices), writes
-        ):  # fmt: skip
+        random_state = torch.random.fork_rng(devices=devices)
+        with restored(model), in_mode(model, True), random_state, writes:
             torch.manual_seed(0)
             yield writes
     finally:
         writes.undo()
 
 
-def copied(value: Any, deep: int = DEEP) -> tuple[Any, Any]:
+def copied(value: Any, depth: int = MAX_DEPTH) -> tuple[Any, Any]:
     """What an attribute holds, with a copy of its content: entries of a tensor, items."""
     if isinstance(value, Tensor):
         return value, (value.data, None if value.is_meta else value.detach().clone())
     if isinstance(value, torch.Generator):
         return value, value.get_state()
-    if isinstance(value, CONTAINERS) and deep:
-        return value, {key: copied(item, deep - 1) for key, item in items_of(value)}
+    if isinstance(value, CONTAINERS) and depth:
+        return value, {key: copied(item, depth - 1) for key, item in items_of(value)}
     return value, None
 
 
@@ -135,9 +122,9 @@ def items_of(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(value)
 
 
-def given_back(kept: tuple[Any, Any]) -> Any:
-    """The object that `copied` kept, with its content of then."""
-    value, content = kept
+def written_back(copy: tuple[Any, Any]) -> Any:
+    """The object that `copied` was given, with its content of then."""
+    value, content = copy
     if content is None:
         return value
     if isinstance(value, Tensor):
@@ -151,7 +138,7 @@ def given_back(kept: tuple[Any, Any]) -> Any:
     if isinstance(value, torch.Generator):
         value.set_state(content)
         return value
-    items = {key: given_back(item) for key, item in content.items()}
+    items = {key: written_back(item) for key, item in content.items()}
     if isinstance(value, (dict, SimpleNamespace)):
         table = value if isinstance(value, dict) else vars(value)
         table.clear()
@@ -165,7 +152,7 @@ def given_back(kept: tuple[Any, Any]) -> Any:
     return value
 
 
-class Writes(TorchDispatchMode):
+class ParameterWrites(TorchDispatchMode):
     """Notes which parameters operators write to, and keeps their values of before.
 
     A copy of all parameters would take the memory of another model for what hardly ever happens.
@@ -173,25 +160,26 @@ class Writes(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.names = {
+        self.by_storage = {
             p.untyped_storage().data_ptr(): (n, p)
             for n, p in model.named_parameters()
             if not p.is_meta and p.numel()
         }
-        self.kept: dict[str, tuple[nn.Parameter, Tensor]] = {}
+        self.saved: dict[str, tuple[nn.Parameter, Tensor]] = {}
         self.data = [(n, p, p.data) for n, p in model.named_parameters() if not p.is_meta]
 
     def written(self) -> list[str]:
         """Names of the parameters that were written to, or given other memory (`p.data = ...`)."""
         moved = [n for n, p, data in self.data if p.data_ptr() != data.data_ptr()]
-        return [*self.kept, *(n for n in moved if n not in self.kept)]
+        return [*self.saved, *(n for n in moved if n not in self.saved)]
 
     def undo(self) -> None:
+        """Gives the parameters the memory and the values of before."""
         with torch.no_grad():
             for _, parameter, data in self.data:
                 if parameter.data_ptr() != data.data_ptr():
                     parameter.data = data
-            for parameter, value in self.kept.values():
+            for parameter, value in self.saved.values():
                 parameter.copy_(value)
 
     def __torch_dispatch__(
@@ -200,16 +188,15 @@ class Writes(TorchDispatchMode):
         kwargs = kwargs or {}
         if func._schema.is_mutable:
             for place, argument in enumerate(func._schema.arguments):
-                if argument.alias_info is None or not argument.alias_info.is_write:
+                if not argument.is_write:
                     continue
                 given = args[place] if place < len(args) else kwargs.get(argument.name)
                 for x in given if isinstance(given, (list, tuple)) else (given,):
                     if isinstance(x, Tensor):
-                        self._keep(x)
+                        self._save(x)
         return func(*args, **kwargs)
 
-    def _keep(self, x: Tensor) -> None:
-        found = self.names.get(x.untyped_storage().data_ptr())
-        if found is not None and found[0] not in self.kept:
-            name, parameter = found
-            self.kept[name] = (parameter, parameter.detach().clone())
+    def _save(self, x: Tensor) -> None:
+        name, parameter = self.by_storage.get(x.untyped_storage().data_ptr(), ("", None))
+        if parameter is not None and name not in self.saved:
+            self.saved[name] = (parameter, parameter.detach().clone())

@@ -6,32 +6,37 @@ import random
 
 import pytest
 
-from synchromesh.trace.partition.assignment import Option, Problem, choose, sample
+from synchromesh.trace.partition.placement_problem import (
+    PlacementProblem,
+    UnitOption,
+    choose,
+    sample,
+)
 from synchromesh.values.placement import PARTIAL, REPLICATED, Placement, shard
 
 STATES = (REPLICATED, PARTIAL, shard(0), shard(1))
 
 
-def random_problem(seed: int) -> Problem:
+def random_problem(seed: int) -> PlacementProblem:
     """A parameter, three operators in a row that all read it, and a value that two of them
     share."""
     chance = random.Random(seed)
-    problem = Problem()
+    problem = PlacementProblem()
     parameter = problem.unit(
         [
-            Option((), (s,), 100 * chance.random(), 0.5 if s.sharded else 1.0)
+            UnitOption((), (s,), 100 * chance.random(), 0.5 if s.sharded else 1.0)
             for s in STATES
             if s != PARTIAL
         ]
     )
-    units = [problem.unit([Option((), (s,), 100 * chance.random()) for s in STATES])]
+    units = [problem.unit([UnitOption((), (s,), 100 * chance.random()) for s in STATES])]
     for reads in (2, 2, 3):
         options = {}
         for _ in range(6):
             states = tuple(chance.choice(STATES) for _ in range(reads))
-            options[states] = Option(states, (chance.choice(STATES),), 500 * chance.random())
+            options[states] = UnitOption(states, (chance.choice(STATES),), 500 * chance.random())
         whole = (REPLICATED,) * reads
-        options.setdefault(whole, Option(whole, (REPLICATED,), 500.0))
+        options.setdefault(whole, UnitOption(whole, (REPLICATED,), 500.0))
         units.append(problem.unit(list(options.values())))
     problem.counts = [1, *(chance.choice((1, 3)) for _ in units)]
     prices = {(a, b): 2 + 300 * chance.random() for a in STATES for b in STATES}
@@ -42,35 +47,35 @@ def random_problem(seed: int) -> Problem:
     def held(a: Placement, b: Placement) -> float | None:
         return 0.0 if (a, b) == (REPLICATED, PARTIAL) else None
 
-    problem.link("w", (parameter, 0), [(u, 0) for u in units[1:]], held, True)
-    problem.link("x", (units[0], 0), [(units[1], 1), (units[2], 1), (units[3], 1)], move, False)
-    problem.link("y", (units[2], 0), [(units[3], 2)], move, False)
+    problem.flow("w", (parameter, 0), [(u, 0) for u in units[1:]], held, True)
+    problem.flow("x", (units[0], 0), [(units[1], 1), (units[2], 1), (units[3], 1)], move, False)
+    problem.flow("y", (units[2], 0), [(units[3], 2)], move, False)
     return problem
 
 
-def price_of(problem: Problem, taken: list[int]) -> float | None:
+def price_of(problem: PlacementProblem, taken: list[int]) -> float | None:
     total = 0.0
     for i, k in enumerate(taken):
         total += problem.options[i][k].price * problem.counts[i]
-    for link in problem.links.values():
-        unit, place = link.maker
+    for flow in problem.flows.values():
+        unit, place = flow.maker
         a = problem.options[unit][taken[unit]].makes[place]
-        wanted = {problem.options[u][taken[u]].reads[slot] for u, slot in link.readers} - {a}
+        wanted = {problem.options[u][taken[u]].reads[slot] for u, slot in flow.readers} - {a}
         for b in wanted:  # each move is paid once for all readers
-            price = link.price(a, b)
+            price = flow.price(a, b)
             if price is None:
                 return None
-            total += price * link.count
+            total += price * flow.count
     return total
 
 
-def best(problem: Problem) -> tuple[float, float]:
+def best(problem: PlacementProblem) -> tuple[float, float]:
     """(bytes held, price) of the best assignment by trying all."""
     found = []
     for taken in itertools.product(*(range(len(o)) for o in problem.options)):
         price = price_of(problem, list(taken))
         if price is not None:
-            found.append((problem.options[0][taken[0]].held, price))
+            found.append((problem.options[0][taken[0]].held_bytes, price))
     return min(found)
 
 
@@ -81,7 +86,7 @@ def test_cheapest_of_the_finest(seed: int) -> None:
     price = price_of(problem, taken)
     assert price is not None
     held, least = best(problem)
-    assert problem.options[0][taken[0]].held == held
+    assert problem.options[0][taken[0]].held_bytes == held
     assert price == pytest.approx(least)
 
 

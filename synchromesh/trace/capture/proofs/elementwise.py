@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import torch
 
+from synchromesh.trace.nodes import RECURRENT, dims_of, has_tag
 from synchromesh.trace.rules.elementwise import FILLING, NAMES
+from synchromesh.trace.rules.loss import DISTANCES
 
-from ..lay import Case, Entry, Lay, dims_of
+from ..row_layout import Case, RowLayout, RowOperand
 
 LIKE_FIRST = {"type_as", "copy", "expand_as"}  # of whose second tensor only type or shape matter
 ELEMENTWISE = NAMES | {
@@ -18,37 +20,36 @@ ELEMENTWISE = NAMES | {
     "feature_alpha_dropout", "alpha_dropout", "copy", "exponential", "uniform", "cauchy",
     "log_normal", "geometric", "log_softplus", "fill", "rrelu_with_noise_functional",
     # losses without a reduction; with one they have no rows
-    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div",
-    "binary_cross_entropy_with_logits", "soft_margin_loss", "poisson_nll_loss",
-    "margin_ranking_loss", "hinge_embedding_loss",
+    *DISTANCES, "kl_div", "soft_margin_loss", "poisson_nll_loss", "margin_ranking_loss",
+    "hinge_embedding_loss",
 }  # fmt: skip
 RANDOM_LIKE = {"rand_like", "randn_like", "randint_like"}
 
 
 def is_elementwise(case: Case) -> bool:
-    tagged = torch.Tag.pointwise in getattr(case.node.target, "tags", ())
-    return tagged or case.name in ELEMENTWISE or case.name in RANDOM_LIKE
+    """Whether every entry of the result is computed from entries at the same place."""
+    return has_tag(case.node, torch.Tag.pointwise) or case.name in ELEMENTWISE | RANDOM_LIKE
 
 
-def elementwise(case: Case) -> Lay:
+def elementwise(case: Case) -> RowLayout:
     """Broadcast from the right; entries filled in are the same for all rows."""
     if case.name in FILLING | RANDOM_LIKE:
-        return case.place.any
-    return right_aligned(case, case.entries[:1] if case.name in LIKE_FIRST else case.rowed)
+        return case.result.in_any_order
+    return right_aligned(case, case.operands[:1] if case.name in LIKE_FIRST else case.with_rows)
 
 
-def right_aligned(case: Case, entries: list[Entry], last: int = 0) -> Lay:
+def right_aligned(case: Case, operands: list[RowOperand], last: int = 0) -> RowLayout:
     """All rows at the dimension of the result that is counted from the right, and none in the
     last ones."""
-    for entry in entries:
-        if entry.fate is None:
+    for operand in operands:
+        if operand.rows is None:
             continue
-        lay = entry.lay
-        if lay.dim >= entry.rank - last:
-            raise case.mixed(lay.dim)
-        if lay.dim + case.rank - entry.rank != case.place.dim:
+        layout = operand.layout
+        if layout.dim >= operand.rank - last:
+            raise case.coupled(layout.dim)
+        if layout.dim + case.rank - operand.rank != case.result.dim:
             raise case.unproved()
-    return case.kept(entries)
+    return case.shared_layout(operands)
 
 
 def last_dims(case: Case) -> int | None:
@@ -79,120 +80,122 @@ EXACTLY = {
 }  # fmt: skip
 
 
-def trailing(case: Case) -> Lay:
+def trailing(case: Case) -> RowLayout:
     """Pooling, norms of the last dimensions, matrices of a batch: those ahead are apart."""
     last = last_dims(case)
     assert last is not None
-    source = case.main
-    if any(e is not source for e in case.rowed) or source.fate is None:
+    source = case.first
+    if any(e is not source for e in case.with_rows) or source.rows is None:
         raise case.unproved()
-    if source.lay.dim >= source.rank - last:
-        raise case.positional() if case.name in ("tril", "triu") else case.mixed(source.lay.dim)
-    if source.lay.dim != case.place.dim:
+    if source.layout.dim >= source.rank - last:
+        raise (
+            case.positional() if case.name in ("tril", "triu") else case.coupled(source.layout.dim)
+        )
+    if source.layout.dim != case.result.dim:
         raise case.unproved()
-    return case.kept()
+    return case.shared_layout()
 
 
-def batched(case: Case) -> Lay:
+def batched(case: Case) -> RowLayout:
     """Convolutions, group norm, losses per row and the like: dimension 0 of all is apart."""
-    if case.place.dim or (case.name.startswith("conv") and case.main.rank != case.entries[1].rank):
-        raise case.mixed(case.rowed[0].lay.dim)
-    for entry in case.rowed:
-        if entry.argument in ("weight", "bias", "running_mean", "running_var"):
+    if case.result.dim or (
+        case.name.startswith("conv") and case.first.rank != case.operands[1].rank
+    ):
+        raise case.coupled(case.with_rows[0].layout.dim)
+    for operand in case.with_rows:
+        if operand.argument in ("weight", "bias", "running_mean", "running_var"):
             raise case.unproved()
-        if entry.lay.dim:
-            raise case.mixed(entry.lay.dim)
-    return case.kept()
+        if operand.layout.dim:
+            raise case.coupled(operand.layout.dim)
+    return case.shared_layout()
 
 
-def normalised(case: Case) -> Lay:
+def normalised(case: Case) -> RowLayout:
     """batch_norm: statistics over the rows are the engine's matter, in which order is not."""
-    if case.rowed != [case.main]:
+    if case.with_rows != [case.first]:
         raise case.unproved()
-    return case.kept()
+    return case.shared_layout()
 
 
-def contracted(case: Case) -> Lay:
+def contracted(case: Case) -> RowLayout:
     """Products: dimensions that are not summed over keep their entries, those of a batch meet at
     equal places."""
     if case.name == "einsum":
         return summed_by_letters(case)
-    if any(e.grid for e in case.rowed):
-        if case.place.count > 1 or not all(e.grid or e.single for e in case.rowed):
+    if any(e.grid for e in case.with_rows):
+        if case.result.count > 1 or not all(e.grid or e.one_per_row for e in case.with_rows):
             raise case.unproved()
-        return case.place.any
-    for entry in case.rowed:
-        if entry.argument == "bias" and entry.lay.dim != entry.rank - 1:
+        return case.result.in_any_order
+    for operand in case.with_rows:
+        if operand.argument == "bias" and operand.layout.dim != operand.rank - 1:
             raise case.unproved()
-    return case.kept()
+    return case.shared_layout()
 
 
 def is_grid(case: Case) -> bool:
     """Whether a result with rows along two dimensions has every row with every row in order."""
-    keeps = (
-        case.name in PRODUCTS or is_elementwise(case) or case.name in ("softmax", "log_softmax")
-    )
-    return keeps and not case.numbers and all(e.grid or e.single for e in case.rowed)
+    keeps = case.name in PRODUCTS | {"softmax", "log_softmax"} or is_elementwise(case)
+    return keeps and not case.numbers and all(e.grid or e.one_per_row for e in case.with_rows)
 
 
-def summed_by_letters(case: Case) -> Lay:
+def summed_by_letters(case: Case) -> RowLayout:
     """einsum: a letter for the rows that the result does not have is summed over."""
     equation = case.constant("equation")
     if not isinstance(equation, str) or "->" not in equation or "." in equation:
-        return case.kept()
+        return case.shared_layout()
     given, made = equation.replace(" ", "").split("->")
-    for letters, entry in zip(given.split(","), case.entries, strict=True):
-        if entry.fate is not None and letters[entry.lay.dim] != made[case.place.dim]:
-            raise case.mixed(entry.lay.dim)
-    return case.kept()
+    for letters, operand in zip(given.split(","), case.operands, strict=True):
+        if operand.rows is not None and letters[operand.layout.dim] != made[case.result.dim]:
+            raise case.coupled(operand.layout.dim)
+    return case.shared_layout()
 
 
-def attended(case: Case) -> Lay:
+def attended(case: Case) -> RowLayout:
     """Attention: queries, keys, values and mask have rows ahead of their last two dimensions."""
-    return right_aligned(case, case.rowed, last=2)
+    return right_aligned(case, case.with_rows, last=2)
 
 
-def recurrent(case: Case) -> Lay:
+def recurrent(case: Case) -> RowLayout:
     """LSTM, GRU: rows beside the time, states as (layers, rows, width)."""
-    if case.overload != "input" or case.main.rank != 3:
+    if case.overload != "input" or case.first.rank != 3:
         raise case.unproved()
     beside = 0 if case.constant("batch_first") else 1
-    for entry in case.rowed:
-        if entry.argument == "params":
+    for operand in case.with_rows:
+        if operand.argument == "params":
             raise case.unproved()
-        if entry.lay.dim != (beside if entry is case.main else 1):
-            raise case.mixed(entry.lay.dim)
-    return case.kept()
+        if operand.layout.dim != (beside if operand is case.first else 1):
+            raise case.coupled(operand.layout.dim)
+    return case.shared_layout()
 
 
-def of_pairs(case: Case) -> Lay:
+def of_pairs(case: Case) -> RowLayout:
     """bilinear, pairwise_distance: the last dimension is taken together."""
-    for entry in case.rowed:
-        if entry.argument in ("weight", "bias"):
+    for operand in case.with_rows:
+        if operand.argument in ("weight", "bias"):
             raise case.unproved()
-    return right_aligned(case, case.rowed, last=1)
+    return right_aligned(case, case.with_rows, last=1)
 
 
 DIMS = ("dim", "dims", "dimension")  # as an argument is called that names dimensions
 
 
-def along_dims(case: Case) -> Lay:
+def along_dims(case: Case) -> RowLayout:
     """Sums, softmax, sort, fft ...: they work along the dimensions named, and no others."""
     given = case.constant(next(n for n in DIMS if case.takes(n)))
-    source = case.rowed[0]
-    lay = source.lay
+    source = case.with_rows[0]
+    layout = source.layout
     if given is None or (isinstance(given, list | tuple) and not given):
-        raise case.mixed(lay.dim)  # along all
-    if lay.dim in dims_of(given, source.rank):
-        raise case.mixed(lay.dim)
-    if any(e.rank != source.rank or e.lay.dim != lay.dim for e in case.rowed):
+        raise case.coupled(layout.dim)  # along all
+    if layout.dim in dims_of(given, source.rank):
+        raise case.coupled(layout.dim)
+    if any(e.rank != source.rank or e.layout.dim != layout.dim for e in case.with_rows):
         raise case.unproved()
-    return case.kept()
+    return case.shared_layout()
 
 
-def made(case: Case) -> Lay:
+def filled(case: Case) -> RowLayout:
     """full, zeros, randn ...: the same, or drawn alike, for all rows."""
-    return case.place.any
+    return case.result.in_any_order
 
 
 PRODUCTS = {
@@ -203,8 +206,8 @@ MADE = {
     "full", "zeros", "ones", "empty", "rand", "randn", "randint", "new_full", "new_zeros",
     "new_ones", "new_empty", "empty_permuted",
 }  # fmt: skip
-PROOFS: dict[str, Callable[[Case], Lay]] = {
-    **dict.fromkeys(MADE, made),
+PROOFS: dict[str, Callable[[Case], RowLayout]] = {
+    **dict.fromkeys(MADE, filled),
     **dict.fromkeys(
         (
             "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d",
@@ -219,6 +222,6 @@ PROOFS: dict[str, Callable[[Case], Lay]] = {
     "batch_norm": normalised,
     **dict.fromkeys(PRODUCTS, contracted),
     "scaled_dot_product_attention": attended,
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent),
+    **dict.fromkeys(RECURRENT, recurrent),
     **dict.fromkeys(("bilinear", "pairwise_distance"), of_pairs),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The lay of a value's batch rows, and an operator's node as the proofs of it see it.
+"""The layout of a value's batch rows, and an operator's result as the proofs of it see it.
 
 A value has regular rows where, for any rows [a, b) of the batch, what the graph computes of these
 alone are the entries [a, b) of what it computes of all: the dimension `dim` holds segments x rows
@@ -6,56 +6,53 @@ x inner entries, and no row depends on another one or on its place. Only such va
 apart by rows. Values that are the same for all rows lie in several ways at once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
-import torch
 from torch import Tensor
+from torch.fx import Node
 
 from synchromesh.trace.guards import ROWS
-from synchromesh.trace.rules.operator import arguments, constant
+from synchromesh.trace.nodes import arguments, constant, line_of, short_name
 
-from .nodes import line_of, short_name
 from .sizes import expression
-
-Node = torch.fx.Node
 
 
 @dataclass(frozen=True)
-class Lay:
+class RowLayout:
     """`dim` has `count` entries for a row; each number in `segments` of segments is proved."""
 
     dim: int
     count: int
-    segments: frozenset[int]
+    segments: frozenset[int] = frozenset()
 
     @property
-    def any(self) -> "Lay":
-        """The lay of a value that is the same for all rows."""
-        ways = frozenset(s for s in range(1, self.count + 1) if self.count % s == 0)
-        return Lay(self.dim, self.count, ways)
+    def in_any_order(self) -> "RowLayout":
+        """The layout of a value that is the same for all rows."""
+        return self.with_segments(s for s in range(1, self.count + 1) if self.count % s == 0)
 
-    def as_(self, segments: Any) -> "Lay":
-        return Lay(self.dim, self.count, frozenset(segments))
+    def with_segments(self, segments: Iterable[int]) -> "RowLayout":
+        """The same dimension, with these numbers of segments proved."""
+        return RowLayout(self.dim, self.count, frozenset(segments))
 
 
 class Irregular(Exception):
     """Rows that are not proved to be regular.
 
-    mixed: a clause where it is the operator itself that works along the rows.
+    coupling: a clause where it is the operator itself that works along the rows.
     grid: every row with every row, both in order; what sums over one of them has the other's rows.
     """
 
-    def __init__(self, why: str, mixed: str = "", grid: bool = False) -> None:
+    def __init__(self, why: str, coupling: str = "", grid: bool = False) -> None:
         super().__init__(why)
-        self.why, self.mixed, self.grid = why, mixed, grid
+        self.why, self.coupling, self.grid = why, coupling, grid
 
 
-Fate = Lay | Irregular | None  # None: a value without rows
+RowStatus = RowLayout | Irregular | None  # None: a value without rows
 
 
 def sizes_of(val: Tensor, symbols: set[sympy.Symbol]) -> tuple[Any, ...]:
@@ -64,9 +61,14 @@ def sizes_of(val: Tensor, symbols: set[sympy.Symbol]) -> tuple[Any, ...]:
     return tuple(expression(s).subs(one) for s in val.shape)
 
 
-def spot(sizes: tuple[Any, ...]) -> Fate:
-    """Where the rows of a value of these sizes are, with no way to lie proved."""
-    dims = [d for d, e in enumerate(sizes) if ROWS in e.free_symbols]
+def row_dims(sizes: tuple[Any, ...]) -> list[int]:
+    """The dimensions whose size depends on the rows."""
+    return [d for d, e in enumerate(sizes) if ROWS in e.free_symbols]
+
+
+def unproved_layout(sizes: tuple[Any, ...]) -> RowStatus:
+    """Where the rows of a value of these sizes are, with no number of segments proved."""
+    dims = row_dims(sizes)
     if not dims:
         return None
     if len(dims) > 1:
@@ -77,87 +79,96 @@ def spot(sizes: tuple[Any, ...]) -> Fate:
             f"has {sizes[dims[0]]} entries along dimension {dims[0]}, which is no multiple of "
             "the rows"
         )
-    return Lay(dims[0], int(count), frozenset())
+    return RowLayout(dims[0], int(count))
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A tensor that an operator reads: who made it, which argument it is, and how it lies."""
+class RowOperand:
+    """A tensor that an operator reads: who made it, which argument it is, and where its rows
+    lie."""
 
     node: Node
     argument: str
     sizes: tuple[Any, ...]
-    fate: Fate
+    rows: RowStatus
 
     @property
     def rank(self) -> int:
+        """The number of its dimensions."""
         return len(self.sizes)
 
     @property
-    def lay(self) -> Lay:
-        """Its lay; raises where there is none."""
-        if isinstance(self.fate, Irregular):
-            raise Irregular(self.fate.why)
-        assert self.fate is not None
-        return self.fate
+    def layout(self) -> RowLayout:
+        """Its layout; raises where there is none."""
+        if isinstance(self.rows, Irregular):
+            raise Irregular(self.rows.why)
+        assert self.rows is not None
+        return self.rows
 
     @property
     def grid(self) -> bool:
-        return isinstance(self.fate, Irregular) and self.fate.grid
+        """Whether it has every row with every row, in order."""
+        return isinstance(self.rows, Irregular) and self.rows.grid
 
     @property
-    def single(self) -> bool:
+    def one_per_row(self) -> bool:
         """Whether rows are alone in their dimension, and in order."""
-        return isinstance(self.fate, Lay) and self.fate.count == 1
+        return isinstance(self.rows, RowLayout) and self.rows.count == 1
 
     def shape(self, rows: int) -> tuple[int, ...]:
+        """Its shape for so many rows."""
         return tuple(int(e.subs({ROWS: rows})) for e in self.sizes)
 
 
 class Case:
-    """One result with rows of a node: the arguments by name, and what is read."""
+    """One result with rows of a node, to be proved: the arguments by name, and what is read.
+
+    result: where its rows are, with no number of segments proved. first: the first tensor read.
+    """
 
     def __init__(
         self,
         node: Node,
-        at: int,
+        index: int,
         sizes: tuple[Any, ...],
-        place: Fate,
-        entry: Callable[[Node, str], Entry | None],
+        result: RowStatus,
+        operand: Callable[[Node, str], RowOperand | None],
     ) -> None:
-        self.node, self.at, self.sizes = node, at, sizes
-        self.place = place if isinstance(place, Lay) else Lay(0, 1, frozenset())
+        self.node, self.index, self.sizes = node, index, sizes
+        self.result = result if isinstance(result, RowLayout) else RowLayout(0, 1)
         self.name = short_name(node)
         self.schema = getattr(node.target, "_schema", None)
         self.overload: str = self.schema.overload_name if self.schema else ""
         self.arguments = arguments(node)
-        self.entries: list[Entry] = []
+        self.operands: list[RowOperand] = []
         self.numbers: list[str] = []  # arguments that are computed from the number of rows
         for argument, value in self.arguments.items():
             for item in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(item, Node):
-                    found = entry(item, argument)
+                    found = operand(item, argument)
                     if found is not None:
-                        self.entries.append(found)
+                        self.operands.append(found)
                     else:
                         self.numbers.append(argument)
 
     @cached_property
-    def rowed(self) -> list[Entry]:
+    def with_rows(self) -> list[RowOperand]:
         """The tensors with rows."""
-        return [e for e in self.entries if e.fate is not None]
+        return [e for e in self.operands if e.rows is not None]
 
     @property
-    def main(self) -> Entry:
-        """The first tensor."""
-        return self.entries[0]
+    def first(self) -> RowOperand:
+        """The first tensor that the operator reads."""
+        return self.operands[0]
 
     @property
     def rank(self) -> int:
+        """The number of the result's dimensions."""
         return len(self.sizes)
 
     @property
     def where(self) -> str:
+        """The operator and the user's line."""
         return f"{self.name or self.node.target} at {line_of(self.node)}"
 
     def constant(self, name: str, default: Any = None) -> Any:
@@ -165,26 +176,33 @@ class Case:
         return constant(self.schema, self.arguments, name, default)
 
     def takes(self, name: str) -> bool:
+        """Whether the operator has an argument of this name."""
         return self.schema is not None and any(a.name == name for a in self.schema.arguments)
 
     # -- what proofs conclude ------------------------------------------------------------
 
-    def kept(self, entries: list[Entry] | None = None) -> Lay:
-        """The lay that all `entries` with rows have in common."""
-        ways = self.place.any.segments
-        for entry in self.rowed if entries is None else entries:
-            lay = entry.lay
-            if lay.count != self.place.count:
+    def shared_layout(self, operands: list[RowOperand] | None = None) -> RowLayout:
+        """The layout that all `operands` with rows have in common."""
+        segments = self.result.in_any_order.segments
+        for operand in self.with_rows if operands is None else operands:
+            layout = operand.layout
+            if layout.count != self.result.count:
                 raise self.unproved()
-            if not ways & lay.segments:
-                raise Irregular(f"joins rows that lie in different orders ({self.where})")
-            ways &= lay.segments
-        return self.place.as_(ways)
+            if not segments & layout.segments:
+                raise self.different_orders()
+            segments &= layout.segments
+        return self.result.with_segments(segments)
 
     def unproved(self) -> Irregular:
+        """No proof applies."""
         return Irregular(f"has rows in an order that is not known ({self.where})")
 
-    def mixed(self, dim: int) -> Irregular:
+    def different_orders(self) -> Irregular:
+        """What is read has no layout in common."""
+        return Irregular(f"joins rows that lie in different orders ({self.where})")
+
+    def coupled(self, dim: int) -> Irregular:
+        """The operator works along the rows, which lie along `dim`."""
         along = f"{self.name} along dimension {dim}"
         return Irregular(
             f"has rows that depend on each other ({along} at {line_of(self.node)})",
@@ -192,38 +210,14 @@ class Case:
         )
 
     def positional(self) -> Irregular:
+        """A row of the result depends on where in the batch it stands."""
         return Irregular(f"depends on the position of its rows ({self.where})")
 
     def counted(self) -> Irregular:
+        """The result depends on how many rows there are."""
         return Irregular(f"depends on the number of rows ({self.where})")
 
 
-def number(node: Any, rows: int) -> Any:
-    """A number of the graph for so many rows."""
-    if not isinstance(node, Node):
-        return node
-    if node.op == "placeholder":
-        return rows
-    return node.target(*(number(a, rows) for a in node.args))  # type: ignore[operator]
-
-
-def is_number(node: Node) -> bool:
-    return node.meta.get("value") is None and not isinstance(node.meta.get("val"), Tensor | tuple)
-
-
-def dims_of(given: Any, rank: int) -> list[int]:
-    """Dimensions counted from the front."""
-    found = [given] if isinstance(given, int) else list(given or ())
-    return [d + rank if d < 0 else d for d in found]
-
-
 def flat_size(sizes: tuple[Any, ...]) -> int:
+    """The product of sizes that do not depend on the rows."""
     return prod(int(s) for s in sizes)
-
-
-def results(node: Node) -> Iterator[tuple[int, Tensor]]:
-    """The tensors that a node makes, with their places in a tuple."""
-    val = node.meta.get("val")
-    for at, each in enumerate(val if isinstance(val, tuple | list) else (val,)):
-        if isinstance(each, Tensor):
-            yield at, each

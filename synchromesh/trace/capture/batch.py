@@ -1,0 +1,92 @@
+"""A batch: its tensor leaves, and the rows that dim 0 of them is."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor leaf of the batch: its name, and whether its dim 0 is rows."""
+
+    name: str
+    tensor: Tensor
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether dim 0 is rows; a 0-d tensor is common to all of them."""
+        return self.tensor.dim() > 0
+
+
+def leaves(batch: Any) -> list[Leaf]:
+    """The tensor leaves of a batch in flattening order, named by path: `x`, `0`, `inputs.mask`."""
+    found = []
+    for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
+        if isinstance(leaf, Tensor):
+            keys = (getattr(k, "key", getattr(k, "idx", getattr(k, "name", k))) for k in path)
+            found.append(Leaf(".".join(str(k) for k in keys) or "batch", leaf))
+    return found
+
+
+def rows_of(batch: Any) -> int:
+    """Rows of the batch: the size of dim 0 of its tensors; ValueError where they disagree."""
+    sizes = {leaf.name: leaf.tensor.shape[0] for leaf in leaves(batch) if leaf.has_rows}
+    if not sizes:
+        raise ValueError(
+            f"the batch ({type(batch).__name__}) holds no tensor with rows: it should be a "
+            "tensor, or a tuple or dict of tensors whose dim 0 is rows"
+        )
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+        raise ValueError(
+            f"the batch's tensors disagree about the number of rows ({listed}): dim 0 of each "
+            "must be rows, or the tensor 0-d if it is common to all rows"
+        )
+    rows = next(iter(sizes.values()))
+    if rows == 0:
+        raise ValueError("the example batch has no rows (0): one row at least is needed")
+    return rows
+
+
+def map_rows(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """`batch` with `change(x)` for every leaf that has rows."""
+    return pytree.tree_map(lambda x: change(x) if isinstance(x, Tensor) and x.dim() else x, batch)
+
+
+def example(batch: Any, count: int | None = None) -> Any:
+    """`batch` with `count` rows, which repeat where it has fewer.
+
+    Where no number is given it is one that no other dimension has (even, at least 6).
+    """
+    rows = rows_of(batch)
+    taken = {n for leaf in leaves(batch) for n in leaf.tensor.shape[1:]}
+    count = count or next(n for n in range(6, 6 + 2 * len(taken) + 2, 2) if n not in taken)
+
+    def resize(leaf: Tensor) -> Tensor:
+        if leaf.is_meta:
+            return leaf.new_empty((count, *leaf.shape[1:]))
+        return leaf.detach()[torch.arange(count, device=leaf.device) % rows]
+
+    return map_rows(batch, resize)
+
+
+def take(batch: Any, start: int, stop: int) -> Any:
+    """Rows [start, stop) of a batch; leaves without rows stay."""
+    return map_rows(batch, lambda x: x[start:stop])
+
+
+def pick(batch: Any, rows: Tensor) -> Any:
+    """These rows of the batch."""
+    return map_rows(batch, lambda x: x[rows.to(x.device)])
+
+
+def autocast_for(batch: Any, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Autocast on the batch's device; without a type, nothing."""
+    if dtype is None:
+        return nullcontext()
+    return torch.autocast(leaves(batch)[0].tensor.device.type, dtype)

@@ -1,0 +1,324 @@
+"""Loss reduction: what a loss makes of the rows of a batch, read from its graph.
+
+    mean            (1 / n) sum_i f(row i)              each row weighs the same
+    sum             sum_i f(row i)
+    weighted mean   sum_i f(row i) / sum_i w(row i)     rows weigh differently: given as two sums
+    constant        what no row enters
+
+A mean over rows may be divided over ranks by their numbers of rows; a weighted mean may not, but
+its two sums may. `cross_entropy` and `nll_loss` are weighted means, whether or not a target of the
+example is ignored; so are sums that are divided by the sum of a mask. With c constant:
+
+    c (s / w) = (c s) / w           s / w + c = (s + c w) / w
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from synchromesh.trace import meta
+from synchromesh.trace.nodes import all_arguments, has_gradients, line_of, number, short_name
+from synchromesh.trace.rules.loss import DISTANCES, MEAN, SUM
+from synchromesh.values.component import Value
+
+from .effects import dependent_on_rows
+
+aten = torch.ops.aten
+WEIGHTED = ("cross_entropy_loss", "nll_loss", "nll_loss_nd")
+PLUS, TIMES, OVER = ("add", "sub", "rsub"), ("mul",), ("div", "true_divide")
+# a f(x) + b f(y) = f(a x + b y), whatever the shape of a value without rows
+LINEAR = (
+    "neg", "to", "_to_copy", "clone", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze",
+    "expand", "select", "slice", "permute", "transpose", "t", "flatten", "alias", "contiguous",
+    "detach", "sum", "mean", "stack", "cat", "real", "type_as", "index_select", "narrow",
+)  # fmt: skip
+# reductions over all entries of what every row has as many of
+MEANS = (
+    "mean", *DISTANCES, "kl_div", "soft_margin_loss", "poisson_nll_loss", "cosine_embedding_loss",
+    "hinge_embedding_loss", "margin_ranking_loss", "triplet_margin_loss", "multi_margin_loss",
+    "multilabel_margin_loss", "ctc_loss",
+)  # fmt: skip
+FILLS = ("full", "scalar_tensor", "full_like")
+
+
+class UnknownReduction(Exception):
+    """A loss that is not seen to treat rows apart; the message is a clause that says where."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What a value without rows is: "mean", "sum", "weighted mean" or "constant"; "rows" for one
+    with rows.
+
+    sums: writes the two sums of a weighted mean into the graph. targets: what a row of it weighs
+    where nothing is ignored.
+    """
+
+    kind: str
+    sums: Callable[[], tuple[Node, Node]] | None = None
+    targets: int = 1
+
+
+@dataclass(frozen=True)
+class LossReduction:
+    """targets: of a row, where the graph now gives a pair (sum, weight) for a mean, else 0.
+    doubt: a clause about a loss that may not treat rows apart; empty where it does."""
+
+    targets: int = 0
+    doubt: str = ""
+
+
+def reduce_to_sums(graph: Graph) -> LossReduction:
+    """Reads the annotated graph's loss, and gives it as a pair (sum, weight) where it is a
+    weighted mean."""
+    (output,) = graph.find_nodes(op="output")
+    nodes = list(output.args[0])
+    analysis = ReductionAnalysis(graph)
+    try:
+        reductions = [analysis.reduction(node) for node in nodes]
+    except UnknownReduction as why:
+        return LossReduction(doubt=str(why))
+    if len(nodes) == 2:
+        others = [n for n, w in zip(nodes, reductions, strict=True) if w.kind != "sum"]
+        return LossReduction(doubt=f"{named(others[0])} is no sum over rows" if others else "")
+    (reduction,) = reductions
+    if reduction.kind == "sum":
+        return LossReduction(doubt=f"{named(nodes[0])} is a sum over rows, and no mean")
+    if reduction.sums is None:
+        return LossReduction()
+    if meta.val(nodes[0]).dtype is torch.float16:  # whose range a sum may leave
+        return LossReduction(doubt=f"{named(nodes[0])} is a mean over targets in float16")
+    with graph.inserting_before(output):
+        output.args = (reduction.sums(),)
+    return LossReduction(targets=reduction.targets)
+
+
+def named(node: Node) -> str:
+    """The operator and the user's line."""
+    return f"{short_name(node) or node.name} at {line_of(node)}"
+
+
+class ReductionAnalysis:
+    """Finds what the values without rows are; writes the sums of a weighted mean at the graph's
+    insertion point."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.of_rows = dependent_on_rows(graph)
+        (self.rows,) = meta.placeholders(graph, "rows")
+        self.known: dict[Node, Reduction] = {}
+
+    def reduction(self, node: Any) -> Reduction:
+        """What a node is, or a plain number."""
+        if not isinstance(node, Node):
+            return Reduction("constant")
+        if node not in self.known:
+            self.known[node] = self._reduction(node)
+        return self.known[node]
+
+    def _reduction(self, node: Node) -> Reduction:
+        if node not in self.of_rows:
+            return Reduction("constant")
+        value = meta.value(node)
+        if value is None:
+            return Reduction(self.count(node))
+        if not isinstance(value, Value):
+            raise UnknownReduction(f"{named(node)} takes rows together")
+        if value.rows is not None:
+            if why := meta.why_irregular(node):
+                raise UnknownReduction(f"{named(node)} {why}")
+            return Reduction("rows")
+        name = short_name(node)
+        tensors = [n for n in node.all_input_nodes if meta.value(n) is not None]
+        inputs = [self.reduction(n) for n in tensors]
+        kinds = {w.kind for w in inputs}
+        found: Reduction | None = None
+        if "rows" in kinds:
+            return self.of_row_values(node, name, kinds)
+        if name in LINEAR and kinds - {"constant"} and len(kinds) == 1:
+            found = self.linear(node, inputs)
+        elif name in (*PLUS, *TIMES, *OVER) and len(node.args) == 2:
+            found = self.combined(node, name)
+        elif name in FILLS:
+            given = all_arguments(node)
+            filled = self.reduction(given.get("fill_value", given.get("s")))
+            found = filled if filled.kind == "sum" else None
+        if found is None:
+            raise UnknownReduction(f"{named(node)} works on what rows were reduced to")
+        return found
+
+    def count(self, node: Node) -> str:
+        """An integer: "sum" where it is a multiple of the rows."""
+        counts = (1, 2, 3, 5)
+        try:
+            found = [number(node, n) for n in counts]
+        except (ZeroDivisionError, TypeError, KeyError):
+            found = []
+        if found and all(n == found[0] * m for n, m in zip(found, counts, strict=True)):
+            return "sum"
+        raise UnknownReduction(f"a number is computed from the rows ({node.target})")
+
+    def of_row_values(self, node: Node, name: str, kinds: set[str]) -> Reduction:
+        """An operator that reduces rows."""
+        given = all_arguments(node)
+        if name in WEIGHTED:
+            return self.weighted(node, given)
+        reduction = given.get("reduction", MEAN if name == "mean" else SUM)
+        if kinds <= {"rows", "constant"}:
+            if name == "sum" or (name in MEANS and reduction == SUM and name != "mean"):
+                return Reduction("sum")
+            if name in MEANS and reduction == MEAN:
+                return Reduction("mean")
+        raise UnknownReduction(f"{named(node)} takes rows together")
+
+    def weighted(self, node: Node, given: dict[str, Any]) -> Reduction:
+        """Cross-entropy and its kin: the mean over targets that are not ignored."""
+        target, weight = given["target"], given["weight"]
+        if given["reduction"] == SUM:
+            return Reduction("sum")
+        if meta.val(target).is_floating_point():
+            return Reduction("mean")  # probabilities of classes: none is left out
+        learned = isinstance(weight, Node) and meta.differentiable(weight)
+        if given["reduction"] != MEAN or learned or (weight and given.get("label_smoothing")):
+            raise UnknownReduction(f"{named(node)} weighs rows by what they hold")
+
+        def sums() -> tuple[Node, Node]:
+            arguments = {**given, "reduction": SUM}
+            total = self.add(node, node.target, *arguments.values())
+            return total, self.weight_of(node, target, weight, given["ignore_index"])
+
+        targets = torch.Size(meta.value(target).shape).numel()
+        return Reduction("weighted mean", sums, max(1, targets))
+
+    def weight_of(self, node: Node, target: Node, weight: Node | None, ignored: int) -> Node:
+        """The sum of the weights of the targets that are not ignored, in the loss's type."""
+        like = meta.value(target)
+
+        def each(operator: Any, *args: Any) -> Node:
+            """A value for each target, whose rows lie as the targets' do."""
+            made = self.add(node, operator, *args)
+            meta.value.set(made, replace(meta.value(made), shape=like.shape, rows=like.rows))
+            return made
+
+        counts = each(aten.ne.Scalar, target, ignored)
+        if weight is not None:
+            left_out = each(aten.eq.Scalar, target, ignored)
+            inside = each(aten.masked_fill.Scalar, target, left_out, 0)
+            counts = each(aten.index.Tensor, weight, [inside])
+            counts = each(aten.masked_fill.Scalar, counts, left_out, 0)
+        return self.add(node, aten.sum.default, counts, dtype=meta.val(node).dtype)
+
+    def linear(self, node: Node, inputs: list[Reduction]) -> Reduction:
+        """An operator that is linear in all its inputs, which are of one kind."""
+        reduction, *others = inputs
+        if reduction.sums is not None and (others or meta.val(node).dim()):
+            raise UnknownReduction(f"{named(node)} puts fractions together")
+        return self.through(node, node.args[0], reduction)
+
+    def through(self, node: Node, place: Any, reduction: Reduction) -> Reduction:
+        """What an operator that is linear in its argument `place` makes of it: of a weighted mean,
+        it works on the numerator alone."""
+        before = reduction.sums
+        if before is None:
+            return Reduction(reduction.kind)
+
+        def sums() -> tuple[Node, Node]:
+            total, weight = before()
+            args = [total if a is place else a for a in node.args]
+            return self.add(node, node.target, *args, **node.kwargs), weight
+
+        return Reduction("weighted mean", sums, reduction.targets)
+
+    def combined(self, node: Node, name: str) -> Reduction | None:
+        """A sum, product or quotient of two values; None where nothing is known of it."""
+        if name in PLUS:
+            return self.added(node, name)
+        if name in TIMES:
+            return self.multiplied(node)
+        return self.divided(node) if node.kwargs.get("rounding_mode") is None else None
+
+    def added(self, node: Node, name: str) -> Reduction | None:
+        """x + y or x - y."""
+        first, second = map(self.reduction, node.args)
+        kinds = {first.kind, second.kind}
+        if kinds in ({"mean"}, {"mean", "constant"}):
+            return Reduction("mean")
+        if kinds == {"sum"}:
+            return Reduction("sum")
+        if kinds == {"weighted mean", "constant"} and (name != "rsub" or not node.kwargs):
+            return self.shifted(node, first if first.sums else second)
+        return None
+
+    def multiplied(self, node: Node) -> Reduction | None:
+        """x y."""
+        x, y = node.args
+        first, second = self.reduction(x), self.reduction(y)
+        if second.kind == "constant":
+            return self.through(node, x, first)
+        if first.kind == "constant":
+            return self.through(node, y, second)
+        kinds, counted = {first.kind, second.kind}, self.is_count(x) or self.is_count(y)
+        return Reduction("sum") if kinds == {"mean", "sum"} and counted else None
+
+    def divided(self, node: Node) -> Reduction | None:
+        """x / y."""
+        x, y = node.args
+        kinds = self.reduction(x).kind, self.reduction(y).kind
+        if kinds[1] == "constant":
+            return self.through(node, x, self.reduction(x))
+        if kinds == ("sum", "sum") and not self.is_count(x):
+            if self.is_count(y):
+                return Reduction("mean")
+            return Reduction("weighted mean", lambda: (self.scalar(x, node), self.scalar(y, node)))
+        if kinds == ("mean", "mean"):
+
+            def sums() -> tuple[Node, Node]:
+                total, weight = (self.add(node, aten.mul.Tensor, n, self.rows) for n in (x, y))
+                return total, weight
+
+            return Reduction("weighted mean", sums)
+        return None
+
+    def is_count(self, operand: Any) -> bool:
+        """Whether it is an integer that grows with the rows, and no sum of values."""
+        return isinstance(operand, Node) and meta.value(operand) is None
+
+    def shifted(self, node: Node, reduction: Reduction) -> Reduction:
+        """s / w + c = (s + c w) / w"""
+        before = reduction.sums
+        assert before is not None
+        x, y = node.args if short_name(node) != "rsub" else node.args[1::-1]  # y - x of (x, y)
+        first = self.reduction(x).sums is not None
+
+        def sums() -> tuple[Node, Node]:
+            total, weight = before()
+            shift = self.add(node, aten.mul.Tensor, weight, y if first else x)
+            args = (total, shift) if first else (shift, total)
+            target = aten.add.Tensor if short_name(node) == "add" else aten.sub.Tensor
+            return self.add(node, target, *args, **node.kwargs), weight
+
+        return Reduction("weighted mean", sums, reduction.targets)
+
+    def scalar(self, x: Any, like: Node) -> Node:
+        """A sum as a tensor of the loss's type."""
+        if not meta.val(x).is_floating_point():
+            return self.add(like, aten.to.dtype, x, meta.val(like).dtype)
+        return x  # type: ignore[no-any-return]
+
+    def add(self, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+        """A node of the module and line of `like`, with its fake value."""
+        node = self.graph.call_function(target, args, kwargs)
+        vals = torch.fx.node.map_arg(
+            (args, kwargs), lambda n: 1 if n is self.rows else meta.val(n)
+        )
+        with meta.val(like).fake_mode:
+            val = target(*vals[0], **vals[1])
+        live = has_gradients(val.dtype) and any(map(meta.differentiable, node.all_input_nodes))
+        meta.describe(node, val, meta.owner(like), live, meta.stack_trace(like))
+        shape = tuple(s if isinstance(s, int) else 1 for s in val.shape)
+        dtype = str(val.dtype).removeprefix("torch.")
+        meta.value.set(node, Value(node.name, shape, dtype, None, live))
+        return node

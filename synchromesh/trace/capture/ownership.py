@@ -1,0 +1,235 @@
+"""Ownership: which component each node of the flat graph belongs to.
+
+A node belongs to the component whose module was running; norms join a neighbour; nodes of no
+module go with what they read. Nodes that every component may compute for itself belong to none.
+"""
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+from torch.fx import Graph, Node
+
+from synchromesh.trace import meta
+from synchromesh.trace.nodes import calls, is_random
+from synchromesh.values.component import Value
+
+from .components import ComponentModule, root_name
+
+Owner = tuple[str, int]  # (path of the component's module, number of the call)
+READ_ONLY = ("rows", "leaf", "constant")  # roles of placeholders
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """component: index in the chain of every node that is neither free nor folded.
+
+    free: nodes that each component may compute for itself. folded: see `folded_nodes`.
+    """
+
+    names: list[str]
+    component: dict[Node, int]
+    free: set[Node]
+    folded: set[Node]
+
+
+def ownership(
+    graph: Graph, model: nn.Module, modules: Sequence[ComponentModule], merge: bool
+) -> Ownership:
+    """The components of a graph whose values are described.
+
+    merge: components between which values cross whose rows are not known to lie in order become
+    one.
+    """
+    free = free_nodes(graph)
+    folded = folded_nodes(graph, free)
+    running = running_modules(graph, modules, free | folded)
+    owners = with_norms_joined(graph, modules, running)
+    # a norm that has joined another component does not decide that one's position
+    stay = set(owners.values())
+    order = [
+        o for o in dict.fromkeys(running[n] for n in graph.nodes if n in running) if o in stay
+    ]
+    order = order or [("", 0)]
+    index = {o: i for i, o in enumerate(order)}
+    own = {n: index.get(owners[n]) if n in owners else None for n in calls(graph) if n not in free}
+    place_unowned(own)
+    component: dict[Node, int] = {}
+    for node, at in own.items():
+        above = [component[a] for a in node.all_input_nodes if a in component]
+        item = node.target is operator.getitem  # a tuple's items stay where the tuple is made
+        pinned = (item and above) or node in folded  # folded: no earlier than what it reads
+        component[node] = max(above) if pinned else max([at or 0, *above])
+    component = {n: at for n, at in component.items() if n not in folded}
+    keep_effects_together(graph, component)
+    if merge:
+        keep_unordered_rows_together(component)
+    names = [name_of(o, model) for o in order]
+    component, names = join_without_parameters(component, names)
+    return Ownership(names, component, free, folded)
+
+
+def free_nodes(graph: Graph) -> set[Node]:
+    """Nodes that each component may compute for itself: no parameter, chance or effect before."""
+    mutated = {name for n in graph.nodes for name in meta.effect(n)}
+    free: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            unchanged = meta.role(node) == "buffer" and meta.name(node) not in mutated
+            repeatable = meta.role(node) in READ_ONLY or unchanged
+        else:
+            repeatable = node.op == "call_function" and is_pure(node)
+        if repeatable and all(a in free for a in node.all_input_nodes):
+            free.add(node)
+    return free
+
+
+def is_pure(node: Node) -> bool:
+    """Whether the node has no effect and draws no random numbers."""
+    return not meta.effect(node) and not is_random(node)
+
+
+def folded_nodes(graph: Graph, free: set[Node]) -> set[Node]:
+    """Values that the batch's rows are reduced to, with no parameter on the way.
+
+    Each component computes those it reads from values with rows: of one data block they say too
+    little, so that they may not cross to a component whose blocks are others. What remains is
+    marked `meta.reduced`.
+    """
+    folded: set[Node] = set()
+    reduced: set[Node] = set()
+    for node in calls(graph):
+        values = meta.values_of(node)
+        without_rows = values and all(isinstance(v, Value) and v.rows is None for v in values)
+        if not without_rows or not any(
+            a in reduced or meta.has_rows(a) for a in node.all_input_nodes
+        ):
+            continue
+        reduced.add(node)
+        if node in free:
+            continue
+        inputs = node.all_input_nodes
+        foldable = all(a in free or a in folded or meta.has_rows(a) for a in inputs)
+        if foldable and is_pure(node):
+            folded.add(node)
+        else:
+            meta.reduced.set(node, True)
+    return folded
+
+
+def running_modules(
+    graph: Graph, modules: Sequence[ComponentModule], without: set[Node]
+) -> dict[Node, Owner]:
+    """The innermost component module that was running, for the other nodes."""
+    paths = {m.path for m in modules}
+    found: dict[Node, Owner] = {}
+    for node in calls(graph):
+        if node not in without:
+            inside = [owner for owner in meta.owner(node) if owner[0] in paths]
+            if inside:
+                found[node] = inside[-1]
+    return found
+
+
+def with_norms_joined(
+    graph: Graph, modules: Sequence[ComponentModule], owners: dict[Node, Owner]
+) -> dict[Node, Owner]:
+    """`owners`, with every norm in the component that it joins."""
+    by_path = {m.path: m for m in modules}
+    order = list(dict.fromkeys(o for n in graph.nodes if (o := owners.get(n))))
+    target: dict[Owner, Owner] = {}
+    for at, owner in enumerate(order):
+        norm = by_path[owner[0]]
+        if not norm.norm:
+            continue
+        before = [o for o in order[:at] if not by_path[o[0]].norm]
+        after = [o for o in order[at + 1 :] if not by_path[o[0]].norm]
+        if norm.group is not None:
+            siblings = {m.path for m in modules if m.group == norm.group}
+            before = [o for o in before if o[0] in siblings] or before
+            after = [o for o in after if o[0] in siblings] or (after if not before else [])
+        elif not norm.batch_norm and (reader := first_reader(graph, owners, owner, set(after))):
+            after = [reader]
+        choices = before[::-1] + after if norm.batch_norm else after + before[::-1]
+        target[owner] = choices[0] if choices else owner
+    return {n: target.get(o, o) for n, o in owners.items()}
+
+
+def first_reader(
+    graph: Graph, owners: dict[Node, Owner], norm: Owner, candidates: set[Owner]
+) -> Owner | None:
+    """The first component that reads what the norm made, directly or through nodes of none."""
+    downstream: set[Node] = set()
+    for node in calls(graph):
+        if owners.get(node) == norm:
+            downstream.add(node)
+        elif any(a in downstream for a in node.all_input_nodes):
+            downstream.add(node)
+            if owners.get(node) in candidates:
+                return owners[node]
+    return None
+
+
+def place_unowned(own: dict[Node, int | None]) -> None:
+    """Nodes of no component go with their latest argument, or else with their first reader."""
+    for node, at in own.items():
+        if at is None:
+            above = [a for n in node.all_input_nodes if (a := own.get(n)) is not None]
+            own[node] = max(above, default=None)
+    for node in reversed(list(own)):
+        if own[node] is None:
+            below = [b for n in node.users if (b := own.get(n)) is not None]
+            own[node] = min(below, default=None)
+
+
+def keep_together(component: dict[Node, int], nodes: Iterable[Node]) -> None:
+    """The nodes are in the first of their components, and so is all between."""
+    touched = [component[n] for n in nodes if n in component]
+    for node, at in component.items():
+        if min(touched) < at <= max(touched):
+            component[node] = min(touched)
+
+
+def keep_effects_together(graph: Graph, component: dict[Node, int]) -> None:
+    """All nodes that touch a buffer that changes are in one component."""
+    changed = {name for n in graph.nodes for name in meta.effect(n)}
+    for buffer in meta.placeholders(graph, "buffer"):
+        if meta.name(buffer) in changed:
+            keep_together(component, buffer.users)
+
+
+def keep_unordered_rows_together(component: dict[Node, int]) -> None:
+    """Whoever reads a value whose rows lie in no known order is in the component that makes it."""
+    for node in component:
+        if not any(meta.why_irregular(node, at) for at, _ in meta.tensors(node)):
+            continue
+        readers, stack = {node}, [node]
+        while stack:  # through copies that components make for themselves
+            for user in stack.pop().users:
+                if user not in readers and user.op == "call_function":
+                    readers.add(user)
+                    if user not in component:
+                        stack.append(user)
+        keep_together(component, readers)
+
+
+def name_of(owner: Owner, model: nn.Module) -> str:
+    """The component's name: the module's path, and which call of it where there are several."""
+    path, call = owner
+    return (path or root_name(model)) + (f"@{call}" if call else "")
+
+
+def join_without_parameters(
+    component: dict[Node, int], names: list[str]
+) -> tuple[dict[Node, int], list[str]]:
+    """Components without a parameter join the one before (the first ones: the one after)."""
+    with_parameters = {
+        i
+        for n, i in component.items()
+        if any(meta.role(a) == "parameter" for a in n.all_input_nodes)
+    }
+    kept = sorted(with_parameters) or [0]
+    joined = [max((r for r in kept if r <= i), default=kept[0]) for i in range(len(names))]
+    place = {r: k for k, r in enumerate(kept)}
+    return {n: place[joined[i]] for n, i in component.items()}, [names[r] for r in kept]

@@ -1,0 +1,193 @@
+"""Nodes of a graph: their operators and arguments, what they depend on, write and view, and the
+modules and lines of the user's code that made them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from . import meta
+
+TORCH = str(Path(torch.__file__).parent)
+HERE = str(Path(__file__).parent)
+
+# operators (input, p, train) that do nothing where p is 0 or `train` is false
+DROPOUTS = ("dropout", "dropout_", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+# -- operators and arguments -------------------------------------------------------------
+
+
+def schema(node: Node) -> torch._C.FunctionSchema:
+    """The schema of a torch operator's node."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    return node.target._schema
+
+
+def short_name(node: Node) -> str:
+    """`add_` for aten.add_.Tensor, the empty string for Python functions."""
+    return schema(node).name.split("::")[1] if is_operator(node) else ""
+
+
+def is_operator(node: Node) -> bool:
+    """Whether the node calls a torch operator, and no Python function."""
+    return isinstance(node.target, torch._ops.OpOverload)
+
+
+def has_tag(node: Node, tag: torch.Tag) -> bool:
+    """Whether torch marks the node's operator with `tag`."""
+    return tag in getattr(node.target, "tags", ())
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """Arguments by name, positional ones first; functions without a schema number theirs."""
+    known = getattr(node.target, "_schema", None)
+    names = [a.name for a in known.arguments] if known else map(str, range(len(node.args)))
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def constant(schema: Any, given: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """The argument `name` of those given, else the schema's default, else `default`."""
+    if name in given:
+        return given[name]
+    for a in schema.arguments if schema else ():
+        if a.name == name and a.has_default_value():
+            return a.default_value
+    return default
+
+
+def all_arguments(node: Node) -> dict[str, Any]:
+    """The operator's arguments by name, defaults included."""
+    known, given = getattr(node.target, "_schema", None), arguments(node)
+    return {a.name: constant(known, given, a.name) for a in known.arguments} if known else given
+
+
+def dim_of(dim: int, rank: int) -> int:
+    """A dimension of a tensor of `rank` dimensions, counted from the front."""
+    return dim + rank if dim < 0 else dim
+
+
+def dims_of(given: Any, rank: int) -> list[int]:
+    """One or several dimensions, counted from the front."""
+    return [dim_of(d, rank) for d in ([given] if isinstance(given, int) else given or ())]
+
+
+def calls(graph: Graph) -> list[Node]:
+    """The nodes that call functions, in their order."""
+    return [n for n in graph.nodes if n.op == "call_function"]
+
+
+# -- chance, effects, types --------------------------------------------------------------
+
+
+def has_gradients(dtype: torch.dtype) -> bool:
+    """Whether tensors of this type can have gradients: real or complex, not counts or masks."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def is_random(node: Node) -> bool:
+    """Whether the node's operator may draw random numbers."""
+    return is_operator(node) and has_tag(node, torch.Tag.nondeterministic_seeded)
+
+
+def draws(node: Node) -> bool:
+    """Whether the node draws random numbers with the arguments it has."""
+    if not is_random(node):
+        return False
+    name, given = short_name(node), arguments(node)
+    if name == "scaled_dot_product_attention":
+        return bool(given.get("dropout_p", 0.0))
+    if name in RECURRENT:
+        return bool(given.get("dropout") and given.get("train") and given.get("num_layers") != 1)
+    if "dropout" in name:
+        return bool(given.get("p", 0.5) and given.get("train", given.get("training", True)))
+    return True
+
+
+def writes(node: Node) -> bool:
+    """Whether the node changes one of its arguments."""
+    return any(a.is_write for a in schema(node).arguments)
+
+
+def written(node: Node) -> list[Node]:
+    """The arguments that the node changes."""
+    given = arguments(node)
+    found = (given.get(a.name) for a in schema(node).arguments if a.is_write)
+    return [a for a in found if isinstance(a, Node)]
+
+
+def viewed(node: Node) -> Node | None:
+    """The argument whose memory the result of `node` may share."""
+    if not any(r.alias_info is not None for r in schema(node).returns):
+        return None
+    first = node.args[0] if node.args else None
+    return first if isinstance(first, Node) else None
+
+
+def same_shape(a: Tensor, b: Tensor) -> bool:
+    """Whether two fake tensors have the same sizes, symbols by name: they cannot be compared."""
+    return [str(n) for n in a.shape] == [str(n) for n in b.shape]
+
+
+# -- what a node depends on --------------------------------------------------------------
+
+
+def ancestors(*targets: Node) -> set[Node]:
+    """The nodes and all that they depend on."""
+    found: set[Node] = set()
+    stack = list(targets)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+def living(graph: Graph) -> set[Node]:
+    """Nodes that an output or an effect needs."""
+    return ancestors(*(n for n in graph.nodes if n.op == "output" or meta.effect(n)))
+
+
+def is_number(node: Node) -> bool:
+    """Whether the node is an integer of the graph, and no tensor."""
+    return meta.value(node) is None and not isinstance(meta.val(node), Tensor | tuple)
+
+
+def number(node: Any, rows: int) -> Any:
+    """The integer that a node (or an integer itself) is for so many rows."""
+    if not isinstance(node, Node):
+        return node
+    if node.op == "placeholder":
+        return rows
+    return node.target(*(number(a, rows) for a in node.args))  # type: ignore[operator]
+
+
+# -- where a node comes from -------------------------------------------------------------
+
+
+def exported_owner(node: Node) -> meta.Owners:
+    """The modules that were running, outermost first: (path in the model, number of the call)."""
+    found = []
+    for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
+        if path == "model" or path.startswith("model."):
+            call = key.rpartition("@")[2] if "@" in key else "0"
+            found.append((path.removeprefix("model").removeprefix("."), int(call)))
+    return tuple(found)
+
+
+def line_of(node: Node) -> str:
+    """file:line of the user's code that made the node, as far as torch keeps it: of modules."""
+    trace = (meta.stack_trace(node) or "").splitlines()
+    frames = [x for x in trace if 'File "' in x and 'File "<' not in x]
+    if not frames:
+        return "the model"
+    lines = [x for x in frames if TORCH not in x and HERE not in x]
+    if not lines:
+        return "the loss"
+    file, _, rest = lines[-1].partition('File "')[2].partition('", line ')
+    return f"{file}:{rest.split(',')[0]}"

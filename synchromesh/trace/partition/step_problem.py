@@ -1,0 +1,352 @@
+"""The placement problem of a step: its units and flows, and an assignment read back from its
+solution."""
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch.fx import Node
+
+from synchromesh.trace import meta
+from synchromesh.trace.partition.edges import edge_collectives
+from synchromesh.trace.partition.moves import TABLE, move_collectives
+from synchromesh.trace.partition.placement_problem import (
+    MovePrice,
+    PlacementProblem,
+    Price,
+    UnitOption,
+)
+from synchromesh.trace.partition.strategies import Strategies, strategies
+from synchromesh.trace.partition.subgraph import (
+    GradientFlow,
+    Subgraph,
+    Tensor,
+    operand_of,
+    reads,
+    results_of,
+    value_of,
+)
+from synchromesh.trace.rules import OpSpec
+from synchromesh.trace.rules.operator import P, R, inside_rows, r
+from synchromesh.trace.step import Step
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import Placement
+
+Reader = tuple[int, int]  # unit, slot
+PENALTY = 1e9  # bytes sent: the price of moving a pinned parameter, where nothing else is valid
+# of parameters: no traffic, and no rank holds a parameter twice
+FREE_MOVES = {("R", "P"), ("r", "P"), ("r", "R")}
+
+
+@dataclass
+class Assignment:
+    """What was chosen: a spec per operator, the states of placeholders, of values that cross to
+    another degree."""
+
+    specs: tuple[tuple[OpSpec, ...], ...]  # by component and operator
+    placeholders: dict[tuple[Node, int], Placement]  # by (node, tensor degree)
+    crossing: dict[tuple[Tensor, int], Placement]  # values read under another degree
+
+
+@dataclass
+class StepProblem:
+    """A step with a layout for each component, as a placement problem.
+
+    pins: placements fixed beforehand, by a parameter's name and layout.
+    """
+
+    step: Step
+    flow: GradientFlow
+    subgraphs: tuple[Subgraph, ...]
+    layouts: tuple[Layout, ...]
+    rows: int
+    pins: Mapping[tuple[str, Layout], Placement]
+    price: Price
+    problem: PlacementProblem = field(default_factory=PlacementProblem)
+
+    def __post_init__(self) -> None:
+        self.leaf_layout = max(self.layouts, key=lambda x: x.data)
+        self._strategies: dict[Hashable, Strategies] = {}
+        self._units: dict[Hashable, int] = {}
+        # parameter unit -> its parts of its component's and of all parameter bytes
+        self._shares: dict[int, tuple[float, float]] = {}
+        self.strategies = [self._strategies_of(s) for s in self.subgraphs]
+        self.classes = [self._class(s) for s in self.subgraphs]
+        self.makers = {t: s.index for s in self.subgraphs for n in s.nodes for t in results_of(n)}
+        self._add_placeholders()
+        self._add_operators()
+        self._add_flows()
+
+    def layout(self, subgraph: Subgraph) -> Layout:
+        """The layout of a component."""
+        return self.layouts[subgraph.index]
+
+    # -- units -----------------------------------------------------------------------------
+
+    def _strategies_of(self, subgraph: Subgraph) -> Strategies:
+        key = (subgraph.signature, self.layout(subgraph).tensor)
+        if key not in self._strategies:
+            self._strategies[key] = strategies(subgraph, self.layout(subgraph).tensor)
+        return self._strategies[key]
+
+    def pin(self, node: Node, layout: Layout) -> Placement | None:
+        """The placement of a parameter that is fixed beforehand, if it is."""
+        return R if layout.tensor == 1 else self.pins.get((meta.name(node), layout))
+
+    def _class(self, subgraph: Subgraph) -> Hashable:
+        """What components that share units have in common."""
+        layout = self.layout(subgraph)
+        pins = (self.pin(n, layout) for n in (*subgraph.parameters, *subgraph.buffers))
+        return (subgraph.signature, layout.tensor, tuple(pins))
+
+    def _add_placeholders(self) -> None:
+        """One unit for a parameter under one degree, and for the parameters that equal
+        components use alike."""
+        uses = list(self._uses())
+        roots = _united((("node", n, d), ("use", c, slot)) for _, n, d, c, slot in uses)
+        states: dict[Hashable, set[Placement]] = {}
+        for subgraph, node, degree, *_ in uses:
+            found = self.strategies[subgraph.index].states_read(subgraph, node)
+            states.setdefault(roots["node", node, degree], set()).update(found)
+        names: dict[int, set[str]] = {}
+        for subgraph, node, degree, *_ in uses:
+            root = roots["node", node, degree]
+            if root not in self._units:
+                options = self._placeholder_options(node, self.layout(subgraph), states[root])
+                self._units[root] = self.problem.unit(options)
+                if meta.role(node) == "parameter":
+                    self._shares[self._units[root]] = self._share(node, subgraph)
+            unit = self._units["placeholder", node, degree] = self._units[root]
+            if meta.name(node) not in names.setdefault(unit, set()):
+                names[unit].add(meta.name(node))
+                self.problem.counts[unit] += 1
+
+    def _uses(self) -> Iterator[tuple[Subgraph, Node, int, Hashable, int]]:
+        """Every placeholder of every component: component, node, degree, class, place."""
+        for s, name in zip(self.subgraphs, self.classes, strict=True):
+            for slot, node in enumerate((*s.parameters, *s.buffers, *s.constants)):
+                yield s, node, self.layout(s).tensor, name, slot
+
+    def _share(self, node: Node, subgraph: Subgraph) -> tuple[float, float]:
+        components = self.step.chain.components
+        own = float(value_of((node, 0)).bytes(1))
+        of_component = float(components[subgraph.index].parameter_bytes)
+        of_all = float(sum(c.parameter_bytes for c in components))
+        return own / max(of_component, 1.0), own / max(of_all, 1.0)
+
+    def _placeholder_options(
+        self, node: Node, layout: Layout, states: set[Placement]
+    ) -> list[UnitOption]:
+        value, m = value_of((node, 0)), layout.tensor
+        pinned, is_parameter = self.pin(node, layout), meta.role(node) == "parameter"
+        placements = {R}
+        if is_parameter or node in self.flow.mutated:
+            placements |= {s for s in states if s.sharded}
+            if value.differentiable and m > 1:
+                placements.add(r)
+        options = []
+        for s in sorted(placements) if pinned is None else [pinned]:
+            held_bytes = value.bytes(1) / (m if s.sharded else 1) if is_parameter else 0.0
+            price = self.price.held_byte * held_bytes
+            if s.kind == "r" and (node, 0) in self.flow.needs:  # its gradient's all-reduce
+                price += self.price.byte * 2 * (m - 1) / m * value.bytes(1)
+            options.append(UnitOption((), (s,), price, held_bytes))
+        return options
+
+    def must_shard(self, unit: int) -> bool:
+        """Whether the unit is a parameter that must be sharded if it can be."""
+        of_component, of_all = self._shares.get(unit, (0.0, 0.0))
+        return of_component > self.price.small[0] and of_all > self.price.small[1]
+
+    def _add_operators(self) -> None:
+        for subgraph, name in zip(self.subgraphs, self.classes, strict=True):
+            rows = self.rows / self.layout(subgraph).data
+            found = self.strategies[subgraph.index]
+            for i, (op, specs) in enumerate(zip(found.operators, found.specs, strict=True)):
+                key = ("operator", name, i)
+                if key not in self._units:
+                    work = self.price.flop * op.work * rows
+                    self._units[key] = self.problem.unit([
+                        UnitOption(
+                            s.inputs, s.outputs,
+                            work * s.share + self.price.collectives(s.collectives, rows),
+                        )
+                        for s in specs
+                    ])  # fmt: skip
+                self.problem.counts[self._units[key]] += 1
+
+    def unit(self, subgraph: Subgraph, i: int) -> int:
+        """The unit of a component's i-th operator."""
+        return self._units["operator", self.classes[subgraph.index], i]
+
+    def _fixed_unit(self, key: Hashable, option: UnitOption) -> int:
+        """A unit with one option, made once; it does not count."""
+        if key not in self._units:
+            self._units[key] = self.problem.unit([option])
+        return self._units[key]
+
+    # -- flows -----------------------------------------------------------------------------
+
+    def readers(self) -> dict[Tensor, dict[int, list[Reader]]]:
+        """Who reads each tensor, by component."""
+        found: dict[Tensor, dict[int, list[Reader]]] = {}
+        for subgraph in self.subgraphs:
+            for i, node in enumerate(subgraph.nodes):
+                for slot, tensor in enumerate(reads(node)):
+                    by_component = found.setdefault(tensor, {})
+                    reader = (self.unit(subgraph, i), slot)
+                    by_component.setdefault(subgraph.index, []).append(reader)
+        return found
+
+    def outputs(self) -> list[Tensor]:
+        """The tensors that the step gives out."""
+        assert self.step.graph is not None
+        return [t for n in self.step.graph.find_nodes(op="output") for t in reads(n)]
+
+    def _add_flows(self) -> None:
+        found, outputs = self.readers(), self.outputs()
+        for tensor in [*found, *(t for t in outputs if t not in found)]:
+            by_component = found.get(tensor, {})
+            if meta.role(tensor[0]) not in ("parameter", "buffer", "constant"):
+                self._add_value(tensor, by_component, tensor in outputs)
+                continue
+            for c, readers in by_component.items():
+                if self.layouts[c].tensor > 1:
+                    unit = self._units["placeholder", tensor[0], self.layouts[c].tensor]
+                    price = self._placeholder_move(tensor[0], self.layouts[c])
+                    self.problem.flow("placeholder", (unit, 0), readers, price, True)
+
+    def _add_value(
+        self, tensor: Tensor, by_component: dict[int, list[Reader]], is_output: bool
+    ) -> None:
+        """Flows of a value from its maker to its readers, through border units where degrees
+        differ."""
+        source, maker = self.source(tensor)
+        same: list[Reader] = []
+        other: dict[int, list[int]] = {}  # degree -> components
+        for c, readers in by_component.items():
+            if self.layouts[c].tensor == source.tensor:
+                same += readers
+            else:
+                other.setdefault(self.layouts[c].tensor, []).append(c)
+        if is_output and source.tensor > 1:
+            same.append((self._fixed_unit(("output", maker), UnitOption((R,), ())), 0))
+        if same and source.tensor > 1:
+            states = {o.makes[maker[1]] for o in self.problem.options[maker[0]]}
+            rigid = any(inside_rows(s) for s in states)
+            self.problem.flow("value", maker, same, self._move_price(tensor, source), rigid)
+        for degree, components in other.items():
+            target = self.layouts[components[0]]
+            states = {R} | {
+                option.reads[slot]
+                for c in components
+                for unit, slot in by_component[c]
+                for option in self.problem.options[unit]
+            }
+            wanted = [w for w in sorted(states) if self.route(tensor, R, w, source, target)]
+            border = self.problem.unit([UnitOption((w,), (w,)) for w in wanted])
+            self.problem.counts[border] = 1
+            self._units["border", tensor, degree] = border
+            crossing = self._cross_price(tensor, source, target)
+            self.problem.flow("border", maker, [(border, 0)], crossing, True, crosses=True)
+            price = self._move_price(tensor, target)
+            for c in components:
+                self.problem.flow(("border", c), (border, 0), by_component[c], price, False)
+
+    def source(self, tensor: Tensor) -> tuple[Layout, tuple[int, int]]:
+        """The layout in which a value is made, and its maker: unit, output."""
+        if meta.role(tensor[0]) == "leaf":
+            option = UnitOption((), (R,))
+            return self.leaf_layout, (self._fixed_unit(("leaf", tensor[0]), option), 0)
+        subgraph = self.subgraphs[self.makers[tensor]]
+        unit = self.unit(subgraph, subgraph.nodes.index(tensor[0]))
+        return self.layout(subgraph), (unit, tensor[1])
+
+    # -- prices of moves -------------------------------------------------------------------
+
+    def _placeholder_move(self, node: Node, layout: Layout) -> MovePrice:
+        is_parameter, value = meta.role(node) == "parameter", value_of((node, 0))
+        if node in self.flow.mutated:
+            return lambda a, b: None
+        move = self._move_price((node, 0), layout)
+        pinned = self.pin(node, layout) is not None
+
+        def price(a: Placement, b: Placement) -> float | None:
+            full = move(a, b)
+            if (a.kind, b.kind) in FREE_MOVES if is_parameter else a.kind == "R":
+                return full and self.price.local_byte * value.bytes(1)
+            return PENALTY + full if pinned and full is not None else None
+
+        return price
+
+    def _move_price(self, tensor: Tensor, layout: Layout) -> MovePrice:
+        value, backward = value_of(tensor), tensor in self.flow.needs
+        operand, m, rows = operand_of(tensor), layout.tensor, self.rows / layout.data
+        bytes_ = value.bytes(1) * (rows if value.rows else 1.0)
+
+        def price(a: Placement, b: Placement) -> float | None:
+            if inside_rows(a) or inside_rows(b):
+                return None
+            if (a.kind, b.kind) not in TABLE or not operand.allows(b, m):
+                return None
+            found = move_collectives(value, a, b, m, backward)
+            local = self.price.partial_byte if b.kind == "P" else self.price.local_byte
+            return self.price.collectives(found, rows) + local * bytes_
+
+        return price
+
+    def _cross_price(self, tensor: Tensor, source: Layout, target: Layout) -> MovePrice:
+        def price(a: Placement, b: Placement) -> float | None:
+            found = self.route(tensor, a, b, source, target)
+            return None if found is None else found[1]
+
+        return price
+
+    def route(
+        self, tensor: Tensor, made: Placement, want: Placement, source: Layout, target: Layout
+    ) -> tuple[Placement, float] | None:
+        """How a value made in one state crosses to `want` of another degree: the state it leaves
+        in, its price."""
+        value, backward = value_of(tensor), tensor in self.flow.needs
+        move = self._move_price(tensor, source)
+        best: tuple[Placement, float] | None = None
+        for have in dict.fromkeys((made, R, r, P)):
+            if not operand_of(tensor).allows(have, source.tensor):
+                continue
+            before = 0.0 if have == made else move(made, have)
+            found = edge_collectives(value, have, want, source, target, backward)
+            if before is None or found is None:
+                continue
+            total = before + self.price.collectives(found, self.rows / source.data)
+            if best is None or total < best[1] - 1e-9:
+                best = have, total
+        return best
+
+    # -- the solution ----------------------------------------------------------------------
+
+    def assignment(self, taken: list[int]) -> Assignment:
+        """The solution in terms of the step."""
+        specs = []
+        for subgraph, found in zip(self.subgraphs, self.strategies, strict=True):
+            options = ((self.unit(subgraph, i), s) for i, s in enumerate(found.specs))
+            specs.append(tuple(s[taken[unit]] for unit, s in options))
+        states: dict[str, dict[tuple[Node, int], Placement]] = {"placeholder": {}, "border": {}}
+        for key, unit in self._units.items():
+            if isinstance(key, tuple) and key[0] in states:
+                states[key[0]][key[1:]] = self.problem.options[unit][taken[unit]].makes[0]
+        return Assignment(tuple(specs), states["placeholder"], states["border"])  # type: ignore[arg-type]
+
+
+def _united(pairs: Iterator[tuple[Hashable, Hashable]]) -> dict[Hashable, Hashable]:
+    """Every key's representative, the same for keys that pairs join, directly or by others."""
+    parents: dict[Hashable, Hashable] = {}
+
+    def root(key: Hashable) -> Hashable:
+        while parents.get(key, key) != key:
+            key = parents[key]
+        return key
+
+    keys = []
+    for first, second in pairs:
+        parents[root(first)] = root(second)
+        keys += [first, second]
+    return {key: root(key) for key in keys}

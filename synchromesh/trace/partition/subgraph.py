@@ -1,0 +1,184 @@
+"""A component as a subgraph of the step: its operators, and the tensors that they read and make.
+
+Components of equal `signature` compute the same function of other tensors; they are analysed
+once, share the variables of the integer program, and come out with equal placements.
+"""
+
+import operator
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from synchromesh.trace import meta
+from synchromesh.trace.nodes import calls
+from synchromesh.trace.rules.operator import ROWS, Operand, operand
+from synchromesh.trace.step import Step
+from synchromesh.values.component import Value
+from synchromesh.values.placement import Placement
+
+Tensor = tuple[Node, int]  # a node and which of its results
+
+
+def origin(node: Node) -> Tensor:
+    """The tensor that a node stands for: an entry of a tuple is that result of its maker."""
+    if node.target is operator.getitem and isinstance(node.args[0], Node):
+        inner = node.args[0]
+        if isinstance(meta.value(inner), tuple):
+            assert isinstance(node.args[1], int)
+            return inner, node.args[1]
+    return node, 0
+
+
+def results_of(node: Node) -> list[Tensor]:
+    """The tensors that a node makes."""
+    return [(node, k) for k in range(len(meta.values_of(node)))]
+
+
+def value_of(tensor: Tensor) -> Value:
+    """The tensor's description; an entry of a tuple goes by the name of the node that takes it
+    out."""
+    node, k = tensor
+    value: Value | None = meta.values_of(node)[k]
+    if isinstance(meta.value(node), tuple):
+        for user in node.users:
+            if user.target is operator.getitem and user.args[1] == k:
+                value = meta.value(user)
+                break
+    return value  # type: ignore[return-value]
+
+
+def reads(node: Node) -> list[Tensor]:
+    """The tensors a node reads, in call order, a repeated one each time."""
+    found: list[Tensor] = []
+
+    def visit(n: Node) -> Node:
+        if meta.value(n) is not None:
+            found.append(origin(n))
+        return n
+
+    map_arg((node.args, node.kwargs), visit)
+    return found
+
+
+def operand_of(tensor: Tensor, states: tuple[Placement, ...] = ()) -> Operand:
+    """The tensor as rules see it; never sharded where its rows do not lie along one dimension,
+    and not behind the rows where their order is not proved."""
+    node, k = tensor
+    proved = meta.why_irregular(node, k) is None
+    found = replace(operand(value_of(tensor), states), rows_proved=proved)
+    val = meta.val(node)
+    val = val[k] if isinstance(val, list | tuple) else val
+    return found if val is None or _sizes(val) == found.shape else replace(found, regular=False)
+
+
+def _sizes(val: torch.Tensor) -> tuple[int, ...]:
+    """The sizes of export's fake tensor with `ROWS` rows."""
+    exprs = [size.node.expr if isinstance(size, torch.SymInt) else size for size in val.shape]
+    return tuple(
+        e if isinstance(e, int) else int(e.subs(dict.fromkeys(e.free_symbols, ROWS)))
+        for e in exprs
+    )
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """One component of a step: its operators in order and the tensors it reads from outside."""
+
+    index: int
+    nodes: tuple[Node, ...]
+    parameters: tuple[Node, ...]  # placeholders in order of first use
+    buffers: tuple[Node, ...]
+    constants: tuple[Node, ...]
+    borders: tuple[Tensor, ...]  # leaves and values of earlier components in order of first use
+    signature: Hashable
+
+
+@dataclass(frozen=True)
+class GradientFlow:
+    """Of the whole step: which tensors a gradient flows through, and which buffers change."""
+
+    needs: frozenset[Tensor]  # tensors that a gradient of the outputs reaches
+    mutated: frozenset[Node]
+    backward: bool
+
+
+def gradient_flow(step: Step) -> GradientFlow:
+    """The flow of gradients in a step; none in one that computes metrics."""
+    assert step.graph is not None
+    backward = step.outputs in (("loss",), ("sum", "weight"))
+    needs: set[Tensor] = set()
+    for node in reversed(step.graph.nodes) if backward else ():
+        if node.op == "output" or any(t in needs and _differentiable(t) for t in results_of(node)):
+            needs |= {t for t in reads(node) if _differentiable(t)}
+    mutated: set[Node] = set()
+    for node in calls(step.graph):
+        if meta.effect(node):
+            mutated |= {n for n, _ in reads(node) if meta.role(n) == "buffer"}
+    return GradientFlow(frozenset(needs), frozenset(mutated), backward)
+
+
+def _differentiable(tensor: Tensor) -> bool:
+    value: Value | None = value_of(tensor)
+    return value is not None and value.differentiable
+
+
+def subgraphs(step: Step, flow: GradientFlow) -> tuple[Subgraph, ...]:
+    """The step's components."""
+    assert step.graph is not None
+    nodes: list[list[Node]] = [[] for _ in step.chain.components]
+    for node in calls(step.graph):
+        if meta.values_of(node) and origin(node) == (node, 0):
+            nodes[meta.component(node)].append(node)
+    return tuple(_subgraph(i, tuple(own), flow) for i, own in enumerate(nodes))
+
+
+def _subgraph(index: int, nodes: tuple[Node, ...], flow: GradientFlow) -> Subgraph:
+    own = set(nodes)
+    kinds: dict[str, dict[Node, None]] = {"parameter": {}, "buffer": {}, "constant": {}}
+    borders: dict[Tensor, None] = {}
+    for node in nodes:
+        for maker, k in reads(node):
+            if meta.role(maker) in kinds:
+                kinds[meta.role(maker)][maker] = None
+            elif maker not in own:
+                borders[maker, k] = None
+    names: dict[Tensor, Hashable] = {
+        (n, 0): (kind, i, n in flow.mutated)
+        for kind, found in kinds.items()
+        for i, n in enumerate(found)
+    }
+    names |= {t: ("border", i) for i, t in enumerate(borders)}
+    signature: list[Hashable] = [(names[t], _type_of(t, flow)) for t in names]
+    for i, node in enumerate(nodes):
+        arguments = repr((_plain(node.args, names), _plain(node.kwargs, names)))
+        signature.append((str(node.target), arguments))
+        for tensor in results_of(node):
+            names[tensor] = ("result", i, tensor[1])
+            signature.append((names[tensor], _type_of(tensor, flow)))
+    parameters, buffers, constants = map(tuple, kinds.values())
+    return Subgraph(index, nodes, parameters, buffers, constants, tuple(borders), tuple(signature))
+
+
+def _type_of(tensor: Tensor, flow: GradientFlow) -> Hashable:
+    value: Value | None = value_of(tensor)
+    if value is None:
+        return None
+    regular = meta.why_irregular(*tensor) is None
+    return replace(value, name=""), tensor in flow.needs, regular
+
+
+def _plain(x: Any, names: dict[Tensor, Hashable]) -> Any:
+    """Arguments with tensors by local name and integers by how they are computed."""
+    if isinstance(x, Node):
+        if meta.values_of(x):
+            return names[origin(x)]
+        return (str(x.target), _plain(x.args, names))
+    if isinstance(x, list | tuple):
+        return tuple(_plain(y, names) for y in x)
+    if isinstance(x, dict):
+        return tuple((k, _plain(v, names)) for k, v in x.items())
+    return repr(x)
