@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from synchromesh.engine.async_move import journey
+from synchromesh.engine.async_move import async_move
 from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.groups import Finish, Group
-from synchromesh.engine.random import Streams
+from synchromesh.engine.random import RandomStreams
 from synchromesh.values.placement import Placement, parse
 
 Primitive = Callable[[Tensor, Group, Placement, Placement], Finish]  # (x, group, source, target)
@@ -179,7 +179,7 @@ def depart(x: Tensor, group: Group, source: Placement, target: Placement) -> Fin
         return (lambda: x) if forward is _identity else forward(x, group, source, target)
     if forward in QUIET and back in QUIET:
         return lambda: _Move.apply(x, group, source, target)
-    return journey(
+    return async_move(
         x,
         lambda value: forward(value, group, source, target),
         lambda gradient: back(gradient, group, target, source),
@@ -191,10 +191,10 @@ def move(x: Tensor, group: Group, source: Placement, target: Placement) -> Tenso
     return depart(x, group, source, target)()
 
 
-class Axis:
+class TensorAxis:
     """The tensor axis of one layout on this rank; implements `trace.partition.axis.Axis`."""
 
-    def __init__(self, group: Group, streams: Streams, norm: BatchNormPolicy) -> None:
+    def __init__(self, group: Group, streams: RandomStreams, norm: BatchNormPolicy) -> None:
         self.group, self.streams, self.norm = group, streams, norm
         self.size, self.index = group.size, group.index
         self.real_rows = 1  # of the block being computed; 0: what is computed is a stand-in

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from synchromesh.engine.async_move import journey
+from synchromesh.engine.async_move import async_move
 from synchromesh.engine.collectives import move
 from synchromesh.engine.groups import Finish
 from synchromesh.engine.routes import Ranges, Route, Side, Slices, nested, routes
-from synchromesh.engine.stage import Stage
+from synchromesh.engine.stage import StageGroups
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import PARTIAL, REPLICATED, Placement
@@ -35,7 +35,7 @@ _GRADIENT = {"R": REPLICATED, "r": PARTIAL, "P": REPLICATED}
 class _Crossing:
     """An exchange of one value: both sides, for the value and for its gradient."""
 
-    stage: Stage
+    stage: StageGroups
     rows: Rows
     source: Side
     target: Side
@@ -55,7 +55,7 @@ def depart(
     want: Placement,
     source: Layout,
     target: Layout,
-    stage: Stage,
+    stage: StageGroups,
     rows_source: Ranges,
     rows_target: Ranges,
 ) -> Finish:
@@ -82,7 +82,7 @@ def depart(
         replace(made, placement=_GRADIENT.get(have.kind, ours)),
     )
     if x.requires_grad and torch.is_grad_enabled():
-        return journey(
+        return async_move(
             x,
             lambda value: _convert(value, crossing.source, crossing.target, crossing, False),
             lambda gradient: _convert(
@@ -141,7 +141,9 @@ def _stand_in(row: Tensor, source: Side, target: Side) -> Tensor:
     return row
 
 
-def _redistribute(x: Tensor, source: Side, target: Side, stage: Stage, position: int) -> Finish:
+def _redistribute(
+    x: Tensor, source: Side, target: Side, stage: StageGroups, position: int
+) -> Finish:
     """`x` (rows first) to the other side: a collective where one fits, else routes."""
     kinds = source.placement.kind, target.placement.kind
     mine, theirs = _layout(source), _layout(target)
@@ -169,7 +171,7 @@ def _layout(side: Side) -> Layout:
     return Layout(len(side.rows), side.tensor)
 
 
-def _route(x: Tensor, source: Side, target: Side, stage: Stage, position: int) -> Finish:
+def _route(x: Tensor, source: Side, target: Side, stage: StageGroups, position: int) -> Finish:
     shape, dims = list(x.shape), {}
     if source.placement.sharded:
         shape[source.placement.dim] *= source.tensor
@@ -195,7 +197,7 @@ def _route(x: Tensor, source: Side, target: Side, stage: Stage, position: int) -
     buffers = [
         x.new_empty(sum(prod(_lengths(shape, cut, to)) for _, to in r.pieces)) for r in others
     ]
-    wait = stage.whole.start_exchange(
+    wait = stage.everyone.start_exchange(
         sends, [(r.sender, b) for r, b in zip(others, buffers, strict=True)]
     )
 
@@ -251,7 +253,7 @@ def _piece(x: Tensor, dims: tuple[int, ...], slices: Slices) -> Tensor:
 
 
 def _rowless(
-    x: Tensor, have: Placement, want: Placement, source: Layout, target: Layout, stage: Stage
+    x: Tensor, have: Placement, want: Placement, source: Layout, target: Layout, stage: StageGroups
 ) -> Tensor:
     """A value without batch rows is equal on all data ranks already; its gradients are not."""
     if have.kind not in "Rr":
@@ -265,7 +267,13 @@ def _rowless(
 class _Rowless(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, have: str, want: str, source: Layout, target: Layout, stage: Stage
+        ctx: Any,
+        x: Tensor,
+        have: str,
+        want: str,
+        source: Layout,
+        target: Layout,
+        stage: StageGroups,
     ) -> Tensor:
         ctx.way = have, want, source, target, stage
         return x.view_as(x)

@@ -19,10 +19,10 @@ from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.groups import Group
 from synchromesh.engine.model import Model
-from synchromesh.engine.program import Result, share
-from synchromesh.engine.random import Streams
+from synchromesh.engine.program import RankOutputs, share
+from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.roll_call import RollCall
-from synchromesh.engine.stage import Stage
+from synchromesh.engine.stage import StageGroups
 from synchromesh.trace.capture.export import flat_outputs
 from synchromesh.trace.capture.gradients import refuse_foreign
 from synchromesh.trace.capture.modes import in_mode
@@ -40,8 +40,8 @@ class OpaqueProgram:
         function: Callable[..., Any],
         model: Model,
         layout: Layout,
-        stage: Stage,
-        streams: Streams,
+        stage: StageGroups,
+        streams: RandomStreams,
         synchronise: bool,
         changed: Sequence[str],
         autocast: torch.dtype | None = None,
@@ -63,7 +63,7 @@ class OpaqueProgram:
 
     def run(
         self, pieces: Sequence[tuple[Any, GlobalRows]], step: int, turn: int = 0
-    ) -> list[Result]:
+    ) -> list[RankOutputs]:
         """As `Program.run`; nothing where this rank has no rows. Training mode where gradients are
         computed, evaluation mode elsewhere.
         """
@@ -76,7 +76,7 @@ class OpaqueProgram:
                 self._hand_over(rows)
         return results
 
-    def _run(self, batch: Any, rows: GlobalRows, step: int, turn: int) -> list[Result]:
+    def _run(self, batch: Any, rows: GlobalRows, step: int, turn: int) -> list[RankOutputs]:
         training = torch.is_grad_enabled()
         start, stop = rows.ranges(self.layout.data)[self.layout.data_index(self.position)]
         if start == stop:
@@ -99,7 +99,7 @@ class OpaqueProgram:
         if training and not self._checked:
             refuse_foreign(outputs[0], self.model.parameters.values())
             self._checked = True
-        return [Result(names, list(outputs), *share(self.layout, self.position, rows))]
+        return [RankOutputs(names, list(outputs), *share(self.layout, self.position, rows))]
 
     def _refuse_absent(self, pieces: Sequence[tuple[Any, GlobalRows]]) -> None:
         """ValueError on every rank where one could not follow what the forward changes."""
@@ -132,7 +132,7 @@ class OpaqueProgram:
         indices = [self.layout.data_index(p) for p in range(self.layout.devices)]
         giver = next(p for p, i in enumerate(indices) if rows.counts[i])
         takers = [p for p, i in enumerate(indices) if not rows.counts[i]]
-        hand_over(self.model, self.changed, self.stage.whole, giver, takers)
+        hand_over(self.model, self.changed, self.stage.everyone, giver, takers)
 
     @contextmanager
     def _mode(self, training: bool) -> Iterator[None]:

@@ -22,7 +22,7 @@ def mix(state: int, value: int) -> int:
     return z ^ (z >> 31)
 
 
-class Streams:
+class RandomStreams:
     """`begin` names the step, `at` the place in it, `seed` the operator about to draw."""
 
     def __init__(self, seed: int, device: torch.device | None = None) -> None:
@@ -32,9 +32,9 @@ class Streams:
         self._batch = self._common = self._root  # of draws for all rows of a batch
         self._tensor_index = 0
 
-    def copy(self) -> "Streams":
+    def copy(self) -> "RandomStreams":
         """Streams of the same seed that stand elsewhere."""
-        twin = Streams(0, self._device)
+        twin = RandomStreams(0, self._device)
         twin._root = twin._step = twin._place = twin._batch = twin._common = self._root
         return twin
 

@@ -12,7 +12,7 @@ from synchromesh.engine.collectives import part
 from synchromesh.engine.exchange import exchange
 from synchromesh.engine.groups import World
 from synchromesh.engine.routes import Side, nested, routes
-from synchromesh.engine.stage import Stage
+from synchromesh.engine.stage import StageGroups
 from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout
@@ -99,7 +99,7 @@ def _exchanges(cases: list[Case]) -> list[tuple[Tensor, Tensor, int]]:
     world = World.open("cpu")
     ranks = tuple(range(world.size))
     degrees = {d for c in cases for d in (c.source, c.target)}
-    stage = Stage(world, ranks, [Layout(world.size // d, d) for d in degrees])
+    stage = StageGroups(world, ranks, [Layout(world.size // d, d) for d in degrees])
     for d in degrees:
         world.choices[stage.tensor_group(Layout(world.size // d, d)).ranks] = "all-to-all"
     answers = []
@@ -210,7 +210,7 @@ def test_traffic_is_what_the_trace_predicts() -> None:
 def _without_rows() -> list[dict]:
     """A table computed by 2x2 or 1x4 and read by the other: gradients arrive whole."""
     world = World.open("cpu")
-    stage = Stage(world, (0, 1, 2, 3), [Layout(2, 2), Layout(1, 4), Layout(4, 1)])
+    stage = StageGroups(world, (0, 1, 2, 3), [Layout(2, 2), Layout(1, 4), Layout(4, 1)])
     table = Value("table", (8,), "float64", None, True)
     value = torch.arange(8.0, dtype=torch.float64)
     found = []
@@ -255,7 +255,7 @@ def test_values_without_rows_sum_their_gradients_over_everybody() -> None:
 
 def _integers() -> None:
     world = World.open("cpu")
-    stage = Stage(world, (0, 1), [Layout(2, 1), Layout(1, 2)])
+    stage = StageGroups(world, (0, 1), [Layout(2, 1), Layout(1, 2)])
     ids = Value("ids", (1, 3), "int64", Rows(), False)
     mine = torch.arange(6).view(2, 3)[world.rank : world.rank + 1]
     y = exchange(

@@ -130,14 +130,14 @@ def explain(
         tally = Tally()
         if rank in ranks:
             position = ranks.index(rank)
-            bytes_held[rank] = sum(_local_bytes(h) for h in held.values())
+            bytes_held[rank] = sum(h.local_bytes for h in held.values())
             for component in made.components:
                 layout = component.layout
                 for c in component.collectives:
                     tally.add(c.kind, c.payload(_rows(c, layout, plan, rows, position)), c.ranks)
             for h in held.values():
                 if h.tensor.trainable and _used(h, made):
-                    tally.add("all_reduce", _local_bytes(h), len(h.gradient_positions(position)))
+                    tally.add("all_reduce", h.local_bytes, len(h.gradient_positions(position)))
         sent[rank] = tally.sent
     return Explanation(
         str(plan),
@@ -181,10 +181,6 @@ def _held(step: Step, made: Partition, devices: int) -> dict[str, Holding]:
     return holdings(parameters.values(), made.placements, devices)
 
 
-def _local_bytes(held: Holding) -> int:
-    return Parameter("", held.local_shape, held.tensor.dtype).bytes
-
-
 def _used(held: Holding, made: Partition) -> bool:
     return any(held.tensor.name in c.parameters for c in made.components)
 
@@ -199,7 +195,7 @@ def _part(local: LocalComponent, held: dict[str, Holding], plan: Plan, rows: int
     for h in mine:
         if h.tensor.trainable and len(h.gradient_positions(0)) > 1:
             size = len(h.gradient_positions(0))
-            summed[size] = summed.get(size, 0) + _local_bytes(h)
+            summed[size] = summed.get(size, 0) + h.local_bytes
     collectives += [
         Traffic("all_reduce", "gradient", n, size) for size, n in sorted(summed.items())
     ]
@@ -207,7 +203,7 @@ def _part(local: LocalComponent, held: dict[str, Holding], plan: Plan, rows: int
         local.component.name,
         local.layout,
         local.component.parameter_bytes,
-        sum(_local_bytes(h) for h in mine),
+        sum(h.local_bytes for h in mine),
         sum(h.tensor.bytes for h in mine if h.placement.sharded and h.layout.tensor > 1),
         {h.tensor.name: "whole" if h.home else str(h.placement) for h in mine},
         dict(local.unsharded),
