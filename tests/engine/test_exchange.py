@@ -17,7 +17,7 @@ from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement, parse
-from synchromesh.values.traffic import Tally
+from synchromesh.values.traffic import TrafficCount
 from tests.ranks import run
 
 PLAIN = Value("plain", (1, 24, 24), "float64", Rows(), True)
@@ -200,7 +200,7 @@ def test_traffic_is_what_the_trace_predicts() -> None:
         have, want = case.sharded(case.have), case.sharded(case.want)
         predicted = edge_collectives(case.value, have, want, source, target)
         assert predicted is not None
-        tally = Tally()
+        tally = TrafficCount()
         for collective in predicted:
             payload = collective.payload(case.rows // source.data)
             tally.add(collective.kind, payload, collective.ranks)

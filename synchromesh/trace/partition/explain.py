@@ -16,7 +16,7 @@ from synchromesh.values.traffic import (
     Collective,
     CollectiveKind,
     Direction,
-    Tally,
+    TrafficCount,
     batch_norm_collectives,
 )
 
@@ -127,7 +127,7 @@ def explain(
     )
     sent, bytes_held = [0] * world, [0] * world
     for rank in range(world):
-        tally = Tally()
+        tally = TrafficCount()
         if rank in ranks:
             position = ranks.index(rank)
             bytes_held[rank] = sum(h.local_bytes for h in held.values())
