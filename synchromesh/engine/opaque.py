@@ -197,10 +197,6 @@ class _BatchNorm(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        if not training:
-            return F.batch_norm(
-                input, running_mean, running_var, weight, bias, False, momentum, eps
-            )
         return self.policy.apply(
-            input, weight, bias, running_mean, running_var, momentum, eps, True
+            input, weight, bias, running_mean, running_var, training, momentum, eps, real=True
         )

@@ -24,31 +24,18 @@ from synchromesh.engine import batches
 from synchromesh.engine.absent import isolated
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.collectives import TensorAxis
-from synchromesh.engine.exchange import depart
+from synchromesh.engine.exchange import Border, Exchange, depart
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.stage import StageGroups
 from synchromesh.engine.walk import Walk, pauses, walking
 from synchromesh.trace.partition.partition import LocalComponent, Partition
 from synchromesh.trace.step import Step
-from synchromesh.values.component import Value
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement
 from synchromesh.values.schedule import Schedule, interleaved
 
 T = TypeVar("T")
-Border = tuple[str, int, Placement]  # value, tensor degree, placement on this rank
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """One input of a component: the form it has, the form it is wanted in."""
-
-    value: Value
-    have: Border
-    want: Border
-    source: Layout
-    target: Layout
 
 
 @dataclass
@@ -57,7 +44,7 @@ class BoundComponent:
 
     local: LocalComponent
     walk: Callable[..., Walk]
-    fetches: tuple[Fetch, ...]
+    fetches: tuple[Exchange, ...]
     results: tuple[Border, ...]
     dropped: tuple[Border, ...]  # forms that nobody reads after this component
     tensors: tuple[Tensor, ...]  # parameters, buffers and constants in argument order
@@ -120,9 +107,7 @@ class Program:
         for item in local.inputs:
             made_by = None if item.source is None else self.partition.components[item.source]
             source = self.leaf_layout if made_by is None else made_by.layout
-            have = (item.value.name, source.tensor, item.have)
-            want = (item.value.name, local.layout.tensor, item.want)
-            fetches.append(Fetch(item.value, have, want, source, local.layout))
+            fetches.append(Exchange(item.value, item.have, item.want, source, local.layout))
         names = (*local.parameters, *local.buffers)
         uses = []
         for index, name in enumerate(local.parameters):
@@ -142,8 +127,7 @@ class Program:
         for index, part in enumerate(self._parts):
             for border in (
                 *part.results,
-                *(f.have for f in part.fetches),
-                *(f.want for f in part.fetches),
+                *(border for f in part.fetches for border in (f.made, f.read)),
             ):
                 last[border] = index
         kept = {border for border, _ in self._outputs}
@@ -154,7 +138,7 @@ class Program:
         """How often a forward pauses: at each value that is fetched, at each move of a graph."""
         count, there = 0, set(self._leaves)
         for part in self._parts:
-            fetched = {fetch.want for fetch in part.fetches} - there
+            fetched = {fetch.read for fetch in part.fetches} - there
             count += len(fetched) + pauses(part.local.graph.graph)
             there = (there | fetched | set(part.results)) - set(part.dropped)
         return count
@@ -208,9 +192,9 @@ class Program:
             lane.streams.at(index, data_index, layout.tensor_index(self.position))
             axis.real_rows = stop - start
             for fetch in part.fetches:
-                if fetch.want not in env:
-                    env[fetch.want] = yield from self._fetch(fetch, axis, env[fetch.have], rows)
-            inputs = [env[fetch.want] for fetch in part.fetches]
+                if fetch.read not in env:
+                    env[fetch.read] = yield from self._fetch(fetch, axis, env[fetch.made], rows)
+            inputs = [env[fetch.read] for fetch in part.fetches]
             tensors: Sequence[Tensor] = part.tensors
             if part.uses:
                 tensors = list(tensors)
@@ -225,15 +209,11 @@ class Program:
         return RankOutputs(self.step.outputs, outputs, *share(self._layout, self.position, rows))
 
     def _fetch(
-        self, fetch: Fetch, axis: TensorAxis, x: Tensor, rows: GlobalRows
+        self, fetch: Exchange, axis: TensorAxis, x: Tensor, rows: GlobalRows
     ) -> Generator[None, None, Tensor]:
-        have, want = fetch.have[2], fetch.want[2]
         if fetch.source.tensor == fetch.target.tensor:
-            return (yield from axis.moving(x, str(have), str(want)))
-        arrive = depart(
-            x, fetch.value, have, want, fetch.source, fetch.target, self.stage,
-            rows.ranges(fetch.source.data), rows.ranges(fetch.target.data),
-        )  # fmt: skip
+            return (yield from axis.moving(x, str(fetch.have), str(fetch.want)))
+        arrive = depart(x, fetch, self.stage, rows.ranges)
         yield
         return arrive()
 

@@ -7,7 +7,6 @@ Each node becomes one line of Python, as in fx's own code, and a move a `yield f
     return (b,)
 """
 
-import builtins
 import operator
 from collections.abc import Callable, Generator
 from math import isfinite
@@ -19,12 +18,8 @@ from torch.fx import Node
 from torch.fx.graph import magic_methods
 
 Walk = Generator[None, None, tuple[Tensor, ...]]
-LITERALS = (bool, int, str, type(None))
-_INFIX = {
-    getattr(operator, name): form
-    for name, form in magic_methods.items()
-    if hasattr(operator, name)
-}
+_LITERALS = (bool, int, str, type(None))
+_INFIX = {getattr(operator, n): form for n, form in magic_methods.items() if n != "div"}
 
 
 def pauses(graph: torch.fx.Graph) -> int:
@@ -50,24 +45,24 @@ class _Source:
         """The generator function."""
         given = [node.name for node in self.nodes if node.op == "placeholder"]
         lines = [f"def walk({', '.join(given)}):", "    yield from ()"]  # even where nothing moves
-        last_uses = self._last_uses()
-        for node in self.nodes:
-            if node.op != "placeholder":
-                dead = "".join(f"; {name} = None" for name in last_uses.get(node, ()))
-                lines.append(f"    {self._line(node)}{dead if node.op != 'output' else ''}")
+        dead: dict[Node, list[str]] = {}
+        for node, last in self._last_uses().items():
+            dead.setdefault(last, []).append(f"; {node.name} = None")
+        lines += [
+            f"    {self._line(node)}{''.join(dead.get(node, ()))}"
+            for node in self.nodes
+            if node.op != "placeholder"
+        ]
         exec("\n".join(lines), self.globals)
         made: Callable[..., Walk] = self.globals["walk"]
         return made
 
-    def _last_uses(self) -> dict[Node, list[str]]:
-        """Names that nobody reads after a node, its own included where nobody reads it at all."""
+    def _last_uses(self) -> dict[Node, Node]:
+        """The last node that reads each one, or itself; outputs live on."""
         last = {node: node for node in self.nodes if node.op != "placeholder"}
         for node in self.nodes:
             last |= dict.fromkeys(node.all_input_nodes, node)
-        found: dict[Node, list[str]] = {}
-        for value, node in last.items():
-            found.setdefault(node, []).append(value.name)
-        return found
+        return {node: at for node, at in last.items() if at.op != "output"}
 
     def _line(self, node: Node) -> str:
         args = [self._text(a) for a in node.args]
@@ -76,14 +71,16 @@ class _Source:
             case "output":
                 return f"return {args[0]}"
             case "call_method" if node.target == "move":
-                return f"{node.name} = yield from {args[0]}.moving({', '.join(args[1:])})"
+                call = f"yield from {args[0]}.moving({', '.join(args[1:])})"
             case "call_method":
-                return f"{node.name} = {args[0]}.{node.target}({', '.join(args[1:] + named)})"
+                call = f"{args[0]}.{node.target}({', '.join(args[1:] + named)})"
             case "call_function" if node.target in _INFIX:
-                return f"{node.name} = {_INFIX[node.target].format(*args)}"
+                call = _INFIX[node.target].format(*args)
             case "call_function":
-                return f"{node.name} = {self._global(node.target)}({', '.join(args + named)})"
-        raise AssertionError(f"local graphs have no attributes and modules: {node.format_node()}")
+                call = f"{self._global(node.target)}({', '.join(args + named)})"
+            case _:
+                raise AssertionError(f"local graphs have neither attributes nor modules: {node}")
+        return f"{node.name} = {call}"
 
     def _text(self, value: Any) -> str:
         match value:
@@ -102,12 +99,13 @@ class _Source:
                 )
             case float() if isfinite(value):
                 return repr(value)
-        return repr(value) if type(value) in LITERALS else self._global(value)
+        return repr(value) if type(value) in _LITERALS else self._global(value)
 
     def _global(self, value: Any) -> str:
+        """The name of an object, which no node has."""
         if id(value) not in self._known:
             name = f"op{len(self._known)}"
-            while name in self._names or hasattr(builtins, name):
+            while name in self._names:
                 name += "_"
             self._known[id(value)], self.globals[name] = name, value
         return self._known[id(value)]

@@ -16,6 +16,7 @@ from synchromesh.engine import program
 from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.collectives import TensorAxis
+from synchromesh.engine.exchange import Exchange
 from synchromesh.engine.random import RandomStreams
 from synchromesh.profiling.borders import local_part, record, stand_ins, tiled
 from synchromesh.profiling.silent_group import SilentGroup
@@ -246,14 +247,13 @@ class Order:
     def logged(self, i: int, walk: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: self.told(i, walk(*args))
 
-    def depart(self, x: Tensor, value: Any, have: Any, want: Any, source: Any, target: Any,
-               stage: Any, rows_source: Any, rows_target: Any) -> Any:  # fmt: skip
+    def depart(self, x: Tensor, item: Exchange, stage: Any, ranges: Any) -> Any:
         """What would come over the border, from the recorded values."""
-        start, stop = rows_target[0]
-        whole = self.borders[value.name]
-        if isinstance(value.rows, Rows):
-            whole = tiled(whole, value.rows, max(1, stop - start))
-        made = local_part(whole, want, target.tensor)
+        start, stop = ranges(item.target.data)[0]
+        whole = self.borders[item.value.name]
+        if isinstance(item.value.rows, Rows):
+            whole = tiled(whole, item.value.rows, max(1, stop - start))
+        made = local_part(whole, item.want, item.target.tensor)
         return lambda: made.requires_grad_(x.requires_grad)
 
 
