@@ -21,7 +21,7 @@ from synchromesh.engine.roll_call import RollCall
 
 @dataclass(frozen=True)
 class BatchNormPolicy:
-    """What the statistics span: the row block (None) or all rows over `data`, the data ranks."""
+    """What the statistics cover: the row block (None) or all rows over `data`, the data ranks."""
 
     data: Group | RollCall | None = None
 

@@ -149,20 +149,20 @@ def _redistribute(
 ) -> Finish:
     """`x` (rows first) to the other side: a collective where one fits, else routes."""
     kinds = source.placement.kind, target.placement.kind
-    mine, theirs = _layout(source), _layout(target)
+    made, read = _layout(source), _layout(target)
     if kinds == ("R", "R") and target.tensor > source.tensor and nested(source, target):
         if source.tensor == 1:
-            gather = stage.tensor_group(theirs).start_all_gather(x)
+            gather = stage.tensor_group(read).start_all_gather(x)
             return lambda: gather().flatten(0, 1)
         if len(target.rows) == 1:
-            gather = stage.data_group(mine).start_all_gather(x)
+            gather = stage.data_group(made).start_all_gather(x)
             return lambda: gather().flatten(0, 1)
     if kinds == ("P", "R"):
-        together = stage.tensor_group(mine)
+        together = stage.tensor_group(made)
         if nested(target, source) and target.rows_at(position) % target.tensor == 0:
             parts = x.unflatten(0, (source.tensor, -1))
             scatter = together.start_reduce_scatter(parts)
-            return lambda: stage.tensor_group(theirs).all_gather(scatter()).flatten(0, 1)
+            return lambda: stage.tensor_group(read).all_gather(scatter()).flatten(0, 1)
         if target.tensor > 1:  # sending every partial sum to every copy would be more
             x = x.detach().clone(memory_format=torch.contiguous_format)
             together.all_reduce(x)

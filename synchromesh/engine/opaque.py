@@ -62,28 +62,28 @@ class OpaqueProgram:
         self._checked = False  # whether the loss reaches nothing but the model's parameters
 
     def run(
-        self, pieces: Sequence[tuple[Any, GlobalRows]], step: int, turn: int = 0
+        self, micro_batches: Sequence[tuple[Any, GlobalRows]], step: int, first: int = 0
     ) -> list[RankOutputs]:
         """As `Program.run`; nothing where this rank has no rows. Training mode where gradients are
         computed, evaluation mode elsewhere.
         """
         if torch.is_grad_enabled() and self.fixed:
-            self._refuse_absent(pieces)
+            self._refuse_absent(micro_batches)
         results = []
-        for index, (batch, rows) in enumerate(pieces):
-            results += self._run(batch, rows, step, turn + index)
+        for index, (batch, rows) in enumerate(micro_batches):
+            results += self._run(batch, rows, step, first + index)
             if torch.is_grad_enabled() and not all(rows.counts):
                 self._hand_over(rows)
         return results
 
-    def _run(self, batch: Any, rows: GlobalRows, step: int, turn: int) -> list[RankOutputs]:
+    def _run(self, batch: Any, rows: GlobalRows, step: int, micro_batch: int) -> list[RankOutputs]:
         training = torch.is_grad_enabled()
         start, stop = rows.ranges(self.layout.data)[self.layout.data_index(self.position)]
         if start == stop:
             if training and self.roll_call is not None:
                 self.roll_call.follow()
             return []
-        self.streams.begin(step, turn)
+        self.streams.begin(step, micro_batch)
         self.streams.at(0, self.layout.data_index(self.position), 0)
         self.streams.seed(0, False)
         enabled = self.autocast is not None
@@ -101,9 +101,9 @@ class OpaqueProgram:
             self._checked = True
         return [RankOutputs(names, list(outputs), *share(self.layout, self.position, rows))]
 
-    def _refuse_absent(self, pieces: Sequence[tuple[Any, GlobalRows]]) -> None:
+    def _refuse_absent(self, micro_batches: Sequence[tuple[Any, GlobalRows]]) -> None:
         """ValueError on every rank where one could not follow what the forward changes."""
-        for _, rows in pieces:
+        for _, rows in micro_batches:
             if not all(rows.counts):
                 raise ValueError(
                     f"a batch of {rows.total} rows leaves some of {len(rows.counts)} data ranks "
@@ -157,11 +157,11 @@ def hand_over(
             "take over from the others: keep such state in buffers"
         )
     with group.world.ledger.paused(), torch.no_grad():
-        told = group.broadcast_json(numbers, giver)
+        received = group.broadcast_json(numbers, giver)
         if group.index == giver:
             group.exchange([(p, tensors[n].contiguous()) for p in takers for n in moving], [])
         elif group.index in takers:
-            for name, value in told.items():
+            for name, value in received.items():
                 table, key = places[name]
                 table[key] = value
             landing = {

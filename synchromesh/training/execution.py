@@ -132,7 +132,7 @@ class Execution:
         trusted. buffers: whole ones, for ranks that hold pieces or none.
         """
         self.cuts = plan.cuts(self.model.paths())
-        with self.model.whole(self.world.device, buffers) as module:
+        with self.model.unsharded(self.world.device, buffers) as module:
             step = capture(
                 module,
                 self.loss,
@@ -511,7 +511,7 @@ class Execution:
         itself where every rank has the whole model.
         """
         training = function is self.loss
-        with self.model.whole(self.world.device) as module:
+        with self.model.unsharded(self.world.device) as module:
             step = capture(
                 module,
                 function,
@@ -587,7 +587,9 @@ class Execution:
             return batches.one_row(batch)
         if self.now.traced.opaque:
             return batch
-        return batches.lend_row(batch, rows, self.now.leaf_layout, stage.position, stage.everyone)
+        return batches.with_stand_in(
+            batch, rows, self.now.leaf_layout, stage.position, stage.everyone
+        )
 
     def reseed(self, seed: int) -> None:
         """Streams of another seed, as of a checkpoint."""

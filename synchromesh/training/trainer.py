@@ -333,7 +333,7 @@ class Trainer:
     def _hear(self) -> None:
         """Shows the adapter what the last step cost every rank that takes part."""
         if self.adapter is not None:
-            told = [self._arranged.now.agree.told[r] for r in self._arranged.now.stage.ranks]
+            told = [self._arranged.now.agree.numbers[r] for r in self._arranged.now.stage.ranks]
             if all(sum(cost) > 0 for cost in told):
                 table = [(cost[0], cost[1]) for cost in told]
                 event = self.adapter.see(table, self._arranged.now.stage.ranks)

@@ -20,9 +20,7 @@ class Holding:
 
     @property
     def home(self) -> bool:
-        """Whether every position holds the whole tensor and contributes a partial sum of its
-        gradient.
-        """
+        """Whether every position has the global tensor and a partial sum of its gradient."""
         return self.placement == REPLICATED_PARTIAL_GRADIENT
 
     @property
@@ -60,8 +58,8 @@ def holdings(
     placements: Mapping[tuple[str, Layout], Placement],
     devices: int,
 ) -> dict[str, Holding]:
-    """How each tensor is held: as its one layout uses it, or whole everywhere where layouts differ
-    or none uses it.
+    """Where each tensor lies: as its one layout uses it, or replicated on all positions where
+    layouts differ or none uses it.
     """
     uses: dict[str, list[tuple[Layout, Placement]]] = {}
     for (name, layout), placement in placements.items():

@@ -4,8 +4,8 @@ With m ranks and n bytes of payload (source: Chan et al. 2007, "Collective commu
 practice, and experience", section 7):
 
     all_reduce       2 (m-1)/m n    n: bytes of the tensor, equal on every rank
-    reduce_scatter     (m-1)/m n    n: bytes of the whole tensor before it is scattered
-    all_gather         (m-1)/m n    n: bytes of the whole tensor after it is gathered
+    reduce_scatter     (m-1)/m n    n: bytes of the tensor before it is scattered
+    all_gather         (m-1)/m n    n: bytes of the tensor after it is gathered
     all_to_all         (m-1)/m n    n: bytes that one rank holds
     broadcast                  n    from its root only, 0 elsewhere (counted at the root)
 
