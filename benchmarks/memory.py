@@ -106,7 +106,7 @@ def watch(model_name: str, optimizer_name: str, plan: str) -> dict[str, Any]:
         trainer.step(mine)
     told = predicted.memory[trainer.rank]
     trainer.close()
-    return {"peak": live.peak, "before": before, "predicted": told.peak, "held": told.held}
+    return {"peak": live.peak, "before": before, "predicted": told.peak, "held": told.resident}
 
 
 def measured(nproc: int, models: list[str]) -> list[dict[str, Any]]:

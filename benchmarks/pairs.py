@@ -95,7 +95,7 @@ def measure(name: str, most: int, rounds: int, rivals: Iterable[str]) -> list[Ro
     def arranged(candidate: Any) -> Callable[[], None]:
         def begin() -> None:
             trainer.switch(candidate.plan)
-            trainer._arranged.overlap.chosen = candidate.time.pieces
+            trainer._arranged.interleaving.chosen = candidate.time.interleaved
             mine[0] = pytree.tree_map(Tensor.clone, trainer.shard(batch))  # alone in its storage
 
         return begin

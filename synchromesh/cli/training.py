@@ -25,7 +25,7 @@ from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import Stopped
 
-WARM_UP = 13  # steps: twelve may be trials of how the rows walk (engine/overlap.py)
+WARM_UP = 13  # steps: twelve may be trials of how the rows walk (engine/interleaving.py)
 LOGGED = frozenset(
     {
         "event", "time", "epoch", "epochs", "step", "steps", "loss", "seconds", "workload", "plan",

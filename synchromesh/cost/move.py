@@ -18,8 +18,8 @@ def most_received(before: Setting, after: Setting, ranks: int, factor: float = 1
     state, for each byte of the tensor."""
     return max(
         sum(
-            factor * lacking(before.held.get(name), held, _place(before, r), _place(after, r))
-            for name, held in after.held.items()
+            factor * lacking(before.holdings.get(name), new, _place(before, r), _place(after, r))
+            for name, new in after.holdings.items()
         )
         for r in range(ranks)
     )

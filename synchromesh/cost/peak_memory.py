@@ -1,35 +1,30 @@
 """The peak memory of a plan: bytes alive on each device, walked through a step.
 
-    held         parameters, buffers, gradient buckets, optimizer state: always
+    resident     parameters, buffers, gradient buckets, optimizer state: always
     batch        this rank's rows of the batch's leaves
     kept         what forwards keep for backwards, and border values until their last reader
     gradients    of border values until their maker's backward; of parameters in no bucket
     working      the most that the component at work has alive besides
     update       what the optimizer's step has alive besides
 
-The step's peak is the highest sum. With pieces, each keeps its part of the bytes from its own
-forward to its own backward, in the order in which they take turns (`cost/step_time.py`); and a
-parameter's gradient lies beside its bucket from the first piece's backward to the last one's.
+The step's peak is the highest sum. Each of several interleaved micro-batches keeps its part of
+the bytes from its own forward to its own backward, in the order of their schedule; and a
+parameter's gradient lies beside its bucket from the backward of the first to that of the last.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from synchromesh.cost.step_time import (
-    Run,
-    Setting,
-    Unmeasured,
-    gradient_pattern,
-    held_bytes,
-    walked,
-)
+from synchromesh.cost.step_time import Setting, Unmeasured, gradient_pattern
+from synchromesh.cost.turns import Run, turns_of, walked
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values.component import Value
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import Placement
 from synchromesh.values.profile import Memory, Profile
+from synchromesh.values.schedule import ActionKind, interleaved
 
 Form = tuple[str, int, Placement]  # value, tensor degree, placement
 
@@ -38,15 +33,20 @@ Form = tuple[str, int, Placement]  # value, tensor degree, placement
 class PeakMemory:
     """Bytes of one device: always there, and at the highest moment of a step."""
 
-    held: int
+    resident: int
     peak: int
 
 
 VALUE, KEPT, WAITING, SUMMED = "value", "kept", "waiting", "summed"
 
 
-def peak_memories(setting: Setting, profile: Profile, pieces: int = 1) -> tuple[PeakMemory, ...]:
-    """The memory of every device; those with equally many rows need equally much."""
+def peak_memories(
+    setting: Setting, profile: Profile, micro_batches: int = 1
+) -> tuple[PeakMemory, ...]:
+    """The memory of every device; those with equally many rows need equally much.
+
+    micro_batches: how many are interleaved in a step.
+    """
     layouts = list(dict.fromkeys(c.layout for c in setting.partition.components))
     blocks = [setting.blocks(layout) for layout in layouts]
     known: dict[tuple[int, ...], PeakMemory] = {}
@@ -54,52 +54,62 @@ def peak_memories(setting: Setting, profile: Profile, pieces: int = 1) -> tuple[
     for position in range(setting.devices):
         rows = tuple(b[x.data_index(position)] for b, x in zip(blocks, layouts, strict=True))
         if rows not in known:
-            known[rows] = peak_memory(setting, profile, position, pieces)
+            known[rows] = peak_memory(setting, profile, position, micro_batches)
         found.append(known[rows])
     return tuple(found)
 
 
-def peak_memory(setting: Setting, profile: Profile, position: int, pieces: int = 1) -> PeakMemory:
+def peak_memory(
+    setting: Setting, profile: Profile, position: int, micro_batches: int = 1
+) -> PeakMemory:
     """The memory of the device at `position`. Unmeasured: of which component nothing is known."""
-    held = _held(setting, profile)
-    walk = _Walk(setting, profile, position, pieces)
+    resident = _resident(setting, profile)
+    walk = _MemoryWalk(setting, profile, position, micro_batches)
     update = walk.batch_bytes + _update(setting, profile)
-    return PeakMemory(held, held + round(max(walk.peak(), update)))
+    return PeakMemory(resident, resident + round(max(walk.peak(), update)))
 
 
 def _update(setting: Setting, profile: Profile) -> float:
-    """Bytes besides what is held while the optimizer steps: gradients in no bucket, its own."""
-    trained = [h for h in setting.held.values() if h.tensor.trainable]
-    sizes = [held_bytes(h) for h in trained]
-    alone = sum(held_bytes(h) for h in trained if gradient_pattern(h).size == 1)
+    """Bytes besides the resident ones while the optimizer steps: gradients in no bucket, its
+    own."""
+    trained = [h for h in setting.holdings.values() if h.tensor.trainable]
+    sizes = [h.local_bytes for h in trained]
+    alone = sum(h.local_bytes for h in trained if not _in_bucket(h))
     return alone + profile.work_largest * max(sizes, default=0) + profile.work_byte * sum(sizes)
 
 
-def _held(setting: Setting, profile: Profile) -> int:
+def _resident(setting: Setting, profile: Profile) -> int:
     """Parameters, buffers, optimizer state, and the buckets in which gradients lie."""
     total = 0.0
-    for held in setting.held.values():
-        size = held_bytes(held)
+    for holding in setting.holdings.values():
+        size = holding.local_bytes
         total += size
-        if held.tensor.trainable:
+        if holding.tensor.trainable:
             total += profile.state_factor * size
-            if gradient_pattern(held).size > 1:
+            if _in_bucket(holding):
                 total += size  # a bucket is there from the first step on
     return round(total)
+
+
+def _in_bucket(holding: Holding) -> bool:
+    """Whether a parameter's gradient is summed over ranks, and so lies in a bucket."""
+    return gradient_pattern(holding).size > 1
 
 
 class _Alive:
     """Bytes alive at a moment of a step, by what they are, and the most there were."""
 
     def __init__(self) -> None:
-        self.bytes: dict[tuple[Any, ...], float] = {}  # (what, piece, which): bytes
+        self.bytes: dict[tuple[Any, ...], float] = {}  # (what, micro-batch, which): bytes
         self.now = self.highest = 0.0
 
     def set(self, key: tuple[Any, ...], size: float) -> None:
+        """`key` has `size` bytes from now on."""
         self.now += size - self.bytes.get(key, 0.0)
         self.bytes[key] = size
 
     def free(self, key: tuple[Any, ...]) -> None:
+        """`key` has no bytes any more, if it had."""
         self.now -= self.bytes.pop(key, 0.0)
 
     def meanwhile(self, working: float) -> None:
@@ -107,18 +117,25 @@ class _Alive:
         self.highest = max(self.highest, self.now + working)
 
 
-class _Walk:
-    """Bytes alive besides what is held, through forward and backward."""
+class _MemoryWalk:
+    """Bytes alive besides the resident ones, through forward and backward."""
 
-    def __init__(self, setting: Setting, profile: Profile, position: int, pieces: int) -> None:
-        self.setting, self.position, self.pieces = setting, position, pieces
+    def __init__(
+        self, setting: Setting, profile: Profile, position: int, micro_batches: int
+    ) -> None:
+        self.setting, self.position, self.micro_batches = setting, position, micro_batches
         self.parts = setting.partition.components
         self.memory = [self._memory(local, profile) for local in self.parts]
-        runs = [(t.piece, t.component) for t in walked(self.parts, pieces) if isinstance(t, Run)]
-        self.begun = list(dict.fromkeys(runs))  # each piece of each component, as it begins
-        self.ended = list(dict.fromkeys(runs[::-1]))[::-1]
+        turns = turns_of(self.parts)
+        order = interleaved(micro_batches, len(turns))
+        runs = [
+            (action.kind, action.micro_batch, item.component)
+            for action, item in walked(turns, order)
+            if isinstance(item, Run)
+        ]
+        self.begun = list(dict.fromkeys(runs))  # passes through components, as they begin
         self.gradients = Counter(  # that are added up to a parameter's
-            h.tensor.name for local in self.parts for h in self._trained(local) * pieces
+            h.tensor.name for local in self.parts for h in self._trained(local) * micro_batches
         )
         self.last: dict[Form, int] = {}
         for i, local in enumerate(self.parts):
@@ -141,8 +158,13 @@ class _Walk:
         return value.name, layout.tensor, placement
 
     def rows(self, layout: Layout) -> float:
-        """Of a piece."""
-        return self.setting.blocks(layout)[layout.data_index(self.position)] / self.pieces
+        """Rows of a micro-batch on this device."""
+        block = self.setting.blocks(layout)[layout.data_index(self.position)]
+        return block / self.micro_batches
+
+    def _passes(self, kind: ActionKind) -> list[tuple[int, int]]:
+        """Micro-batch and component of each forward, or each backward, in their order."""
+        return [(m, component) for k, m, component in self.begun if k == kind]
 
     def _bytes(self, value: Value, layout: Layout, placement: Placement) -> float:
         rows = self.rows(layout)
@@ -156,7 +178,7 @@ class _Walk:
             self._form(item.value, local.layout, item.want): self._bytes(
                 item.value, local.layout, item.want
             )
-            * (self.pieces if item.value.rows is not None else 1)
+            * (self.micro_batches if item.value.rows is not None else 1)
             for local in self.parts
             for item in local.inputs
             if item.source is None
@@ -164,6 +186,7 @@ class _Walk:
         return sum(found.values())
 
     def peak(self) -> float:
+        """The most bytes that are alive at a moment of forward and backward."""
         alive = _Alive()
         self._backward(alive, self._forward(alive))
         return self.batch_bytes + alive.highest
@@ -174,29 +197,29 @@ class _Walk:
         dies: dict[int, list[Form]] = {}
         for form, i in self.last.items():
             dies.setdefault(i, []).append(form)
-        for piece, i in self.begun:
+        for m, i in self._passes("F"):
             local, memory = self.parts[i], self.memory[i]
             for number, item in enumerate(local.inputs):
                 if item.source is not None:
                     form = self._form(item.value, local.layout, item.want)
-                    if (VALUE, piece, form) not in alive.bytes:
+                    if (VALUE, m, form) not in alive.bytes:
                         size = self._bytes(item.value, local.layout, item.want)
-                        alive.set((VALUE, piece, form), size)
+                        alive.set((VALUE, m, form), size)
                     if number in memory.kept_inputs:
                         keepers.setdefault(form, i)
             rows = self.rows(local.layout)
             alive.meanwhile(memory.forward(rows))
-            alive.set((KEPT, piece, i), memory.kept(rows))
+            alive.set((KEPT, m, i), memory.kept(rows))
             made = []
             for number, output in enumerate(local.outputs):
                 form = self._form(output.value, local.layout, output.placement)
                 size = self._bytes(output.value, local.layout, output.placement)
                 # kept outputs are counted among what the component keeps
-                alive.set((VALUE, piece, form), 0.0 if number in memory.kept_outputs else size)
+                alive.set((VALUE, m, form), 0.0 if number in memory.kept_outputs else size)
                 made.append(form)
             for form in (*dies.get(i, ()), *(f for f in made if f not in self.last)):
                 if form not in keepers:
-                    alive.free((VALUE, piece, form))
+                    alive.free((VALUE, m, form))
         return keepers
 
     def _backward(self, alive: _Alive, keepers: dict[Form, int]) -> None:
@@ -207,41 +230,41 @@ class _Walk:
         for key in [k for k in alive.bytes if k[0] == VALUE and k[2] not in keepers]:
             alive.free(key)
         alive.meanwhile(0.0)
-        for piece, i in reversed(self.ended):
+        for m, i in self._passes("B"):
             local, memory, rows = self.parts[i], self.memory[i], self.rows(self.parts[i].layout)
-            mine = self._trained(local)
-            alive.free((KEPT, piece, i))
+            trained = self._trained(local)
+            alive.free((KEPT, m, i))
             for output in local.outputs:  # their gradients are among its working bytes
                 for form in self.forms.get(output.value.name, ()):
-                    alive.free((WAITING, piece, form))
-            alone = any(gradient_pattern(h).size == 1 for h in mine)
-            added = sum(alive.bytes.get((SUMMED, h.tensor.name), 0.0) for h in mine)
-            if self.pieces == 1:
+                    alive.free((WAITING, m, form))
+            alone = not all(map(_in_bucket, trained))
+            added = sum(alive.bytes.get((SUMMED, h.tensor.name), 0.0) for h in trained)
+            if self.micro_batches == 1:
                 added = 0.0  # autograd adds in place where nobody else holds a gradient
             alive.meanwhile((memory.staying if alone else memory.backward)(rows) + added)
-            self._leave(alive, left, piece, local)
+            self._leave(alive, left, m, local)
             for form in kept.get(i, ()):
-                alive.free((VALUE, piece, form))
+                alive.free((VALUE, m, form))
 
-    def _leave(self, alive: _Alive, left: Counter[str], piece: int, local: LocalComponent) -> None:
+    def _leave(self, alive: _Alive, left: Counter[str], m: int, local: LocalComponent) -> None:
         """The gradients that a component leaves: of what it read, and of its parameters."""
         for item in local.inputs:
             if item.source is not None and item.value.differentiable:
                 form = self._form(item.value, local.layout, item.want)
                 size = self._bytes(item.value, local.layout, item.want)
-                alive.set((WAITING, piece, form), size)
-        for held in self._trained(local):
-            name = held.tensor.name
+                alive.set((WAITING, m, form), size)
+        for holding in self._trained(local):
+            name = holding.tensor.name
             left[name] -= 1
-            if left[name] or gradient_pattern(held).size == 1:
-                alive.set((SUMMED, name), float(held_bytes(held)))
+            if left[name] or not _in_bucket(holding):
+                alive.set((SUMMED, name), float(holding.local_bytes))
             else:
                 alive.free((SUMMED, name))  # it lies in its bucket
 
     def _trained(self, local: LocalComponent) -> list[Holding]:
         """The trained parameters of a component."""
         return [
-            self.setting.held[p.name]
+            self.setting.holdings[p.name]
             for p in local.component.parameters
-            if p.trainable and p.name in self.setting.held
+            if p.trainable and p.name in self.setting.holdings
         ]

@@ -1,9 +1,8 @@
 """The step time of a plan: its programs walked with measured durations, as the engine walks them.
 
-Forward, the pieces of the batch take turns: each computes until a move departs, then the next one
-goes on (`engine/program.py`). Backward is the reverse of that order, an arrival becoming a
-departure, with the backward durations; gradients fill buckets that are all-reduced meanwhile
-(`engine/gradients.py`). Then the optimizer steps.
+Micro-batches take turns as their schedule says (values/schedule.py, cost/turns.py), with the
+durations of forward, then of backward. Gradients fill buckets (values/buckets.py) that are
+all-reduced while backward goes on. Then the optimizer steps.
 
     seconds = walk(forward) + walk(backward) until the last bucket has arrived + update + host
 
@@ -12,20 +11,23 @@ differ in speed or rows, a component takes what it takes on the slowest: they me
 collective, and at the end of the step in any case.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from synchromesh.cost.timeline import Timeline
-from synchromesh.trace.partition.local import Communication, Computation, LocalComponent, Partition
-from synchromesh.values.component import Parameter
+from synchromesh.cost.turns import Arrive, Depart, Run, turns_of, walked
+from synchromesh.trace.partition.local import LocalComponent, Partition
+from synchromesh.values import buckets
+from synchromesh.values.buckets import SIZES, BucketSizes
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Compute, Pattern, Profile
-from synchromesh.values.traffic import Collective
+from synchromesh.values.schedule import Action, interleaved
+from synchromesh.values.traffic import Collective, Direction
 
-MIB = 1 << 20
-BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * MIB, MIB  # as the engine's
+_Traffic = tuple[str, float, Pattern]  # kind of a collective, seconds, the groups that it is on
 
 
 class Unmeasured(ValueError):
@@ -42,7 +44,7 @@ class StepTime:
     update: float
     computed: float  # seconds of computation, undisturbed
     waited: float  # seconds in which a rank only waits for others
-    pieces: int
+    interleaved: int  # micro-batches that take turns
 
     @property
     def communication_share(self) -> float:
@@ -52,14 +54,14 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Setting:
-    """A plan as it would run: its partition, how tensors are held, the rows of a step."""
+    """A plan as it would run: its partition, where tensors lie, the rows of a step."""
 
     partition: Partition
-    held: Mapping[str, Holding]
+    holdings: Mapping[str, Holding]
     plan: Plan
     devices: int
     rows: int
-    overlaps: bool = False  # whether the rows may walk in pieces
+    overlaps: bool = False  # whether its rows may be cut into interleaved micro-batches
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -71,121 +73,62 @@ class Setting:
         return tuple(max(1, b - a) for a, b in self.plan.row_ranges(self.rows, layout.data))
 
 
-# Tokens of a walk: (piece, component, part of its work), or a hop that departs or arrives.
-
-
-@dataclass(frozen=True)
-class Run:
-    piece: int
-    component: int
-    share: float
-
-
-@dataclass(frozen=True)
-class Depart:
-    key: tuple[int, int, int]  # piece, component, number of the event
-    component: int
-    hop: Communication
-
-
-@dataclass(frozen=True)
-class Arrive:
-    key: tuple[int, int, int]
-    component: int
-    hop: Communication
-
-
-Token = Run | Depart | Arrive
-_Sent = tuple[str, float, Pattern]  # kind of a collective, seconds, the groups that it is on
-
-
-def step_time(setting: Setting, profile: Profile, pieces: int = 1) -> StepTime:
-    """The predicted time of one step, its rows walking in `pieces`. Unmeasured: by its name."""
+def step_time(
+    setting: Setting,
+    profile: Profile,
+    micro_batches: int = 1,
+    sizes: BucketSizes = SIZES,
+) -> StepTime:
+    """The predicted time of one step of interleaved micro-batches. Unmeasured: by its name."""
     parts = setting.partition.components
-    rates = [_compute(setting, local, profile, pieces) for local in parts]
-    order = walked(parts, pieces)
-    line = Timeline(profile.overlap, profile.sprint)
-    for token in order:
-        match token:
-            case Run(_, i, share):
-                line.compute(rates[i][0] * share)
-            case Depart(key, i, hop):
-                _begin(line, key, _hop(setting, parts[i], hop, profile, pieces, "forward"))
-            case Arrive(key):
-                _end(line, key)
-    forward = line.clock
-    buckets = _Buckets(setting, profile)
-    first = {t.component: n for n, t in reversed(list(enumerate(order))) if isinstance(t, Run)}
-    for number in range(len(order) - 1, -1, -1):
-        token = order[number]
-        match token:
-            case Run(_, i, share):
-                line.compute(rates[i][1] * share)
-                if first[i] == number:
-                    buckets.ready(i, line)
-            case Arrive(key, i, hop):
-                _begin(line, key, _hop(setting, parts[i], hop, profile, pieces, "backward"))
-            case Depart(key):
-                _end(line, key)
-    buckets.finish(line)
-    backward = line.clock - forward
+    seconds = [_compute(setting, local, profile, micro_batches) for local in parts]
+    moves = _Moves(setting, profile, micro_batches)
+    turns = turns_of(parts)
+    runs = Counter(i.component for turn in turns for i in turn if isinstance(i, Run))
+    left = {component: count * micro_batches for component, count in runs.items()}
+    gradients = _Gradients(setting, profile, sizes)
+    line, forward = Timeline(profile.overlap, profile.sprint), 0.0
+    for action, item in walked(turns, interleaved(micro_batches, len(turns))):
+        backward = action.kind == "B"
+        if isinstance(item, Run):
+            line.compute(seconds[item.component][backward] * item.share)
+            left[item.component] -= backward
+            if not left[item.component]:
+                gradients.ready(item.component, line)
+        elif isinstance(item, Depart) is not backward:
+            moves.begin(line, item, action)
+        else:
+            moves.end(line, item, action)
+        if not backward:
+            forward = line.clock
+    gradients.finish(line)
     update = _update(setting, profile, setting.ranks)
-    seconds = line.clock + update + profile.host
-    return StepTime(seconds, forward, backward, update, line.computed, line.waited, pieces)
+    total = line.clock + update + profile.host
+    return StepTime(
+        total, forward, line.clock - forward, update, line.computed, line.waited, micro_batches
+    )
 
 
-def best_pieces(setting: Setting, profile: Profile, choices: Sequence[int]) -> StepTime:
-    """The quickest way to walk: whole, or in one of the other `choices` where rows suffice."""
-    found = [step_time(setting, profile, 1)]
+def best_interleaving(setting: Setting, profile: Profile, choices: Sequence[int]) -> StepTime:
+    """The quickest step: of one micro-batch, or of one of the other `choices` where rows
+    suffice."""
+    found = [step_time(setting, profile)]
     least = min(min(setting.blocks(c.layout)) for c in setting.partition.components)
     if setting.overlaps:
         found += [step_time(setting, profile, n) for n in choices if 1 < n <= least]
-    return min(found, key=lambda t: (t.seconds, t.pieces))
-
-
-def walked(parts: Sequence[LocalComponent], pieces: int) -> list[Token]:
-    """What a rank does in forward, in its order; backward is the reverse."""
-    return list(_in_turns([list(_tokens(parts, piece)) for piece in range(pieces)]))
-
-
-def _tokens(parts: Sequence[LocalComponent], piece: int) -> Iterator[Token]:
-    """What one piece does, component after component."""
-    for i, local in enumerate(parts):
-        total = sum(e.work for e in local.events if isinstance(e, Computation))
-        if not total:
-            yield Run(piece, i, 1.0)
-        for number, event in enumerate(local.events):
-            if isinstance(event, Computation):
-                yield Run(piece, i, event.work / total)
-            else:
-                key = (piece, i, number)
-                yield Depart(key, i, event)
-                yield Arrive(key, i, event)
-
-
-def _in_turns(lanes: Sequence[Sequence[Token]]) -> Iterator[Token]:
-    """The order of `engine.program.in_turns`: each lane goes on until its next pause."""
-    at = [0] * len(lanes)
-    while any(place < len(lane) for place, lane in zip(at, lanes, strict=True)):
-        for i, lane in enumerate(lanes):
-            while at[i] < len(lane):
-                token = lane[at[i]]
-                at[i] += 1
-                yield token
-                if isinstance(token, Depart) and token.hop.pauses:
-                    break
+    return min(found, key=lambda t: (t.seconds, t.interleaved))
 
 
 def _compute(
-    setting: Setting, local: LocalComponent, profile: Profile, pieces: int
+    setting: Setting, local: LocalComponent, profile: Profile, micro_batches: int
 ) -> tuple[float, float]:
-    """Seconds of a component's forward and backward for one piece, on the slowest rank."""
+    """Seconds of a component's forward and backward for one micro-batch, on the slowest rank."""
     found = _known(setting, local, profile)
     blocks = setting.blocks(local.layout)
     last = len(found.forward) - 1
     different = {}  # devices and their rows; of those with the same curve one is enough
     for position, rank in enumerate(setting.ranks):
-        rows = max(1.0, blocks[local.layout.data_index(position)] / pieces)
+        rows = max(1.0, blocks[local.layout.data_index(position)] / micro_batches)
         different[id(found.forward[min(rank, last)]), rows] = rank
     return max((found.on(rank, rows) for (_, rows), rank in different.items()), key=sum)
 
@@ -218,6 +161,7 @@ def _known(setting: Setting, local: LocalComponent, profile: Profile) -> Compute
 
 
 def pattern(collective: Collective) -> Pattern:
+    """The groups of ranks on which a collective runs."""
     return Pattern(collective.ranks, collective.stride)
 
 
@@ -231,114 +175,110 @@ def collective_seconds(kind: str, ranks: Pattern, payload: float, profile: Profi
     return curve(payload)
 
 
-def _hop(
-    setting: Setting,
-    local: LocalComponent,
-    hop: Communication,
-    profile: Profile,
-    pieces: int,
-    direction: str,
-) -> list[_Sent]:
-    """What a hop sends in one direction, for one piece."""
-    found: list[_Sent] = []
-    for c in hop.collectives:
-        if c.direction == direction:
-            data = c.data or local.layout.data
-            rows = max(setting.blocks(Layout(data, setting.devices // data)))
-            payload = c.bytes_per_row * rows / pieces + c.fixed_bytes
-            seconds = collective_seconds(c.kind, pattern(c), payload, profile)
-            found.append((c.kind, seconds, pattern(c)))
-    return found
+class _Moves:
+    """The communications of a step's moves, each micro-batch with its share of the rows."""
+
+    def __init__(self, setting: Setting, profile: Profile, micro_batches: int) -> None:
+        self.setting, self.profile, self.micro_batches = setting, profile, micro_batches
+        self._known: dict[tuple[int, int, str], list[_Traffic]] = {}
+
+    def begin(self, line: Timeline, item: Depart | Arrive, action: Action) -> None:
+        """What `item` sends in the direction of `action` departs."""
+        known = (item.component, item.number, action.kind)
+        if known not in self._known:
+            direction: Direction = "forward" if action.kind == "F" else "backward"
+            self._known[known] = self._traffic(item, direction)
+        for number, (kind, seconds, ranks) in enumerate(self._known[known]):
+            line.depart(self._key(item, action, number), kind, seconds, ranks)
+
+    def end(self, line: Timeline, item: Depart | Arrive, action: Action) -> None:
+        """What `item` has sent in the direction of `action` is waited for."""
+        for number in range(len(item.communication.collectives)):
+            line.arrive(self._key(item, action, number))
+
+    def _key(self, item: Depart | Arrive, action: Action, number: int) -> tuple[int, ...]:
+        return action.micro_batch, item.component, item.number, number
+
+    def _traffic(self, item: Depart | Arrive, direction: Direction) -> list[_Traffic]:
+        found: list[_Traffic] = []
+        layout = self.setting.partition.components[item.component].layout
+        for c in item.communication.collectives:
+            if c.direction == direction:
+                data = c.data or layout.data
+                rows = max(self.setting.blocks(Layout(data, self.setting.devices // data)))
+                payload = c.bytes_per_row * rows / self.micro_batches + c.fixed_bytes
+                seconds = collective_seconds(c.kind, pattern(c), payload, self.profile)
+                found.append((c.kind, seconds, pattern(c)))
+        return found
 
 
-def _begin(line: Timeline, key: tuple[int, int, int], sends: list[_Sent]) -> None:
-    for number, (kind, seconds, ranks) in enumerate(sends):
-        line.depart((*key, number), kind, seconds, ranks)
-
-
-def _end(line: Timeline, key: tuple[int, int, int]) -> None:
-    for other in [k for k in line.under_way if isinstance(k, tuple) and k[:3] == key]:
-        line.arrive(other)
-
-
-def gradient_pattern(held: Holding) -> Pattern:
-    """The ranks over which a parameter's gradient is summed."""
-    if held.placement.kind == "r":
-        return Pattern(held.layout.devices)
-    return Pattern(held.layout.data, held.layout.tensor)
-
-
-def held_bytes(held: Holding) -> int:
-    """Bytes of a tensor on one rank."""
-    return Parameter("", held.local_shape, held.tensor.dtype).bytes
+def gradient_pattern(holding: Holding) -> Pattern:
+    """The groups of ranks over which a parameter's gradient is summed."""
+    layout = holding.gradient_layout
+    return Pattern(layout.data, layout.tensor)
 
 
 @dataclass
-class _Bucket:
+class _TimedBucket:
     ranks: Pattern
     bytes: int
-    waits_for: set[str]
+    waits_for: set[str]  # parameters of which the gradient is not yet there
 
 
-class _Buckets:
-    """Gradient buckets in the engine's order, each sent when its last gradient is there."""
+class _Gradients:
+    """Gradient buckets in their order, each sent when its last gradient is there."""
 
-    def __init__(self, setting: Setting, profile: Profile) -> None:
-        self.profile, self.held = profile, setting.held
+    def __init__(self, setting: Setting, profile: Profile, sizes: BucketSizes) -> None:
+        self.profile, self.holdings = profile, setting.holdings
         self._copy_byte = profile.copy_byte * profile.lateness(setting.ranks)
-        users: dict[str, list[int]] = {}
+        self._first_user: dict[str, int] = {}  # whose backward ends last
         for i, local in enumerate(setting.partition.components):
             for p in local.component.parameters:
-                if p.trainable and p.name in setting.held:
-                    users.setdefault(p.name, []).append(i)
-        self._last = {name: min(where) for name, where in users.items()}
-        self._buckets = _filled([setting.held[name] for name in users][::-1])
+                if p.trainable and p.name in setting.holdings:
+                    self._first_user.setdefault(p.name, i)
+        trained = [setting.holdings[name] for name in self._first_user]
+        shared = [h for h in trained if gradient_pattern(h).size > 1]
+        self.buckets = [
+            _TimedBucket(
+                gradient_pattern(filled[0]),
+                sum(h.local_bytes for h in filled),
+                {h.tensor.name for h in filled},
+            )
+            for filled in buckets.fill(
+                shared,
+                lambda h: (gradient_pattern(h), h.tensor.dtype),
+                lambda h: h.local_bytes,
+                sizes,
+            )
+        ]
         self._next = 0
 
     def ready(self, component: int, line: Timeline) -> None:
         """The backward of `component` is done: its gradients go into their buckets."""
-        names = {n for n, i in self._last.items() if i == component}
-        for bucket in self._buckets:
-            mine = bucket.waits_for & names
-            line.compute(self._copy_byte * sum(held_bytes(self.held[n]) for n in mine))
-            bucket.waits_for -= mine
-        while self._next < len(self._buckets) and not self._buckets[self._next].waits_for:
+        names = {n for n, i in self._first_user.items() if i == component}
+        for bucket in self.buckets:
+            copied = bucket.waits_for & names
+            line.compute(self._copy_byte * sum(self.holdings[n].local_bytes for n in copied))
+            bucket.waits_for -= copied
+        while self._next < len(self.buckets) and not self.buckets[self._next].waits_for:
             self._launch(line)
 
     def _launch(self, line: Timeline) -> None:
-        bucket = self._buckets[self._next]
+        bucket = self.buckets[self._next]
         seconds = collective_seconds("all_reduce", bucket.ranks, bucket.bytes, self.profile)
         line.depart(("gradients", self._next), "all_reduce", seconds, bucket.ranks)
         self._next += 1
 
     def finish(self, line: Timeline) -> None:
-        while self._next < len(self._buckets):
+        """Backward is over: what is left is sent, and everything under way is waited for."""
+        while self._next < len(self.buckets):
             self._launch(line)
         line.finish()
 
 
-def _filled(parameters: Sequence[Holding]) -> list[_Bucket]:
-    """Parameters in the reverse order of the chain fall into buckets (engine/gradients.py)."""
-    filling: dict[tuple[Pattern, str], _Bucket] = {}
-    begun: set[tuple[Pattern, str]] = set()
-    done: list[_Bucket] = []
-    for held in parameters:
-        ranks = gradient_pattern(held)
-        if ranks.size == 1:
-            continue
-        key = (ranks, held.tensor.dtype)
-        bucket = filling.setdefault(key, _Bucket(ranks, 0, set()))
-        bucket.bytes += held_bytes(held)
-        bucket.waits_for.add(held.tensor.name)
-        if bucket.bytes >= (BUCKET_BYTES if key in begun else FIRST_BUCKET_BYTES):
-            done.append(filling.pop(key))
-            begun.add(key)
-    return done + list(filling.values())
-
-
 def _update(setting: Setting, profile: Profile, ranks: Sequence[int]) -> float:
     """Seconds of the optimizer's step on the slowest of `ranks`; it was measured on all's."""
-    trained = [h for h in setting.held.values() if h.tensor.trainable]
+    trained = [h for h in setting.holdings.values() if h.tensor.trainable]
     byte, tensor = profile.update_byte, profile.update_tensor
-    slowest = byte * sum(map(held_bytes, trained)) + tensor * len(trained)
+    slowest = byte * sum(h.local_bytes for h in trained) + tensor * len(trained)
     return slowest * profile.lateness(ranks)

@@ -55,6 +55,7 @@ class Timeline:
         return 1.0 - sum(taken) / len(taken) if taken else 1.0
 
     def compute(self, seconds: float) -> None:
+        """Computes what takes `seconds` of lasting work, undisturbed."""
         self.computed += seconds
         left = seconds
         while left > _NOTHING:

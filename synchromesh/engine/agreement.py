@@ -23,20 +23,20 @@ def compare_ranks(
     is an error on all: none is left waiting for it.
     """
     fault = ""
-    mine: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     try:
-        mine = _described(model, plan, optimizer, seed, example)
+        described = _described(model, plan, optimizer, seed, example)
     except ValueError as error:
         fault = str(error)
-    told = everyone.all_gather_json([fault, batches.fingerprint(repr(mine))])
-    rank, text = next(((r, t) for r, (t, _) in enumerate(told) if t), (0, ""))
+    gathered = everyone.all_gather_json([fault, batches.fingerprint(repr(described))])
+    rank, text = next(((r, t) for r, (t, _) in enumerate(gathered) if t), (0, ""))
     if text:
         raise ValueError(text if everyone.size == 1 else f"rank {rank}: {text}")
-    if len({mark for _, mark in told}) == 1:
+    if len({mark for _, mark in gathered}) == 1:
         return
-    every = everyone.all_gather_json(mine)
-    for rank, other in enumerate(every):
-        for key, value in every[0].items():
+    descriptions = everyone.all_gather_json(described)
+    for rank, other in enumerate(descriptions):
+        for key, value in descriptions[0].items():
             if other[key] != value:
                 raise ValueError(
                     f"ranks disagree about {key}: {_difference(value, other[key], rank)}; start "
@@ -75,9 +75,9 @@ def _described(
     }
 
 
-def _difference(mine: Any, other: Any, rank: int) -> str:
-    """The first entry in which two values differ."""
-    if isinstance(mine, list) and isinstance(other, list):
-        pairs = zip_longest(mine, other)
+def _difference(first: Any, other: Any, rank: int) -> str:
+    """The first entry in which a rank's value differs from that of rank 0."""
+    if isinstance(first, list) and isinstance(other, list):
+        pairs = zip_longest(first, other)
         return next(_difference(a, b, rank) for a, b in pairs if a != b)
-    return f"{mine!r} on rank 0, {other!r} on rank {rank}"
+    return f"{first!r} on rank 0, {other!r} on rank {rank}"

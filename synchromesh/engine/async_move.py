@@ -1,4 +1,5 @@
-"""A journey: a tensor under way between ranks, as two autograd nodes between which others may run.
+"""An asynchronous move: a tensor under way between ranks, as two autograd nodes between which
+others may run.
 
     forward     depart: begins to send            ...   arrive: waits, gives the result
     backward    depart: waits, gives the gradient ...   arrive: begins to send the gradient
@@ -20,7 +21,7 @@ from synchromesh.engine.groups import Finish
 Begin = Callable[[Tensor], Finish]
 
 
-class _Journey:
+class _AsyncMove:
     """What is under way: the value in forward, its gradient in backward."""
 
     def __init__(self, forward: Begin, backward: Begin) -> None:
@@ -38,33 +39,35 @@ class _Journey:
 
 class _Depart(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, journey: _Journey) -> Tensor:
-        ctx.journey = journey
-        journey.begin(journey.forward(x))
+    def forward(ctx: Any, x: Tensor, move: _AsyncMove) -> Tensor:
+        ctx.move = move
+        move.begin(move.forward(x))
         return x.new_zeros(1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, token: Tensor) -> Any:
-        return ctx.journey.end(), None
+        return ctx.move.end(), None
 
 
 class _Arrive(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, token: Tensor, journey: _Journey) -> Tensor:
-        ctx.journey = journey
-        return journey.end()
+    def forward(ctx: Any, token: Tensor, move: _AsyncMove) -> Tensor:
+        ctx.move = move
+        return move.end()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        ctx.journey.begin(ctx.journey.backward(gradient))
+        ctx.move.begin(ctx.move.backward(gradient))
         return gradient.new_zeros(1), None
 
 
-def journey(x: Tensor, forward: Begin, backward: Begin) -> Finish:
-    """Sends `x` off by `forward`; the function that waits for its arrival. Its gradient goes by
-    `backward`."""
-    way = _Journey(forward, backward)
-    token = _Depart.apply(x, way)
-    return lambda: _Arrive.apply(token, way)
+def async_move(x: Tensor, forward: Begin, backward: Begin) -> Finish:
+    """Begins to send `x` by `forward`; the function that waits for its arrival.
+
+    backward: sends the gradient of what arrives back to where `x` came from.
+    """
+    move = _AsyncMove(forward, backward)
+    token = _Depart.apply(x, move)
+    return lambda: _Arrive.apply(token, move)

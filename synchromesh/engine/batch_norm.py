@@ -21,7 +21,7 @@ from synchromesh.engine.roll_call import RollCall
 
 @dataclass(frozen=True)
 class BatchNormPolicy:
-    """What the statistics span: the row block (None) or all rows over `data`, the data ranks."""
+    """What the statistics cover: the row block (None) or all rows over `data`, the data ranks."""
 
     data: Group | RollCall | None = None
 
@@ -32,40 +32,32 @@ class BatchNormPolicy:
         bias: Tensor | None,
         running_mean: Tensor | None,
         running_var: Tensor | None,
+        training: bool,
         momentum: float,
         eps: float,
+        *,
         real: bool,
     ) -> Tensor:
-        """Normalises `x` (rows, channels, ...) and updates the running statistics.
+        """Normalises `x` (rows, channels, ...); in training it updates the running statistics.
 
         real: whether the rows are of the batch; stand-ins are normalised but leave no trace.
         """
-        if self.data is None or self.data.size == 1:
-            return _block(x, weight, bias, running_mean, running_var, momentum, eps, real)
-        y: Tensor = _Synchronised.apply(
-            x, weight, bias, running_mean, running_var, momentum, eps, real, self.data
+        if training and self.data is not None and self.data.size > 1:
+            y: Tensor = _Synchronised.apply(
+                x, weight, bias, running_mean, running_var, momentum, eps, real, self.data
+            )
+            return y
+        if training:
+            values = x.numel() // x.shape[1]
+            if real and values == 1 and running_mean is not None:
+                # one value has no unbiased variance: torch would write NaN
+                running_mean.lerp_(x.detach().reshape(-1).to(running_mean.dtype), momentum)
+            if not real or values == 1:
+                running_mean = running_var = None
+        cudnn = torch.backends.cudnn.enabled
+        return torch.batch_norm(
+            x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn
         )
-        return y
-
-
-def _block(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-    real: bool,
-) -> Tensor:
-    values = x.numel() // x.shape[1]
-    if real and values == 1 and running_mean is not None:
-        # one value has no unbiased variance: torch would write NaN
-        running_mean.lerp_(x.detach().reshape(-1).to(running_mean.dtype), momentum)
-    if not real or values == 1:
-        running_mean = running_var = None
-    cudnn = torch.backends.cudnn.enabled
-    return torch.batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps, cudnn)
 
 
 class _Synchronised(torch.autograd.Function):

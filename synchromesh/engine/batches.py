@@ -40,6 +40,7 @@ def row_count(batch: Any) -> int:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on `device`."""
     return pytree.tree_map(
         lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, batch
     )
@@ -71,6 +72,7 @@ class GlobalRows:
 
     @property
     def total(self) -> int:
+        """Rows over all ranks."""
         return sum(self.counts)
 
     def ranges(self, data: int) -> Ranges:
@@ -93,26 +95,28 @@ class GlobalRows:
         return tuple(GlobalRows(counts, self.plan) for counts in sizes)
 
 
-def lend_row(batch: Any, rows: GlobalRows, layout: Layout, position: int, group: Group) -> Any:
+def with_stand_in(
+    batch: Any, rows: GlobalRows, layout: Layout, position: int, group: Group
+) -> Any:
     """The batch; where position has no rows under `layout`, the first row of the first that has.
 
     Every member of `group`, the ranks of the stage, calls; nothing is sent where all have rows.
     """
     if all(rows.counts):
         return batch
-    holders = [layout.data_index(p) for p in range(layout.devices)]
-    lender = next(p for p, index in enumerate(holders) if rows.counts[index])
-    without = [p for p, index in enumerate(holders) if not rows.counts[index]]
+    indices = [layout.data_index(p) for p in range(layout.devices)]
+    source = next(p for p, index in enumerate(indices) if rows.counts[index])
+    without = [p for p, index in enumerate(indices) if not rows.counts[index]]
     found, structure = pytree.tree_flatten(batch)
     moving = [i for i, x in enumerate(found) if isinstance(x, Tensor) and x.dim()]
     sends: list[tuple[int, Tensor]] = []
     receives: list[tuple[int, Tensor]] = []
     for i in moving:
-        if position == lender:
+        if position == source:
             sends += [(p, found[i][:1].contiguous()) for p in without]
         elif position in without:
             found[i] = found[i].new_zeros((1, *found[i].shape[1:]))
-            receives.append((lender, found[i]))
+            receives.append((source, found[i]))
     with group.world.ledger.paused():  # no traffic of a step: no plan foresees it
         group.exchange(sends, receives)
     return pytree.tree_unflatten(found, structure)
@@ -129,8 +133,8 @@ def fingerprint(key: Hashable) -> int:
 
 
 def checksum(batch: Any) -> int:
-    """A checksum of at most 1,024 entries of each tensor: tells ranks that should hold the same
-    rows apart.
+    """A checksum of at most 1,024 entries of each tensor, by which ranks that should have the same
+    rows are compared.
     """
     total = 0
     for x in leaves(batch):
@@ -155,16 +159,16 @@ class RowAgreement:
     ) -> None:
         self.group, self.ranks, self.layout = group, ranks, layout
         self.plan, self.device = plan, device
-        self.told: list[tuple[int, ...]] = []  # what every rank said with its rows, by rank
-        self.outdated = False  # whether a rank said that its model has changed
+        self.numbers: list[tuple[int, ...]] = []  # that came with each rank's rows
+        self.outdated = False  # whether the model of a rank has changed
 
     def __call__(
-        self, batch: Any, key: int, say: tuple[int, ...] = (), outdated: bool = False
+        self, batch: Any, key: int, numbers: tuple[int, ...] = (), outdated: bool = False
     ) -> GlobalRows:
         """The global rows of this step. key: fingerprint of the batch's signature and of the plan.
 
-        say: numbers, as many on every rank, that all ranks get to know (`told`). outdated: whether
-        this rank's model is another than was traced.
+        numbers: as many on every rank, gathered on all (`self.numbers`). outdated: whether this
+        rank's model is another than was traced.
 
         Raises ValueError on every rank if signatures differ or ranks of one data index hold other
         rows.
@@ -175,17 +179,17 @@ class RowAgreement:
         except ValueError as error:  # of this rank alone, maybe: the others must not wait for it
             count, fault = -1, str(error)
         same = checksum(batch) if self.layout.tensor > 1 else 0
-        mine = [count, key, same, int(outdated), *say]
+        row = [count, key, same, int(outdated), *numbers]
         if self.group.size == 1:
-            table = [mine]
+            table = [row]
         else:
-            numbers = torch.tensor(mine, device=self.device)
-            table = self.group.all_gather(numbers, counted=False).tolist()
+            own = torch.tensor(row, device=self.device)
+            table = self.group.all_gather(own, counted=False).tolist()
         if any(row[0] < 0 for row in table):
-            told = [fault] if self.group.size == 1 else self.group.all_gather_json(fault)
-            rank, text = next((r, t) for r, t in enumerate(told) if t)
-            raise ValueError(text if len(told) == 1 else f"rank {rank}: {text}")
-        self.told = [tuple(row[4:]) for row in table]
+            faults = self.group.all_gather_json(fault)
+            rank, text = next((r, t) for r, t in enumerate(faults) if t)
+            raise ValueError(text if len(faults) == 1 else f"rank {rank}: {text}")
+        self.numbers = [tuple(row[4:]) for row in table]
         self.outdated = any(row[3] for row in table)
         counts, keys, sums = zip(*(table[r][:3] for r in self.ranks), strict=True)
         if len(set(keys)) > 1:

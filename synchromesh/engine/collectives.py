@@ -12,33 +12,33 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from synchromesh.engine.async_move import journey
+from synchromesh.engine.async_move import async_move
 from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.groups import Finish, Group
-from synchromesh.engine.random import Streams
+from synchromesh.engine.random import RandomStreams
 from synchromesh.values.placement import Placement, parse
 
 Primitive = Callable[[Tensor, Group, Placement, Placement], Finish]  # (x, group, source, target)
 
 
 def part(x: Tensor, placement: Placement, size: int, index: int) -> Tensor:
-    """What rank `index` of `size` holds of the whole tensor `x` under a sharded placement."""
+    """The local part of rank `index` of `size` of a global tensor under a sharded placement."""
     dim, segments = placement.dim, placement.segments
     assert x.shape[dim] % (segments * size) == 0, f"{placement} of {tuple(x.shape)} over {size}"
     if segments == 1:
         length = x.shape[dim] // size
         return x.narrow(dim, index * length, length)
-    pieces: Tensor = x.unflatten(dim, (segments, size, -1))
-    return pieces.select(dim + 1, index).flatten(dim, dim + 1)
+    parts: Tensor = x.unflatten(dim, (segments, size, -1))
+    return parts.select(dim + 1, index).flatten(dim, dim + 1)
 
 
 def join(parts: Tensor, placement: Placement) -> Tensor:
-    """The whole tensor of (size, *part): the inverse of `part`."""
+    """The global tensor of (size, *part): the inverse of `part`."""
     dim, segments = placement.dim, placement.segments
     if segments == 1:
         return parts.movedim(0, dim).flatten(dim, dim + 1)
-    pieces: Tensor = parts.unflatten(dim + 1, (segments, -1))
-    return pieces.movedim(0, dim + 1).flatten(dim, dim + 2)
+    split: Tensor = parts.unflatten(dim + 1, (segments, -1))
+    return split.movedim(0, dim + 1).flatten(dim, dim + 2)
 
 
 def _identity(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
@@ -64,23 +64,23 @@ def _all_reduce(x: Tensor, group: Group, source: Placement, target: Placement) -
 
 def _slice(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
     # a copy, as in `_copy`; a view would keep all of `x` alive besides
-    mine = part(x, target, group.size, group.index)
-    return lambda: mine.clone(memory_format=torch.contiguous_format)
+    local = part(x, target, group.size, group.index)
+    return lambda: local.clone(memory_format=torch.contiguous_format)
 
 
 def _zeros(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
     def finish() -> Tensor:
         shape = list(x.shape)
         shape[source.dim] *= group.size
-        whole = x.new_zeros(shape)
+        full = x.new_zeros(shape)
         if source.segments == 1:
-            part(whole, source, group.size, group.index).copy_(x)
+            part(full, source, group.size, group.index).copy_(x)
         else:  # a view through unflatten, for `part` copies
-            view = whole.unflatten(source.dim, (source.segments, group.size, -1))
+            view = full.unflatten(source.dim, (source.segments, group.size, -1))
             view.select(source.dim + 1, group.index).copy_(
                 x.unflatten(source.dim, (source.segments, -1))
             )
-        return whole
+        return full
 
     return finish
 
@@ -121,12 +121,12 @@ def _crossings(
     """Between two shardings of a dimension: positions to send to, and to fill from, each rank."""
     entries = torch.arange(length)
     flat = Placement("S", 0, source.segments), Placement("S", 0, target.segments)
-    held = [part(entries, flat[0], size, i) for i in range(size)]
+    there = [part(entries, flat[0], size, i) for i in range(size)]
     wanted = [part(entries, flat[1], size, i) for i in range(size)]
-    outward = tuple(torch.isin(held[index], w).nonzero().view(-1) for w in wanted)
+    outward = tuple(torch.isin(there[index], w).nonzero().view(-1) for w in wanted)
     place = torch.empty(length, dtype=torch.int64)
     place[wanted[index]] = torch.arange(len(wanted[index]))
-    inward = tuple(place[h[torch.isin(h, wanted[index])]] for h in held)
+    inward = tuple(place[h[torch.isin(h, wanted[index])]] for h in there)
     return outward, inward
 
 
@@ -155,13 +155,13 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, source: Placement, target: Placement) -> Tensor:
-        ctx.way = group, source, target
+        ctx.move = group, source, target
         return TABLE[source.kind, target.kind][0](x, group, source, target)()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        group, source, target = ctx.way
+        group, source, target = ctx.move
         back = TABLE[source.kind, target.kind][1]
         return back(gradient, group, target, source)(), None, None, None
 
@@ -179,7 +179,7 @@ def depart(x: Tensor, group: Group, source: Placement, target: Placement) -> Fin
         return (lambda: x) if forward is _identity else forward(x, group, source, target)
     if forward in QUIET and back in QUIET:
         return lambda: _Move.apply(x, group, source, target)
-    return journey(
+    return async_move(
         x,
         lambda value: forward(value, group, source, target),
         lambda gradient: back(gradient, group, target, source),
@@ -191,15 +191,16 @@ def move(x: Tensor, group: Group, source: Placement, target: Placement) -> Tenso
     return depart(x, group, source, target)()
 
 
-class Axis:
+class TensorAxis:
     """The tensor axis of one layout on this rank; implements `trace.partition.axis.Axis`."""
 
-    def __init__(self, group: Group, streams: Streams, norm: BatchNormPolicy) -> None:
+    def __init__(self, group: Group, streams: RandomStreams, norm: BatchNormPolicy) -> None:
         self.group, self.streams, self.norm = group, streams, norm
         self.size, self.index = group.size, group.index
         self.real_rows = 1  # of the block being computed; 0: what is computed is a stand-in
 
     def move(self, x: Tensor, source: str, target: str) -> Tensor:
+        """`x` from one placement to another, value and gradient."""
         return move(x, self.group, parse(source), parse(target))
 
     def moving(self, x: Tensor, source: str, target: str) -> Generator[None, None, Tensor]:
@@ -209,32 +210,15 @@ class Axis:
         return arrive()
 
     def maximum(self, x: Tensor) -> Tensor:
+        """The elementwise largest of the ranks' `x`, without gradient."""
         largest = x.detach().clone(memory_format=torch.contiguous_format)
         self.group.all_reduce(largest, "max")
         return largest
 
     def stream(self, key: int, sharded: bool, rows: bool) -> None:
+        """Seeds the default generator for random operator `key`."""
         self.streams.seed(key, sharded, rows)
 
-    def batch_norm(
-        self,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        training: bool,
-        momentum: float,
-        eps: float,
-    ) -> Tensor:
-        if not training:
-            return torch.batch_norm(
-                x, weight, bias, running_mean, running_var, False, momentum, eps, _cudnn()
-            )
-        return self.norm.apply(
-            x, weight, bias, running_mean, running_var, momentum, eps, self.real_rows > 0
-        )
-
-
-def _cudnn() -> bool:
-    return bool(torch.backends.cudnn.enabled)
+    def batch_norm(self, *arguments: Any) -> Tensor:
+        """Batch norm as its policy says; arguments as of the protocol."""
+        return self.norm.apply(*arguments, real=self.real_rows > 0)

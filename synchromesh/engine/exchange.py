@@ -10,7 +10,9 @@ the same function with the sides exchanged. What a placement means for the two:
 A rank whose row range is empty computes one stand-in row: it receives some row, and sends none.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -18,78 +20,79 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from synchromesh.engine.async_move import journey
+from synchromesh.engine.async_move import async_move
 from synchromesh.engine.collectives import move
 from synchromesh.engine.groups import Finish
-from synchromesh.engine.routes import Ranges, Route, Side, Slices, nested, routes
-from synchromesh.engine.stage import Stage
+from synchromesh.engine.routes import Ranges, Side, Slices, nested, routes
+from synchromesh.engine.stage import StageGroups
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import PARTIAL, REPLICATED, Placement
 
+Border = tuple[str, int, Placement]  # a value by name, tensor degree, placement
 _VALUE = {"R": REPLICATED, "r": REPLICATED, "P": PARTIAL}
 _GRADIENT = {"R": REPLICATED, "r": PARTIAL, "P": REPLICATED}
 
 
 @dataclass(frozen=True)
-class _Crossing:
-    """An exchange of one value: both sides, for the value and for its gradient."""
+class Exchange:
+    """A value that one component makes as (source, have) and another reads as (target, want)."""
 
-    stage: Stage
+    value: Value
+    have: Placement
+    want: Placement
+    source: Layout
+    target: Layout
+
+    @cached_property
+    def made(self) -> Border:
+        """The form in which it is there."""
+        return self.value.name, self.source.tensor, self.have
+
+    @cached_property
+    def read(self) -> Border:
+        """The form in which it is wanted."""
+        return self.value.name, self.target.tensor, self.want
+
+
+@dataclass(frozen=True)
+class _Conversion:
+    """One direction of an exchange: a value, or its gradient, from one side to the other."""
+
+    stage: StageGroups
     rows: Rows
     source: Side
     target: Side
-    gradient_source: Side  # the reader's side
-    gradient_target: Side
-
-
-def exchange(*arguments: Any) -> Tensor:
-    """`depart` and arrival at once."""
-    return depart(*arguments)()
+    gradient: bool = False
 
 
 def depart(
-    x: Tensor,
-    value: Value,
-    have: Placement,
-    want: Placement,
-    source: Layout,
-    target: Layout,
-    stage: Stage,
-    rows_source: Ranges,
-    rows_target: Ranges,
+    x: Tensor, item: Exchange, stage: StageGroups, ranges: Callable[[int], Ranges]
 ) -> Finish:
-    """Sends `x`, this rank's part of `value` under (source, have), to be its part under (target,
-    want).
+    """Sends `x`, this rank's part of a value, to be its part on the other side of `item`.
 
-    The function that waits for what arrives here and returns it.
-
-    rows_source, rows_target: the global rows of each data index. Local tensors have at least one
-    row, the stand-in of a rank without rows. Every rank of the stage calls, in equal order.
+    The function that waits for what arrives here and returns it. ranges: the global rows of each
+    data index, by data degree. Local tensors have at least one row, the stand-in of a rank without
+    rows. Every rank of the stage calls, in equal order.
     """
+    source, target, rows = item.source, item.target, item.value.rows
     assert source.devices == target.devices, f"{source} and {target} are of one stage"
-    if value.rows is None:
-        return lambda: _rowless(x, have, want, source, target, stage)
-    ours, theirs = _first(have, value.rows), _first(want, value.rows)
-    made = Side(source.tensor, rows_source, ours)
-    read = Side(target.tensor, rows_target, theirs)
-    crossing = _Crossing(
-        stage,
-        value.rows,
-        replace(made, placement=_VALUE.get(have.kind, ours)),
-        replace(read, placement=_VALUE.get(want.kind, theirs)),
-        replace(read, placement=_GRADIENT.get(want.kind, theirs)),
-        replace(made, placement=_GRADIENT.get(have.kind, ours)),
+    if rows is None:
+        return lambda: _rowless(x, item, stage)
+    have, want = _first(item.have, rows), _first(item.want, rows)
+
+    def side(layout: Layout, placement: Placement, kinds: dict[str, Placement]) -> Side:
+        return Side(layout.tensor, ranges(layout.data), kinds.get(placement.kind, placement))
+
+    forward = _Conversion(stage, rows, side(source, have, _VALUE), side(target, want, _VALUE))
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return _convert(x.detach(), forward)
+    backward = _Conversion(
+        stage, rows, side(target, want, _GRADIENT), side(source, have, _GRADIENT), gradient=True
     )
-    if x.requires_grad and torch.is_grad_enabled():
-        return journey(
-            x,
-            lambda value: _convert(value, crossing.source, crossing.target, crossing, False),
-            lambda gradient: _convert(
-                gradient, crossing.gradient_source, crossing.gradient_target, crossing, True
-            ),
-        )
-    return _convert(x.detach(), crossing.source, crossing.target, crossing, gradient=False)
+    return async_move(
+        x, lambda value: _convert(value, forward), lambda gradient: _convert(gradient, backward)
+    )
 
 
 def _first(placement: Placement, rows: Rows) -> Placement:
@@ -115,8 +118,8 @@ def _rows_back(x: Tensor, rows: Rows) -> Tensor:
     return x.movedim(0, rows.dim + 1).flatten(rows.dim, rows.dim + 2)
 
 
-def _convert(x: Tensor, source: Side, target: Side, way: _Crossing, gradient: bool) -> Finish:
-    position = way.stage.position
+def _convert(x: Tensor, way: _Conversion) -> Finish:
+    source, target, position = way.source, way.target, way.stage.position
     assert position is not None, "an idle rank exchanges nothing"
     local = _rows_first(x, way.rows, max(1, source.rows_at(position)))
     received = _redistribute(local, source, target, way.stage, position)
@@ -125,7 +128,7 @@ def _convert(x: Tensor, source: Side, target: Side, way: _Crossing, gradient: bo
         arrived = received()
         if not target.rows_at(position):  # the others needed this rank's rows, it needs none
             row = local[:1]
-            arrived = _stand_in(torch.zeros_like(row) if gradient else row, source, target)
+            arrived = _stand_in(torch.zeros_like(row) if way.gradient else row, source, target)
         return _rows_back(arrived, way.rows).contiguous()
 
     return finish
@@ -141,23 +144,25 @@ def _stand_in(row: Tensor, source: Side, target: Side) -> Tensor:
     return row
 
 
-def _redistribute(x: Tensor, source: Side, target: Side, stage: Stage, position: int) -> Finish:
+def _redistribute(
+    x: Tensor, source: Side, target: Side, stage: StageGroups, position: int
+) -> Finish:
     """`x` (rows first) to the other side: a collective where one fits, else routes."""
     kinds = source.placement.kind, target.placement.kind
-    mine, theirs = _layout(source), _layout(target)
+    made, read = _layout(source), _layout(target)
     if kinds == ("R", "R") and target.tensor > source.tensor and nested(source, target):
         if source.tensor == 1:
-            gather = stage.tensor_group(theirs).start_all_gather(x)
+            gather = stage.tensor_group(read).start_all_gather(x)
             return lambda: gather().flatten(0, 1)
         if len(target.rows) == 1:
-            gather = stage.data_group(mine).start_all_gather(x)
+            gather = stage.data_group(made).start_all_gather(x)
             return lambda: gather().flatten(0, 1)
     if kinds == ("P", "R"):
-        together = stage.tensor_group(mine)
+        together = stage.tensor_group(made)
         if nested(target, source) and target.rows_at(position) % target.tensor == 0:
             parts = x.unflatten(0, (source.tensor, -1))
             scatter = together.start_reduce_scatter(parts)
-            return lambda: stage.tensor_group(theirs).all_gather(scatter()).flatten(0, 1)
+            return lambda: stage.tensor_group(read).all_gather(scatter()).flatten(0, 1)
         if target.tensor > 1:  # sending every partial sum to every copy would be more
             x = x.detach().clone(memory_format=torch.contiguous_format)
             together.all_reduce(x)
@@ -169,7 +174,7 @@ def _layout(side: Side) -> Layout:
     return Layout(len(side.rows), side.tensor)
 
 
-def _route(x: Tensor, source: Side, target: Side, stage: Stage, position: int) -> Finish:
+def _route(x: Tensor, source: Side, target: Side, stage: StageGroups, position: int) -> Finish:
     shape, dims = list(x.shape), {}
     if source.placement.sharded:
         shape[source.placement.dim] *= source.tensor
@@ -184,88 +189,81 @@ def _route(x: Tensor, source: Side, target: Side, stage: Stage, position: int) -
     outward = [r for r in all_routes if r.sender == position != r.receiver]
     inward = [r for r in all_routes if r.receiver == position]
     others = [r for r in inward if r.sender != position]
-    if not outward and not others and len(inward) == 1 and len(inward[0].pieces) == 1:
-        ((at, to),) = inward[0].pieces
+    if not outward and not others and len(inward) == 1 and len(inward[0].parts) == 1:
+        ((at, to),) = inward[0].parts
         if _lengths(shape, cut, to) == shape:  # a part of what is here already
-            return lambda: _piece(x, cut, at)
+            return lambda: _box(x, cut, at)
     sends = [
-        (r.receiver, torch.cat([_piece(x, cut, at).reshape(-1) for at, _ in r.pieces]))
+        (r.receiver, torch.cat([_box(x, cut, at).reshape(-1) for at, _ in r.parts]))
         for r in outward
     ]
     buffers = [
-        x.new_empty(sum(prod(_lengths(shape, cut, to)) for _, to in r.pieces)) for r in others
+        x.new_empty(sum(prod(_lengths(shape, cut, to)) for _, to in r.parts)) for r in others
     ]
-    wait = stage.whole.start_exchange(
+    wait = stage.everyone.start_exchange(
         sends, [(r.sender, b) for r, b in zip(others, buffers, strict=True)]
     )
 
     def finish() -> Tensor:
         wait()
-        return _assemble(x, shape, cut, source, target, position, inward, others, buffers)
+        partial = "P" in (source.placement.kind, target.placement.kind)
+        out = x.new_zeros(shape) if partial else x.new_empty(shape)  # else parts fill all of it
+        for r in inward:
+            if r.sender == position:
+                for at, to in r.parts:
+                    _put(_box(out, cut, to), _box(x, cut, at), partial)
+        for r, buffer in zip(others, buffers, strict=True):
+            start = 0
+            for _, to in r.parts:
+                lengths = _lengths(shape, cut, to)
+                arrived = buffer[start : start + prod(lengths)].view(lengths)
+                _put(_box(out, cut, to), arrived, partial)
+                start += prod(lengths)
+        return out
 
     return finish
 
 
-def _assemble(
-    x: Tensor,
-    shape: list[int],
-    cut: tuple[int, ...],
-    source: Side,
-    target: Side,
-    position: int,
-    inward: list[Route],
-    others: list[Route],
-    buffers: list[Tensor],
-) -> Tensor:
-    """The local tensor of the target side, of what was here and what came."""
-    partial = "P" in (source.placement.kind, target.placement.kind)
-    out = x.new_zeros(shape) if partial else x.new_empty(shape)  # else pieces fill all of it
-    parts = [
-        (to, _piece(x, cut, at)) for r in inward if r.sender == position for at, to in r.pieces
-    ]
-    for r, buffer in zip(others, buffers, strict=True):
-        start = 0
-        for _, to in r.pieces:
-            lengths = _lengths(shape, cut, to)
-            parts.append((to, buffer[start : start + prod(lengths)].view(lengths)))
-            start += prod(lengths)
-    for to, part in parts:
-        place = _piece(out, cut, to)
-        if partial:
-            place.add_(part)
-        else:
-            place.copy_(part)
-    return out
+def _put(place: Tensor, part: Tensor, partial: bool) -> None:
+    if partial:
+        place.add_(part)
+    else:
+        place.copy_(part)
 
 
 def _lengths(shape: list[int], dims: tuple[int, ...], slices: Slices) -> list[int]:
-    """The shape of a piece of a tensor of `shape`."""
+    """The shape of a part of a tensor of `shape`."""
     cut = {dim: length for dim, (_, length) in zip(dims, slices, strict=True)}
     return [cut.get(d, length) for d, length in enumerate(shape)]
 
 
-def _piece(x: Tensor, dims: tuple[int, ...], slices: Slices) -> Tensor:
+def _box(x: Tensor, dims: tuple[int, ...], slices: Slices) -> Tensor:
     for dim, (first, length) in zip(dims, slices, strict=True):
         x = x.narrow(dim, first, length)
     return x
 
 
-def _rowless(
-    x: Tensor, have: Placement, want: Placement, source: Layout, target: Layout, stage: Stage
-) -> Tensor:
+def _rowless(x: Tensor, item: Exchange, stage: StageGroups) -> Tensor:
     """A value without batch rows is equal on all data ranks already; its gradients are not."""
+    have, want, source, target = item.have, item.want, item.source, item.target
     if have.kind not in "Rr":
         x, have = move(x, stage.tensor_group(source), have, REPLICATED), REPLICATED
-    held = want if want.kind in "Rr" else REPLICATED
+    between = want if want.kind in "Rr" else REPLICATED
     if x.requires_grad and torch.is_grad_enabled():
-        x = _Rowless.apply(x, have.kind, held.kind, source, target, stage)
-    return move(x, stage.tensor_group(target), held, want)
+        x = _Rowless.apply(x, have.kind, between.kind, source, target, stage)
+    return move(x, stage.tensor_group(target), between, want)
 
 
 class _Rowless(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, have: str, want: str, source: Layout, target: Layout, stage: Stage
+        ctx: Any,
+        x: Tensor,
+        have: str,
+        want: str,
+        source: Layout,
+        target: Layout,
+        stage: StageGroups,
     ) -> Tensor:
         ctx.way = have, want, source, target, stage
         return x.view_as(x)

@@ -1,13 +1,10 @@
 """The sum of gradients over ranks: flat buckets, all-reduced while backward still runs.
 
-    backward makes gradients of   p9 p8 p7 | p6 p5 | p4 p3 p2 p1 | p0      (last parameter first)
-    buckets are sent as filled    ---- 0 --> -- 1 -> ------ 2 ---->
-
-Parameters fall into buckets in the reverse of their given order and buckets start in a fixed
-order, so that every rank sends alike and a resumed run adds up in the order of the first one
-(DDP, which rebuilds its buckets after the first step, does not). A gradient is copied once, into
-its bucket; afterwards `parameter.grad` is a view of it. Each bucket ends with one number for each
-parameter, how many ranks had a gradient: where none had, `grad` stays None.
+Parameters are assigned to buckets by `values/buckets.py`, and buckets start in a fixed order, so
+that every rank sends alike and a resumed run adds up in the order of the first one (DDP, which
+rebuilds its buckets after the first step, does not). A gradient is copied once, into its bucket;
+afterwards `parameter.grad` is a view of it. Each bucket ends with one number for each parameter,
+how many ranks had a gradient: where none had, `grad` stays None.
 """
 
 from collections.abc import Sequence
@@ -17,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.engine.groups import Group
+from synchromesh.values import buckets
+from synchromesh.values.buckets import SIZES, BucketSizes
 
-MIB = 1 << 20
 
-
-class _Bucket:
+class _FlatBucket:
     """Parameters of one group and dtype whose gradients lie in one flat tensor."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group) -> None:
@@ -39,6 +36,7 @@ class _Bucket:
         self.reset()
 
     def reset(self) -> None:
+        """Makes the bucket ready for another backward."""
         self.filled = [False] * len(self.parameters)
         self.waiting = len(self.parameters)
         self.launched = False
@@ -54,6 +52,7 @@ class _Bucket:
         self.waiting -= 1
 
     def launch(self) -> None:
+        """Starts the all-reduce."""
         if self.waiting:  # parameters without a gradient here, which other ranks may have
             for view, filled in zip(self.views, self.filled, strict=True):
                 if not filled:
@@ -93,8 +92,7 @@ class GradientSync:
     def __init__(
         self,
         parameters: Sequence[tuple[nn.Parameter, Group]],
-        bucket_bytes: int = 25 * MIB,
-        first_bucket_bytes: int = MIB,
+        sizes: BucketSizes = SIZES,
         *,
         late: bool = False,
     ) -> None:
@@ -102,7 +100,10 @@ class GradientSync:
         self._late = late
         self._alone = [p for p, group in parameters if group.size == 1]
         shared = [(p, group) for p, group in parameters if group.size > 1]
-        self._buckets = _buckets(shared[::-1], bucket_bytes, first_bucket_bytes)
+        self._buckets = [
+            _FlatBucket([p for p, _ in filled], filled[0][1])
+            for filled in buckets.fill(shared, _kind, lambda item: item[0].nbytes, sizes)
+        ]
         self._armed = False
         self._next = 0
         self._hooks = [
@@ -111,7 +112,7 @@ class GradientSync:
             for index, p in enumerate(bucket.parameters)
         ]
 
-    def _hook(self, bucket: _Bucket, index: int) -> Any:
+    def _hook(self, bucket: _FlatBucket, index: int) -> Any:
         def ready(parameter: Tensor) -> None:
             if not self._armed:
                 return
@@ -172,20 +173,10 @@ class GradientSync:
         self._armed = False
 
 
-def _buckets(parameters: list[tuple[nn.Parameter, Group]], most: int, first: int) -> list[_Bucket]:
-    """Buckets by the order of their last parameter; the first of a kind is small."""
-    filling: dict[tuple[Any, ...], list[nn.Parameter]] = {}
-    begun: set[tuple[Any, ...]] = set()
-    done: list[_Bucket] = []
-    for p, group in parameters:
-        key = (group.ranks, p.dtype, p.device)
-        held = filling.setdefault(key, [])
-        held.append(p)
-        if sum(q.numel() * q.element_size() for q in held) >= (most if key in begun else first):
-            done.append(_Bucket(filling.pop(key), group))
-            begun.add(key)
-    groups = {group.ranks: group for _, group in parameters}
-    return done + [_Bucket(held, groups[key[0]]) for key, held in filling.items()]
+def _kind(item: tuple[nn.Parameter, Group]) -> tuple[Any, ...]:
+    """What gradients have in common that can lie in one flat tensor and be summed together."""
+    parameter, group = item
+    return group.ranks, parameter.dtype, parameter.device
 
 
 def _like(p: Tensor, flat: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The process groups of a run: a world, its groups of ranks, and the ledger of what they sent.
+"""The process groups of a run: a world and its groups of ranks.
 
 The only place that calls `torch.distributed` collectives. A group of one rank never communicates
 and needs no process group, so one rank is not a special case anywhere else.
@@ -10,10 +10,9 @@ int16 as int32. It reads memory as it lies, so lazy conjugates and negatives are
 """
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -22,8 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
+from synchromesh.engine.device import device_of
+from synchromesh.engine.ledger import Ledger
 from synchromesh.launch import rendezvous
-from synchromesh.values.traffic import Tally
 
 Op = Literal["sum", "max"]
 Finish = Callable[[], Tensor]  # waits for a collective under way and returns its result
@@ -32,38 +32,19 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+
 WAYS = ("native", "all-to-all", "all-reduce")  # of carrying out a reduce-scatter
-_TRIAL_BYTES = 1 << 20
 
 
-class Ledger(Tally):
-    """What this rank sent for tensors of the step, and calls by kind; no control messages."""
+@dataclass(frozen=True)
+class ReduceScatterTrial:
+    """How the ways of a reduce-scatter are compared; both numbers were chosen, not measured."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages = 0  # bytes of communications of which the very size is known
+    bytes: int = 1 << 20  # of the tensor that is scattered, at most
+    runs: int = 2  # of each way, after one that is not counted
 
-    def add_sent(self, kind: Literal["send"], bytes_sent: int) -> None:
-        """One communication of which `bytes_sent` left this rank."""
-        self.messages += bytes_sent
-        self.calls[kind] += 1  # type: ignore[index]
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Counts nothing inside: measuring is no traffic of a step."""
-        kept = self.payload.copy(), self.calls.copy(), self.messages
-        try:
-            yield
-        finally:
-            self.payload, self.calls, self.messages = kept
-
-    def reset(self) -> None:
-        super().reset()
-        self.messages = 0
-
-    @property
-    def sent(self) -> int:
-        return super().sent + self.messages
+TRIAL = ReduceScatterTrial()
 
 
 def _bytes(x: Tensor) -> int:
@@ -100,15 +81,13 @@ class Group:
         self.index = ranks.index(world.rank) if world.rank in ranks else -1
         self.world = world
         self.handle = handle  # the process group, None where nothing is to be sent
-        self.messages = (
-            messages  # the one for messages between two ranks: the same but in debugging
-        )
+        self.messages = messages  # the one for messages between two ranks: another in debugging
 
     def __repr__(self) -> str:
         return f"Group({self.ranks}, index={self.index})"
 
     def _ready(self) -> bool:
-        """Whether there is anybody to talk to; an error where this rank has no business here."""
+        """Whether there is another rank to send to; an error where this rank is no member."""
         assert self.index >= 0, f"rank {self.world.rank} is no member of {self.ranks}"
         assert self.size == 1 or self.handle is not None, f"group {self.ranks} is closed"
         return self.size > 1
@@ -125,9 +104,9 @@ class Group:
         if x.is_contiguous() and x.dtype is not torch.int16 and not lazy:
             return dist.all_reduce(x, _OPS[op], group=self.handle, async_op=asynchronous)
         assert not asynchronous, "an asynchronous all-reduce needs a contiguous tensor"
-        whole = _resolved(x.to(torch.int32 if x.dtype is torch.int16 else x.dtype)).contiguous()
-        dist.all_reduce(whole, _OPS[op], group=self.handle)
-        x.copy_(whole)
+        total = _resolved(x.to(torch.int32 if x.dtype is torch.int16 else x.dtype)).contiguous()
+        dist.all_reduce(total, _OPS[op], group=self.handle)
+        x.copy_(total)
         return None
 
     def all_gather(self, x: Tensor, counted: bool = True) -> Tensor:
@@ -141,29 +120,31 @@ class Group:
         if counted:
             self.world.ledger.add("all_gather", _bytes(x) * self.size, self.size)
         part = _movable(x)
-        whole = part.new_empty((self.size, *part.shape))
-        work = _all_gather_single(whole.view(-1), part.view(-1), group=self.handle, async_op=True)
+        gathered = part.new_empty((self.size, *part.shape))
+        work = _all_gather_single(
+            gathered.view(-1), part.view(-1), group=self.handle, async_op=True
+        )
 
         def finish() -> Tensor:
             self.world.wait(work)
-            return (
-                whole if whole.dtype is x.dtype else whole.view(x.dtype).view(self.size, *x.shape)
-            )
+            if gathered.dtype is x.dtype:
+                return gathered
+            return gathered.view(x.dtype).view(self.size, *x.shape)
 
         return finish
 
     def start_all_reduce(self, x: Tensor) -> Finish:
         """Begins the sum of a copy of `x` over the ranks."""
-        whole = x.detach().clone(memory_format=torch.contiguous_format)
-        if whole.dtype is torch.int16:
-            self.all_reduce(whole)
-            return lambda: whole
-        work = self.all_reduce(whole, asynchronous=True)
+        total = x.detach().clone(memory_format=torch.contiguous_format)
+        if total.dtype is torch.int16:
+            self.all_reduce(total)
+            return lambda: total
+        work = self.all_reduce(total, asynchronous=True)
 
         def finish() -> Tensor:
             if work is not None:
                 self.world.wait(work)
-            return whole
+            return total
 
         return finish
 
@@ -184,10 +165,10 @@ class Group:
 
     def _reduce_scatter(self, x: Tensor, way: str) -> Finish:
         if way == "all-reduce" or x.dtype is torch.int16:
-            whole = x.to(torch.int32) if x.dtype is torch.int16 else x.clone()
-            work = dist.all_reduce(whole, group=self.handle, async_op=True)
+            total = x.to(torch.int32) if x.dtype is torch.int16 else x.clone()
+            work = dist.all_reduce(total, group=self.handle, async_op=True)
             # a view would keep all of it alive
-            return self._after(work, lambda: whole[self.index].to(x.dtype, copy=True))
+            return self._after(work, lambda: total[self.index].to(x.dtype, copy=True))
         if way == "all-to-all":
             parts = torch.empty_like(x)
             work = dist.all_to_all_single(parts, x, group=self.handle, async_op=True)
@@ -209,14 +190,14 @@ class Group:
 
         gloo's own reduce-scatter takes as long as an all-reduce, so nothing is taken for granted.
         """
-        numbers = max(1, min(payload, _TRIAL_BYTES) // 4 // self.size)
+        numbers = max(1, min(payload, TRIAL.bytes) // 4 // self.size)
         x = torch.zeros(self.size, numbers, device=self.world.device)
         seconds: dict[str, float] = {}
         for way in WAYS:
             self._reduce_scatter(x, way)()
             self.barrier()
             start = time.perf_counter()
-            for _ in range(2):
+            for _ in range(TRIAL.runs):
                 self._reduce_scatter(x, way)()
             self.barrier()
             seconds[way] = time.perf_counter() - start
@@ -253,8 +234,8 @@ class Group:
 
         def finish() -> list[Tensor]:
             self.world.wait(work)
-            pieces = received.split(inward)
-            return [p.view(dtype).view(s) for p, s in zip(pieces, wanted, strict=True)]
+            parts = received.split(inward)
+            return [p.view(dtype).view(s) for p, s in zip(parts, wanted, strict=True)]
 
         return finish
 
@@ -281,7 +262,7 @@ class Group:
         if not outward and not inward:
             return lambda: None
         self._ready()
-        self.world.ledger.add_sent("send", sum(_bytes(x) for _, x in outward))
+        self.world.ledger.add_messages(sum(_bytes(x) for _, x in outward))
         assert all(y.is_contiguous() for _, y in inward)
         work = [dist.P2POp(dist.isend, x, self.ranks[i], self.messages) for i, x in outward] + [
             dist.P2POp(dist.irecv, _movable(y), self.ranks[i], self.messages) for i, y in inward
@@ -356,12 +337,12 @@ class World:
         timeout: of every collective. startup: within which all ranks must have come.
         """
         if dist.is_available() and dist.is_initialized():
-            chosen = _device(device, dist.get_rank())
+            chosen = device_of(device, dist.get_rank())
             return cls(dist.get_rank(), dist.get_world_size(), chosen, timeout, owner=False)
         here = rendezvous.place()
         if here is None or here.size == 1:
-            return cls(0, 1, _device(device, 0), timeout, owner=False)
-        chosen = _device(device, here.rank)
+            return cls(0, 1, device_of(device, 0), timeout, owner=False)
+        chosen = device_of(device, here.rank)
         store = rendezvous.meet(here, startup)
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(
@@ -378,6 +359,7 @@ class World:
 
     @property
     def everyone(self) -> Group:
+        """The group of all ranks."""
         return self.group(tuple(range(self.size)))
 
     def group(self, ranks: tuple[int, ...]) -> Group:
@@ -429,22 +411,3 @@ class World:
         if self._owner and dist.is_initialized():
             dist.destroy_process_group()
         self._owner = False
-
-
-def _device(device: torch.device | str | None, rank: int) -> torch.device:
-    """The device of a rank: as given, else the GPU of its LOCAL_RANK, else the CPU."""
-    chosen = torch.device(device) if device is not None else None
-    if chosen is None:
-        chosen = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if chosen.type != "cuda":
-        return chosen
-    if chosen.index is None:
-        local, count = int(os.environ.get("LOCAL_RANK", rank)), torch.cuda.device_count()
-        if local >= count:
-            raise ValueError(
-                f"local rank {local} has no GPU of its own ({count} on this machine); start at "
-                f'most {count} processes here, or ask for device="cpu"'
-            )
-        chosen = torch.device("cuda", local)
-    torch.cuda.set_device(chosen)
-    return chosen

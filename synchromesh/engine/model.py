@@ -1,5 +1,5 @@
-"""The user's model while Synchromesh holds it: original names and shapes, local pieces, a blocked
-forward.
+"""The user's model while it is trained: its original names and shapes, this rank's shards, a
+blocked forward.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,10 +14,12 @@ from synchromesh.values.component import Parameter
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` of `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def describe(name: str, tensor: Tensor, trainable: bool) -> Parameter:
+    """A tensor by name, shape and data type."""
     return Parameter(name, tuple(tensor.shape), dtype_name(tensor.dtype), trainable)
 
 
@@ -34,9 +36,7 @@ class Model:
         self.described |= {n: describe(n, b, False) for n, b in self.buffers.items()}
         names = {id(p): n for n, p in self.parameters.items()}
         names |= {id(b): n for n, b in self.buffers.items()}
-        self.slots: list[
-            tuple[nn.Module, str, str]
-        ] = []  # (module, attribute, name) of each reference
+        self.slots: list[tuple[nn.Module, str, str]] = []  # module, attribute, name of a reference
         persistent = set()
         for _, part in module.named_modules():
             for table in (part._parameters, part._buffers):
@@ -81,18 +81,18 @@ class Model:
             self.described[name] = replace(self.described[name], trainable=parameter.requires_grad)
 
     def complete(self) -> bool:
-        """Whether this rank holds every parameter whole and with values."""
+        """Whether this rank has every parameter in its global shape and with values."""
         return all(
             tuple(p.shape) == self.described[n].shape and not p.is_meta
             for n, p in self.parameters.items()
         )
 
     def local(self, name: str) -> Tensor:
-        """This rank's piece of a parameter or buffer."""
+        """This rank's shard of a parameter or buffer."""
         return self.parameters[name] if name in self.parameters else self.buffers[name]
 
     def place(self, name: str, tensor: Tensor) -> None:
-        """Makes `tensor` this rank's piece; parameters stay the objects that the user and the
+        """Makes `tensor` this rank's shard; parameters stay the objects that the user and the
         optimizer know.
         """
         parameter = self.parameters.get(name)
@@ -130,28 +130,28 @@ class Model:
             self.bind(name, new.detach())
 
     @contextmanager
-    def whole(
+    def unsharded(
         self, device: torch.device, buffers: Mapping[str, Tensor] | None = None
     ) -> Iterator[nn.Module]:
-        """The module with tensors of the global shapes, on the meta device where this rank holds a
-        piece. buffers: whole ones to take instead, by name.
+        """The module with tensors of the global shapes, on the meta device where this rank has a
+        shard. buffers: global ones to take instead, by name.
         """
-        whole: dict[str, Tensor] = {}
+        full: dict[str, Tensor] = {}
         for name, d in self.described.items():
-            local = self.parameters[name] if name in self.parameters else self.buffers[name]
+            local = self.local(name)
             if tuple(local.shape) == d.shape and local.device == device:
                 continue
             if buffers is not None and name in buffers:
-                whole[name] = buffers[name].to(device)
+                full[name] = buffers[name].to(device)
                 continue
             empty = torch.empty(d.shape, dtype=local.dtype, device="meta")
             is_parameter = name in self.parameters
-            whole[name] = nn.Parameter(empty, d.trainable) if is_parameter else empty
-        kept = [(part, key, getattr(part, key)) for part, key, name in self.slots if name in whole]
+            full[name] = nn.Parameter(empty, d.trainable) if is_parameter else empty
+        kept = [(part, key, getattr(part, key)) for part, key, name in self.slots if name in full]
         try:
             for part, key, name in self.slots:
-                if name in whole:
-                    setattr(part, key, whole[name])
+                if name in full:
+                    setattr(part, key, full[name])
             with self.open() as module:
                 yield module
         finally:
@@ -182,4 +182,5 @@ class Model:
         self.module.__dict__["forward"] = refuse
 
     def unblock(self) -> None:
+        """Lets the module be called again."""
         self.module.__dict__.pop("forward", None)

@@ -19,10 +19,10 @@ from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.groups import Group
 from synchromesh.engine.model import Model
-from synchromesh.engine.program import Result, share
-from synchromesh.engine.random import Streams
+from synchromesh.engine.program import RankOutputs, share
+from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.roll_call import RollCall
-from synchromesh.engine.stage import Stage
+from synchromesh.engine.stage import StageGroups
 from synchromesh.trace.capture.export import flat_outputs
 from synchromesh.trace.capture.gradients import refuse_foreign
 from synchromesh.trace.capture.model_snapshot import CONTAINERS, attributes_of
@@ -40,8 +40,8 @@ class OpaqueProgram:
         function: Callable[..., Any],
         model: Model,
         layout: Layout,
-        stage: Stage,
-        streams: Streams,
+        stage: StageGroups,
+        streams: RandomStreams,
         synchronise: bool,
         changed: Sequence[str],
         autocast: torch.dtype | None = None,
@@ -62,28 +62,28 @@ class OpaqueProgram:
         self._checked = False  # whether the loss reaches nothing but the model's parameters
 
     def run(
-        self, pieces: Sequence[tuple[Any, GlobalRows]], step: int, turn: int = 0
-    ) -> list[Result]:
+        self, micro_batches: Sequence[tuple[Any, GlobalRows]], step: int, first: int = 0
+    ) -> list[RankOutputs]:
         """As `Program.run`; nothing where this rank has no rows. Training mode where gradients are
         computed, evaluation mode elsewhere.
         """
         if torch.is_grad_enabled() and self.fixed:
-            self._refuse_absent(pieces)
+            self._refuse_absent(micro_batches)
         results = []
-        for index, (batch, rows) in enumerate(pieces):
-            results += self._run(batch, rows, step, turn + index)
+        for index, (batch, rows) in enumerate(micro_batches):
+            results += self._run(batch, rows, step, first + index)
             if torch.is_grad_enabled() and not all(rows.counts):
                 self._hand_over(rows)
         return results
 
-    def _run(self, batch: Any, rows: GlobalRows, step: int, turn: int) -> list[Result]:
+    def _run(self, batch: Any, rows: GlobalRows, step: int, micro_batch: int) -> list[RankOutputs]:
         training = torch.is_grad_enabled()
         start, stop = rows.ranges(self.layout.data)[self.layout.data_index(self.position)]
         if start == stop:
             if training and self.roll_call is not None:
                 self.roll_call.follow()
             return []
-        self.streams.begin(step, turn)
+        self.streams.begin(step, micro_batch)
         self.streams.at(0, self.layout.data_index(self.position), 0)
         self.streams.seed(0, False)
         enabled = self.autocast is not None
@@ -99,11 +99,11 @@ class OpaqueProgram:
         if training and not self._checked:
             refuse_foreign(outputs[0], self.model.parameters.values())
             self._checked = True
-        return [Result(names, list(outputs), *share(self.layout, self.position, rows))]
+        return [RankOutputs(names, list(outputs), *share(self.layout, self.position, rows))]
 
-    def _refuse_absent(self, pieces: Sequence[tuple[Any, GlobalRows]]) -> None:
+    def _refuse_absent(self, micro_batches: Sequence[tuple[Any, GlobalRows]]) -> None:
         """ValueError on every rank where one could not follow what the forward changes."""
-        for _, rows in pieces:
+        for _, rows in micro_batches:
             if not all(rows.counts):
                 raise ValueError(
                     f"a batch of {rows.total} rows leaves some of {len(rows.counts)} data ranks "
@@ -132,7 +132,7 @@ class OpaqueProgram:
         indices = [self.layout.data_index(p) for p in range(self.layout.devices)]
         giver = next(p for p, i in enumerate(indices) if rows.counts[i])
         takers = [p for p, i in enumerate(indices) if not rows.counts[i]]
-        hand_over(self.model, self.changed, self.stage.whole, giver, takers)
+        hand_over(self.model, self.changed, self.stage.everyone, giver, takers)
 
     @contextmanager
     def _mode(self, training: bool) -> Iterator[None]:
@@ -157,11 +157,11 @@ def hand_over(
             "take over from the others: keep such state in buffers"
         )
     with group.world.ledger.paused(), torch.no_grad():
-        told = group.broadcast_json(numbers, giver)
+        received = group.broadcast_json(numbers, giver)
         if group.index == giver:
             group.exchange([(p, tensors[n].contiguous()) for p in takers for n in moving], [])
         elif group.index in takers:
-            for name, value in told.items():
+            for name, value in received.items():
                 table, key = places[name]
                 table[key] = value
             landing = {
@@ -197,10 +197,6 @@ class _BatchNorm(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        if not training:
-            return F.batch_norm(
-                input, running_mean, running_var, weight, bias, False, momentum, eps
-            )
         return self.policy.apply(
-            input, weight, bias, running_mean, running_var, momentum, eps, True
+            input, weight, bias, running_mean, running_var, training, momentum, eps, real=True
         )

@@ -1,7 +1,7 @@
-"""The user's optimizer over pieces of parameters: what it may be, its state, global norms.
+"""The user's optimizer over shards of parameters: what it may be, its state, global norms.
 
 An optimizer whose update of an entry depends on that entry's own history alone (elementwise) may
-run on pieces. `ELEMENTWISE` lists those of torch 2.13 whose source says so; per-parameter scalars
+run on shards. `ELEMENTWISE` lists those of torch 2.13 whose source says so; per-parameter scalars
 (step counters, ASGD's coefficients) depend on the number of steps alone and stay as they are.
 """
 
@@ -45,9 +45,9 @@ REFUSED = {
 
 
 def check(optimizer: Optimizer, sharded: bool) -> None:
-    """ValueError for optimizers that cannot run, a warning for unknown ones on pieces.
+    """ValueError for optimizers that cannot run, a warning for unknown ones on shards.
 
-    sharded: whether any parameter lies in pieces on several ranks.
+    sharded: whether any parameter is sharded over several ranks.
     """
     kind: Any = type(optimizer)
     names = [k.__name__.lower() for k in kind.__mro__]
@@ -71,7 +71,7 @@ def check(optimizer: Optimizer, sharded: bool) -> None:
 
 
 def coupled(optimizer: Optimizer) -> str:
-    """Why no parameter of this optimizer may lie in pieces; nothing where they may."""
+    """Why no parameter of this optimizer may be sharded; nothing where they may."""
     kind = type(optimizer)
     for name in (k.__name__.lower() for k in kind.__mro__):
         if name in COUPLED:
@@ -123,14 +123,16 @@ def rebind(
 def global_norm(copies: Iterable[tuple[nn.Parameter, float]], everyone: Group) -> Tensor:
     """The 2-norm of all gradients of the model, equal on all ranks (0-d, float64).
 
-    copies: this rank's parameters, each with the number of ranks that hold an equal piece.
+    copies: this rank's parameters, each with the number of ranks that have an equal shard.
     """
     total = torch.zeros((), dtype=torch.float64, device=everyone.world.device)
-    held = [(p.grad, n) for p, n in copies if p.grad is not None]
-    if held:
-        norms = torch._foreach_norm([g.float() if g.dtype.itemsize < 4 else g for g, _ in held])
+    gradients = [(p.grad, n) for p, n in copies if p.grad is not None]
+    if gradients:
+        norms = torch._foreach_norm(
+            [g.float() if g.dtype.itemsize < 4 else g for g, _ in gradients]
+        )
         squares = torch.stack([n.to(total) for n in norms]).square()
-        total = (squares / torch.tensor([n for _, n in held]).to(total)).sum()
+        total = (squares / torch.tensor([n for _, n in gradients]).to(total)).sum()
     everyone.all_reduce(total, counted=False)
     return total.sqrt()
 

@@ -1,9 +1,9 @@
 """Streams of random numbers: the default generator, seeded anew before every random operator.
 
-The seed is a hash of (seed, step, micro-batch and piece, component, data index, operator[, tensor
+The seed is a hash of (seed, step, micro-batch, component, data index, operator[, tensor
 index]): nothing needs saving, recomputation draws the same bits, ranks that hold the same values
 draw the same, and ranks that hold other rows or another shard draw others. What is drawn once for
-all rows of a batch knows neither data index nor piece.
+all rows of a batch is of no data index and no single micro-batch.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def mix(state: int, value: int) -> int:
     return z ^ (z >> 31)
 
 
-class Streams:
+class RandomStreams:
     """`begin` names the step, `at` the place in it, `seed` the operator about to draw."""
 
     def __init__(self, seed: int, device: torch.device | None = None) -> None:
@@ -32,18 +32,19 @@ class Streams:
         self._batch = self._common = self._root  # of draws for all rows of a batch
         self._tensor_index = 0
 
-    def copy(self) -> "Streams":
+    def copy(self) -> "RandomStreams":
         """Streams of the same seed that stand elsewhere."""
-        twin = Streams(0, self._device)
+        twin = RandomStreams(0, self._device)
         twin._root = twin._step = twin._place = twin._batch = twin._common = self._root
         return twin
 
-    def begin(self, step: int, micro_batch: int = 0, piece: int = 0) -> None:
-        """Pieces of a batch count on from its number: the next batch's is larger than theirs."""
+    def begin(self, step: int, first: int = 0, index: int = 0) -> None:
+        """Names a micro-batch: `index` among those that are interleaved, counted from `first`."""
         before = mix(self._root, step)
-        self._step, self._batch = mix(before, micro_batch + piece), mix(before, micro_batch)
+        self._step, self._batch = mix(before, first + index), mix(before, first)
 
     def at(self, component: int, data_index: int, tensor_index: int) -> None:
+        """Names the component and the place of this rank in its layout."""
         self._place = mix(mix(self._step, component), data_index)
         self._common = mix(mix(self._batch, component), -1)  # no data rank's
         self._tensor_index = tensor_index

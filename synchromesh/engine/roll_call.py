@@ -1,4 +1,4 @@
-"""A roll call: a group in which ranks say which collective comes next before they run it.
+"""A roll call: a group in which ranks announce which collective comes next before they run it.
 
 A model that runs as it is may take another branch on every rank, and a rank without rows does not
 run it at all. Each collective is preceded by a small all-gather of what comes:
@@ -27,21 +27,23 @@ class RollCall:
         self.group, self.size = group, group.size
 
     def all_gather(self, x: Tensor) -> Tensor:
-        self._say(GATHER, x)
+        """As the group's."""
+        self._announce(GATHER, x)
         return self.group.all_gather(x)
 
     def all_reduce(self, x: Tensor) -> None:
-        self._say(REDUCE, x)
+        """As the group's."""
+        self._announce(REDUCE, x)
         self.group.all_reduce(x)
 
     def end(self) -> None:
         """This rank's forward, or backward, is over."""
-        self._say(END, None)
+        self._announce(END, None)
 
     def follow(self) -> None:
         """Takes part with zeros in all that the others do until they end."""
         while True:
-            kind, numbers, place = self._hear([FOLLOW, 0, 0])
+            kind, numbers, place = self._next([FOLLOW, 0, 0])
             if kind == END:
                 return
             zeros = torch.zeros(numbers, dtype=TYPES[place], device=self.group.world.device)
@@ -50,13 +52,13 @@ class RollCall:
             else:
                 self.group.all_reduce(zeros)
 
-    def _say(self, kind: int, x: Tensor | None) -> None:
-        self._hear([kind, 0, 0] if x is None else [kind, x.numel(), TYPES.index(x.dtype)])
+    def _announce(self, kind: int, x: Tensor | None) -> None:
+        self._next([kind, 0, 0] if x is None else [kind, x.numel(), TYPES.index(x.dtype)])
 
-    def _hear(self, mine: list[int]) -> list[int]:
+    def _next(self, announced: list[int]) -> list[int]:
         """What the ranks with rows do next; ValueError on all where they do not agree."""
-        told = torch.tensor(mine, device=self.group.world.device)
-        table: list[list[Any]] = self.group.all_gather(told, counted=False).tolist()
+        own = torch.tensor(announced, device=self.group.world.device)
+        table: list[list[Any]] = self.group.all_gather(own, counted=False).tolist()
         acting = [(rank, row) for rank, row in zip(self.group.ranks, table, strict=True) if row[0]]
         first, wanted = acting[0]
         for rank, row in acting:

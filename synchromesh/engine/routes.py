@@ -32,6 +32,7 @@ class Side:
     placement: Placement  # R, P or S; its dim counts in the value with rows first
 
     def rows_at(self, position: int) -> int:
+        """How many rows a position has."""
         start, stop = self.rows[position // self.tensor]
         return stop - start
 
@@ -56,16 +57,16 @@ class Side:
 
 @dataclass(frozen=True)
 class Route:
-    """What `sender` sends to `receiver`: pieces, by their place in the one's and the other's."""
+    """What `sender` sends to `receiver`: parts, by their place in the one's and the other's."""
 
     sender: int
     receiver: int
-    pieces: tuple[tuple[Slices, Slices], ...]
+    parts: tuple[tuple[Slices, Slices], ...]
 
 
 @lru_cache(maxsize=4096)
 def routes(source: Side, target: Side, dims: tuple[tuple[int, int], ...]) -> tuple[Route, ...]:
-    """All routes of a change; received pieces are added up where the source is partial.
+    """All routes of a change; received parts are added up where the source is partial.
 
     dims: (dimension, global width) of everything that is cut besides rows, which are dimension 0.
     """
@@ -75,12 +76,12 @@ def routes(source: Side, target: Side, dims: tuple[tuple[int, int], ...]) -> tup
             list(_meet(source.spans(d, n, sender), target.spans(d, n, receiver)))
             for d, n in ((0, 0), *dims)
         ]
-        pieces = tuple(
+        parts = tuple(
             (tuple((a, n) for a, _, n in cut), tuple((b, n) for _, b, n in cut))
             for cut in product(*cuts)
         )
-        if pieces:
-            made.append(Route(sender, receiver, pieces))
+        if parts:
+            made.append(Route(sender, receiver, parts))
     return tuple(made)
 
 

@@ -1,4 +1,4 @@
-"""A stage: the ranks that run its components, this rank's place among them, their groups."""
+"""The groups of a stage: the ranks that run its components, this rank's place among them."""
 
 from collections.abc import Iterable
 
@@ -6,11 +6,11 @@ from synchromesh.engine.groups import Group, World
 from synchromesh.values.layout import Layout
 
 
-class Stage:
+class StageGroups:
     """Ranks in order, with the groups of every layout that is used on them.
 
-    Creating groups is collective: every rank of the world makes the same `Stage`, the idle ones
-    too (their `position` is None and their groups hold only themselves).
+    Creating groups is collective: every rank of the world makes the same `StageGroups`, the idle
+    ones too (their `position` is None and their groups hold only themselves).
     """
 
     def __init__(self, world: World, ranks: tuple[int, ...], layouts: Iterable[Layout]) -> None:
@@ -18,9 +18,9 @@ class Stage:
         self.ranks = ranks
         self.position = ranks.index(world.rank) if world.rank in ranks else None
         self._idle: list[tuple[int, ...]] = [(r,) for r in range(world.size) if r not in ranks]
-        self.whole = self._group([tuple(range(len(ranks)))])
+        self.everyone = self._group([tuple(range(len(ranks)))])  # all ranks of the stage
         self._tensor: dict[int, Group] = {}
-        self._data: dict[int, Group] = {}
+        self._data: dict[int, Group] = {1: self.everyone}
         for layout in sorted({Layout(x.data, x.tensor) for x in layouts}):
             positions = range(layout.devices)
             lines = {layout.tensor_positions(p) for p in positions}

@@ -25,7 +25,6 @@ from synchromesh.cost.step_time import (
     Unmeasured,
     collective_seconds,
     gradient_pattern,
-    held_bytes,
     pattern,
 )
 from synchromesh.planner.problem import BATCH, Link, Option, Prices, Problem
@@ -156,10 +155,10 @@ def _option(
         return None
     taken = 1.0 - profile.overlap.get("all_reduce", Overlap()).compute
     own = _own(local, index, uniform, held)
-    trained = sum(held_bytes(h) for h in own if h.tensor.trainable)
+    trained = sum(h.local_bytes for h in own if h.tensor.trainable)
     count = sum(h.tensor.trainable for h in own)
     factor = 2.0 + profile.state_factor
-    frozen = sum(held_bytes(h) for h in own if not h.tensor.trainable)
+    frozen = sum(h.local_bytes for h in own if not h.tensor.trainable)
     return Option(
         forward=max(c(rows) for c in measured.forward) + sent["forward"],
         backward=max(c(rows) for c in measured.backward)
@@ -195,7 +194,7 @@ def _gradient(
     for h in _own(local, index, uniform, held):
         if h.tensor.trainable:
             ranks = gradient_pattern(h)
-            sizes[ranks] = sizes.get(ranks, 0) + held_bytes(h)
+            sizes[ranks] = sizes.get(ranks, 0) + h.local_bytes
     return sum(
         max(0.0, collective_seconds("all_reduce", ranks, size, profile) - _latency(ranks, profile))
         for ranks, size in sizes.items()

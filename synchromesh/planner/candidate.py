@@ -6,15 +6,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from synchromesh.cost.peak_memory import PeakMemory, peak_memories
-from synchromesh.cost.step_time import Setting, StepTime, Unmeasured, best_pieces, step_time
+from synchromesh.cost.step_time import Setting, StepTime, Unmeasured, best_interleaving, step_time
 from synchromesh.trace.partition.partition import Partition, overlaps, partition
 from synchromesh.trace.step import Step
 from synchromesh.values.holding import holdings
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
-
-PIECES = (4,)  # besides one
+from synchromesh.values.schedule import INTERLEAVED
 
 
 @dataclass(frozen=True)
@@ -97,10 +96,10 @@ def price(
     try:
         placed = setting(model, plan, model.partition(plan, world), world)
         if plan.pieces is None:
-            time = best_pieces(placed, profile, PIECES)
+            time = best_interleaving(placed, profile, (INTERLEAVED,))
         else:
             time = step_time(placed, profile, plan.pieces)
-        memory = peak_memories(placed, profile, time.pieces)
+        memory = peak_memories(placed, profile, time.interleaved)
     except (Unmeasured, ValueError) as error:
         return Candidate(plan, None, (), False, str(error))
     over = [
@@ -119,7 +118,7 @@ def with_pieces(candidate: Candidate, possible: bool) -> Candidate:
     """The candidate with the number of pieces it was priced with written into its plan."""
     if candidate.time is None or not possible:
         return candidate
-    return replace(candidate, plan=replace(candidate.plan, pieces=candidate.time.pieces))
+    return replace(candidate, plan=replace(candidate.plan, pieces=candidate.time.interleaved))
 
 
 def readable(size: float) -> str:

@@ -254,15 +254,15 @@ def misfit(found: Sequence[Candidate], limits: Sequence[float], rows: int) -> st
 
 def _remedy(memory: PeakMemory, limit: float, rows: int) -> str:
     """What would help: what a step needs besides what is held grows with its rows."""
-    if memory.held < limit:
-        fitting = int(rows * (limit - memory.held) / (memory.peak - memory.held))
+    if memory.resident < limit:
+        fitting = int(rows * (limit - memory.resident) / (memory.peak - memory.resident))
         if fitting >= 1:
             return (
                 f"A global batch of about {fitting} rows instead of {rows} would fit, or devices "
                 f"of {readable(memory.peak)} each, or more devices"
             )
     return (
-        f"Parameters, gradients and optimizer state alone are {readable(memory.held)} on a "
+        f"Parameters, gradients and optimizer state alone are {readable(memory.resident)} on a "
         f"device: use more devices, devices of {readable(memory.peak)} each, or an optimizer "
         "with less state"
     )

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from synchromesh.engine.batch_norm import BatchNormPolicy
-from synchromesh.engine.collectives import Axis
+from synchromesh.engine.collectives import TensorAxis
 from synchromesh.engine.groups import Group
-from synchromesh.engine.program import walking
-from synchromesh.engine.random import Streams
+from synchromesh.engine.random import RandomStreams
+from synchromesh.engine.walk import walking
 from synchromesh.profiling.borders import local_part, tiled
 from synchromesh.profiling.burst_speed import clock
 from synchromesh.profiling.memory import LiveBytes, storage_bytes
@@ -78,7 +78,7 @@ class Bench:
         self._clock = clock(device) or time.perf_counter
         size = local.layout.tensor
         group = cast(Group, SilentGroup(size))
-        self.axis = Axis(group, Streams(0, device), BatchNormPolicy(None))
+        self.axis = TensorAxis(group, RandomStreams(0, device), BatchNormPolicy(None))
         self.axis.real_rows = rows
         self.walk = walking(local.graph)
         self.operators = sum(n.op == "call_function" for n in local.graph.graph.nodes)

@@ -19,8 +19,7 @@ from torch.optim import Optimizer
 
 from synchromesh.engine import batches
 from synchromesh.engine.groups import World
-from synchromesh.engine.overlap import PIECES
-from synchromesh.engine.random import Streams
+from synchromesh.engine.random import RandomStreams
 from synchromesh.profiling import collectives as network
 from synchromesh.profiling.borders import record, stand_ins
 from synchromesh.profiling.burst_speed import clock, ease
@@ -33,6 +32,7 @@ from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
 from synchromesh.values.profile import Compute, Curve, Memory, Pattern, Profile
+from synchromesh.values.schedule import INTERLEAVED
 
 SAMPLE_ROWS = 8  # real rows from which larger batches are tiled
 TRAFFIC, QUOTA_TRAFFIC = 0.1, 0.4  # seconds of traffic that show overlap: periods of a quota
@@ -144,7 +144,9 @@ def timed_on(
     wall = known.sprint.credit and clock(world.device) is None
     least = LONG_BLOCK_SECONDS if wall else BLOCK_SECONDS
     least = max(least, block / known.pace_of(world.rank))
-    with Streams(0, world.device).preserved():  # random operators draw from the user's generator
+    with RandomStreams(
+        0, world.device
+    ).preserved():  # random operators draw from the user's generator
         if world.rank in ranks:
             mine = _timed(subject, wanted, world.device, least)
         else:
@@ -226,7 +228,7 @@ def _words(error: Exception) -> str:
 def sizes(rows: int, layout: Layout) -> tuple[int, ...]:
     """The rows at which a program is timed: of a data block, and of a piece of it."""
     block = -(-rows // layout.data)
-    return tuple(sorted({block, max(1, -(-block // PIECES))}))
+    return tuple(sorted({block, max(1, -(-block // INTERLEAVED))}))
 
 
 def _measured(

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from synchromesh.engine.batches import fingerprint
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model, dtype_name
-from synchromesh.engine.stage import Stage
+from synchromesh.engine.stage import StageGroups
 from synchromesh.state.initial import initial_values
 from synchromesh.state.pieces import Held, local_shape, view, whole
 from synchromesh.state.switch import Move, Moved, move, redistribute
@@ -49,7 +49,7 @@ class ModelState:
 
     # Moving
 
-    def move(self, held: Mapping[str, Holding], stage: Stage) -> Moved:
+    def move(self, held: Mapping[str, Holding], stage: StageGroups) -> Moved:
         """Brings every tensor to where `held` says on the ranks of `stage`.
 
         Tensors on the meta device stay there: `start` places them.
@@ -330,7 +330,7 @@ class ModelState:
 
     # Buffers that data ranks compute from rows of their own
 
-    def settle_buffers(self, stage: Stage, names: Collection[str], rows: int) -> None:
+    def settle_buffers(self, stage: StageGroups, names: Collection[str], rows: int) -> None:
         """Makes such buffers equal on all data ranks: means, weighted by `rows`, with how many
         this rank has computed since they were last equal; whole numbers are the first rank's.
 
@@ -340,7 +340,7 @@ class ModelState:
             return
         for name in names:
             held = self.held[name]
-            group = stage.whole if held.home else stage.data_group(held.layout)
+            group = stage.data_group(held.gradient_layout)
             if group.size == 1:
                 continue
             buffer = self.model.buffers[name]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from synchromesh.state.pieces import local_shape, split, view
 from synchromesh.values.placement import Box
-from synchromesh.values.transfer import Piece, transfer, volume
+from synchromesh.values.transfer import BoxCopy, transfer, volume
 
 ROUND_BYTES = 16 * 2**20  # that one rank sends and receives at once
 CHUNK_BYTES = ROUND_BYTES // 4
@@ -82,7 +82,7 @@ class _Open:
 class _Round:
     """Chunks that are exchanged at once, and the moves that are complete after them."""
 
-    chunks: list[tuple[int, Piece]] = field(default_factory=list)
+    chunks: list[tuple[int, BoxCopy]] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     load: dict[int, int] = field(default_factory=dict)  # bytes that each rank sends and receives
@@ -146,7 +146,7 @@ def _rounds(moves: Sequence[Move]) -> Iterator[_Round]:
                 if max(batch.load.get(r, 0) for r in ends) + size > ROUND_BYTES:
                     yield batch
                     batch = _Round()
-                batch.chunks.append((i, Piece(piece.source, piece.target, box)))
+                batch.chunks.append((i, BoxCopy(piece.source, piece.target, box)))
                 for r in ends:
                     batch.load[r] = batch.load.get(r, 0) + size
         batch.ends.append(i)

@@ -15,15 +15,15 @@ from synchromesh.engine import batches
 from synchromesh.engine import optimizer as rebinding
 from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows, RowAgreement
-from synchromesh.engine.collectives import Axis
+from synchromesh.engine.collectives import TensorAxis
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import Group, World
+from synchromesh.engine.interleaving import Interleaving
 from synchromesh.engine.model import Model
 from synchromesh.engine.opaque import OpaqueProgram, hand_over
-from synchromesh.engine.overlap import Overlap
 from synchromesh.engine.program import Program
-from synchromesh.engine.random import Streams
-from synchromesh.engine.stage import Stage
+from synchromesh.engine.random import RandomStreams
+from synchromesh.engine.stage import StageGroups
 from synchromesh.state import checkpoint, manifest
 from synchromesh.state.export import load_safetensors
 from synchromesh.state.model_state import ModelState, checksum
@@ -66,7 +66,7 @@ class Current:
     plan: Plan
     traced: Step
     partition: Partition
-    stage: Stage
+    stage: StageGroups
     layouts: Mapping[str, Layout]  # of each component of the training step
     leaf_layout: Layout  # how the batch's rows lie over the stage
     agree: RowAgreement
@@ -91,7 +91,7 @@ class Execution:
         """decide: finds the plan where `plan` is `auto`."""
         self.model, self.optimizer, self.loss = model, optimizer, loss
         self.world, self.options = world, options
-        self.streams = Streams(options.seed, world.device)
+        self.streams = RandomStreams(options.seed, world.device)
         self.example = take(example, 0, EXAMPLE_ROWS)
         self.rows = batches.row_count(example)  # of the global batches that are planned for
         self._distrusted = ""  # why a trace of the model once did not agree with it
@@ -133,7 +133,7 @@ class Execution:
         trusted. buffers: whole ones, for ranks that hold pieces or none.
         """
         self.cuts = plan.cuts(self.model.paths())
-        with self.model.whole(self.world.device, buffers) as module:
+        with self.model.unsharded(self.world.device, buffers) as module:
             step = capture(
                 module,
                 self.loss,
@@ -274,7 +274,7 @@ class Execution:
             )
         data = max(layout.data for layout in layouts)
         leaf_layout = Layout(data, len(ranks) // data)
-        stage = Stage(self.world, ranks, (*layouts, leaf_layout))
+        stage = StageGroups(self.world, ranks, (*layouts, leaf_layout))
         self.sync.close()
         moved = self.state.move(held, stage)
         if first:
@@ -288,7 +288,7 @@ class Execution:
         # batch norms of a model that runs as it is come in no order that buckets could keep
         late = step.opaque and self.options.sync_batch_norm
         self.sync = GradientSync(self._gradient_groups(), late=late)
-        self.overlap = Overlap(self.world.everyone, overlaps(step, made), plan.pieces)
+        self.interleaving = Interleaving(self.world.everyone, overlaps(step, made), plan.pieces)
         return moved
 
     def outdated(self) -> bool:
@@ -405,17 +405,9 @@ class Execution:
         for component in self.now.traced.chain.components:
             for described in component.parameters:
                 if described.trainable and described.name not in found:
-                    held = self.state.held[described.name]
-                    group = (
-                        stage.whole
-                        if held.home
-                        else self._sum_group(held.placement.kind, held.layout)
-                    )
+                    group = stage.data_group(self.state.held[described.name].gradient_layout)
                     found[described.name] = (self.model.parameters[described.name], group)
         return list(found.values())
-
-    def _sum_group(self, kind: str, layout: Layout) -> Group:
-        return self.now.stage.whole if kind == "r" else self.now.stage.data_group(layout)
 
     # Programs: one per function and shape of batch
 
@@ -509,8 +501,8 @@ class Execution:
                 self.options.sync_batch_norm, now.traced.changed, self.options.autocast,
             )  # fmt: skip
 
-        def axis(layout: Layout, streams: Streams) -> Axis:
-            return Axis(stage.tensor_group(layout), streams, norm(layout))
+        def axis(layout: Layout, streams: RandomStreams) -> TensorAxis:
+            return TensorAxis(stage.tensor_group(layout), streams, norm(layout))
 
         tensors = {**self.model.parameters, **self.model.buffers}
         return Program(step, made, stage, tensors, self.state.held, axis, self.streams)
@@ -520,7 +512,7 @@ class Execution:
         itself where every rank has the whole model.
         """
         training = function is self.loss
-        with self.model.whole(self.world.device) as module:
+        with self.model.unsharded(self.world.device) as module:
             step = capture(
                 module,
                 function,
@@ -596,11 +588,13 @@ class Execution:
             return batches.one_row(batch)
         if self.now.traced.opaque:
             return batch
-        return batches.lend_row(batch, rows, self.now.leaf_layout, stage.position, stage.whole)
+        return batches.with_stand_in(
+            batch, rows, self.now.leaf_layout, stage.position, stage.everyone
+        )
 
     def reseed(self, seed: int) -> None:
         """Streams of another seed, as of a checkpoint."""
-        self.streams = Streams(seed, self.world.device)
+        self.streams = RandomStreams(seed, self.world.device)
         self.programs = {}
 
     def close(self) -> None:

@@ -21,8 +21,7 @@ from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.engine.opaque import OpaqueProgram
 from synchromesh.engine.optimizer import clip_norm
-from synchromesh.engine.overlap import PIECES
-from synchromesh.engine.program import Program, Result
+from synchromesh.engine.program import Program, RankOutputs
 from synchromesh.planner.candidate import Candidate
 from synchromesh.profiling.choosing import (
     Choice,
@@ -49,6 +48,7 @@ from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution, Loss, Options
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
+from synchromesh.values.schedule import INTERLEAVED
 
 RESIZED = 8, 12  # so many of the last batches had another size: plans are made for it
 
@@ -226,7 +226,7 @@ class Trainer:
         value = self._backward(batch, True, micro_batches)
         self.update()
         seconds = time.perf_counter() - began
-        self._arranged.overlap.tell(seconds)
+        self._arranged.interleaving.add(seconds)
         if self.adapter is not None:
             self._adapt(seconds, self.world.waited - waited)
         return value
@@ -236,14 +236,16 @@ class Trainer:
         assert self.adapter is not None
         self._notice_rows()
         full = self._rows_done == self._rows
-        settled = self._arranged.overlap.chosen is not None
+        settled = self._arranged.interleaving.chosen is not None
         waited = min(waited, seconds)
         self._cost = (
             (int((seconds - waited) * 1e6), int(waited * 1e6)) if full and settled else (0, 0)
         )
         plan = self.plan
         if plan.pieces is None and overlaps(self.traced, self.partition):
-            plan = replace(plan, pieces=self._arranged.overlap.chosen)  # as candidates are told
+            plan = replace(
+                plan, pieces=self._arranged.interleaving.chosen
+            )  # as candidates are told
         event = self.adapter.act(
             self._question(self.traced), plan, self.partition, self.steps, self.steps_to_come
         )
@@ -332,7 +334,7 @@ class Trainer:
     def _hear(self) -> None:
         """Shows the adapter what the last step cost every rank that takes part."""
         if self.adapter is not None:
-            told = [self._arranged.now.agree.told[r] for r in self._arranged.now.stage.ranks]
+            told = [self._arranged.now.agree.numbers[r] for r in self._arranged.now.stage.ranks]
             if all(sum(cost) > 0 for cost in told):
                 table = [(cost[0], cost[1]) for cost in told]
                 event = self.adapter.see(table, self._arranged.now.stage.ranks)
@@ -366,7 +368,7 @@ class Trainer:
         alone = alone and not pending.calls
         pending.rows = pending.rows or total
         sums = torch.zeros(4, dtype=torch.float64, device=self.world.device)
-        results: list[Result] = []
+        results: list[RankOutputs] = []
         if program is not None:
             pieces = self._in_pieces(program, batch, filled, rows)
             results = program.run(pieces, self.steps, pending.calls)
@@ -383,13 +385,13 @@ class Trainer:
             sums[3] = weighted and result.outputs[1].requires_grad and not alone
         work = self._everyone.all_reduce(sums, asynchronous=True, counted=False)
         pending.totals.append((sums, work))
-        pending.calls += PIECES
+        pending.calls += INTERLEAVED
         if program is not None:
             with program.backward():
                 self._backward_of(results)
             program.after_backward(bool(results))
 
-    def _backward_of(self, results: Sequence[Result]) -> None:
+    def _backward_of(self, results: Sequence[RankOutputs]) -> None:
         """Backward of the outputs, each with its share of the global loss.
 
         L = S / W       dL = (dS - L dW) / W        W: where it depends on parameters
@@ -412,7 +414,9 @@ class Trainer:
         self, program: Program | OpaqueProgram, batch: Any, filled: Any, rows: GlobalRows
     ) -> list[tuple[Any, GlobalRows]]:
         """The batch whole, or cut so that computation and traffic overlap."""
-        count = self._arranged.overlap.pieces(0 if program.coupled else min(rows.counts))
+        count = self._arranged.interleaving.micro_batches(
+            0 if program.coupled else min(rows.counts)
+        )
         if count == 1:
             return [(filled, rows)]
         pieces, start = [], 0
@@ -616,7 +620,7 @@ class Trainer:
             "seed": self.options.seed,
             "plan": str(self.plan),
             "ranks": self.world.size,
-            "overlap": self._arranged.overlap.to_dict(),
+            "overlap": self._arranged.interleaving.to_dict(),
             "optimizer": self.state.describe_optimizer(),
             "scheduler": None if scheduler is None else plain(scheduler.state_dict(), "scheduler"),
             "cursors": self._loaders.to_list(),
@@ -650,7 +654,7 @@ class Trainer:
             checkpoint.load(Path(path), self.state.pieces(), self.world)
         self.steps, self._seen_rows = int(told["steps"]), 0
         if (told.get("plan"), told.get("ranks")) == (str(self.plan), self.world.size):
-            self._arranged.overlap.go_on(told["overlap"])
+            self._arranged.interleaving.resume(told["overlap"])
         self.options = replace(self.options, seed=int(told["seed"]))
         self._arranged.reseed(self.options.seed)
         if self.scheduler is not None and told["scheduler"] is not None:

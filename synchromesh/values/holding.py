@@ -1,9 +1,9 @@
-"""A holding: which boxes of a parameter or buffer each position of the stage has, and who shares
-its gradient.
+"""A holding: which boxes of a parameter or buffer each position of the stage has, and over which
+positions its gradient is summed.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from synchromesh.values.component import Parameter
 from synchromesh.values.layout import Layout
@@ -20,10 +20,13 @@ class Holding:
 
     @property
     def home(self) -> bool:
-        """Whether every position holds the whole tensor and contributes a partial sum of its
-        gradient.
-        """
+        """Whether every position has the global tensor and a partial sum of its gradient."""
         return self.placement == REPLICATED_PARTIAL_GRADIENT
+
+    @property
+    def gradient_layout(self) -> Layout:
+        """The layout whose data ranks sum this tensor's gradient (docs/design.md, "Gradients")."""
+        return Layout(self.layout.devices, 1) if self.home else self.layout
 
     def boxes(self, position: int) -> tuple[Box, ...]:
         """The boxes of the tensor at `position`, in local order."""
@@ -32,15 +35,17 @@ class Holding:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
+        """Shape of what one position holds."""
         return self.placement.local_shape(self.tensor.shape, self.layout.tensor)
 
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of what one position holds."""
+        return replace(self.tensor, shape=self.local_shape).bytes
+
     def gradient_positions(self, position: int) -> tuple[int, ...]:
-        """Positions over which the gradient of this tensor is summed (docs/design.md,
-        "Gradients").
-        """
-        if self.placement == REPLICATED_PARTIAL_GRADIENT:
-            return tuple(range(self.layout.devices))
-        return self.layout.data_positions(position)
+        """Positions over which the gradient of this tensor is summed."""
+        return self.gradient_layout.data_positions(position)
 
     @property
     def copies(self) -> int:
@@ -53,19 +58,18 @@ def holdings(
     placements: Mapping[tuple[str, Layout], Placement],
     devices: int,
 ) -> dict[str, Holding]:
-    """How each tensor is held: as its one layout uses it, or whole everywhere where layouts differ
-    or none uses it.
+    """Where each tensor lies: as its one layout uses it, or replicated on all positions where
+    layouts differ or none uses it.
     """
     uses: dict[str, list[tuple[Layout, Placement]]] = {}
     for (name, layout), placement in placements.items():
         uses.setdefault(name, []).append((layout, placement))
-    held = {}
+    found = {}
     for tensor in tensors:
         match uses.get(tensor.name, []):
             case [(layout, placement)]:
-                held[tensor.name] = Holding(tensor, layout, placement)
+                found[tensor.name] = Holding(tensor, layout, placement)
             case _:
-                held[tensor.name] = Holding(
-                    tensor, Layout(devices, 1), REPLICATED_PARTIAL_GRADIENT
-                )
-    return held
+                everywhere = Layout(devices, 1)
+                found[tensor.name] = Holding(tensor, everywhere, REPLICATED_PARTIAL_GRADIENT)
+    return found

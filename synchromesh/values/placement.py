@@ -36,6 +36,7 @@ class Placement:
 
     @property
     def sharded(self) -> bool:
+        """Whether each rank has a part of the value."""
         return self.kind == "S"
 
     def divides(self, shape: tuple[int, ...], size: int) -> bool:
@@ -54,13 +55,13 @@ class Placement:
     def boxes(self, shape: tuple[int, ...], size: int, index: int) -> tuple[Box, ...]:
         """The boxes of the tensor of global `shape` that rank `index` of `size` holds, in local
         order."""
-        whole = tuple((0, n) for n in shape)
+        full = tuple((0, n) for n in shape)
         if self.kind != "S":
-            return (whole,)
+            return (full,)
         segment = shape[self.dim] // self.segments
         part = segment // size
         starts = (s * segment + index * part for s in range(self.segments))
-        return tuple((*whole[: self.dim], (a, a + part), *whole[self.dim + 1 :]) for a in starts)
+        return tuple((*full[: self.dim], (a, a + part), *full[self.dim + 1 :]) for a in starts)
 
 
 REPLICATED = Placement("R")
@@ -69,6 +70,7 @@ PARTIAL = Placement("P")
 
 
 def shard(dim: int, segments: int = 1) -> Placement:
+    """S(dim), or S(dim, segments)."""
     return Placement("S", dim, segments)
 
 

@@ -4,8 +4,8 @@ With m ranks and n bytes of payload (source: Chan et al. 2007, "Collective commu
 practice, and experience", section 7):
 
     all_reduce       2 (m-1)/m n    n: bytes of the tensor, equal on every rank
-    reduce_scatter     (m-1)/m n    n: bytes of the whole tensor before it is scattered
-    all_gather         (m-1)/m n    n: bytes of the whole tensor after it is gathered
+    reduce_scatter     (m-1)/m n    n: bytes of the tensor before it is scattered
+    all_gather         (m-1)/m n    n: bytes of the tensor after it is gathered
     all_to_all         (m-1)/m n    n: bytes that one rank holds
     broadcast                  n    from its root only, 0 elsewhere (counted at the root)
 
@@ -45,6 +45,7 @@ class Collective:
     stride: int = 1
 
     def payload(self, rows: int) -> int:
+        """Bytes of the tensor for a block of `rows` rows."""
         return self.bytes_per_row * rows + self.fixed_bytes
 
 
@@ -60,7 +61,7 @@ def batch_norm_collectives(channels: int, item_bytes: int, ranks: int) -> tuple[
     )
 
 
-class Tally:
+class TrafficCount:
     """Payload bytes by kind and group size, and what one rank sends for them.
 
     Bytes are rounded once per (kind, group size), not per call: how gradients fall into buckets
@@ -69,17 +70,20 @@ class Tally:
 
     def __init__(self) -> None:
         self.payload: Counter[tuple[CollectiveKind, int]] = Counter()
-        self.calls: Counter[CollectiveKind] = Counter()
+        self.calls: Counter[CollectiveKind | Literal["send"]] = Counter()
 
     def add(self, kind: CollectiveKind, payload: int, ranks: int) -> None:
+        """Counts one collective of `payload` bytes on `ranks` ranks."""
         if ranks > 1:
             self.payload[kind, ranks] += payload
             self.calls[kind] += 1
 
     def reset(self) -> None:
+        """Counts from zero."""
         self.payload.clear()
         self.calls.clear()
 
     @property
     def sent(self) -> int:
+        """Bytes that one rank sends for all of it."""
         return sum(sent_bytes(kind, n, ranks) for (kind, ranks), n in self.payload.items())

@@ -2,13 +2,13 @@
 
 Boxes of a tensor of 4 rows and 4 columns; digits are the ranks that hold an element:
 
-    have: columns over 2 ranks      want: rows over 2 ranks       pieces (source -> target)
+    have: columns over 2 ranks      want: rows over 2 ranks       copies (source -> target)
         0 0 1 1                         0 0 0 0                       0->0 0->0 1->0 1->0
         0 0 1 1                         0 0 0 0                       0->0 0->0 1->0 1->0
         0 0 1 1                         1 1 1 1                       0->1 0->1 1->1 1->1
         0 0 1 1                         1 1 1 1                       0->1 0->1 1->1 1->1
 
-A piece whose source is its target stays where it is: it is listed (whoever builds the new local
+A copy whose source is its target stays where it is: it is listed (whoever builds the new local
 tensor copies it) and costs no traffic. The network executes a transfer for a switch of plans and
 for an edge between two layouts; a checkpoint is one whose `have` lies on disk.
 """
@@ -25,7 +25,7 @@ Holders = tuple[int, ...]  # ranks that hold the same box
 
 
 @dataclass(frozen=True, order=True)
-class Piece:
+class BoxCopy:
     """Rank `source` gives `box` (in global coordinates) to rank `target`."""
 
     source: int
@@ -34,6 +34,7 @@ class Piece:
 
     @property
     def stays(self) -> bool:
+        """Whether nothing is sent."""
         return self.source == self.target
 
 
@@ -70,13 +71,13 @@ def difference(a: Box, b: Box) -> tuple[Box, ...]:
     return tuple(peeled)
 
 
-def transfer(have: Sequence[Sequence[Box]], want: Sequence[Sequence[Box]]) -> tuple[Piece, ...]:
-    """The pieces that turn `have[rank]` into `want[rank]`; both name every rank in one order.
+def transfer(have: Sequence[Sequence[Box]], want: Sequence[Sequence[Box]]) -> tuple[BoxCopy, ...]:
+    """The copies that turn `have[rank]` into `want[rank]`; both name every rank in one order.
 
     Every wanted element arrives exactly once, from the rank itself where it holds it, so that no
     transfer moves fewer bytes. Otherwise the holder that has least to send so far gives it (a tie
     goes to the next rank after the target), which balances what equal replicas send up to one
-    piece. Deterministic: all ranks compute the same answer. ValueError where nobody holds a
+    copy. Deterministic: all ranks compute the same answer. ValueError where nobody holds a
     wanted element.
     """
     assert len(have) == len(want), f"{len(have)} ranks have, {len(want)} ranks want"
@@ -88,15 +89,15 @@ def _frozen(boxes: Sequence[Sequence[Box]]) -> Boxes:
 
 
 @lru_cache(maxsize=4096)  # a model has few distinct (shape, layout) pairs and many tensors
-def _transfer(have: Boxes, want: Boxes) -> tuple[Piece, ...]:
-    pieces: list[Piece] = []
+def _transfer(have: Boxes, want: Boxes) -> tuple[BoxCopy, ...]:
+    copies: list[BoxCopy] = []
     cells: list[tuple[Holders, int, Box]] = []  # who may send, to whom, what
     held = _holders(have)
     for target, boxes in enumerate(want):
         lacking = [box for box in boxes if volume(box)]
         for own in have[target]:
             kept = (intersection(box, own) for box in lacking)
-            pieces += (Piece(target, target, box) for box in kept if box is not None)
+            copies += (BoxCopy(target, target, box) for box in kept if box is not None)
             lacking = [rest for box in lacking for rest in difference(box, own)]
         for box in lacking:
             cells += ((holders, target, cell) for holders, cell in _cells(box, held))
@@ -106,19 +107,19 @@ def _transfer(have: Boxes, want: Boxes) -> tuple[Piece, ...]:
     for holders, target, cell in cells:
         source = min(holders, key=lambda h: (load[h], (h - target) % len(have)))
         load[source] += volume(cell)
-        pieces.append(Piece(source, target, cell))
-    return tuple(sorted(pieces, key=lambda p: (p.target, p.box)))
+        copies.append(BoxCopy(source, target, cell))
+    return tuple(sorted(copies, key=lambda p: (p.target, p.box)))
 
 
 def _holders(have: Boxes) -> list[tuple[Holders, Box]]:
     """Disjoint boxes that together are all that is held, each with the ranks that hold it."""
-    whole: dict[Box, Holders] = {}
+    holders_of: dict[Box, Holders] = {}
     for rank, boxes in enumerate(have):
         for box in boxes:
-            if volume(box) and rank not in whole.get(box, ()):
-                whole[box] = (*whole.get(box, ()), rank)
+            if volume(box) and rank not in holders_of.get(box, ()):
+                holders_of[box] = (*holders_of.get(box, ()), rank)
     parts: list[tuple[Holders, Box]] = []
-    for box, ranks in sorted(whole.items()):
+    for box, ranks in sorted(holders_of.items()):
         fresh = [box]
         for i, (holders, part) in enumerate(parts):
             shared = intersection(part, box)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from synchromesh.cost.peak_memory import PeakMemory, peak_memory
-from synchromesh.cost.step_time import Setting, Unmeasured, held_bytes
+from synchromesh.cost.step_time import Setting, Unmeasured
 from synchromesh.profiling.borders import record, stand_ins
 from synchromesh.profiling.compute import Bench
 from synchromesh.profiling.memory import LiveBytes
@@ -152,15 +152,15 @@ def test_the_gradient_of_a_parameter_of_two_users_waits_for_the_first_and_counts
     assert peak_memory(setting, known(setting, *work), 0) == PeakMemory(80, 80 + 40 + 7)
 
 
-def test_pieces_work_on_their_rows_and_all_that_is_kept_is_there() -> None:
+def test_micro_batches_work_on_their_rows_and_all_that_is_kept_is_there() -> None:
     setting = drawn(PARTS, ALONE)
     profile = known(setting, FIRST, SECOND)
 
-    def peak(pieces: int) -> int:
-        return peak_memory(setting, profile, 0, pieces).peak - 64
+    def peak(micro_batches: int) -> int:
+        return peak_memory(setting, profile, 0, micro_batches).peak - 64
 
     assert peak(1) == 48 + 80 + 100 + 94
-    #                  h   kept by c0 and by the other piece of c1   half of the work
+    #                  h   kept by c0 and by the other one of c1   half of the work
     assert peak(2) == 48 + 80 + 100 + 30 / 2 + 94 / 2
     # the second of four: its part of the work and of what is kept, the gradients a 40 and b 24 of
     # the first beside it, and of b the sum that is made
@@ -188,14 +188,16 @@ LAYOUTS: Iterable[Any] = (
 
 @pytest.mark.parametrize("name", ["gpt2", "cnn"])
 @pytest.mark.parametrize("layouts", LAYOUTS, ids=["4x1", "1x4", "2x2", "mixed"])
-def test_laws_of_rows_pieces_and_places(name: str, layouts: Any) -> None:
+def test_laws_of_rows_micro_batches_and_places(name: str, layouts: Any) -> None:
     setting = placed(name, layouts, rows=8)
     profile = some(setting)
 
-    def peaks(rows: int, pieces: int = 1) -> list[int]:
+    def peaks(rows: int, micro_batches: int = 1) -> list[int]:
         asked = replace(setting, rows=rows)
-        found = [peak_memory(asked, profile, p, pieces) for p in range(4)]
-        assert len({f.held for f in found}) == 1 and all(f.peak > f.held > 0 for f in found)
+        found = [peak_memory(asked, profile, p, micro_batches) for p in range(4)]
+        assert len({f.resident for f in found}) == 1 and all(
+            f.peak > f.resident > 0 for f in found
+        )
         return [f.peak for f in found]
 
     by_rows = [peaks(rows) for rows in (8, 16, 64)]
@@ -203,9 +205,9 @@ def test_laws_of_rows_pieces_and_places(name: str, layouts: Any) -> None:
     assert len(set(by_rows[0])) == 1, "equal blocks of rows"
     uneven = peaks(5)
     assert uneven[0] == max(uneven), "the first blocks are the larger ones"
-    one, two, four = (peaks(16, pieces)[0] for pieces in (1, 2, 4))
-    trained = sum(held_bytes(h) for h in setting.held.values() if h.tensor.trainable)
-    # gradients of the pieces before lie beside their buckets while another one is added to them
+    one, two, four = (peaks(16, micro_batches)[0] for micro_batches in (1, 2, 4))
+    trained = sum(h.local_bytes for h in setting.holdings.values() if h.tensor.trainable)
+    # earlier gradients lie beside their buckets while another one is added to them
     assert max(two, four) <= one + 2 * trained
 
 
@@ -244,4 +246,4 @@ def test_a_step_that_runs_has_as_much_alive(name: str) -> None:
     trainer.close()
     leaves = mine.values() if isinstance(mine, dict) else mine
     really = live.peak + sum(cast(Tensor, x).nbytes for x in leaves)
-    assert abs(found.peak - found.held - really) <= 64, "but for single numbers"
+    assert abs(found.peak - found.resident - really) <= 64, "but for single numbers"

@@ -7,23 +7,27 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from synchromesh.cost import step_time as module
-from synchromesh.cost.step_time import Depart, Run, Setting, Unmeasured, best_pieces, step_time
-from synchromesh.engine import gradients, program
+from synchromesh.cost.step_time import Setting, Unmeasured, best_interleaving, step_time
+from synchromesh.cost.turns import Depart, Run, turns_of, walked
+from synchromesh.engine import program
 from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.collectives import Axis
-from synchromesh.engine.random import Streams
+from synchromesh.engine.collectives import TensorAxis
+from synchromesh.engine.exchange import Exchange
+from synchromesh.engine.random import RandomStreams
 from synchromesh.profiling.borders import local_part, record, stand_ins, tiled
 from synchromesh.profiling.silent_group import SilentGroup
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.local import Communication, Computation
+from synchromesh.values.buckets import BucketSizes
 from synchromesh.values.component import Rows
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Compute, Curve, Overlap, Pattern, Profile
+from synchromesh.values.schedule import interleaved
 from synchromesh.values.traffic import Collective
 from tests.cost.plans import drawn, flat, placed
 from tests.models import family, traced
@@ -75,12 +79,11 @@ GRADIENTS = {("all_reduce", Pattern(2)): constant(3.0)}
     ],
 )
 def test_gradient_traffic_hides_behind_backward(
-    c0: float, c1: float, backward: float, waited: float, monkeypatch: pytest.MonkeyPatch
+    c0: float, c1: float, backward: float, waited: float
 ) -> None:
-    monkeypatch.setattr(module, "BUCKET_BYTES", 1)
-    monkeypatch.setattr(module, "FIRST_BUCKET_BYTES", 1)
     setting = drawn([{"parameters": {"a": 10}}, {"parameters": {"b": 10}}], PAIR)
-    told = step_time(setting, profile(setting, {"c0": (0, c0), "c1": (0, c1)}, network=GRADIENTS))
+    made = profile(setting, {"c0": (0, c0), "c1": (0, c1)}, network=GRADIENTS)
+    told = step_time(setting, made, sizes=BucketSizes(1, 1))
     assert told.backward == pytest.approx(backward) and told.waited == pytest.approx(waited)
 
 
@@ -103,20 +106,20 @@ SENT = Communication((
 LINKS = {("all_reduce", Pattern(2)): constant(1.0), ("all_gather", Pattern(2)): constant(2.0)}
 
 
-def test_pieces_hide_what_the_whole_batch_waits_for() -> None:
+def test_micro_batches_hide_what_one_waits_for() -> None:
     setting = drawn([{"events": (Computation(1.0), SENT, Computation(3.0))}], Layout(1, 2))
     told = profile(setting, {"c0": (4.0, 8.0)}, network=LINKS)
     whole = step_time(setting, told, 1)
     # [1]~[ 3 ]   then   [  6  ]~~[2]
     assert (whole.forward, whole.backward) == (5.0, 10.0)
-    # piece 0   [1]~[ 3 ]          the same seconds a piece, whatever the rows, in this profile
-    # piece 1      [1]   [ 3 ]     its ~ goes on while piece 0 computes
-    pieces = step_time(setting, told, 2)
-    assert pieces.forward == pytest.approx(1 + 1 + 3 + 3)
-    # piece 1   [  6  ]~~[2]       the first departs at 6, arrives at 12 at the latest
-    # piece 0          [  6  ]~~[2]
-    assert pieces.backward == pytest.approx(6 + 6 + 2 + 2)
-    assert pieces.waited == 0.0
+    # 0   [1]~[ 3 ]          the same seconds a micro-batch, whatever the rows, in this profile
+    # 1      [1]   [ 3 ]     its ~ goes on while micro-batch 0 computes
+    two = step_time(setting, told, 2)
+    assert two.forward == pytest.approx(1 + 1 + 3 + 3)
+    # 1   [  6  ]~~[2]       the first departs at 6, arrives at 12 at the latest
+    # 0          [  6  ]~~[2]
+    assert two.backward == pytest.approx(6 + 6 + 2 + 2)
+    assert two.waited == 0.0
 
 
 def test_an_operators_own_collective_is_waited_for() -> None:
@@ -141,7 +144,7 @@ def test_the_slowest_rank_counts_and_uneven_rows() -> None:
     assert seconds(row) == 3.0  # one curve stands for all ranks
 
 
-def test_best_pieces_asks_for_enough_rows() -> None:
+def test_best_interleaving_asks_for_enough_rows() -> None:
     setting = drawn([{"events": (Computation(1.0), SENT, Computation(3.0))}], Layout(1, 2), rows=4)
     key = setting.partition.program(setting.partition.components[0])
     row = Curve(((1.0, 1.0),))
@@ -149,10 +152,10 @@ def test_best_pieces_asks_for_enough_rows() -> None:
         link: Curve(((4.0, seconds),)) for link, seconds in zip(LINKS, (1.0, 2.0), strict=True)
     }
     told = Profile(2, {key: Compute((row,), (row,), cast(Any, None))}, links)
-    assert best_pieces(setting, told, (4,)).pieces == 4
-    assert best_pieces(setting, told, (8,)).pieces == 1
-    assert best_pieces(replace(setting, overlaps=False), told, (4,)).pieces == 1
-    assert best_pieces(replace(setting, rows=3), told, (4,)).pieces == 1
+    assert best_interleaving(setting, told, (4,)).interleaved == 4
+    assert best_interleaving(setting, told, (8,)).interleaved == 1
+    assert best_interleaving(replace(setting, overlaps=False), told, (4,)).interleaved == 1
+    assert best_interleaving(replace(setting, rows=3), told, (4,)).interleaved == 1
 
 
 def test_what_was_not_measured_has_a_name() -> None:
@@ -164,31 +167,31 @@ def test_what_was_not_measured_has_a_name() -> None:
 
 
 @pytest.mark.parametrize("family_name", ["cnn", "padded"])
-@pytest.mark.parametrize("pieces", [1, 4])
-def test_more_of_anything_takes_no_less(family_name: str, pieces: int) -> None:
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_more_of_anything_takes_no_less(family_name: str, micro_batches: int) -> None:
     setting = placed(family_name, Layout(2, 2))
     base = replace(flat(setting, 1.0, 0.3), overlap={"all_reduce": Overlap(0.7, 0.6)}, host=0.1)
-    least = step_time(setting, base, pieces).seconds
+    least = step_time(setting, base, micro_batches).seconds
     for key, found in base.compute.items():
         slower = replace(found, forward=tuple(c.scaled(1.5) for c in found.forward))
         more = replace(base, compute={**base.compute, key: slower})
-        assert step_time(setting, more, pieces).seconds > least
+        assert step_time(setting, more, micro_batches).seconds > least
     for key, curve in base.network.items():
         more = replace(base, network={**base.network, key: curve.scaled(2.0)})
-        assert step_time(setting, more, pieces).seconds >= least * (1 - 1e-12)
+        assert step_time(setting, more, micro_batches).seconds >= least * (1 - 1e-12)
     for more in (
         replace(base, host=0.2),
         replace(base, update_byte=1.0),
         replace(base, copy_byte=1.0),
     ):
-        assert step_time(setting, more, pieces).seconds > least
+        assert step_time(setting, more, micro_batches).seconds > least
 
 
 # The engine's order
 
 
 class Order:
-    """The pauses of a real program on silent groups, by component: what `in_turns` goes by."""
+    """The pauses of a real program on silent groups, by component."""
 
     def __init__(self, name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[int, int]] = []
@@ -200,19 +203,25 @@ class Order:
         self.borders = record(step, self.batch, whole, CPU)
         tensors = {}
         for n, x in whole.items():
-            h = setting.held[n]
+            h = setting.holdings[n]
             tensors[n] = local_part(x, h.placement, h.layout.tensor)
             if h.tensor.trainable:
                 tensors[n].requires_grad_()
         stage = SimpleNamespace(position=0)
 
-        def axis(layout: Layout, streams: Streams) -> Axis:
+        def axis(layout: Layout, streams: RandomStreams) -> TensorAxis:
             group = SilentGroup(layout.tensor)
-            return Axis(cast(Any, group), streams, BatchNormPolicy(None))
+            return TensorAxis(cast(Any, group), streams, BatchNormPolicy(None))
 
         monkeypatch.setattr(program, "depart", self.depart)
         self.program = program.Program(
-            step, setting.partition, cast(Any, stage), tensors, setting.held, axis, Streams(0, CPU)
+            step,
+            setting.partition,
+            cast(Any, stage),
+            tensors,
+            setting.holdings,
+            axis,
+            RandomStreams(0, CPU),
         )
         for i, part in enumerate(self.program._parts):
             part.walk = self.logged(i, part.walk)
@@ -238,14 +247,13 @@ class Order:
     def logged(self, i: int, walk: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: self.told(i, walk(*args))
 
-    def depart(self, x: Tensor, value: Any, have: Any, want: Any, source: Any, target: Any,
-               stage: Any, rows_source: Any, rows_target: Any) -> Any:  # fmt: skip
+    def depart(self, x: Tensor, item: Exchange, stage: Any, ranges: Any) -> Any:
         """What would come over the border, from the recorded values."""
-        start, stop = rows_target[0]
-        whole = self.borders[value.name]
-        if isinstance(value.rows, Rows):
-            whole = tiled(whole, value.rows, max(1, stop - start))
-        made = local_part(whole, want, target.tensor)
+        start, stop = ranges(item.target.data)[0]
+        whole = self.borders[item.value.name]
+        if isinstance(item.value.rows, Rows):
+            whole = tiled(whole, item.value.rows, max(1, stop - start))
+        made = local_part(whole, item.want, item.target.tensor)
         return lambda: made.requires_grad_(x.requires_grad)
 
 
@@ -258,9 +266,9 @@ def mixed(i: int) -> Layout:
     [("gpt2", Layout(1, 2)), ("padded", Layout(1, 4)), ("bert", mixed), ("cnn", mixed)],
     ids=["gpt2-1x2", "padded-1x4", "bert-mixed", "cnn-mixed"],
 )
-@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("micro_batches", [1, 2])
 def test_the_order_is_the_engines(
-    name: str, layouts: Any, pieces: int, monkeypatch: pytest.MonkeyPatch
+    name: str, layouts: Any, micro_batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = placed(name, layouts)
     order = Order(name, setting, monkeypatch)
@@ -268,14 +276,18 @@ def test_the_order_is_the_engines(
     rows = [b - a for a, b in setting.plan.row_ranges(setting.rows, leaf.data)]
     cut = GlobalRows(tuple(rows), setting.plan)
     lanes, start = [], 0
-    for part in cut.micro(pieces) if pieces > 1 else (cut,):
+    for part in cut.micro(micro_batches):
         lanes.append((take(order.batch, start, start + part.counts[0]), part))
         start += part.counts[0]
     order.program.run(lanes, 0)
-    tokens = [list(module._tokens(setting.partition.components, p)) for p in range(pieces)]
-    predicted = [t for t in module._in_turns(tokens) if isinstance(t, Depart) and t.hop.pauses]
-    assert [t.component for t in predicted] == order.seen
-    assert order.seen, "a plan without a pause says nothing"
+    turns = turns_of(setting.partition.components)
+    assert order.program.turns == len(turns) > 1, "a plan without a pause says nothing"
+    predicted = [
+        item.component
+        for action, item in walked(turns, interleaved(micro_batches, len(turns)))
+        if action.kind == "F" and isinstance(item, Depart) and item.communication.pauses
+    ]
+    assert predicted == order.seen
 
 
 def test_backward_is_the_reverse() -> None:
@@ -300,47 +312,30 @@ def test_backward_is_the_reverse() -> None:
     assert computed[half:] == [2 * s for s in reversed(computed[:half])]
 
 
-# Gradient buckets
-
-
 @pytest.mark.parametrize("name", ["gpt2", "cnn"])
 @pytest.mark.parametrize(
     "layouts", [Layout(4, 1), Layout(2, 2), lambda i: Layout(4, 1) if i % 2 else Layout(2, 2)],
     ids=["4x1", "2x2", "mixed"],
 )  # fmt: skip
-def test_buckets_are_the_engines(name: str, layouts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    most, first = 6000, 1500
-    monkeypatch.setattr(module, "BUCKET_BYTES", most)
-    monkeypatch.setattr(module, "FIRST_BUCKET_BYTES", first)
+def test_every_shared_gradient_is_sent_once(name: str, layouts: Any) -> None:
     setting = placed(name, layouts)
-    found: dict[str, tuple[nn.Parameter, Any]] = {}
-    for component in setting.partition.components:
-        for p in component.component.parameters:
-            if p.trainable and p.name not in found:
-                held = setting.held[p.name]
-                whole = held.home or held.placement.kind == "r"
-                ranks = tuple(range(4)) if whole else held.layout.data_positions(0)
-                tensor = nn.Parameter(torch.zeros(held.local_shape, dtype=torch.float64))
-                found[p.name] = (tensor, SimpleNamespace(ranks=ranks, size=len(ranks)))
-    shared = [x for x in found.values() if x[1].size > 1]
-    buckets = gradients._buckets(cast(Any, shared[::-1]), most, first)
-    names = {id(x): n for n, (x, _) in found.items()}
-    theirs = [({names[id(x)] for x in b.parameters}, b.payload, b.group.size) for b in buckets]
-    made = module._Buckets(setting, Profile(4))
-    assert [(b.waits_for, b.bytes, b.ranks.size) for b in made._buckets] == theirs
-    assert len(theirs) >= 2
-
-
-def test_the_constants_are_the_engines() -> None:
-    defaults = gradients.GradientSync.__init__.__defaults__
-    assert defaults == (module.BUCKET_BYTES, module.FIRST_BUCKET_BYTES)
+    shared = [
+        h
+        for h in setting.holdings.values()
+        if h.tensor.trainable and len(h.gradient_positions(0)) > 1
+    ]
+    made = module._Gradients(setting, Profile(4), BucketSizes(6000, 1500)).buckets
+    assert sorted(n for b in made for n in b.waits_for) == sorted(h.tensor.name for h in shared)
+    assert sum(b.bytes for b in made) == sum(h.local_bytes for h in shared)
+    assert len(made) >= 2
 
 
 def test_runs_are_shares_of_a_component() -> None:
     setting = placed("bert", Layout(1, 2))
     shares: dict[int, float] = {}
-    for token in module._tokens(setting.partition.components, 0):
-        if isinstance(token, Run):
-            shares[token.component] = shares.get(token.component, 0.0) + token.share
+    for turn in turns_of(setting.partition.components):
+        for item in turn:
+            if isinstance(item, Run):
+                shares[item.component] = shares.get(item.component, 0.0) + item.share
     count = len(setting.partition.components)
     assert shares == pytest.approx(dict.fromkeys(range(count), 1.0))

@@ -48,7 +48,7 @@ def lent() -> list[int]:
     counts = (0, 2, 0, 1)
     mine = torch.arange(counts[world.rank]) + 10 * world.rank
     rows = GlobalRows(counts, PLAN)
-    found = batches.lend_row(
+    found = batches.with_stand_in(
         {"x": mine, "y": [torch.tensor(3.0)]}, rows, Layout(4, 1), world.rank, world.everyone
     )
     world.close()

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from synchromesh.engine.batch_norm import BatchNormPolicy
-from synchromesh.engine.collectives import TABLE, Axis, join, move, part
+from synchromesh.engine.collectives import TABLE, TensorAxis, join, move, part
 from synchromesh.engine.groups import World
-from synchromesh.engine.random import Streams
+from synchromesh.engine.random import RandomStreams
 from synchromesh.values.placement import Placement, parse
 from tests.ranks import run
 
@@ -120,7 +120,7 @@ def test_no_gradient_no_backward_traffic() -> None:
 
 def _integers_and_scalars() -> None:
     world = World.open("cpu")
-    axis = Axis(world.everyone, Streams(0), BatchNormPolicy())
+    axis = TensorAxis(world.everyone, RandomStreams(0), BatchNormPolicy())
     ids = torch.arange(8).view(2, 4)
     mine = axis.move(ids, "R", "S(1)")
     assert mine.tolist() == ids[:, 2 * world.rank :][:, :2].tolist()

@@ -1,6 +1,7 @@
 """Exchanges between layouts: value and gradient of every combination, by the global tensors."""
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -9,21 +10,26 @@ import torch
 from torch import Tensor
 
 from synchromesh.engine.collectives import part
-from synchromesh.engine.exchange import exchange
+from synchromesh.engine.exchange import Exchange, depart
 from synchromesh.engine.groups import World
 from synchromesh.engine.routes import Side, nested, routes
-from synchromesh.engine.stage import Stage
+from synchromesh.engine.stage import StageGroups
 from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement, parse
-from synchromesh.values.traffic import Tally
+from synchromesh.values.traffic import TrafficCount
 from tests.ranks import run
 
 PLAIN = Value("plain", (1, 24, 24), "float64", Rows(), True)
 # rows in the middle: two segments of (rows x 2) entries
 INNER = Value("inner", (24, 4, 24), "float64", Rows(1, 2, 2), True)
 EVEN, UNEVEN, SHORT = 12, 11, 2  # global rows: 2 rows leave data ranks without any
+
+
+def exchange(*arguments: Any) -> Tensor:
+    """Departure and arrival at once."""
+    return depart(*arguments)()
 
 
 def _ranges(rows: int, data: int) -> tuple[tuple[int, int], ...]:
@@ -99,7 +105,7 @@ def _exchanges(cases: list[Case]) -> list[tuple[Tensor, Tensor, int]]:
     world = World.open("cpu")
     ranks = tuple(range(world.size))
     degrees = {d for c in cases for d in (c.source, c.target)}
-    stage = Stage(world, ranks, [Layout(world.size // d, d) for d in degrees])
+    stage = StageGroups(world, ranks, [Layout(world.size // d, d) for d in degrees])
     for d in degrees:
         world.choices[stage.tensor_group(Layout(world.size // d, d)).ranks] = "all-to-all"
     answers = []
@@ -110,10 +116,8 @@ def _exchanges(cases: list[Case]) -> list[tuple[Tensor, Tensor, int]]:
         held = have if have.sharded else parse({"r": "R"}.get(case.have, case.have))
         x = _local(case, value, held, source, world.rank).requires_grad_()
         world.ledger.reset()
-        y = exchange(
-            x, case.value, have, want, source, target, stage,
-            _ranges(case.rows, source.data), _ranges(case.rows, target.data),
-        )  # fmt: skip
+        item = Exchange(case.value, have, want, source, target)
+        y = exchange(x, item, stage, partial(_ranges, case.rows))
         arriving = want if want.sharded else parse(GRADIENT[case.want])
         dy = _local(case, gradient, arriving, target, world.rank)
         (dx,) = torch.autograd.grad(y, x, dy)
@@ -200,7 +204,7 @@ def test_traffic_is_what_the_trace_predicts() -> None:
         have, want = case.sharded(case.have), case.sharded(case.want)
         predicted = edge_collectives(case.value, have, want, source, target)
         assert predicted is not None
-        tally = Tally()
+        tally = TrafficCount()
         for collective in predicted:
             payload = collective.payload(case.rows // source.data)
             tally.add(collective.kind, payload, collective.ranks)
@@ -210,7 +214,7 @@ def test_traffic_is_what_the_trace_predicts() -> None:
 def _without_rows() -> list[dict]:
     """A table computed by 2x2 or 1x4 and read by the other: gradients arrive whole."""
     world = World.open("cpu")
-    stage = Stage(world, (0, 1, 2, 3), [Layout(2, 2), Layout(1, 4), Layout(4, 1)])
+    stage = StageGroups(world, (0, 1, 2, 3), [Layout(2, 2), Layout(1, 4), Layout(4, 1)])
     table = Value("table", (8,), "float64", None, True)
     value = torch.arange(8.0, dtype=torch.float64)
     found = []
@@ -222,7 +226,7 @@ def _without_rows() -> list[dict]:
         h, w = placed.get(have) or parse(have), placed.get(want) or parse(want)
         held = h if h.sharded else parse({"r": "R"}.get(have, have))
         x = _hold(value, held, a, world.rank % a).requires_grad_()
-        y = exchange(x, table, h, w, source, target, stage, (), ())
+        y = exchange(x, Exchange(table, h, w, source, target), stage, dict)
         expected = part(value, w, b, world.rank % b) if w.sharded else value
         torch.testing.assert_close(y.detach(), expected, atol=1e-12, rtol=0)
         # each data rank of the reader makes another gradient: 1, 2, ... times (1, ..., 1)
@@ -255,19 +259,15 @@ def test_values_without_rows_sum_their_gradients_over_everybody() -> None:
 
 def _integers() -> None:
     world = World.open("cpu")
-    stage = Stage(world, (0, 1), [Layout(2, 1), Layout(1, 2)])
+    stage = StageGroups(world, (0, 1), [Layout(2, 1), Layout(1, 2)])
     ids = Value("ids", (1, 3), "int64", Rows(), False)
     mine = torch.arange(6).view(2, 3)[world.rank : world.rank + 1]
-    y = exchange(
-        mine, ids, REPLICATED, REPLICATED, Layout(2, 1), Layout(1, 2), stage,
-        ((0, 1), (1, 2)), ((0, 2),),
-    )  # fmt: skip
+    item = Exchange(ids, REPLICATED, REPLICATED, Layout(2, 1), Layout(1, 2))
+    y = exchange(mine, item, stage, {2: ((0, 1), (1, 2)), 1: ((0, 2),)}.__getitem__)
     assert y.tolist() == [[0, 1, 2], [3, 4, 5]]
     flags = Value("flags", (1, 3), "bool", Rows(), False)
-    y = exchange(
-        y > 2, flags, REPLICATED, REPLICATED, Layout(1, 2), Layout(2, 1), stage,
-        ((0, 2),), ((0, 2), (2, 2)),
-    )  # fmt: skip
+    item = Exchange(flags, REPLICATED, REPLICATED, Layout(1, 2), Layout(2, 1))
+    y = exchange(y > 2, item, stage, {1: ((0, 2),), 2: ((0, 2), (2, 2))}.__getitem__)
     expected = [[False] * 3, [True] * 3]
     assert y.tolist() == (expected if world.rank == 0 else expected[:1])
     world.close()
@@ -285,7 +285,7 @@ def test_routes_as_drawn() -> None:
     moves = {
         (r.sender, r.receiver, *at, *to)
         for r in routes(source, target, ())
-        for at, to in r.pieces
+        for at, to in r.parts
         if r.sender != r.receiver
     }
     both = (0, 2)  # first row, number of rows at the sender

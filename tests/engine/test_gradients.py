@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import World
+from synchromesh.values.buckets import BucketSizes
 from tests.ranks import run
 
 
@@ -41,7 +42,9 @@ def _accumulated(bucket: int) -> None:
     """Three micro-batches a rank, two steps; sums are of all rows whichever bucket size."""
     world = World.open("cpu")
     model = _model()
-    sync = GradientSync([(p, world.everyone) for p in model.parameters()], bucket, bucket // 2)
+    sync = GradientSync(
+        [(p, world.everyone) for p in model.parameters()], BucketSizes(bucket, bucket // 2)
+    )
     for _ in range(2):
         for p in model.parameters():
             p.grad = None
@@ -102,7 +105,7 @@ def _mixed_groups() -> None:
     groups = [world.everyone, pairs, alone, pairs, world.everyone]
     dtypes = [torch.float64, torch.float32, torch.float32, torch.bfloat16, torch.float32]
     parameters = [nn.Parameter(torch.ones(3, dtype=t)) for t in dtypes]
-    sync = GradientSync(list(zip(parameters, groups, strict=True)), 1, 1)
+    sync = GradientSync(list(zip(parameters, groups, strict=True)), BucketSizes(1, 1))
     sync.begin()
     sum((p * (world.rank + 1)).sum().double() for p in parameters).backward()
     sync.finish(2.0)

@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from synchromesh.engine.groups import WAYS, Ledger, World
+from synchromesh.engine.groups import WAYS, World
+from synchromesh.engine.ledger import Ledger
 from synchromesh.launch import rendezvous
 from synchromesh.values.fault import Fault
 from tests.ranks import run
@@ -149,7 +150,7 @@ def test_the_ledger_counts_the_operation_whichever_way_it_is_done() -> None:
 def _spent(ledger: Ledger) -> None:
     ledger.add("all_reduce", 8, 2)
     ledger.add("all_gather", 100, 4)
-    ledger.add_sent("send", 5)
+    ledger.add_messages(5)
 
 
 def test_a_paused_ledger_counts_nothing_and_goes_on_after() -> None:

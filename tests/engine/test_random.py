@@ -4,16 +4,16 @@ from itertools import product
 
 import torch
 
-from synchromesh.engine.random import Streams
+from synchromesh.engine.random import RandomStreams
 
 
-def _draw(streams: Streams, key: int = 0, sharded: bool = False, rows: bool = True) -> int:
+def _draw(streams: RandomStreams, key: int = 0, sharded: bool = False, rows: bool = True) -> int:
     streams.seed(key, sharded, rows)
     return int(torch.randint(2**62, ()))
 
 
-def _place(step=0, micro=0, component=0, data=0, tensor=0, seed=0, piece=0) -> Streams:
-    streams = Streams(seed)
+def _place(step=0, micro=0, component=0, data=0, tensor=0, seed=0, piece=0) -> RandomStreams:
+    streams = RandomStreams(seed)
     streams.begin(step, micro, piece)
     streams.at(component, data, tensor)
     return streams
@@ -62,7 +62,7 @@ def test_the_hash_is_stable() -> None:
 
 
 def test_the_users_generator_is_left_alone() -> None:
-    streams = Streams(0)
+    streams = RandomStreams(0)
     torch.manual_seed(4)
     expected = torch.rand(3), torch.rand(3)
     torch.manual_seed(4)

@@ -122,12 +122,12 @@ def test_faster_links_are_never_slower() -> None:
 
 
 def test_one_device_and_an_optimizer_of_its_own() -> None:
-    with_states = planned("v100x1").candidates[0].memory[0].held
-    without = planned("v100x1", optimizer=torch.optim.SGD).candidates[0].memory[0].held
+    with_states = planned("v100x1").candidates[0].memory[0].resident
+    without = planned("v100x1", optimizer=torch.optim.SGD).candidates[0].memory[0].resident
     weights = sum(p.nbytes for p in wide().parameters())
     assert with_states - without == 2 * weights
     given = torch.optim.SGD(wide().parameters(), lr=0.1, momentum=0.9)
-    assert planned("v100x1", optimizer=given).candidates[0].memory[0].held == without + weights
+    assert planned("v100x1", optimizer=given).candidates[0].memory[0].resident == without + weights
 
 
 @pytest.mark.parametrize("name", ["lstm", "padded"])

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from synchromesh.cost.step_time import Unmeasured, step_time
-from synchromesh.engine.exchange import depart
+from synchromesh.engine.exchange import Exchange, depart
 from synchromesh.engine.groups import Group, World
-from synchromesh.engine.stage import Stage
+from synchromesh.engine.stage import StageGroups
 from synchromesh.planner import assemble as module
 from synchromesh.planner.assemble import Uniform, assemble, crossings
 from synchromesh.planner.candidate import Model, setting
@@ -88,7 +88,7 @@ def crossed() -> list[tuple[list[Sent], list[Sent]]]:
     """What this rank was asked for, forward and backward, on every edge."""
     world = World.open("cpu")
     layouts = {m: Layout(DEVICES // m, m) for m in (1, 2, 4)}
-    stage = Stage(world, tuple(range(DEVICES)), layouts.values())
+    stage = StageGroups(world, tuple(range(DEVICES)), layouts.values())
     for layout in layouts.values():  # none is measured in between
         world.choices[stage.tensor_group(layout).ranks] = "native"
     log: list[Sent] = []
@@ -101,10 +101,9 @@ def crossed() -> list[tuple[list[Sent], list[Sent]]]:
             rows = ROWS // source.data if value.rows else 1
             x = torch.ones(shape[0] * rows, *shape[1:]).requires_grad_()
             log.clear()
-            y = depart(
-                x, value, parse(have), parse(want), source, target, stage,
-                blocks(value, source), blocks(value, target),
-            )()  # fmt: skip
+            ranges = {layout.data: blocks(value, layout) for layout in (source, target)}
+            item = Exchange(value, parse(have), parse(want), source, target)
+            y = depart(x, item, stage, ranges.__getitem__)()
             forward = list(log)
             log.clear()
             y.backward(torch.ones_like(y))

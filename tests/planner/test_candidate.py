@@ -36,7 +36,7 @@ def test_pieces_are_as_the_plan_says_or_the_better() -> None:
     free = price(MODEL, Plan.parse("tensor"), 2, told)
     assert free.seconds == min(seconds.values())
     assert free.time is not None
-    assert with_pieces(free, True).plan == replace(free.plan, pieces=free.time.pieces)
+    assert with_pieces(free, True).plan == replace(free.plan, pieces=free.time.interleaved)
     assert with_pieces(free, False) == free
 
 

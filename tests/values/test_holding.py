@@ -38,6 +38,19 @@ def test_gradients_are_summed_where_parts_are_equal() -> None:
     assert home.home and home.gradient_positions(2) == (0, 1, 2, 3)
 
 
+@pytest.mark.parametrize(
+    ("placement", "degrees"), [*product(PLACEMENTS, [(1, 4), (2, 2), (4, 1), (1, 2)])]
+)
+def test_the_layout_of_gradients_is_of_all_positions(
+    placement: Placement, degrees: tuple[int, int]
+) -> None:
+    held = Holding(WEIGHT, Layout(*degrees), placement)
+    groups = {held.gradient_positions(p) for p in range(held.layout.devices)}
+    assert sorted(p for group in groups for p in group) == list(range(held.layout.devices))
+    assert {len(group) for group in groups} == {held.gradient_layout.data}
+    assert held.local_bytes == 4 * held.local_shape[0] * held.local_shape[1]
+
+
 def test_a_tensor_of_several_layouts_or_of_none_is_at_home_everywhere() -> None:
     other = Parameter("other", (4,), "float32")
     tied = Parameter("tied", (6, 4), "float32")

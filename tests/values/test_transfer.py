@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Box, Placement, shard
-from synchromesh.values.transfer import Piece, difference, intersection, transfer, volume
+from synchromesh.values.transfer import BoxCopy, difference, intersection, transfer, volume
 
 
 def held(shape: tuple[int, ...], layout: Layout, placement: Placement) -> list[tuple[Box, ...]]:
@@ -20,7 +20,7 @@ def held(shape: tuple[int, ...], layout: Layout, placement: Placement) -> list[t
     ]
 
 
-def picture(pieces: tuple[Piece, ...], target: int, shape: tuple[int, int]) -> str:
+def picture(pieces: tuple[BoxCopy, ...], target: int, shape: tuple[int, int]) -> str:
     """Who sends each element to `target`: its source, or a dot where nothing arrives."""
     grid = [["."] * shape[1] for _ in range(shape[0])]
     for piece in pieces:
@@ -82,7 +82,7 @@ def test_nothing_moves_when_data_becomes_tensor() -> None:
 
 
 def test_scalars_and_empty_tensors() -> None:
-    assert transfer([[()], []], [[()], [()]]) == (Piece(0, 0, ()), Piece(0, 1, ()))
+    assert transfer([[()], []], [[()], [()]]) == (BoxCopy(0, 0, ()), BoxCopy(0, 1, ()))
     assert transfer([[((0, 0),)], []], [[], [((0, 0),)]]) == ()
 
 

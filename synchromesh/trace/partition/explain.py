@@ -7,7 +7,7 @@ from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.trace.partition.local import Communication
 from synchromesh.trace.partition.partition import Input, LocalComponent, Partition
 from synchromesh.trace.step import Step
-from synchromesh.values.component import ITEM_BYTES, Parameter
+from synchromesh.values.component import ITEM_BYTES
 from synchromesh.values.holding import Holding, holdings
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED
@@ -16,7 +16,7 @@ from synchromesh.values.traffic import (
     Collective,
     CollectiveKind,
     Direction,
-    Tally,
+    TrafficCount,
     batch_norm_collectives,
 )
 
@@ -128,14 +128,14 @@ def explain(
     trained = [h for n, h in holding.items() if h.tensor.trainable and n in used]
     sent, local_bytes = [0] * world, [0] * world
     for position, rank in enumerate(ranks):
-        tally = Tally()
-        local_bytes[rank] = sum(map(_local_bytes, holding.values()))
+        tally = TrafficCount()
+        local_bytes[rank] = sum(h.local_bytes for h in holding.values())
         for component in made.components:
             for c in component.collectives:
                 block = _rows(c, component.layout, plan, rows, position)
                 tally.add(c.kind, c.payload(block), c.ranks)
         for h in trained:
-            tally.add("all_reduce", _local_bytes(h), len(h.gradient_positions(position)))
+            tally.add("all_reduce", h.local_bytes, len(h.gradient_positions(position)))
         sent[rank] = tally.sent
     return Explanation(
         str(plan), world, rows, components, edges, tuple(local_bytes), tuple(sent),
@@ -170,10 +170,6 @@ def _holdings(step: Step, made: Partition, devices: int) -> dict[str, Holding]:
     return holdings(parameters.values(), made.placements, devices)
 
 
-def _local_bytes(holding: Holding) -> int:
-    return Parameter("", holding.local_shape, holding.tensor.dtype).bytes
-
-
 def _component(
     local: LocalComponent, holding: dict[str, Holding], plan: Plan, rows: int
 ) -> ComponentExplanation:
@@ -188,7 +184,7 @@ def _component(
     for h in own:
         if h.tensor.trainable and len(h.gradient_positions(0)) > 1:
             size = len(h.gradient_positions(0))
-            summed[size] = summed.get(size, 0) + _local_bytes(h)
+            summed[size] = summed.get(size, 0) + h.local_bytes
     collectives += [
         SentCollective("all_reduce", "gradient", n, size) for size, n in sorted(summed.items())
     ]
@@ -196,7 +192,7 @@ def _component(
         local.component.name,
         local.layout,
         local.component.parameter_bytes,
-        sum(_local_bytes(h) for h in own),
+        sum(h.local_bytes for h in own),
         sum(h.tensor.bytes for h in own if h.placement.sharded and h.layout.tensor > 1),
         {h.tensor.name: "whole" if h.home else str(h.placement) for h in own},
         dict(local.unsharded),

@@ -1,0 +1,69 @@
+"""The turns of a forward: what one micro-batch computes and sends between two pauses.
+
+    turn 0    compute ... depart |  turn 1    arrive compute ... depart |  turn 2    arrive ...
+
+A schedule (values/schedule.py) says in which order the turns of all micro-batches run. Backward
+goes through each turn in reverse: an arrival becomes a departure, a departure an arrival.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from synchromesh.trace.partition.local import Communication, Computation, LocalComponent
+from synchromesh.values.schedule import Action, Schedule
+
+
+@dataclass(frozen=True)
+class Run:
+    """A share of what a component computes."""
+
+    component: int
+    share: float  # of its seconds
+
+
+@dataclass(frozen=True)
+class Depart:
+    """A communication of a component begins."""
+
+    component: int
+    number: int  # among the component's events
+    communication: Communication
+
+
+@dataclass(frozen=True)
+class Arrive:
+    """A communication of a component is waited for."""
+
+    component: int
+    number: int
+    communication: Communication
+
+
+Instruction = Run | Depart | Arrive
+Turn = tuple[Instruction, ...]
+
+
+def turns_of(components: Sequence[LocalComponent]) -> tuple[Turn, ...]:
+    """The turns of one micro-batch's forward through the components of a stage."""
+    turns: list[list[Instruction]] = [[]]
+    for i, local in enumerate(components):
+        total = sum(e.work for e in local.events if isinstance(e, Computation))
+        if not total:
+            turns[-1].append(Run(i, 1.0))
+        for number, event in enumerate(local.events):
+            if isinstance(event, Computation):
+                turns[-1].append(Run(i, event.work / total))
+                continue
+            turns[-1].append(Depart(i, number, event))
+            if event.pauses:
+                turns.append([])
+            turns[-1].append(Arrive(i, number, event))
+    return tuple(map(tuple, turns))
+
+
+def walked(turns: Sequence[Turn], schedule: Schedule) -> Iterator[tuple[Action, Instruction]]:
+    """What the stage does in its order; a backward undoes what its forward did."""
+    for action in schedule.stages[0]:
+        turn = turns[action.turn]
+        for instruction in turn if action.kind == "F" else reversed(turn):
+            yield action, instruction

@@ -1,0 +1,24 @@
+"""The device of a rank."""
+
+import os
+
+import torch
+
+
+def device_of(device: torch.device | str | None, rank: int) -> torch.device:
+    """The device of a rank: as given, else the GPU of its LOCAL_RANK, else the CPU."""
+    chosen = torch.device(device) if device is not None else None
+    if chosen is None:
+        chosen = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if chosen.type != "cuda":
+        return chosen
+    if chosen.index is None:
+        local, count = int(os.environ.get("LOCAL_RANK", rank)), torch.cuda.device_count()
+        if local >= count:
+            raise ValueError(
+                f"local rank {local} has no GPU of its own ({count} on this machine); start at "
+                f'most {count} processes here, or ask for device="cpu"'
+            )
+        chosen = torch.device("cuda", local)
+    torch.cuda.set_device(chosen)
+    return chosen

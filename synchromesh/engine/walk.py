@@ -1,0 +1,111 @@
+"""A walk: a local graph as a generator, which pauses while a tensor that it moves is under way.
+
+Each node becomes one line of Python, as in fx's own code, and a move a `yield from`:
+
+    a = op0(x, weight)                                  forgets each value after its last use, so
+    b = yield from axis.moving(a, 'P', 'R'); a = None   that no walk keeps more than it needs
+    return (b,)
+"""
+
+import operator
+from collections.abc import Callable, Generator
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.graph import magic_methods
+
+Walk = Generator[None, None, tuple[Tensor, ...]]
+_LITERALS = (bool, int, str, type(None))
+_INFIX = {getattr(operator, n): form for n, form in magic_methods.items() if n != "div"}
+
+
+def pauses(graph: torch.fx.Graph) -> int:
+    """How often a walk through the graph pauses."""
+    return len(graph.find_nodes(op="call_method", target="move"))
+
+
+def walking(graph: torch.fx.GraphModule) -> Callable[..., Walk]:
+    """The graph as a generator function of its placeholders, which returns its outputs."""
+    return _Source(graph.graph).compiled()
+
+
+class _Source:
+    """The Python source of a graph; objects that have no literal are its globals."""
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.nodes = list(graph.nodes)
+        self.globals: dict[str, Any] = {}
+        self._names = {node.name for node in self.nodes}
+        self._known: dict[int, str] = {}  # name by identity of a global
+
+    def compiled(self) -> Callable[..., Walk]:
+        """The generator function."""
+        given = [node.name for node in self.nodes if node.op == "placeholder"]
+        lines = [f"def walk({', '.join(given)}):", "    yield from ()"]  # even where nothing moves
+        dead: dict[Node, list[str]] = {}
+        for node, last in self._last_uses().items():
+            dead.setdefault(last, []).append(f"; {node.name} = None")
+        lines += [
+            f"    {self._line(node)}{''.join(dead.get(node, ()))}"
+            for node in self.nodes
+            if node.op != "placeholder"
+        ]
+        exec("\n".join(lines), self.globals)
+        made: Callable[..., Walk] = self.globals["walk"]
+        return made
+
+    def _last_uses(self) -> dict[Node, Node]:
+        """The last node that reads each one, or itself; outputs live on."""
+        last = {node: node for node in self.nodes if node.op != "placeholder"}
+        for node in self.nodes:
+            last |= dict.fromkeys(node.all_input_nodes, node)
+        return {node: at for node, at in last.items() if at.op != "output"}
+
+    def _line(self, node: Node) -> str:
+        args = [self._text(a) for a in node.args]
+        named = [f"{k}={self._text(v)}" for k, v in node.kwargs.items()]
+        match node.op:
+            case "output":
+                return f"return {args[0]}"
+            case "call_method" if node.target == "move":
+                call = f"yield from {args[0]}.moving({', '.join(args[1:])})"
+            case "call_method":
+                call = f"{args[0]}.{node.target}({', '.join(args[1:] + named)})"
+            case "call_function" if node.target in _INFIX:
+                call = _INFIX[node.target].format(*args)
+            case "call_function":
+                call = f"{self._global(node.target)}({', '.join(args + named)})"
+            case _:
+                raise AssertionError(f"local graphs have neither attributes nor modules: {node}")
+        return f"{node.name} = {call}"
+
+    def _text(self, value: Any) -> str:
+        match value:
+            case Node():
+                return value.name
+            case list():
+                return f"[{', '.join(map(self._text, value))}]"
+            case tuple() if not hasattr(value, "_fields"):
+                return f"({''.join(f'{self._text(x)}, ' for x in value)})"
+            case dict():
+                items = (f"{self._text(k)}: {self._text(v)}" for k, v in value.items())
+                return f"{{{', '.join(items)}}}"
+            case slice():
+                return (
+                    f"slice({', '.join(map(self._text, (value.start, value.stop, value.step)))})"
+                )
+            case float() if isfinite(value):
+                return repr(value)
+        return repr(value) if type(value) in _LITERALS else self._global(value)
+
+    def _global(self, value: Any) -> str:
+        """The name of an object, which no node has."""
+        if id(value) not in self._known:
+            name = f"op{len(self._known)}"
+            while name in self._names:
+                name += "_"
+            self._known[id(value)], self.globals[name] = name, value
+        return self._known[id(value)]

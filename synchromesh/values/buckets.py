@@ -1,0 +1,52 @@
+"""Gradient buckets: which gradients are summed over ranks in one all-reduce.
+
+    backward makes gradients of   p9 p8 p7 | p6 p5 | p4 p3 p2 p1 | p0      (last parameter first)
+    buckets are sent as filled    ---- 0 --> -- 1 -> ------ 2 ---->
+
+Only gradients of one kind (same ranks, data type and device) can share a bucket.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class BucketSizes:
+    """Bytes at which a bucket is full and takes no further gradient.
+
+    Both are those of DDP (`bucket_cap_mb` and its first bucket, Li et al. 2020, arXiv 2006.15704).
+    """
+
+    full: int = 25 * MIB
+    first: int = MIB  # of the first bucket of a kind: small, so that communication begins early
+
+
+SIZES = BucketSizes()
+
+
+def fill(
+    parameters: Sequence[T],
+    kind: Callable[[T], Hashable],
+    size: Callable[[T], int],
+    sizes: BucketSizes = SIZES,
+) -> list[list[T]]:
+    """The buckets in the order in which they are sent, each with its parameters.
+
+    parameters: in the order of the model; backward makes their gradients in the reverse one.
+    kind: what the gradients of a bucket have in common. size: bytes of a gradient on one rank.
+    """
+    filling: dict[Hashable, list[T]] = {}
+    left: dict[Hashable, int] = {}  # bytes until the bucket of a kind is full
+    done: list[list[T]] = []
+    for parameter in reversed(parameters):
+        key = kind(parameter)
+        filling.setdefault(key, []).append(parameter)
+        left[key] = left.get(key, sizes.first) - size(parameter)
+        if left[key] <= 0:
+            done.append(filling.pop(key))
+            left[key] = sizes.full
+    return done + list(filling.values())
