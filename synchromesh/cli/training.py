@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synchromesh.adapt.adapter import Event
+from synchromesh.adapt.adapter import Decision
 from synchromesh.cli import ranks
 from synchromesh.cli.choice import choice_table, component_table, prediction_text
 from synchromesh.cli.job import Job
@@ -154,7 +154,7 @@ class _Training:
             trainer.adapt()
             trainer.on_event = self._decided
 
-    def _decided(self, event: Event) -> None:
+    def _decided(self, event: Decision) -> None:
         """A decision of the adapter, logged and shown with its reasons; later what came of it."""
         if event.measured_after is not None:
             self._log("adapted", **event.to_dict())

@@ -1,12 +1,11 @@
 """A switch: tensors move from one set of boxes to another, a few megabytes at a time.
 
 Every rank knows the boxes of all ranks, so each computes the same list of chunks and the same
-rounds of at most 16 MB per rank; nothing is negotiated. A tensor's old pieces are freed as soon
-as its new ones are complete; shrinking tensors go first (the smallest first) and growing ones
+rounds of at most 16 MB per rank; nothing is negotiated. A tensor's old shard is freed as soon
+as its new one is complete; shrinking tensors go first (the smallest first) and growing ones
 last (the largest first), so that memory stays near that of the larger of the two layouts.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from synchromesh.state.pieces import local_shape, split, view
+from synchromesh.state.local_tensor import box_view, local_shape, split
 from synchromesh.values.placement import Box
 from synchromesh.values.transfer import Piece, transfer, volume
 
@@ -24,7 +23,7 @@ CHUNK_BYTES = ROUND_BYTES // 4
 Sides = Sequence[Sequence[Box]]  # boxes of each rank of the group
 
 
-class Messages(Protocol):
+class PointToPoint(Protocol):
     """What a switch needs of a group: who I am, and messages point to point."""
 
     index: int
@@ -32,7 +31,8 @@ class Messages(Protocol):
 
     def exchange(
         self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
-    ) -> None: ...
+    ) -> None:
+        """Sends to and receives from (rank of the group, tensor), all at once."""
 
 
 @dataclass
@@ -43,28 +43,32 @@ class Move:
     shape: tuple[int, ...]
     have: Sides
     want: Sides
-    current: Callable[[], Tensor]  # the local tensor; an empty one of its dtype where none is held
+    current: Callable[
+        [], Tensor
+    ]  # the local tensor; an empty one of its dtype where there is none
     replace: Callable[[Tensor], None]
 
     @property
     def before(self) -> int:
+        """Elements of all ranks' boxes before the move."""
         return sum(volume(box) for boxes in self.have for box in boxes)
 
     @property
     def after(self) -> int:
+        """Elements of all ranks' boxes after it."""
         return sum(volume(box) for boxes in self.want for box in boxes)
 
     @property
     def changes(self) -> bool:
+        """Whether any rank's boxes change."""
         return [list(boxes) for boxes in self.have] != [list(boxes) for boxes in self.want]
 
 
 @dataclass(frozen=True)
-class Moved:
-    """What a switch took: seconds of pause here, bytes that this rank sent and received."""
+class TransferStats:
+    """Bytes that this rank sent and received in a switch."""
 
-    seconds: float
-    bytes: int
+    sent: int
     received: int
 
 
@@ -88,9 +92,8 @@ class _Round:
     load: dict[int, int] = field(default_factory=dict)  # bytes that each rank sends and receives
 
 
-def move(moves: Iterable[Move], group: Messages) -> Moved:
+def move(moves: Iterable[Move], group: PointToPoint) -> TransferStats:
     """Carries out `moves`, which every rank of the group lists alike. Collective."""
-    start = time.perf_counter()
     sent = received = 0
     ordered = in_order(m for m in moves if m.changes)
     opened: dict[int, _Open] = {}
@@ -104,11 +107,11 @@ def move(moves: Iterable[Move], group: Messages) -> Moved:
             if not done.kept:
                 ordered[i].replace(done.new)
             del done
-    return Moved(time.perf_counter() - start, sent, received)
+    return TransferStats(sent, received)
 
 
 def redistribute(
-    local: Tensor, have: Sides, want: Sides, shape: tuple[int, ...], group: Messages
+    local: Tensor, have: Sides, want: Sides, shape: tuple[int, ...], group: PointToPoint
 ) -> Tensor:
     """The local tensor for the boxes `want`, where `local` holds `have`. Collective."""
     out = [local]
@@ -165,7 +168,7 @@ def _begin(m: Move, index: int) -> _Open:
     return _Open(m, old, new, kept)
 
 
-def _exchange(batch: _Round, opened: dict[int, _Open], group: Messages) -> tuple[int, int]:
+def _exchange(batch: _Round, opened: dict[int, _Open], group: PointToPoint) -> tuple[int, int]:
     """Sends, receives and copies the chunks of a round; returns the bytes sent and received."""
     me = group.index
     sends: list[tuple[int, Tensor]] = []
@@ -176,9 +179,9 @@ def _exchange(batch: _Round, opened: dict[int, _Open], group: Messages) -> tuple
             continue
         state = opened[i]
         if piece.source == me:
-            source = view(state.old, state.move.have[me], piece.box)
+            source = box_view(state.old, state.move.have[me], piece.box)
         if piece.target == me:
-            target = view(state.new, state.move.want[me], piece.box)
+            target = box_view(state.new, state.move.want[me], piece.box)
         if piece.stays:
             if not state.kept:
                 target.copy_(source)

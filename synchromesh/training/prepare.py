@@ -16,7 +16,7 @@ from synchromesh.engine import optimizer as rebinding
 from synchromesh.engine.agreement import compare_ranks
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
-from synchromesh.training.execution import Loss, Options
+from synchromesh.training.options import Loss, Options
 from synchromesh.training.trainer import Trainer, checked_plan
 from synchromesh.values.plan import Plan
 

@@ -55,7 +55,7 @@ def in_pieces(family: str, plan: str) -> tuple[list[float], dict[str, torch.Tens
     model, loss, batches = build(family)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     trainer = prepare(model, optimizer, loss, batches[0], plan)
-    assert trainer._arranged.overlap.chosen == PIECES, "as the plan says: nothing is tried"
+    assert trainer._execution.overlap.chosen == PIECES, "as the plan says: nothing is tried"
     losses = [trainer.step(trainer.shard(batch)).item() for batch in batches]
     state = trainer.state_dict()
     trainer.close()
