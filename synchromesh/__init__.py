@@ -11,6 +11,8 @@ from synchromesh.version import VERSION
 if TYPE_CHECKING:
     from synchromesh.estimate.planning import Planned as Planned
     from synchromesh.estimate.planning import plan as plan
+    from synchromesh.training.events import FitResult as FitResult
+    from synchromesh.training.loop import fit as fit
     from synchromesh.training.prepare import prepare as prepare
     from synchromesh.training.trainer import Moved as Moved
     from synchromesh.training.trainer import Trainer as Trainer
@@ -27,12 +29,14 @@ _HOME = {
     "Chain": "values.component",
     "Cluster": "values.cluster",
     "Component": "values.component",
+    "FitResult": "training.events",
     "Layout": "values.layout",
     "Moved": "training.trainer",
     "Plan": "values.plan",
     "Planned": "estimate.planning",
     "Trainer": "training.trainer",
     "Workload": "workloads.workload",
+    "fit": "training.loop",
     "plan": "estimate.planning",
     "prepare": "training.prepare",
 }

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from synchromesh.engine.groups import World
     from synchromesh.profiling.machine import Machine
 
-TORCHRUN_PORT = 29500  # where torchrun lets hosts meet unless told otherwise
+TORCHRUN_PORT = 29500  # where torchrun lets hosts meet where nothing else is given
 SECONDS = 60  # within which ranks must have come, and for any one collective
 MARKS = {"ok": "ok     ", "warning": "WARNING", "problem": "PROBLEM"}
 
 
 def add_parser(commands: options.Commands) -> None:
+    """Adds the command and its options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor", help="devices, links, collectives measured; what will go wrong; cluster.yaml",
         description="Reports device, memory, cores and versions of every rank, measures matrix "
@@ -46,6 +47,7 @@ def add_parser(commands: options.Commands) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
     if not ranks.inside():
         if refused := options.refusal(args.output, args.force):
             raise ValueError(refused)
@@ -108,12 +110,12 @@ def _open() -> "World":
     except (ValueError, TimeoutError, RuntimeError) as error:
         several = os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]
         mine = look(int(os.environ["RANK"]), torch.device("cpu"))
-        told = [finding.sentence for finding in alone(mine, several) if finding.level != "ok"]
-        if not told:
+        problems = [finding.sentence for finding in alone(mine, several) if finding.level != "ok"]
+        if not problems:
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"the ranks do not reach each other ({reason}); {'; '.join(told)}"
+            f"the ranks do not reach each other ({reason}); {'; '.join(problems)}"
         ) from error
 
 
