@@ -10,7 +10,7 @@ sees the same table of times, so all come here at the same step; rank 0 decides 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from synchromesh.adapt import policy
 from synchromesh.adapt.monitor import Drift, Monitor
@@ -20,6 +20,7 @@ from synchromesh.planner.candidate import Candidate, setting
 from synchromesh.profiling.choosing import Question, reconsider
 from synchromesh.profiling.reprofile import again as reprofile
 from synchromesh.profiling.reprofile import glance as probe_idle
+from synchromesh.state.switch import Moved
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -40,22 +41,6 @@ class ReprofileLimits:
 
 
 LIMITS = ReprofileLimits()
-
-
-class Shifted(Protocol):
-    """What a switch took."""
-
-    @property
-    def seconds(self) -> float:
-        """Of pause."""
-
-    @property
-    def bytes(self) -> int:
-        """That all ranks sent together."""
-
-    @property
-    def most(self) -> int:
-        """Bytes that one rank sent or received, at most."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +71,7 @@ class Decision:
 class Adapter:
     """`record` every step's table, `act` at the step's end; `decisions` are those so far."""
 
-    def __init__(self, profile: Profile, switch: Callable[[Plan], Shifted]) -> None:
+    def __init__(self, profile: Profile, switch: Callable[[Plan], Moved]) -> None:
         self.profile, self._switch = profile, switch
         self.monitor = Monitor()
         self.decisions: list[Decision] = []

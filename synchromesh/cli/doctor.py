@@ -61,10 +61,10 @@ def main(args: argparse.Namespace) -> int:
 
     world = _open()
     try:
-        mine = look(world.rank, world.device)
+        facts = look(world.rank, world.device)
         if refused := world.everyone.broadcast_json(options.refusal(args.output, args.force)):
             raise ValueError(refused)
-        found = survey(world, mine, args.quick)
+        found = survey(world, facts, args.quick)
     finally:
         world.close()
     if not ranks.first():
@@ -109,8 +109,8 @@ def _open() -> "World":
         return world
     except (ValueError, TimeoutError, RuntimeError) as error:
         several = os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]
-        mine = look(int(os.environ["RANK"]), torch.device("cpu"))
-        problems = [finding.sentence for finding in alone(mine, several) if finding.level != "ok"]
+        facts = look(int(os.environ["RANK"]), torch.device("cpu"))
+        problems = [finding.sentence for finding in alone(facts, several) if finding.level != "ok"]
         if not problems:
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -80,14 +80,10 @@ class RunFolder:
             ) from error
         return missing
 
-    def write(self, job: "Job", plan: "Plan", ranks: int) -> None:
+    def write(self, asked: dict[str, Any], plan_yaml: str) -> None:
         """Writes what was asked and the plan in force, from which a resumed run goes on."""
-        asked = {
-            "workload": job.workload.name, "seed": job.seed, "batch_size": job.workload.batch_size,
-            "plan": str(plan), "ranks": ranks, "bf16": job.bf16, "adapt": job.adapt,
-        }  # fmt: skip
         (self.path / "run.json").write_text(json.dumps(asked, indent=1) + "\n")
-        (self.path / "plan.yaml").write_text(plan.to_yaml())
+        (self.path / "plan.yaml").write_text(plan_yaml)
 
     def log(self, event: str, **values: Any) -> None:
         """Appends a line in one write: of a killed run only the last may be incomplete."""

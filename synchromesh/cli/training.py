@@ -99,7 +99,7 @@ class _Report:
         self.folder = RunFolder(Path(path))
         if self.display.shown:
             self.folder.make()
-            self.folder.write(job, trainer.plan, trainer.world.size)
+        self._note_plan(trainer)
         if event.resumed is not None:
             self._log("resume", checkpoint=str(event.resumed), step=trainer.steps)
             self.display.say(f"resumed from {event.resumed} at step {trainer.steps}")
@@ -111,6 +111,16 @@ class _Report:
         self._predict(trainer)
         if not event.more:
             self.display.say(self._nothing_left(trainer.steps, event.epochs))
+
+    def _note_plan(self, trainer: Trainer) -> None:
+        if self.display.shown:
+            job = self.job
+            asked = {
+                "workload": job.workload.name, "seed": job.seed,
+                "batch_size": job.workload.batch_size, "plan": str(trainer.plan),
+                "ranks": trainer.world.size, "bf16": job.bf16, "adapt": job.adapt,
+            }  # fmt: skip
+            self.folder.write(asked, trainer.plan.to_yaml())
 
     def _predict(self, trainer: Trainer) -> None:
         """What a step should take, said before the first one; how the plan was found."""
@@ -151,8 +161,7 @@ class _Report:
             )
         self._log("adapt", **decision.to_dict())
         if decision.switched:
-            if self.display.shown:
-                self.folder.write(self.job, self.trainer.plan, self.trainer.world.size)
+            self._note_plan(self.trainer)
             self.predicted = decision.predicted_after
         done = f"switched to {decision.plan_to}" if decision.switched else "kept the plan"
         pause = f"; {decision.bytes_moved:,} bytes in {decision.pause_seconds:.2f} s"

@@ -69,9 +69,9 @@ def _deviation(target: str, document: dict[str, Any]) -> str:
     for what, key in BYTES if document["sent_bytes_compared"] else BYTES[:1]:
         found, explained = document[key], document[f"explained_{key}"]
         faults += [
-            f"{what} of rank {rank} are {mine:,} (explained are {due:,})"
-            for rank, (mine, due) in enumerate(zip(found, explained, strict=True))
-            if mine != due
+            f"{what} of rank {rank} are {own:,} (explained are {due:,})"
+            for rank, (own, due) in enumerate(zip(found, explained, strict=True))
+            if own != due
         ]
     count = "1 rank" if document["ranks"] == 1 else f"{document['ranks']} ranks"
     return (

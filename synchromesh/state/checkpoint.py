@@ -27,9 +27,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 
+from synchromesh.engine.groups import Group, World
 from synchromesh.state import manifest
+from synchromesh.state.agreed import agreed, on_first
 from synchromesh.state.box_plans import BoxReader, BoxWriter
-from synchromesh.state.control import AllRanks, ControlChannel, agreed, on_first
 from synchromesh.state.index import IndexReader, described
 from synchromesh.state.local_tensor import LocalTensor
 from synchromesh.state.manifest import CheckpointError, check_writable, newest, verify
@@ -42,9 +43,7 @@ STATE = "state.json"
 # Saving
 
 
-def save(
-    path: str | Path, tensors: Mapping[str, LocalTensor], extra: Any, world: AllRanks
-) -> None:
+def save(path: str | Path, tensors: Mapping[str, LocalTensor], extra: Any, world: World) -> None:
     """Writes a checkpoint to the folder `path`. Collective; rank 0's `extra` (JSON) is kept.
 
     A folder that is there already stays as `path.previous`. Whatever fails, on whichever rank, is
@@ -77,9 +76,7 @@ def _shared(fresh: Path, index: int, patience: float = 5.0) -> None:
         time.sleep(0.1)
 
 
-def _write(
-    fresh: Path, tensors: Mapping[str, LocalTensor], group: ControlChannel, path: Path
-) -> None:
+def _write(fresh: Path, tensors: Mapping[str, LocalTensor], group: Group, path: Path) -> None:
     writer = FileSystemWriter(fresh, sync_files=True, thread_count=1)  # more hide errors
     try:
         with _without_warning_of_one_rank():
@@ -125,7 +122,7 @@ def _finish(fresh: Path, path: Path, text: str, listed: Sequence[Sequence[Any]])
 # Loading
 
 
-def read_extra(path: str | Path, world: AllRanks) -> Any:
+def read_extra(path: str | Path, world: World) -> Any:
     """The `extra` of a checkpoint; its tensors are neither read nor checked. Collective."""
     path, group = Path(path), world.everyone
 
@@ -142,7 +139,7 @@ def read_extra(path: str | Path, world: AllRanks) -> Any:
 def load(
     path: str | Path,
     wanted: Mapping[str, LocalTensor],
-    world: AllRanks,
+    world: World,
     allow: Sequence[str] = (),
 ) -> Any:
     """Fills the local tensors of `wanted` from a checkpoint; returns its `extra`. Collective.
@@ -193,7 +190,7 @@ def _listing(path: Path) -> list[tuple[str, int, str]]:
     return [(name, entry.bytes, entry.sha256) for name, entry in files.items()]
 
 
-def _offered(group: ControlChannel, path: Path) -> str:
+def _offered(group: Group, path: Path) -> str:
     return str(group.broadcast_json(manifest.offer(path) if group.index == 0 else ""))
 
 

@@ -1,4 +1,4 @@
-"""An export: the whole model in one safetensors file, under its own names and shapes; and back.
+"""An export: the complete model in one safetensors file, under its own names and shapes; and back.
 
 Tensors travel to rank 0 one at a time and are written as they come, so that no rank has more than
 one complete tensor besides its own shards. A tensor that the model uses under several names is

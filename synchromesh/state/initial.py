@@ -52,7 +52,7 @@ def initial_values(
                 "initialises it: give its module a reset_parameters, or start from weights with "
                 "prepare(..., weights='model.safetensors' or a checkpoint)"
             )
-        while values:  # the caller alone holds what it was given
+        while values:  # so that the caller alone has a reference
             yield values.popitem()
 
 

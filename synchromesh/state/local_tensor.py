@@ -60,7 +60,7 @@ def join_dim(boxes: Sequence[Box]) -> int:
 
 
 def local_shape(boxes: Sequence[Box], dims: int) -> tuple[int, ...]:
-    """Shape of the local tensor that holds `boxes`; without boxes it is empty."""
+    """Shape of the local tensor of `boxes`; without boxes it is empty."""
     if not boxes:
         return (0,) * max(dims, 1)
     shape = [stop - start for start, stop in boxes[0]]
@@ -71,7 +71,7 @@ def local_shape(boxes: Sequence[Box], dims: int) -> tuple[int, ...]:
 
 
 def box_view(local: Tensor, boxes: Sequence[Box], box: Box) -> Tensor:
-    """The view of `local`, which holds `boxes`, that is `box`."""
+    """The view of `local`, which is `boxes`, that is `box`."""
     if not box:
         return local
     d = join_dim(boxes)

@@ -86,14 +86,8 @@ class ModelState:
     def _move_state(self, name: str, key: str, have: Sides, want: Sides) -> Move:
         state = self.optimizer.state[self.model.parameters[name]]
         shape = self.model.described[name].shape
-        return Move(
-            f"{name}/{key}",
-            shape,
-            have,
-            want,
-            lambda: state[key],
-            lambda new: state.__setitem__(key, new),
-        )
+        update = lambda new: state.__setitem__(key, new)  # noqa: E731
+        return Move(f"{name}/{key}", shape, have, want, lambda: state[key], update)
 
     def start(self, seed: int, without: Collection[str] = ()) -> None:
         """Tensors on the meta device come into being, this rank's shards only.

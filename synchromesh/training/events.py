@@ -38,7 +38,7 @@ class StepDone:
     """A step. loss: global mean, at some steps only, since reading it waits for the device."""
 
     epoch: int
-    step: int  # of the whole run, counted from 1
+    step: int  # of the run, counted from 1
     done: int  # of the epoch
     loss: float | None
 
@@ -103,7 +103,7 @@ class FitResult:
 
     plan: Plan  # the last one
     ranks: int
-    steps: int  # of the whole run, as are epochs
+    steps: int  # of the run, as are epochs
     epochs: int
     losses: tuple[float, ...]  # global mean loss of each step of this call
     loss: float | None  # mean over the steps of the last epoch

@@ -106,10 +106,10 @@ class Execution:
             why = step.merged or step.reason
             raise ValueError(f"{error} ({why})" if why else str(error)) from None
         made = made or partition(step, layouts, rows=self.planning.rows)
-        held = holdings(self.model.described.values(), made.placements, len(ranks))
-        rebinding.check(self.optimizer, any(h.placement.sharded for h in held.values()))
+        placed = holdings(self.model.described.values(), made.placements, len(ranks))
+        rebinding.check(self.optimizer, any(h.placement.sharded for h in placed.values()))
         order = [(c.name, [p.name for p in c.parameters]) for c in step.chain.components]
-        places = sorted((n, str(h)) for n, h in held.items())
+        places = sorted((n, str(h)) for n, h in placed.items())
         mark = batches.fingerprint((str(plan), step.opaque, order, places))
         if len(set(self.world.everyone.all_gather_json(mark))) > 1:
             raise ValueError(
@@ -122,7 +122,7 @@ class Execution:
         leaf_layout = Layout(data, len(ranks) // data)
         stage = Stage(self.world, ranks, (*layouts, leaf_layout))
         self.sync.close()
-        moved = self.state.move(held, stage)
+        moved = self.state.move(placed, stage)
         if first:
             self._start()
         agree = RowAgreement(self.world.everyone, ranks, leaf_layout, plan, self.world.device)
@@ -146,9 +146,9 @@ class Execution:
         for component in self.active.step.chain.components:
             for described in component.parameters:
                 if described.trainable and described.name not in found:
-                    held = self.state.holdings[described.name]
-                    everywhere = held.home or held.placement.kind == "r"
-                    group = stage.whole if everywhere else stage.data_group(held.layout)
+                    holding = self.state.holdings[described.name]
+                    everywhere = holding.home or holding.placement.kind == "r"
+                    group = stage.whole if everywhere else stage.data_group(holding.layout)
                     found[described.name] = (self.model.parameters[described.name], group)
         return list(found.values())
 
@@ -161,7 +161,7 @@ class Execution:
     def follow_changes(self) -> None:
         """Traces the model anew, which is another than was traced, and adopts the plan again."""
         self.traces.forget()
-        # all ranks fold the same masks, idle ones too, which hold none
+        # all ranks fold the same masks, idle ones too, which have none
         local = {n: b.detach() for n, b in self.model.buffers.items() if not b.is_meta}
         buffers = dict(self.state.gathered(local))
         plan = self.active.plan

@@ -8,7 +8,7 @@ Every rank of the run calls `fit` alike, under torchrun or in a single process.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -39,20 +39,6 @@ from synchromesh.workloads.workload import Workload
 
 WARM_UP_STEPS = 13  # not timed: twelve may be trials of the overlap (engine/overlap.py)
 READ_EVERY = 10  # steps between readings of the loss, each of which waits for the device
-
-
-@dataclass(frozen=True)
-class _Request:
-    """What `fit` was asked to do besides the workload and its plan."""
-
-    epochs: int
-    steps: int | None  # instead of epochs
-    seed: int
-    checkpoints: Path | None
-    checkpoint_every: int | None
-    resume: Path | None
-    adapt: bool
-    on_event: Callable[[FitEvent], None]
 
 
 def fit(
@@ -100,11 +86,6 @@ def fit(
         raise ValueError(f"fit: {'; '.join(faults)}")
     workload.check_batch()
     plan = checked_plan(plan)
-    request = _Request(
-        epochs or workload.epochs, steps, seed, None if checkpoints is None else Path(checkpoints),
-        checkpoint_every, None if resume is None else Path(resume),
-        plan.automatic if adapt is None else adapt, on_event or (lambda _: None),
-    )  # fmt: skip
     torch.manual_seed(seed)
     model = workload.model()
     optimizer = workload.optimizer(model.parameters())
@@ -114,64 +95,71 @@ def fit(
         seed=seed, autocast=autocast, say=say,
     )  # fmt: skip
     wish = Stop(trainer.world, stop)
+    loop = _Loop(
+        workload, trainer, wish, on_event or (lambda _: None), epochs or workload.epochs, steps,
+        None if checkpoints is None else Path(checkpoints), checkpoint_every, seed,
+    )  # fmt: skip
+    adapts = plan.automatic if adapt is None else adapt
     with wish.on_signals():
         try:
-            return _Loop(workload, trainer, request, wish).run()
+            return loop.run(None if resume is None else Path(resume), adapts)
         finally:
             trainer.close()
 
 
+@dataclass
 class _Loop:
-    def __init__(
-        self, workload: Workload, trainer: Trainer, request: _Request, stop: Stop
-    ) -> None:
-        self.workload, self.trainer, self.request = workload, trainer, request
-        self.emit = request.on_event
-        self.stop = stop
-        self.stopped = ""
-        self.folder = self._agreed(request.checkpoints)
-        self.saved: Path | None = None
-        self.unsaved: CheckpointError | None = None  # why the last checkpoint is missing
-        self.losses: list[float] = []  # of all steps, as far as they were read
-        self.unread: list[torch.Tensor] = []
-        self.best: float | None = None
-        self.ended: EpochEnded | None = None  # the last epoch
-        self.step_seconds: list[float] = []  # of full-size steps after warm-up
-        self.loader = trainer.loader(
-            workload.train_data, workload.batch_size, shuffle=True, seed=request.seed,
-            collate=workload.collate,
-        )  # fmt: skip
-        self.length = -(-self.loader.samples // self.loader.batch_size)  # steps of an epoch
+    """How far `fit` is."""
+
+    workload: Workload
+    trainer: Trainer
+    stop: Stop
+    emit: Callable[[FitEvent], None]
+    epochs: int
+    steps: int | None  # instead of epochs
+    folder: Path | None  # of checkpoints
+    checkpoint_every: int | None  # steps
+    seed: int
+    stopped: str = ""  # what has stopped it
+    saved: Path | None = None
+    unsaved: CheckpointError | None = None  # why the last checkpoint is missing
+    losses: list[float] = field(default_factory=list)  # of all steps, as far as they were read
+    unread: list[torch.Tensor] = field(default_factory=list)
+    best: float | None = None
+    ended: EpochEnded | None = None  # the last epoch
+    step_seconds: list[float] = field(default_factory=list)  # of full-size steps after warm-up
 
     def _agreed(self, path: Path | None) -> Path | None:
         """Rank 0's path: those with a time in their name differ."""
         text = self.trainer.world.everyone.broadcast_json(None if path is None else str(path))
         return None if text is None else Path(text)
 
-    def run(self) -> FitResult:
-        self._begin()
+    def run(self, resume: Path | None, adapt: bool) -> FitResult:
+        """Trains to the end; resume: a checkpoint, or a folder of them, to go on from."""
+        trainer, w = self.trainer, self.workload
+        self.folder = self._agreed(self.folder)
+        self.loader = trainer.loader(
+            w.train_data, w.batch_size, shuffle=True, seed=self.seed, collate=w.collate
+        )
+        self.length = -(-self.loader.samples // self.loader.batch_size)  # steps of an epoch
+        if resume is not None:
+            if trainer.rank == 0 and resume.is_dir() and not (resume / manifest.NAME).exists():
+                resume = manifest.newest(resume) or resume
+            resume = self._agreed(resume) or resume
+            best = trainer.resume(resume).get("best")
+            self.best = None if best is None else float(best)
+        trainer.on_event = self._decided
+        self.emit(Started(trainer, resume, self.loader.cursor.epoch, self._more()))
+        if adapt:
+            trainer.adapt()
         began = time.monotonic()
         while not self.stopped and self._more():
             self._epoch()
         result = self._result(time.monotonic() - began)
-        self.emit(Finished(self.trainer, result))
+        self.emit(Finished(trainer, result))
         if self.unsaved:
             raise self.unsaved
         return result
-
-    def _begin(self) -> None:
-        trainer, path = self.trainer, self.request.resume
-        if path is not None:
-            if trainer.rank == 0 and path.is_dir() and not (path / manifest.NAME).exists():
-                path = manifest.newest(path) or path
-            path = self._agreed(path)
-            assert path is not None
-            best = trainer.resume(path).get("best")
-            self.best = None if best is None else float(best)
-        trainer.on_event = self._decided
-        self.emit(Started(trainer, path, self.loader.cursor.epoch, self._more()))
-        if self.request.adapt:
-            trainer.adapt()
 
     def _decided(self, decision: Decision) -> None:
         if decision.switched and decision.measured_after is None:
@@ -179,15 +167,15 @@ class _Loop:
         self.emit(decision)
 
     def _more(self) -> bool:
-        if self.request.steps is not None:
-            return self.trainer.steps < self.request.steps
-        return self.loader.cursor.epoch < self.request.epochs
+        if self.steps is not None:
+            return self.trainer.steps < self.steps
+        return self.loader.cursor.epoch < self.epochs
 
     def _steps_left(self, in_epoch: int) -> int:
         """Steps until the run is over, of which `in_epoch` are of this epoch."""
-        if self.request.steps is not None:
-            return self.request.steps - self.trainer.steps
-        return in_epoch + (self.request.epochs - self.loader.cursor.epoch - 1) * self.length
+        if self.steps is not None:
+            return self.steps - self.trainer.steps
+        return in_epoch + (self.epochs - self.loader.cursor.epoch - 1) * self.length
 
     def _epoch(self) -> None:
         """The rest of the current epoch, its validation and its checkpoint."""
@@ -201,7 +189,7 @@ class _Loop:
             done += 1
             self._step(batch, full=done * loader.batch_size <= loader.samples)
             self._after_step(epoch, done)
-            if self.stopped or (self.request.steps == trainer.steps and done < self.length):
+            if self.stopped or (self.steps == trainer.steps and done < self.length):
                 break
         seconds = time.monotonic() - began
         self._read(epoch)
@@ -224,12 +212,12 @@ class _Loop:
             return  # the step held measuring or a move
         if trainer.world.device.type == "cuda":
             torch.cuda.synchronize(trainer.world.device)
-        warm_up = min(WARM_UP_STEPS, (self.request.steps or WARM_UP_STEPS) // 2)
+        warm_up = min(WARM_UP_STEPS, (self.steps or WARM_UP_STEPS) // 2)
         if full and trainer.steps > warm_up:
             self.step_seconds.append(time.perf_counter() - began)
 
     def _after_step(self, epoch: int, done: int) -> None:
-        step, every = self.trainer.steps, self.request.checkpoint_every
+        step, every = self.trainer.steps, self.checkpoint_every
         read = step % READ_EVERY == 0
         if read:
             self._read(epoch)

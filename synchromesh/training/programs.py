@@ -108,11 +108,11 @@ class Programs:
         pins = {(n, h.layout): h.placement for n, h in holdings.items() if not h.home}
         made = partition(step, layouts, rows=planned_rows, pins=pins)
         for (name, layout), placement in made.placements.items():
-            held = holdings[name]
-            if not held.home and (held.layout, held.placement) != (layout, placement):
+            holding = holdings[name]
+            if not holding.home and (holding.layout, holding.placement) != (layout, placement):
                 raise ValueError(
-                    f"{name} lies as {held.placement} on {held.layout}, but another trace of the "
-                    "model uses it as "
-                    f"{placement} on {layout}: give the components that use it equal layouts"
+                    f"{name} lies as {holding.placement} on {holding.layout}, but another trace "
+                    f"of the model uses it as {placement} on {layout}: give the components that "
+                    "use it equal layouts"
                 )
         return made

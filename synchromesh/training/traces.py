@@ -77,7 +77,7 @@ class Traces:
     # Whether they hold
 
     def outdated(self, current: Step) -> bool:
-        """Whether `current` or another trace is of the model as it was: parameters were frozen or
+        """Whether `current` or another trace is of a model as it was: parameters were frozen or
         released since, modules have other modes, or a buffer that was folded has other content."""
         self.notices.mode(self.model.module)
         if self.model.trained() != self._trained:
@@ -147,7 +147,7 @@ class Traces:
 
     def _retrace(self, function: Any, batch: Any, rows: int | None, active: ActivePlan) -> Step:
         """The trace for a metric, another shape or another case of `rows`; the user's function
-        itself where every rank has the whole model.
+        itself where every rank has the complete model.
         """
         training = function is self.loss
         with self.model.whole(self.world.device) as module:

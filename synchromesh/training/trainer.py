@@ -4,7 +4,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from synchromesh.state.cursor import Loader
 from synchromesh.state.export import save_safetensors
 from synchromesh.state.loaders import Loaders
 from synchromesh.state.model_state import plain
+from synchromesh.state.switch import Moved
 from synchromesh.trace.capture.export import take
 from synchromesh.trace.partition.partition import Partition, overlaps
 from synchromesh.trace.step import Step
@@ -36,16 +37,6 @@ from synchromesh.training.execution import Execution
 from synchromesh.training.options import Loss, Options
 from synchromesh.training.planning_session import PlanningSession
 from synchromesh.values.plan import Plan
-
-
-@dataclass(frozen=True)
-class Moved:
-    """What a switch took: seconds of pause, bytes that all ranks sent together, the most that one
-    of them sent or received."""
-
-    seconds: float
-    bytes: int
-    most: int
 
 
 class Trainer:

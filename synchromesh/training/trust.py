@@ -1,8 +1,8 @@
 """Trust: how far a trace agrees with its model, with one answer on all ranks.
 
-A rank that holds the whole model runs it and its trace on the same rows and compares. Rounding may
-let ranks come to different answers, so the first rank's fault counts on all of them. A rank whose
-model is cut cannot compare: what was found before it was cut still holds.
+A rank that has the complete model runs it and its trace on the same rows and compares. Rounding
+may let ranks come to different answers, so the first rank's fault counts on all of them. A rank
+whose model is cut cannot compare: what was found before it was cut still holds.
 """
 
 from dataclasses import replace
@@ -68,7 +68,7 @@ class Trust:
         return step
 
     def _as_before(self, step: Step) -> Step:
-        """The step with what was found when every rank had the whole model."""
+        """The step with what was found when every rank had the complete model."""
         if self._mismatch and not step.opaque:
             raise ValueError(
                 "the model's frozen parameters, modes or masks have changed, and its new trace "

@@ -105,7 +105,7 @@ def verify(
     verify`.
 
     Dropout is set to zero and batch norm synchronised, so that both compute the same function.
-    say: is told what is measured where `plan` is `auto`.
+    say: receives what is measured where `plan` is `auto`.
     """
     kind = DTYPES[dtype]
     torch.manual_seed(seed)

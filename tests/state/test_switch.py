@@ -101,7 +101,7 @@ def many_tensors() -> tuple[bool, int, int, int]:
             )
             minimum += lacking * 8
     equal = all(torch.equal(state[n], wholes[n]) for n in wholes)
-    return equal, moved.bytes, world.ledger.sent, minimum
+    return equal, moved.sent, world.ledger.sent, minimum
 
 
 def test_many_tensors_in_small_rounds_with_the_least_traffic() -> None:
@@ -166,7 +166,7 @@ def test_what_does_not_change_is_not_touched() -> None:
     side = [[((0, 4),)]]
     world = World.open(device="cpu")
     still = Move("x", (4,), side, side, lambda: torch.empty(4), refuse)
-    assert move([still], world.everyone).bytes == 0
+    assert move([still], world.everyone).sent == 0
 
 
 @settings(max_examples=50, deadline=None)

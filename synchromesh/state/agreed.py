@@ -1,36 +1,15 @@
-"""The control channel of all ranks: one answer, or one and the same error, on each of them."""
+"""Agreement of all ranks: one answer, or one and the same error, on each of them."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
+from synchromesh.engine.groups import Group
 from synchromesh.state.manifest import CheckpointError
 
 T = TypeVar("T")
 
 
-class ControlChannel(Protocol):
-    """What checkpoints need of the group of all ranks."""
-
-    index: int
-    size: int
-    handle: Any  # the process group; None where there is one rank
-
-    def all_gather_json(self, value: Any) -> list[Any]:
-        """Each rank's value, by rank."""
-
-    def broadcast_json(self, value: Any, root: int = 0) -> Any:
-        """The value of rank `root`."""
-
-
-class AllRanks(Protocol):
-    """What checkpoints need of the world."""
-
-    @property
-    def everyone(self) -> Any:
-        """The control channel."""
-
-
-def agreed(group: ControlChannel, do: Callable[[], T], what: str) -> T:
+def agreed(group: Group, do: Callable[[], T], what: str) -> T:
     """`do()` of this rank; where it fails on any rank, the same CheckpointError on all."""
     result, fault = _attempt(do, what)
     faults = [f for f in group.all_gather_json(fault) if f]
@@ -39,7 +18,7 @@ def agreed(group: ControlChannel, do: Callable[[], T], what: str) -> T:
     return cast(T, result)
 
 
-def on_first(group: ControlChannel, do: Callable[[], T], what: str) -> T:
+def on_first(group: Group, do: Callable[[], T], what: str) -> T:
     """What `do()` gives on rank 0 (JSON-able), on all ranks; so too its failure."""
     result, fault = _attempt(do, what) if group.index == 0 else (None, "")
     answer, fault = group.broadcast_json([result, fault])
