@@ -79,16 +79,16 @@ def train(model_name: str, steps: int) -> None:
     trainer.adapt()
     watching = 0.0
     if trainer.adapter is not None:
-        see = trainer.adapter.see
+        record = trainer.adapter.record
 
         def timed(*told: Any) -> Any:
             nonlocal watching
             began = time.perf_counter()
-            found = see(*told)
+            found = record(*told)
             watching += time.perf_counter() - began
             return found
 
-        trainer.adapter.see = timed  # type: ignore[method-assign]
+        trainer.adapter.record = timed  # type: ignore[method-assign]
     trainer.on_event = lambda e: _tell("event", **e.to_dict()) if leads else None
     for step in range(steps):
         trainer.steps_to_come = steps - step

@@ -23,20 +23,20 @@ import torch.distributed as dist
 
 from synchromesh.engine.groups import World
 from synchromesh.state.checkpoint import load, save, verify
-from synchromesh.state.pieces import Held, whole
+from synchromesh.state.local_tensor import LocalTensor, full_box
 from synchromesh.values.placement import shard
 
 SHAPE = (256, 512)
 TENSORS = 8
 
 
-def pieces(rank: int, ranks: int, value: float) -> dict[str, Held]:
+def pieces(rank: int, ranks: int, value: float) -> dict[str, LocalTensor]:
     """Tensors of one value, sharded over the ranks."""
     held = {}
     for i in range(TENSORS):
-        boxes = shard(0).boxes(SHAPE, ranks, rank) if ranks > 1 else (whole(SHAPE),)
+        boxes = shard(0).boxes(SHAPE, ranks, rank) if ranks > 1 else (full_box(SHAPE),)
         local = torch.full((SHAPE[0] // ranks, SHAPE[1]), value)
-        held[f"model/w{i}"] = Held(f"model/w{i}", SHAPE, boxes, local)
+        held[f"model/w{i}"] = LocalTensor(f"model/w{i}", SHAPE, boxes, local)
     return held
 
 

@@ -100,7 +100,7 @@ def watch(model_name: str, optimizer_name: str, plan: str) -> dict[str, Any]:
     trainer.step(mine)  # optimizer states come into being
     held = [x for s in optimizer.state.values() for x in s.values() if isinstance(x, Tensor)]
     held += [*trainer.model.parameters.values(), *trainer.model.buffers.values()]
-    held += [b.flat for b in trainer._arranged.sync._buckets]
+    held += [b.flat for b in trainer._execution.sync._buckets]
     with LiveBytes([*held, *pytree.tree_leaves(mine)]) as live:
         before = live.now
         trainer.step(mine)

@@ -95,7 +95,7 @@ def measure(name: str, most: int, rounds: int, rivals: Iterable[str]) -> list[Ro
     def arranged(candidate: Any) -> Callable[[], None]:
         def begin() -> None:
             trainer.switch(candidate.plan)
-            trainer._arranged.interleaving.chosen = candidate.time.interleaved
+            trainer._execution.interleaving.chosen = candidate.time.interleaved
             mine[0] = pytree.tree_map(Tensor.clone, trainer.shard(batch))  # alone in its storage
 
         return begin
@@ -142,8 +142,8 @@ def measure(name: str, most: int, rounds: int, rivals: Iterable[str]) -> list[Ro
         for r in taken
         if r in RIVALS
     ]
-    assert trainer._profile is not None
-    rows[0]["profile"] = trainer._profile.to_dict()  # from which all were predicted
+    assert trainer._planning.profile is not None
+    rows[0]["profile"] = trainer._planning.profile.to_dict()  # from which all were predicted
     trainer.close()
     return rows
 
@@ -183,7 +183,7 @@ def _peak(trainer: Any, mine: Any) -> float:
     known = [
         *trainer.model.parameters.values(),
         *trainer.model.buffers.values(),
-        *(b.flat for b in trainer._arranged.sync._buckets),
+        *(b.flat for b in trainer._execution.sync._buckets),
         *(x for s in trainer.optimizer.state.values() for x in s.values() if torch.is_tensor(x)),
         *pytree.tree_leaves(mine),
     ]

@@ -11,8 +11,10 @@ from synchromesh.version import VERSION
 if TYPE_CHECKING:
     from synchromesh.estimate.planning import Planned as Planned
     from synchromesh.estimate.planning import plan as plan
+    from synchromesh.state.switch import Moved as Moved
+    from synchromesh.training.events import FitResult as FitResult
+    from synchromesh.training.loop import fit as fit
     from synchromesh.training.prepare import prepare as prepare
-    from synchromesh.training.trainer import Moved as Moved
     from synchromesh.training.trainer import Trainer as Trainer
     from synchromesh.values.cluster import Cluster as Cluster
     from synchromesh.values.component import Chain as Chain
@@ -27,12 +29,14 @@ _HOME = {
     "Chain": "values.component",
     "Cluster": "values.cluster",
     "Component": "values.component",
+    "FitResult": "training.events",
     "Layout": "values.layout",
-    "Moved": "training.trainer",
+    "Moved": "state.switch",
     "Plan": "values.plan",
     "Planned": "estimate.planning",
     "Trainer": "training.trainer",
     "Workload": "workloads.workload",
+    "fit": "training.loop",
     "plan": "estimate.planning",
     "prepare": "training.prepare",
 }

@@ -16,7 +16,7 @@ from torch import nn
 
 from synchromesh.trace.capture.capture import signature, trace
 from synchromesh.trace.step import Step
-from synchromesh.training import execution as arrangement
+from synchromesh.training import traces as making
 from synchromesh.values.plan import Plan
 
 _KNOWN: dict[Hashable, Step] = {}
@@ -39,7 +39,7 @@ def remembered(
     """
     tensors = (*model.named_parameters(), *model.named_buffers())
     described = tuple((n, x.shape, x.dtype, x.device, x.requires_grad) for n, x in tensors)
-    computes = arrangement.what_it_computes(function)
+    computes = making.what_it_computes(function)
     modes = tuple(module.training for module in model.modules())
     settings = (modes, training, tuple(cuts), autocast, rows)
     key = (name, described, computes, signature(batch), settings)
@@ -59,7 +59,7 @@ def known(name: Hashable) -> Iterator[None]:
         return remembered(name, model, function, batch, **settings)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrangement, "capture", capture)
+        patch.setattr(making, "capture", capture)
         yield
 
 

@@ -1,7 +1,7 @@
-"""The adapter: notices that steps have changed, measures what did, and shifts where that pays.
+"""The adapter: notices that steps have changed, measures what did, and switches where that pays.
 
-    step ... step  ->  drift (monitor)  ->  sample what changed (measure.look.again)
-                   ->  reconsider (choosing)  ->  weigh (policy)  ->  switch, or stay and say why
+    step ... step  ->  drift (monitor)  ->  measure what changed again (profiling/reprofile.py)
+                   ->  reconsider the plan  ->  weigh (policy)  ->  switch, or stay and say why
 
 Algorithm 1 of Baligodugula and Amsaad 2025 (arXiv 2503.23186), on live measurements. Every rank
 sees the same table of times, so all come here at the same step; rank 0 decides for all.
@@ -10,43 +10,42 @@ sees the same table of times, so all come here at the same step; rank 0 decides 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
+from synchromesh.adapt import policy
 from synchromesh.adapt.monitor import Drift, Monitor
-from synchromesh.adapt.policy import MEASURING, Verdict, may_measure, weigh
+from synchromesh.adapt.policy import Verdict, may_measure, weigh
 from synchromesh.cost.move import most_received, transfer_seconds
 from synchromesh.planner.candidate import Candidate, setting
 from synchromesh.profiling.choosing import Question, reconsider
-from synchromesh.profiling.reprofile import again, glance
+from synchromesh.profiling.reprofile import again as reprofile
+from synchromesh.profiling.reprofile import glance as probe_idle
+from synchromesh.state.switch import Moved
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
-SAMPLING = 3.0  # seconds that a look at what changed is expected to take at least
-LONGER = 1.5  # times as long as the one before it may take
-FEWEST = 100  # steps that are assumed to come where nobody says how many
-PATIENCE = 20  # steps after which a look that was too much is asked for again
-GLANCE_SHARE = 0.01  # of the time that may go into glances at what idle ranks wait for
-GLANCE_STEPS = 10  # from one to the next, at least
-PAUSE_STEPS = 2  # steps that arranging anew is expected to take
+
+@dataclass(frozen=True)
+class ReprofileLimits:
+    """When measuring again may be tried, and what a switch is expected to cost. Chosen, not
+    measured: lengths of measuring are kept on the safe side of its share of the run."""
+
+    seconds: float = 3.0  # that it is expected to take at least
+    growth: float = 1.5  # times as long as the one before it may take
+    steps_to_come: int = 100  # assumed, at least, where nobody says how many
+    retry_steps: int = 20  # after which one that was too expensive is considered again
+    probe_share: float = 0.01  # of the time, for probes of what idle ranks wait for
+    probe_steps: int = 10  # from one probe to the next, at least
+    switch_steps: float = 2.0  # steps that tracing and partitioning for a new plan take
 
 
-class Shifted(Protocol):
-    """What a switch took: seconds of pause, bytes that all ranks sent, and the most of one."""
-
-    @property
-    def seconds(self) -> float: ...
-
-    @property
-    def bytes(self) -> int: ...
-
-    @property
-    def most(self) -> int: ...
+LIMITS = ReprofileLimits()
 
 
 @dataclass(frozen=True)
-class Event:
-    """A decision: what was noticed, what was done or why not, predicted and measured."""
+class Decision:
+    """What was noticed, what was done or why not, predicted and measured."""
 
     step: int
     noticed: str
@@ -65,167 +64,172 @@ class Event:
 
     def to_dict(self) -> dict[str, Any]:
         """As the log and `train --json` have it."""
-        told = asdict(self)
-        return {"from": told.pop("plan_from"), "to": told.pop("plan_to"), **told}
+        values = asdict(self)
+        return {"from": values.pop("plan_from"), "to": values.pop("plan_to"), **values}
 
 
 class Adapter:
-    """`see` every step's table, `act` at the step's end; `events` are the decisions so far."""
+    """`record` every step's table, `act` at the step's end; `decisions` are those so far."""
 
-    def __init__(self, profile: Profile, switch: Callable[[Plan], Shifted]) -> None:
+    def __init__(self, profile: Profile, switch: Callable[[Plan], Moved]) -> None:
         self.profile, self._switch = profile, switch
         self.monitor = Monitor()
-        self.events: list[Event] = []
+        self.decisions: list[Decision] = []
         self.drift: Drift | None = None
         self._began = time.monotonic()
-        self._measured, self._look = 0.0, SAMPLING  # seconds spent, and of the next look at most
-        self._looked = False
-        self._ask_at = 0  # the step before which a look, that was too much, is not asked for
-        self._awaits = False  # whether the last switch's measured time is still to come
-        self._share_told = False  # whether it was said, since the last look, that one is too much
-        self._resized = ""  # what is to be said of batches of another size
-        # Seconds of an all-reduce by its payload, where a glance led to a look: no news any more
-        self._usual_glance: dict[int, float] = {}
-        self._seen: dict[int, float] = {}  # of the last glance
-        self._glance_at = 0  # the step before which idle ranks are not looked at
+        self._measuring_seconds = 0.0  # spent so far
+        self._next_seconds = LIMITS.seconds  # of the next reprofile, at most
+        self._reprofiled = False
+        self._retry_at = 0  # the step before which a refused reprofile is not considered again
+        self._awaits_usual = False  # the last switch's measured time is still to come
+        self._refusal_reported = False  # since the last reprofile
+        self._resized = ""  # what to report of batches of another size
+        # Seconds of an all-reduce by its payload where a probe led to a reprofile: known since
+        self._probed_usual: dict[int, float] = {}
+        self._probed: dict[int, float] = {}  # by the last probe
+        self._probe_at = 0  # the step before which idle ranks are not probed
 
     def restart(self) -> None:
         """Forgets what was usual, as after a switch that was not this adapter's."""
         self.monitor.reset()
         self.drift = None
-        self._awaits = False
-        self._ask_at = self._glance_at = 0
+        self._awaits_usual = False
+        self._retry_at = self._probe_at = 0
 
     def resize(self, before: int, rows: int) -> None:
         """Global batches have another number of rows from now on: what a step takes is learnt
-        anew, then the plan is thought over."""
+        anew, then the plan is reconsidered."""
         self.restart()
         self._resized = f"global batches have {rows} rows, {before} before"
 
-    def see(self, table: Sequence[tuple[int, ...]], ranks: Sequence[int] = ()) -> Event | None:
+    def record(self, table: Sequence[tuple[int, ...]], ranks: Sequence[int]) -> Decision | None:
         """table: microseconds computing and waiting of each of `ranks` in the last full-size step.
         Returns the last switch once it is known what steps take since.
         """
-        drift = self.monitor.tell([(c * 1e-6, w * 1e-6) for c, w in table])
+        drift = self.monitor.record([(c * 1e-6, w * 1e-6) for c, w in table])
         self.drift = None if drift is None else replace(drift, ranks=tuple(ranks))
         usual = self.monitor.usual
-        if not self._awaits or usual is None:
+        if not self._awaits_usual or usual is None:
             return None
-        self._awaits = False
-        self.events[-1] = replace(self.events[-1], measured_after=usual.step)
-        return self.events[-1]
+        self._awaits_usual = False
+        self.decisions[-1] = replace(self.decisions[-1], measured_after=usual.step)
+        return self.decisions[-1]
 
     def act(
-        self, question: Question, plan: Plan, partition: Partition, step: int, to_come: int
-    ) -> Event | None:
+        self, problem: Question, plan: Plan, partition: Partition, step: int, to_come: int
+    ) -> Decision | None:
         """What comes of a drift, if there is one; all ranks alike."""
         drift, self.drift = self.drift, None
-        drift = drift or self._told(question, plan, step, to_come)
-        if drift is None or step < self._ask_at:
+        drift = drift or self._unseen_by_steps(problem, plan, step, to_come)
+        if drift is None or step < self._retry_at:
             return None
-        world, everyone = question.world, question.world.everyone
-        steps = to_come or max(FEWEST, step)
-        if not everyone.broadcast_json(self._may_look(steps * drift.now)):
-            self._ask_at = step + PATIENCE
-            if self._share_told:
-                return None
-            self._share_told = True
-            share = f"measuring would take more than {MEASURING:.0%} of the run"
-            return self._stays(drift, plan, step, share, 0.0)
-        self._resized, self._share_told = "", False
-        self._usual_glance.clear()
-        self.monitor.reset()  # whatever is found: what is measured from now on is usual
+        everyone = problem.world.everyone
+        steps = to_come or max(LIMITS.steps_to_come, step)
+        if not everyone.broadcast_json(self._may_reprofile(steps * drift.now)):
+            return self._refused(drift, plan, step)
         began = time.monotonic()
-        ranks = range(world.size)  # also those that the plan leaves idle
-        if drift.told and drift.link_drift:
-            self._usual_glance.update(self._seen)
-        links = drift.link_drift or (drift.device_drift and world.device.type == "cuda")
-        self.profile = again(
-            world, ranks, question.subject, partition, self.profile, drift.device_drift, links
-        )
+        self._reprofile(problem, partition, drift)
         found: tuple[Candidate, ...] = ()
         misfit = ""
         try:
-            choice = reconsider(question, self.profile, plan)
+            choice = reconsider(problem, self.profile, plan)
             self.profile, found = choice.profile, choice.candidates
         except ValueError as error:  # the same on all ranks: nothing fits by these facts
             misfit = str(error)
         spent = time.monotonic() - began
-        self._measured += spent
+        self._measuring_seconds += spent
         # what was new to the first one is known to the next
-        self._look = max(SAMPLING, LONGER * (spent if self._looked else spent / 2))
-        self._looked = True
+        usual_seconds = spent if self._reprofiled else spent / 2
+        self._next_seconds = max(LIMITS.seconds, LIMITS.growth * usual_seconds)
+        self._reprofiled = True
         if misfit:
             return self._stays(drift, plan, step, misfit, spent)
-        told = everyone.broadcast_json(self._weighed(question, found, plan, drift, steps))
-        if not told["switch"]:
-            return self._stays(
-                drift, plan, step, told["reason"], spent, told["now"], told["better"]
-            )
-        better = Plan.parse(told["plan"])
-        moved = self._switch(better)
-        self._awaits = True
-        self.events.append(
-            Event(
-                step, str(drift), True, told["reason"], str(plan), str(better), drift.now,
-                told["now"], told["better"], spent, moved.bytes, moved.most, moved.seconds,
+        verdict = everyone.broadcast_json(self._weighed(problem, found, plan, drift, steps))
+        now, better = verdict["now"], verdict["better"]
+        if not verdict["switch"]:
+            return self._stays(drift, plan, step, verdict["reason"], spent, now, better)
+        target = Plan.parse(verdict["plan"])
+        moved = self._switch(target)
+        self._awaits_usual = True
+        return self._decided(
+            Decision(
+                step, str(drift), True, verdict["reason"], str(plan), str(target), drift.now,
+                now, better, spent, moved.bytes, moved.most, moved.seconds,
             )
         )  # fmt: skip
-        return self.events[-1]
 
-    def _may_look(self, to_come: float) -> bool:
-        """Whether a look keeps measuring below its share of the run; to_come: its seconds left."""
+    def _reprofile(self, problem: Question, partition: Partition, drift: Drift) -> None:
+        """Measures what has drifted again."""
+        self._resized, self._refusal_reported = "", False
+        self._probed_usual.clear()
+        self.monitor.reset()  # whatever is found: what is measured from now on is usual
+        world = problem.world
+        if drift.noticed and drift.link_drift:
+            self._probed_usual.update(self._probed)
+        links = drift.link_drift or (drift.device_drift and world.device.type == "cuda")
+        ranks = range(world.size)  # also those that the plan leaves idle
+        self.profile = reprofile(
+            world, ranks, problem.subject, partition, self.profile, drift.device_drift, links
+        )
+
+    def _may_reprofile(self, to_come: float) -> bool:
+        """Whether measuring again keeps below its share of the run; to_come: its seconds left."""
         elapsed = time.monotonic() - self._began + to_come
-        return may_measure(self._measured, elapsed, self._look)
+        return may_measure(self._measuring_seconds, elapsed, self._next_seconds)
 
-    def _told(self, question: Question, plan: Plan, step: int, to_come: int) -> Drift | None:
+    def _refused(self, drift: Drift, plan: Plan, step: int) -> Decision | None:
+        """Considered again some steps later, but reported once."""
+        self._retry_at = step + LIMITS.retry_steps
+        if self._refusal_reported:
+            return None
+        self._refusal_reported = True
+        share = f"measuring would take more than {policy.LIMITS.measuring_share:.0%} of the run"
+        return self._stays(drift, plan, step, share, 0.0)
+
+    def _unseen_by_steps(
+        self, problem: Question, plan: Plan, step: int, to_come: int
+    ) -> Drift | None:
         """What steps do not show: batches have another size, or what keeps ranks idle has become
         better. The same on all ranks."""
         usual = self.monitor.usual
         if usual is None:
             return None
-        explained: float | None = None
-        if self._resized:
-            told = self._resized  # until a look has been taken
-        else:
-            seen = self._glanced(question, plan, step, to_come, usual.step)
-            if seen is None:
+        noticed, explained = self._resized, None  # until it has been measured again
+        if not noticed:
+            probed = self._probe(problem, plan, step, to_come, usual.step)
+            if probed is None:
                 return None
-            told, explained = seen
+            noticed, explained = probed
         ratios = (1.0,) * len(usual.computing)
-        active = tuple(plan.devices(question.world.size))
-        return Drift(usual.step, usual.step, ratios, explained, active, told)
+        active = tuple(plan.devices(problem.world.size))
+        return Drift(usual.step, usual.step, ratios, explained, active, noticed)
 
-    def _glanced(
-        self, question: Question, plan: Plan, step: int, to_come: int, usual: float
-    ) -> tuple[str, float] | None:
+    def _probe(
+        self, problem: Question, plan: Plan, step: int, to_come: int, usual: float
+    ) -> tuple[str, float | None] | None:
         """What has become better for idle ranks, and whether devices explain it (1.0) or links
-        (0.0). Every rank glances at the same steps, as often as `GLANCE_SHARE` of the time allows.
+        (0.0). Every rank probes at the same steps, as often as `probe_share` allows.
         """
-        world = question.world
+        world = problem.world
         active = plan.devices(world.size)
-        if len(active) == world.size or step < self._glance_at:
+        if len(active) == world.size or step < self._probe_at:
             return None
         everyone, began = world.everyone, time.monotonic()
-        steps = to_come or max(FEWEST, step)
-        told = None
-        if everyone.broadcast_json(self._may_look(steps * usual)):
-            seen = glance(world, active, self.profile, self._usual_glance)
-            self._seen = dict([seen.call] if seen.call else [])
-            told = (str(seen), float(seen.devices > seen.links)) if seen else None
+        steps = to_come or max(LIMITS.steps_to_come, step)
+        found = None
+        if everyone.broadcast_json(self._may_reprofile(steps * usual)):
+            probe = probe_idle(world, active, self.profile, self._probed_usual)
+            self._probed = dict([probe.call] if probe.call else [])
+            found = (str(probe), float(probe.devices > probe.links)) if probe else None
         spent = everyone.broadcast_json(time.monotonic() - began)
-        self._measured += spent
-        self._glance_at = step + max(GLANCE_STEPS, round(spent / GLANCE_SHARE / usual))
-        told = everyone.broadcast_json(told)
-        return None if told is None else (told[0], told[1])
+        self._measuring_seconds += spent
+        pause = max(LIMITS.probe_steps, round(spent / LIMITS.probe_share / usual))
+        self._probe_at = step + pause
+        found = everyone.broadcast_json(found)
+        return None if found is None else (found[0], found[1])
 
     def _weighed(
-        self,
-        question: Question,
-        found: Sequence[Candidate],
-        plan: Plan,
-        drift: Drift,
-        steps: int,
+        self, problem: Question, found: Sequence[Candidate], plan: Plan, drift: Drift, steps: int
     ) -> dict[str, Any]:
         """The verdict on the chosen candidate or else on the quickest, which need not be as
         plain. A prediction counts times what the plan in force really takes over what it is
@@ -238,7 +242,7 @@ class Adapter:
                 verdict = Verdict(False, "the plan is still the best that was found")
                 continue
             seconds = better.seconds * drift.now / now
-            move = self._move(question, plan, better.plan, drift)
+            move = self._move(problem, plan, better.plan, drift)
             verdict = weigh(drift.now, seconds, steps, move)
             if verdict.switch:
                 break
@@ -247,31 +251,29 @@ class Adapter:
             "now": now, "better": better.seconds,
         }  # fmt: skip
 
-    def _move(self, question: Question, plan: Plan, better: Plan, drift: Drift) -> float:
+    def _move(self, problem: Question, plan: Plan, better: Plan, drift: Drift) -> float:
         """Seconds of the pause: the most bytes that a rank must receive, at the links' rate, and
-        arranging anew."""
-        world, planned = question.world.size, question.planned
+        making the new programs."""
+        world, planned = problem.world.size, problem.planned
         before, after = (
             setting(planned, p, planned.partition(p, world), world) for p in (plan, better)
         )
         moved = most_received(before, after, world, 1 + self.profile.state_factor)
-        seconds = transfer_seconds(moved, world, self.profile)
-        return seconds + PAUSE_STEPS * drift.now
+        return transfer_seconds(moved, world, self.profile) + LIMITS.switch_steps * drift.now
 
     def _stays(
-        self,
-        drift: Drift,
-        plan: Plan,
-        step: int,
-        reason: str,
-        spent: float,
-        now: float = 0.0,
+        self, drift: Drift, plan: Plan, step: int, reason: str, spent: float, now: float = 0.0,
         better: float = 0.0,
-    ) -> Event:
-        self.events.append(
-            Event(
-                step, str(drift), False, reason, str(plan), str(plan), drift.now,
-                now or drift.now, better or now or drift.now, spent,
+    ) -> Decision:  # fmt: skip
+        """Notes that the plan is kept. now, better: predicted seconds of a step; 0: not known."""
+        now = now or drift.now
+        return self._decided(
+            Decision(
+                step, str(drift), False, reason, str(plan), str(plan), drift.now, now,
+                better or now, spent,
             )
         )  # fmt: skip
-        return self.events[-1]
+
+    def _decided(self, decision: Decision) -> Decision:
+        self.decisions.append(decision)
+        return decision

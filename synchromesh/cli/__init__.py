@@ -19,10 +19,12 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong with the arguments in one sentence."""
 
     def error(self, message: str) -> NoReturn:
+        """Ends the process with exit code 2."""
         self.exit(2, f"{printable(f'{self.prog}: {message}')}; see {self.prog} --help\n")
 
 
 def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     top = Parser(
         prog="synchromesh",
         description="Trains a PyTorch model over your devices, under a plan per component.",

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from synchromesh.engine.groups import World
     from synchromesh.profiling.machine import Machine
 
-TORCHRUN_PORT = 29500  # where torchrun lets hosts meet unless told otherwise
+TORCHRUN_PORT = 29500  # where torchrun lets hosts meet where nothing else is given
 SECONDS = 60  # within which ranks must have come, and for any one collective
 MARKS = {"ok": "ok     ", "warning": "WARNING", "problem": "PROBLEM"}
 
 
 def add_parser(commands: options.Commands) -> None:
+    """Adds the command and its options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor", help="devices, links, collectives measured; what will go wrong; cluster.yaml",
         description="Reports device, memory, cores and versions of every rank, measures matrix "
@@ -46,6 +47,7 @@ def add_parser(commands: options.Commands) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
     if not ranks.inside():
         if refused := options.refusal(args.output, args.force):
             raise ValueError(refused)
@@ -59,10 +61,10 @@ def main(args: argparse.Namespace) -> int:
 
     world = _open()
     try:
-        mine = look(world.rank, world.device)
+        facts = look(world.rank, world.device)
         if refused := world.everyone.broadcast_json(options.refusal(args.output, args.force)):
             raise ValueError(refused)
-        found = survey(world, mine, args.quick)
+        found = survey(world, facts, args.quick)
     finally:
         world.close()
     if not ranks.first():
@@ -107,13 +109,13 @@ def _open() -> "World":
         return world
     except (ValueError, TimeoutError, RuntimeError) as error:
         several = os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]
-        mine = look(int(os.environ["RANK"]), torch.device("cpu"))
-        told = [finding.sentence for finding in alone(mine, several) if finding.level != "ok"]
-        if not told:
+        facts = look(int(os.environ["RANK"]), torch.device("cpu"))
+        problems = [finding.sentence for finding in alone(facts, several) if finding.level != "ok"]
+        if not problems:
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"the ranks do not reach each other ({reason}); {'; '.join(told)}"
+            f"the ranks do not reach each other ({reason}); {'; '.join(problems)}"
         ) from error
 
 

@@ -27,6 +27,7 @@ EPILOG = (
 
 
 def add_parser(commands: options.Commands) -> None:
+    """Adds the command and its options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "lab", help="emulated hosts on this machine, with stated links and speed (root)",
         description="Emulates hosts by network namespaces, shaped links and CPU quotas. A lab "
@@ -72,6 +73,7 @@ def _add_up(deeds: options.Commands) -> None:
 
 
 def up(args: argparse.Namespace) -> int:
+    """Makes a lab."""
     from synchromesh.lab import Description, Lab
 
     given = [f"--{key}" for key in ("hosts", "bandwidth", "cpu") if getattr(args, key) is not None]
@@ -97,6 +99,7 @@ def up(args: argparse.Namespace) -> int:
 
 
 def set_(args: argparse.Namespace) -> int:
+    """Changes links or processors of one that is up."""
     from synchromesh.lab import Lab
 
     lab = Lab.open(args.name)
@@ -110,6 +113,7 @@ def set_(args: argparse.Namespace) -> int:
 
 
 def do(args: argparse.Namespace) -> int:
+    """Does one of `DEEDS` to a host."""
     from synchromesh.lab import Lab
 
     lab = Lab.open(args.name)
@@ -122,10 +126,11 @@ def do(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
+    """Shows one lab, or all."""
     from synchromesh.lab import Lab, labs
 
     names, removed = labs()
-    _tell(removed)
+    _report(removed)
     if args.name is not None:
         names = [Lab.open(args.name).name]
     shown = [_document(Lab.open(name)) for name in names]
@@ -139,12 +144,13 @@ def show(args: argparse.Namespace) -> int:
 
 
 def down(args: argparse.Namespace) -> int:
+    """Removes a lab."""
     from synchromesh.lab import Lab, labs
 
     _, removed = labs()
     if args.name not in removed:
         Lab.open(args.name).down()
-    _tell(removed)
+    _report(removed)
     if args.json:
         print(json.dumps({"name": args.name, "removed": sorted({*removed, args.name})}))
     elif args.name not in removed:
@@ -152,7 +158,7 @@ def down(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(removed: list[str]) -> None:
+def _report(removed: list[str]) -> None:
     for name in removed:
         print(f"removed lab {name}: its keeper was no longer alive", file=sys.stderr)
 

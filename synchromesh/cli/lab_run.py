@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(deeds: options.Commands) -> None:
+    """Adds the command and its options."""
     parser: argparse.ArgumentParser = deeds.add_parser(
         "run", help="start a command once on every host of a lab",
         description="Starts a command once on every host, with torchrun's environment (RANK, "
@@ -37,6 +38,7 @@ def add_parser(deeds: options.Commands) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise ValueError("what shall the hosts run? synchromesh lab run -- COMMAND ...")
@@ -50,8 +52,8 @@ def main(args: argparse.Namespace) -> int:
     lab = Lab.open(args.name)
     hosts = len(lab.description.hosts)
     start = time.monotonic()
-    streams = Streams(hosts, document=args.json)
-    running = lab.start(command, args.timeout, listener=streams.tell)
+    output = HostOutput(hosts, document=args.json)
+    running = lab.start(command, args.timeout, listener=output.write)
     received: list[int] = []
     try:
         with _passing_on(running, received):
@@ -73,13 +75,14 @@ def main(args: argparse.Namespace) -> int:
     return code
 
 
-class Streams:
+class HostOutput:
     """Where the lines of the hosts go; with a `document` to come, none to standard output."""
 
     def __init__(self, hosts: int, document: bool) -> None:
         self._hosts, self._document = hosts, document
 
-    def tell(self, host: int, stream: int, line: bytes) -> None:
+    def write(self, host: int, stream: int, line: bytes) -> None:
+        """A line of a host's standard output (1) or standard error (2)."""
         sys.stdout.flush()
         if (host, stream) == (0, 1) and not self._document:
             _write(1, line)

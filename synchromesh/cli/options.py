@@ -45,6 +45,7 @@ def seconds(text: str) -> float:
 
 
 def add_target(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """TARGET, --data and --batch-size."""
     parser.add_argument(
         "target", metavar="TARGET", nargs=None if required else "?",
         help="a bundled workload, or path/to/file.py:function",
@@ -56,6 +57,7 @@ def add_target(parser: argparse.ArgumentParser, required: bool = True) -> None:
 
 
 def add_plan(parser: argparse.ArgumentParser, default: str = "auto") -> None:
+    """--plan and --seed."""
     parser.add_argument(
         "--plan", default=default, metavar="PLAN",
         help="a plan's text (`data; classifier=tensor`), its .yaml or .json file, or `auto`: what "
@@ -65,18 +67,21 @@ def add_plan(parser: argparse.ArgumentParser, default: str = "auto") -> None:
 
 
 def add_nproc(parser: argparse.ArgumentParser, what: str = "local processes") -> None:
+    """--nproc; `what` it counts."""
     parser.add_argument(
         "--nproc", type=positive, metavar="N", help=f"{what}; default: the GPUs, else 2"
     )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
+    """--json."""
     parser.add_argument(
         "--json", action="store_true", help="one document on stdout, everything else on stderr"
     )
 
 
 def add_lab(parser: argparse.ArgumentParser) -> None:
+    """--name, of a lab."""
     parser.add_argument(
         "--name", default=LAB, metavar="NAME",
         help="of the lab, where several are up; default lab",

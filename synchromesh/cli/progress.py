@@ -38,6 +38,7 @@ class Display:
             self.console.print(table)
 
     def start_epoch(self, title: str, done: int, steps: int) -> None:
+        """A new bar of `steps`, of which `done` are done."""
         if self.live:
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
@@ -59,6 +60,7 @@ class Display:
             self._last = time.monotonic()
 
     def end_epoch(self) -> None:
+        """Removes the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

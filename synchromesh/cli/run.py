@@ -11,6 +11,7 @@ from synchromesh.cli import options, ranks
 
 
 def add_parser(commands: options.Commands) -> None:
+    """Adds the command and its options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "run", help="a script of yours on several local processes",
         description="Runs a script on local processes with torchrun's environment. The same "
@@ -24,6 +25,7 @@ def add_parser(commands: options.Commands) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
     if ranks.inside():
         raise ValueError(
             "`run` starts ranks and this process is one already (RANK is set): start the script "

@@ -17,9 +17,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from synchromesh.values import document
+
+if TYPE_CHECKING:
+    from synchromesh.values.plan import Plan
+    from synchromesh.workloads.workload import Workload
 
 TAKEN_OVER = ("workload", "seed", "batch_size")
 ASKED = (*TAKEN_OVER, "plan", "ranks", "bf16", "adapt")
@@ -49,10 +53,13 @@ def remove_empty(folders: Iterable[Path]) -> None:
 
 @dataclass(frozen=True)
 class RunFolder:
+    """The folder of one run, which may not be there yet."""
+
     path: Path
 
     @property
     def checkpoints(self) -> Path:
+        """Where its checkpoints lie."""
         return self.path / "checkpoints"
 
     def make(self) -> list[Path]:
@@ -74,13 +81,14 @@ class RunFolder:
         return missing
 
     def write(self, asked: dict[str, Any], plan_yaml: str) -> None:
+        """Writes what was asked and the plan in force, from which a resumed run goes on."""
         (self.path / "run.json").write_text(json.dumps(asked, indent=1) + "\n")
         (self.path / "plan.yaml").write_text(plan_yaml)
 
     def log(self, event: str, **values: Any) -> None:
-        """Appends one line, in one write, so that a killed run leaves whole lines but the last."""
-        said = {"event": event, "time": round(time.time(), 3), **finite(values)}
-        line = json.dumps(said, allow_nan=False) + "\n"
+        """Appends a line in one write: of a killed run only the last may be incomplete."""
+        entry = {"event": event, "time": round(time.time(), 3), **finite(values)}
+        line = json.dumps(entry, allow_nan=False) + "\n"
         with open(self.path / "log.jsonl", "a", encoding="utf-8") as file:
             file.write(line)
 
@@ -119,6 +127,7 @@ class Resumed:
 
     @classmethod
     def of(cls, name: str) -> "Resumed":
+        """Of a run's folder its newest checkpoint. ValueError where there is none."""
         path = Path(name)
         if not path.is_dir():
             raise ValueError(
@@ -134,3 +143,19 @@ class Resumed:
         if path.resolve().parent.name != "checkpoints" or not folder.asked():
             return cls(path, None)
         return cls(path, folder)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `train` was asked to do."""
+
+    workload: "Workload"
+    plan: "Plan"
+    seed: int
+    folder: RunFolder
+    epochs: int
+    steps: int | None  # instead of epochs
+    every: int | None  # steps between checkpoints, besides one an epoch
+    resumed: Resumed | None
+    bf16: bool
+    adapt: bool  # whether the plan may change while training runs

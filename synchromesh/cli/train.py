@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synchromesh.cli import options, ranks, run_folder
-from synchromesh.cli.job import Job
-from synchromesh.cli.run_folder import Resumed, RunFolder
+from synchromesh.cli.run_folder import Job, Resumed, RunFolder
 
 if TYPE_CHECKING:
     from synchromesh.values.plan import Plan
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: options.Commands) -> None:
+    """Adds the command and its options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "train", help="trains a workload under a plan",
         description="Trains a workload on local processes or, started by torchrun, as one rank "
@@ -47,6 +47,7 @@ def add_parser(commands: options.Commands) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
     job = asked(args)
     if ranks.inside():
         from synchromesh.cli.training import train

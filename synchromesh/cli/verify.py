@@ -16,6 +16,7 @@ BYTES = (
 
 
 def add_parser(commands: options.Commands) -> None:
+    """Adds the command and its options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "verify", help="a plan against one device",
         description="Trains a few steps under the plan and, on one process, without it, and "
@@ -31,6 +32,7 @@ def add_parser(commands: options.Commands) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
     plan = options.plan(args.plan)
     from synchromesh.workloads.target import load
 
@@ -55,26 +57,26 @@ def main(args: argparse.Namespace) -> int:
 
 def _deviation(target: str, document: dict[str, Any]) -> str:
     """By how much the plan deviates from one process, and what is allowed."""
-    tolerance, told = document["tolerance"], []
+    tolerance, faults = document["tolerance"], []
     for name in ("loss", "gradient", "parameter"):
         value = document[f"max_{name}_deviation"]
         if value > tolerance:
             shown = "more than any number" if value == sys.float_info.max else f"{value:.2e}"
-            told.append(
+            faults.append(
                 f"the largest {name} deviation is {shown} (at most {tolerance:.0e} in "
                 f"{document['dtype']})"
             )
     for what, key in BYTES if document["sent_bytes_compared"] else BYTES[:1]:
         found, explained = document[key], document[f"explained_{key}"]
-        told += [
-            f"{what} of rank {rank} are {mine:,} (explained are {due:,})"
-            for rank, (mine, due) in enumerate(zip(found, explained, strict=True))
-            if mine != due
+        faults += [
+            f"{what} of rank {rank} are {own:,} (explained are {due:,})"
+            for rank, (own, due) in enumerate(zip(found, explained, strict=True))
+            if own != due
         ]
     count = "1 rank" if document["ranks"] == 1 else f"{document['ranks']} ranks"
     return (
         f"{target} under plan {document['plan']} on {count} is not what one process computes: "
-        f"{'; '.join(told)}"
+        f"{'; '.join(faults)}"
     )
 
 

@@ -50,16 +50,20 @@ class Cursor:
         return torch.randperm(samples, generator=generator)
 
     def after(self, rows: int) -> "Cursor":
+        """The cursor behind `rows` more samples."""
         return replace(self, position=self.position + rows)
 
     def next_epoch(self) -> "Cursor":
+        """The start of the next epoch."""
         return replace(self, epoch=self.epoch + 1, position=0)
 
     def to_dict(self) -> dict[str, int]:
+        """As checkpoints keep it."""
         return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
 
     @classmethod
     def from_dict(cls, value: Any, name: str = "cursor") -> "Cursor":
+        """The inverse of `to_dict`. ValueError for anything else; `name` is what it calls it."""
         keys = ("seed", "epoch", "position")
         item = document.mapping(value, name, keys, keys)
         least = {"seed": -(2**63), "epoch": 0, "position": 0}

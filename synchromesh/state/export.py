@@ -1,9 +1,9 @@
-"""An export: the whole model in one safetensors file, under its own names and shapes; and back.
+"""An export: the complete model in one safetensors file, under its own names and shapes; and back.
 
-Tensors travel to rank 0 one at a time and are written as they come, so that no rank holds more
-than one whole tensor besides its own pieces. A tensor that the model uses under several names is
+Tensors travel to rank 0 one at a time and are written as they come, so that no rank has more than
+one complete tensor besides its own shards. A tensor that the model uses under several names is
 stored once; the other names stand in the file's metadata (key `tied`, JSON: other name -> stored
-name). In the other direction each rank reads the boxes that it holds and nothing else.
+name). In the other direction each rank reads its own boxes and nothing else.
 
 The format (https://github.com/huggingface/safetensors): 8 bytes with the header's length, the
 header as JSON, the bytes of the tensors one after the other.
@@ -21,8 +21,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from synchromesh.state.local_tensor import LocalTensor, full_box
 from synchromesh.state.manifest import CheckpointError, sync
-from synchromesh.state.pieces import Held, whole
 from synchromesh.state.switch import redistribute
 from synchromesh.values import document
 from synchromesh.values.placement import Box
@@ -38,11 +38,11 @@ DTYPES = {
 
 def save_safetensors(
     path: str | Path,
-    tensors: Mapping[str, Held],
+    tensors: Mapping[str, LocalTensor],
     world: Any,
     aliases: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes the whole of `tensors` to the file `path`. Collective; all or nothing.
+    """Writes `tensors`, each complete, to the file `path`. Collective; all or nothing.
 
     aliases: other names of tensors -> the name in `tensors`. CheckpointError on all ranks where
     the file cannot be written.
@@ -63,8 +63,8 @@ def save_safetensors(
                 file.write(_header(ordered, aliases or {}))
             except OSError as error:
                 fault = error.strerror or str(error)
-        for held in ordered:
-            tensor = _gathered(held, group)
+        for local in ordered:
+            tensor = _gathered(local, group)
             if file is not None and not fault:
                 try:
                     file.write(_bytes(tensor))
@@ -87,17 +87,17 @@ def save_safetensors(
             fresh.unlink(missing_ok=True)
 
 
-def _header(ordered: Sequence[Held], aliases: Mapping[str, str]) -> bytes:
+def _header(ordered: Sequence[LocalTensor], aliases: Mapping[str, str]) -> bytes:
     """Names, dtypes, shapes and places of the tensors, padded to a multiple of 8 bytes."""
     tied = {other: name for other, name in sorted(aliases.items()) if other != name}
     metadata = {"format": "pt"} | ({"tied": json.dumps(tied)} if tied else {})
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
-    for held in ordered:
-        start, end = end, end + held.dtype.itemsize * _numbers(held.shape)
-        header[held.name] = {
-            "dtype": DTYPES[held.dtype],
-            "shape": list(held.shape),
+    for local in ordered:
+        start, end = end, end + local.dtype.itemsize * _numbers(local.shape)
+        header[local.name] = {
+            "dtype": DTYPES[local.dtype],
+            "shape": list(local.shape),
             "data_offsets": [start, end],
         }
     text = json.dumps(header).encode()
@@ -105,12 +105,12 @@ def _header(ordered: Sequence[Held], aliases: Mapping[str, str]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _gathered(held: Held, group: Any) -> Tensor:
-    """The whole tensor on rank 0; elsewhere the pieces are only sent."""
-    everyone = group.all_gather_json([[list(side) for side in box] for box in held.boxes])
+def _gathered(tensor: LocalTensor, group: Any) -> Tensor:
+    """The complete tensor on rank 0; elsewhere the shards are only sent."""
+    everyone = group.all_gather_json([[list(side) for side in box] for box in tensor.boxes])
     have = [[tuple((a, b) for a, b in box) for box in boxes] for boxes in everyone]
-    want: list[list[Box]] = [[whole(held.shape)], *([] for _ in range(group.size - 1))]
-    return redistribute(held.tensor.detach(), have, want, held.shape, group)
+    want: list[list[Box]] = [[full_box(tensor.shape)], *([] for _ in range(group.size - 1))]
+    return redistribute(tensor.tensor.detach(), have, want, tensor.shape, group)
 
 
 def _bytes(tensor: Tensor) -> memoryview:
@@ -127,7 +127,7 @@ def _numbers(shape: Sequence[int]) -> int:
 
 def load_safetensors(
     path: str | Path,
-    wanted: Mapping[str, Held],
+    wanted: Mapping[str, LocalTensor],
     aliases: Mapping[str, str] | None = None,
     cast: bool = False,
     allow: Iterable[str] = (),
@@ -152,9 +152,9 @@ def load_safetensors(
         raise CheckpointError(f"{path}: does not fit: {'; '.join(faults)}")
     for file, entries in _by_file(where).items():
         with safe_open(file, framework="pt") as opened:
-            for held, key in entries:
-                for box in held.boxes:
-                    held.part(box).copy_(_read(opened, key, box))
+            for target, key in entries:
+                for box in target.boxes:
+                    target.view(box).copy_(_read(opened, key, box))
 
 
 Source = tuple[Path, str, tuple[int, ...], str]  # file, key in it, shape, dtype
@@ -209,15 +209,15 @@ def _files(path: Path) -> list[Path]:
 
 def _plan(
     stored: Mapping[str, Source],
-    wanted: Mapping[str, Held],
+    wanted: Mapping[str, LocalTensor],
     cast: bool,
     allow: set[str],
     aliases: set[str],
-) -> tuple[list[str], list[tuple[Held, Source]]]:
+) -> tuple[list[str], list[tuple[LocalTensor, Source]]]:
     """Where each wanted tensor is stored, and everything that does not fit."""
     faults, where, used = [], [], set()
     known = {dtype: name for name, dtype in DTYPES.items()}
-    for name, held in wanted.items():
+    for name, local in wanted.items():
         source = stored.get(name)
         if source is None:
             if name not in allow:
@@ -225,12 +225,12 @@ def _plan(
             continue
         used.add((source[0], source[1]))
         dtype = known.get(source[3])
-        if source[2] != tuple(held.shape):
-            faults.append(f"{name} has shape {source[2]} there, {tuple(held.shape)} here")
-        castable = cast and dtype is not None and _alike(dtype, held.dtype)
-        if dtype != held.dtype and not castable:
-            faults.append(f"{name} is {dtype or source[3]} there, {held.dtype} here")
-        where.append((held, source))
+        if source[2] != tuple(local.shape):
+            faults.append(f"{name} has shape {source[2]} there, {tuple(local.shape)} here")
+        castable = cast and dtype is not None and _alike(dtype, local.dtype)
+        if dtype != local.dtype and not castable:
+            faults.append(f"{name} is {dtype or source[3]} there, {local.dtype} here")
+        where.append((local, source))
     for name, source in stored.items():
         if (source[0], source[1]) not in used and name not in allow | aliases:
             faults.append(f"{name} is unexpected")
@@ -242,10 +242,12 @@ def _alike(a: torch.dtype, b: torch.dtype) -> bool:
     return (a.is_floating_point, a.is_complex) == (b.is_floating_point, b.is_complex)
 
 
-def _by_file(where: Iterable[tuple[Held, Source]]) -> dict[Path, list[tuple[Held, str]]]:
-    files: dict[Path, list[tuple[Held, str]]] = {}
-    for held, (file, key, _, _) in where:
-        files.setdefault(file, []).append((held, key))
+def _by_file(
+    where: Iterable[tuple[LocalTensor, Source]],
+) -> dict[Path, list[tuple[LocalTensor, str]]]:
+    files: dict[Path, list[tuple[LocalTensor, str]]] = {}
+    for local, (file, key, _, _) in where:
+        files.setdefault(file, []).append((local, key))
     return files
 
 

@@ -23,15 +23,17 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from synchromesh.state.manifest import CheckpointError, Entry, plain
+from synchromesh.state.manifest import CheckpointError, FileEntry, plain
 from synchromesh.values.placement import Box
 
 
 def box_of(chunk: ChunkStorageMetadata) -> Box:
+    """The box of a chunk that torch describes by offsets and sizes."""
     return tuple((a, a + n) for a, n in zip(chunk.offsets, chunk.sizes, strict=True))
 
 
 def boxes_of(stored: TensorStorageMetadata) -> list[Box]:
+    """The boxes of a stored tensor, in the order of its chunks."""
     return [box_of(chunk) for chunk in stored.chunks]
 
 
@@ -41,14 +43,16 @@ def described(index: Metadata) -> dict[str, TensorStorageMetadata]:
     return {n: entry for n, entry in entries if isinstance(entry, TensorStorageMetadata)}
 
 
-class Reader(FileSystemReader):
+class IndexReader(FileSystemReader):
     """torch's reader with an index that is checked against the manifest's `files`."""
 
-    def __init__(self, path: Path, files: Mapping[str, Entry]) -> None:
+    def __init__(self, path: Path, files: Mapping[str, FileEntry]) -> None:
         super().__init__(path)
         self.files = files
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The index; CheckpointError with the faults of one that is damaged or asks for more than
+        a checkpoint of tensors has."""
         where = Path(self.path) / ".metadata"
         try:
             found = _Unpickler(io.BytesIO(where.read_bytes())).load()
@@ -66,25 +70,25 @@ class Reader(FileSystemReader):
         return found
 
 
-def _faults(found: Metadata, files: Mapping[str, Entry]) -> list[str]:
+def _faults(found: Metadata, files: Mapping[str, FileEntry]) -> list[str]:
     """What in an index is not as a checkpoint of tensors has it."""
-    told = []
+    faults = []
     for name, entry in found.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
-            told.append(f"{name!r} is a pickled object (BYTE_IO), which is not read")
+            faults.append(f"{name!r} is a pickled object (BYTE_IO), which is not read")
             continue
         for chunk in entry.chunks:
             if MetadataIndex(name, chunk.offsets) not in found.storage_data:
-                told.append(f"{name!r} has a box at {tuple(chunk.offsets)} without a place")
+                faults.append(f"{name!r} has a box at {tuple(chunk.offsets)} without a place")
     for info in found.storage_data.values():
         path = str(info.relative_path)
         if not plain(path) or path not in files:
-            told.append(f"the path {path[:80]!r} is no file of this checkpoint")
+            faults.append(f"the path {path[:80]!r} is no file of this checkpoint")
         elif not 0 <= info.offset <= info.offset + info.length <= files[path].bytes:
-            told.append(f"a box lies outside {path}")
+            faults.append(f"a box lies outside {path}")
         elif getattr(info, "transform_descriptors", None):
-            told.append(f"{path} is transformed, which is not read")
-    return told
+            faults.append(f"{path} is transformed, which is not read")
+    return faults
 
 
 _CLASSES: tuple[Any, ...] = (

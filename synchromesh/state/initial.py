@@ -1,5 +1,5 @@
 """Initial values of a model on the meta device: module after module, of which each rank keeps its
-own pieces.
+own shards.
 
 The tensors of one module come into being at a time; all others stay on the meta device, where
 initialisers cost nothing and change nothing. So the module's own initialiser can run and those of
@@ -19,8 +19,8 @@ from synchromesh.engine.random import mix
 def initial_values(
     model: Model, seed: int, device: torch.device, without: Collection[str] = ()
 ) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors by name, but for `without`, in the order of the modules that own them; hold
-    one at a time.
+    """Complete tensors by name, but for `without`, in the order of the modules that own them;
+    keep one at a time.
 
     `reset_parameters` of modules (torch) or `_init_weights` of models (transformers) fill them,
     from a seed of (seed, the module's place), so that every rank makes equal values. ValueError
@@ -52,7 +52,7 @@ def initial_values(
                 "initialises it: give its module a reset_parameters, or start from weights with "
                 "prepare(..., weights='model.safetensors' or a checkpoint)"
             )
-        while values:  # the caller alone holds what it was given
+        while values:  # so that the caller alone has a reference
             yield values.popitem()
 
 

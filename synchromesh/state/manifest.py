@@ -45,7 +45,7 @@ class CheckpointError(ValueError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """One file: its bytes and their SHA-256 in hexadecimal digits."""
 
     bytes: int
@@ -56,7 +56,7 @@ class Entry:
 class Manifest:
     """The files of a checkpoint by name, and when it was finished (seconds since 1970)."""
 
-    files: Mapping[str, Entry]
+    files: Mapping[str, FileEntry]
     created: float
 
     def write(self, folder: Path) -> None:
@@ -89,13 +89,13 @@ class Manifest:
             raise CheckpointError(f"{error}: the manifest is damaged or foreign") from None
 
 
-def _entry(value: Any, name: str, path: str) -> Entry:
+def _entry(value: Any, name: str, path: str) -> FileEntry:
     keys = ("bytes", "sha256")
     if not plain(name):
         raise ValueError(f"{path}: {name[:80]!r} is no plain file name")
     item = document.mapping(value, f"{path}: {name}", keys, keys)
     size = document.integer(item["bytes"], f"{path}: {name}: bytes", 0, 2**62)
-    return Entry(size, document.text(item["sha256"], f"{path}: {name}: sha256"))
+    return FileEntry(size, document.text(item["sha256"], f"{path}: {name}: sha256"))
 
 
 def plain(name: str) -> bool:
@@ -103,15 +103,15 @@ def plain(name: str) -> bool:
     return name not in ("", ".", "..") and os.path.basename(name) == name and "\\" not in name
 
 
-def digest(path: Path) -> Entry:
+def digest(path: Path) -> FileEntry:
     """Size and hash of a file as it is now."""
     with path.open("rb") as file:
-        return Entry(
+        return FileEntry(
             os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
         )
 
 
-def faults(folder: Path, files: Mapping[str, Entry]) -> list[str]:
+def faults(folder: Path, files: Mapping[str, FileEntry]) -> list[str]:
     """A sentence for each of `files` that is not as the manifest says. Reads them to the end."""
     found = []
     for name, entry in files.items():
@@ -260,7 +260,8 @@ def sync(folder: Path) -> None:
         os.close(handle)
 
 
-def manifest_of(entries: Iterable[tuple[str, Entry]]) -> Manifest:
+def manifest_of(entries: Iterable[tuple[str, FileEntry]]) -> Manifest:
+    """The manifest of a checkpoint that is finished now."""
     return Manifest(dict(entries), time.time())
 
 

@@ -1,4 +1,4 @@
-"""The state of a model in training: parameters, buffers and optimizer state as pieces on ranks,
+"""The state of a model in training: parameters, buffers and optimizer state as shards on ranks,
 and how they move.
 """
 
@@ -16,8 +16,8 @@ from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model, dtype_name
 from synchromesh.engine.stage import StageGroups
 from synchromesh.state.initial import initial_values
-from synchromesh.state.pieces import Held, local_shape, view, whole
-from synchromesh.state.switch import Move, Moved, move, redistribute
+from synchromesh.state.local_tensor import LocalTensor, box_view, full_box, local_shape
+from synchromesh.state.switch import Move, TransferStats, move, redistribute
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED_PARTIAL_GRADIENT, Box
@@ -26,7 +26,7 @@ Sides = tuple[tuple[Box, ...], ...]  # boxes of each rank of the world
 
 
 class ModelState:
-    """Where every tensor lies now. At first whole on every rank, as the user handed the model
+    """Where every tensor lies now. At first complete on every rank, as the user handed the model
     over.
     """
 
@@ -34,29 +34,29 @@ class ModelState:
         self.model, self.optimizer, self.world = model, optimizer, world
         self.ranks = tuple(range(world.size))
         everywhere = Layout(world.size, 1)
-        self.held = {
+        self.holdings = {
             n: Holding(d, everywhere, REPLICATED_PARTIAL_GRADIENT)
             for n, d in model.described.items()
         }
         self.firsts: frozenset[str] = frozenset()  # tensors of which rank 0's alone count
         self._start_optimizer(counters=True)
 
-    def sides(self, held: Holding, ranks: tuple[int, ...]) -> Sides:
-        """The boxes of `held` at each rank of the world; none at idle ranks."""
+    def sides(self, holding: Holding, ranks: tuple[int, ...]) -> Sides:
+        """The boxes of `holding` at each rank of the world; none at idle ranks."""
         return tuple(
-            held.boxes(ranks.index(r)) if r in ranks else () for r in range(self.world.size)
+            holding.boxes(ranks.index(r)) if r in ranks else () for r in range(self.world.size)
         )
 
     # Moving
 
-    def move(self, held: Mapping[str, Holding], stage: StageGroups) -> Moved:
-        """Brings every tensor to where `held` says on the ranks of `stage`.
+    def move(self, holdings: Mapping[str, Holding], stage: StageGroups) -> TransferStats:
+        """Brings every tensor to where `holdings` says on the ranks of `stage`.
 
         Tensors on the meta device stay there: `start` places them.
         """
         self._spread_optimizer_state()
         moves = []
-        for name, new in held.items():
+        for name, new in holdings.items():
             if self.model.local(name).is_meta:
                 continue
             want = self.sides(new, stage.ranks)
@@ -66,14 +66,14 @@ class ModelState:
                 for key in self.shaped_state(name)
             ]
         moved = move(moves, self.world.everyone)
-        self.held, self.ranks, self.firsts = dict(held), stage.ranks, frozenset()
+        self.holdings, self.ranks, self.firsts = dict(holdings), stage.ranks, frozenset()
         return moved
 
     def _have(self, name: str, key: str) -> Sides:
-        """Who holds what counts of a tensor: at first rank 0 alone where ranks were given
+        """Who has what counts of a tensor: at first rank 0 alone where ranks were given
         different values.
         """
-        everywhere = self.sides(self.held[name], self.ranks)
+        everywhere = self.sides(self.holdings[name], self.ranks)
         if key not in self.firsts:
             return everywhere
         return (everywhere[0], *(() for _ in everywhere[1:]))
@@ -86,17 +86,11 @@ class ModelState:
     def _move_state(self, name: str, key: str, have: Sides, want: Sides) -> Move:
         state = self.optimizer.state[self.model.parameters[name]]
         shape = self.model.described[name].shape
-        return Move(
-            f"{name}/{key}",
-            shape,
-            have,
-            want,
-            lambda: state[key],
-            lambda new: state.__setitem__(key, new),
-        )
+        update = lambda new: state.__setitem__(key, new)  # noqa: E731
+        return Move(f"{name}/{key}", shape, have, want, lambda: state[key], update)
 
     def start(self, seed: int, without: Collection[str] = ()) -> None:
-        """Tensors on the meta device come into being, this rank's pieces only.
+        """Tensors on the meta device come into being, this rank's shards only.
 
         without: names that are left uninitialised, for weights to be read into.
         """
@@ -111,7 +105,7 @@ class ModelState:
             boxes = self._boxes(name)
             local = entire.new_empty(local_shape(boxes, entire.dim()))
             for box in boxes:
-                view(local, boxes, box).copy_(view(entire, (whole(entire.shape),), box))
+                box_view(local, boxes, box).copy_(box_view(entire, (full_box(entire.shape),), box))
             self.model.place(name, local)
             del entire
         self._start_optimizer(counters=False)
@@ -133,7 +127,7 @@ class ModelState:
 
     def _boxes(self, name: str) -> tuple[Box, ...]:
         """This rank's boxes of a tensor."""
-        return self.sides(self.held[name], self.ranks)[self.world.rank]
+        return self.sides(self.holdings[name], self.ranks)[self.world.rank]
 
     # The first weights
 
@@ -147,21 +141,21 @@ class ModelState:
             return
         everyone = self.world.everyone
         mine = {n: checksum(self.model.local(n)) for n in self.model.described}
-        told = self.describe_optimizer() if self.optimizer.state else None
+        described = self.describe_optimizer() if self.optimizer.state else None
         for name in self.model.parameters:
             mine |= {f"{name}/{k}": checksum(t) for k, t in self.shaped_state(name).items()}
-        marks = everyone.all_gather_json(fingerprint((sorted(mine.items()), repr(told))))
+        marks = everyone.all_gather_json(fingerprint((sorted(mine.items()), repr(described))))
         if len(set(marks)) == 1:
             return
         theirs = everyone.all_gather_json(mine)
         self.firsts = frozenset(
             k for k, v in theirs[0].items() if any(t.get(k) != v for t in theirs)
         )
-        told = everyone.broadcast_json(told)
+        described = everyone.broadcast_json(described)
         if self.world.rank:
             self.optimizer.state.clear()
-            if told is not None:
-                self.adopt_optimizer(told)
+            if described is not None:
+                self.adopt_optimizer(described)
 
     # Optimizer state
 
@@ -199,16 +193,16 @@ class ModelState:
             }
         return {"groups": groups, "state": state}
 
-    def adopt_optimizer(self, told: Mapping[str, Any], only_missing: bool = False) -> None:
-        """Makes the optimizer's groups and counters what `told` says; shaped tensors are zeros
-        where they are new.
+    def adopt_optimizer(self, described: Mapping[str, Any], only_missing: bool = False) -> None:
+        """Makes the optimizer's groups and counters what `described` says; shaped tensors are
+        zeros where they are new.
         """
         if not only_missing:
-            self._adopt_groups(told["groups"])
+            self._adopt_groups(described["groups"])
             for name, parameter in self.model.parameters.items():
-                if name not in told["state"]:
+                if name not in described["state"]:
                     self.optimizer.state.pop(parameter, None)
-        for name, entries in told["state"].items():
+        for name, entries in described["state"].items():
             parameter = self.model.parameters[name]
             if only_missing and self.optimizer.state.get(parameter):
                 continue
@@ -269,28 +263,28 @@ class ModelState:
         if len(self.ranks) == self.world.size or self.world.size == 1:
             return
         root = self.ranks[0]
-        told = self.world.everyone.broadcast_json(
+        described = self.world.everyone.broadcast_json(
             self.describe_optimizer() if self.world.rank == root else None, root
         )
-        self.adopt_optimizer(told, only_missing=self.world.rank in self.ranks)
+        self.adopt_optimizer(described, only_missing=self.world.rank in self.ranks)
 
-    # Whole tensors
+    # Complete tensors
 
     def gathered(
         self, local: Mapping[str, Tensor], root: int | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """Pieces that lie as the parameters and buffers of the same names, whole at `root` (None:
-        everywhere).
+        """Shards that lie as the parameters and buffers of the same names, complete at `root`
+        (None: everywhere).
         """
-        for name, piece in local.items():
-            have = self.sides(self.held[name], self.ranks)
+        for name, shard in local.items():
+            have = self.sides(self.holdings[name], self.ranks)
             shape = self.model.described[name].shape
-            all_of_it = (whole(shape),)
+            all_of_it = (full_box(shape),)
             want = tuple(all_of_it if root in (None, r) else () for r in range(self.world.size))
-            yield name, redistribute(piece, have, want, shape, self.world.everyone)
+            yield name, redistribute(shard, have, want, shape, self.world.everyone)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The model's names, aliases included, with whole tensors on the host."""
+        """The model's names, aliases included, with complete tensors on the host."""
         local = {
             n: self.model.local(n).detach()
             for n in self.model.described
@@ -299,34 +293,34 @@ class ModelState:
         entire = {n: t.cpu().clone() for n, t in self.gathered(local)}
         return {alias: entire[name] for alias, name in self.model.aliases.items()}
 
-    # Pieces for a checkpoint
+    # Local tensors for a checkpoint
 
-    def pieces(self) -> dict[str, Held]:
+    def local_tensors(self) -> dict[str, LocalTensor]:
         """Everything that a checkpoint carries, as this rank's boxes: `model/NAME`,
         `optimizer/NAME/KEY`.
         """
-        found = {f"model/{name}": held for name, held in self.model_pieces("model/").items()}
+        found = {f"model/{name}": local for name, local in self.model_tensors("model/").items()}
         for name in self.model.parameters:
             for key, tensor in self.shaped_state(name).items():
                 full = f"optimizer/{name}/{key}"
-                found[full] = self._held(full, name, tensor)
+                found[full] = self._local(full, name, tensor)
         return found
 
-    def model_pieces(self, prefix: str = "") -> dict[str, Held]:
-        """What `state_dict` has, as this rank's boxes; names in the pieces begin with `prefix`."""
+    def model_tensors(self, prefix: str = "") -> dict[str, LocalTensor]:
+        """What `state_dict` has, as this rank's boxes; names in them begin with `prefix`."""
         return {
-            name: self._held(f"{prefix}{name}", name, self.model.local(name).detach())
-            for name in self.held
+            name: self._local(f"{prefix}{name}", name, self.model.local(name).detach())
+            for name in self.holdings
             if name in self.model.persistent
         }
 
-    def _held(self, full: str, name: str, tensor: Tensor) -> Held:
+    def _local(self, full: str, name: str, tensor: Tensor) -> LocalTensor:
         shape, boxes = self.model.described[name].shape, self._boxes(name)
-        return Held(full, shape, boxes, tensor.reshape(local_shape(boxes, len(shape))))
+        return LocalTensor(full, shape, boxes, tensor.reshape(local_shape(boxes, len(shape))))
 
     def copies(self) -> list[tuple[nn.Parameter, float]]:
-        """This rank's parameters, each with the number of ranks that hold an equal piece."""
-        return [(p, float(self.held[n].copies)) for n, p in self.model.parameters.items()]
+        """This rank's parameters, each with the number of ranks that have an equal shard."""
+        return [(p, float(self.holdings[n].copies)) for n, p in self.model.parameters.items()]
 
     # Buffers that data ranks compute from rows of their own
 
@@ -339,8 +333,8 @@ class ModelState:
         if stage.position is None:
             return
         for name in names:
-            held = self.held[name]
-            group = stage.data_group(held.gradient_layout)
+            holding = self.holdings[name]
+            group = stage.data_group(holding.gradient_layout)
             if group.size == 1:
                 continue
             buffer = self.model.buffers[name]

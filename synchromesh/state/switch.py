@@ -1,20 +1,19 @@
 """A switch: tensors move from one set of boxes to another, a few megabytes at a time.
 
 Every rank knows the boxes of all ranks, so each computes the same list of chunks and the same
-rounds of at most 16 MB per rank; nothing is negotiated. A tensor's old pieces are freed as soon
-as its new ones are complete; shrinking tensors go first (the smallest first) and growing ones
+rounds of at most 16 MB per rank; nothing is negotiated. A tensor's old shard is freed as soon
+as its new one is complete; shrinking tensors go first (the smallest first) and growing ones
 last (the largest first), so that memory stays near that of the larger of the two layouts.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from synchromesh.state.pieces import local_shape, split, view
+from synchromesh.engine.groups import Group
+from synchromesh.state.local_tensor import box_view, local_shape, split
 from synchromesh.values.placement import Box
 from synchromesh.values.transfer import BoxCopy, transfer, volume
 
@@ -22,17 +21,6 @@ ROUND_BYTES = 16 * 2**20  # that one rank sends and receives at once
 CHUNK_BYTES = ROUND_BYTES // 4
 
 Sides = Sequence[Sequence[Box]]  # boxes of each rank of the group
-
-
-class Messages(Protocol):
-    """What a switch needs of a group: who I am, and messages point to point."""
-
-    index: int
-    size: int
-
-    def exchange(
-        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
-    ) -> None: ...
 
 
 @dataclass
@@ -43,28 +31,42 @@ class Move:
     shape: tuple[int, ...]
     have: Sides
     want: Sides
-    current: Callable[[], Tensor]  # the local tensor; an empty one of its dtype where none is held
+    current: Callable[
+        [], Tensor
+    ]  # the local tensor; an empty one of its dtype where there is none
     replace: Callable[[Tensor], None]
 
     @property
     def before(self) -> int:
+        """Elements of all ranks' boxes before the move."""
         return sum(volume(box) for boxes in self.have for box in boxes)
 
     @property
     def after(self) -> int:
+        """Elements of all ranks' boxes after it."""
         return sum(volume(box) for boxes in self.want for box in boxes)
 
     @property
     def changes(self) -> bool:
+        """Whether any rank's boxes change."""
         return [list(boxes) for boxes in self.have] != [list(boxes) for boxes in self.want]
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What a switch took: seconds of pause here, bytes that this rank sent and received."""
+    """What a switch took: seconds of pause, bytes that all ranks sent together, the most that one
+    of them sent or received."""
 
     seconds: float
     bytes: int
+    most: int
+
+
+@dataclass(frozen=True)
+class TransferStats:
+    """Bytes that this rank sent and received in a switch."""
+
+    sent: int
     received: int
 
 
@@ -88,9 +90,8 @@ class _Round:
     load: dict[int, int] = field(default_factory=dict)  # bytes that each rank sends and receives
 
 
-def move(moves: Iterable[Move], group: Messages) -> Moved:
+def move(moves: Iterable[Move], group: Group) -> TransferStats:
     """Carries out `moves`, which every rank of the group lists alike. Collective."""
-    start = time.perf_counter()
     sent = received = 0
     ordered = in_order(m for m in moves if m.changes)
     opened: dict[int, _Open] = {}
@@ -104,13 +105,13 @@ def move(moves: Iterable[Move], group: Messages) -> Moved:
             if not done.kept:
                 ordered[i].replace(done.new)
             del done
-    return Moved(time.perf_counter() - start, sent, received)
+    return TransferStats(sent, received)
 
 
 def redistribute(
-    local: Tensor, have: Sides, want: Sides, shape: tuple[int, ...], group: Messages
+    local: Tensor, have: Sides, want: Sides, shape: tuple[int, ...], group: Group
 ) -> Tensor:
-    """The local tensor for the boxes `want`, where `local` holds `have`. Collective."""
+    """The local tensor for the boxes `want`, where `local` is that of `have`. Collective."""
     out = [local]
     move([Move("", shape, have, want, lambda: out[0], lambda new: out.__setitem__(0, new))], group)
     return out[0]
@@ -136,17 +137,17 @@ def _rounds(moves: Sequence[Move]) -> Iterator[_Round]:
     for i, m in enumerate(moves):
         item = m.current().element_size()
         batch.begins.append(i)
-        for piece in transfer(m.have, m.want):
-            if piece.stays:
-                batch.chunks.append((i, piece))
+        for part in transfer(m.have, m.want):
+            if part.stays:
+                batch.chunks.append((i, part))
                 continue
-            for box in split(piece.box, CHUNK_BYTES // item):
+            for box in split(part.box, CHUNK_BYTES // item):
                 size = volume(box) * item
-                ends = (piece.source, piece.target)
+                ends = (part.source, part.target)
                 if max(batch.load.get(r, 0) for r in ends) + size > ROUND_BYTES:
                     yield batch
                     batch = _Round()
-                batch.chunks.append((i, BoxCopy(piece.source, piece.target, box)))
+                batch.chunks.append((i, BoxCopy(part.source, part.target, box)))
                 for r in ends:
                     batch.load[r] = batch.load.get(r, 0) + size
         batch.ends.append(i)
@@ -165,32 +166,32 @@ def _begin(m: Move, index: int) -> _Open:
     return _Open(m, old, new, kept)
 
 
-def _exchange(batch: _Round, opened: dict[int, _Open], group: Messages) -> tuple[int, int]:
+def _exchange(batch: _Round, opened: dict[int, _Open], group: Group) -> tuple[int, int]:
     """Sends, receives and copies the chunks of a round; returns the bytes sent and received."""
     me = group.index
     sends: list[tuple[int, Tensor]] = []
     receives: list[tuple[int, Tensor]] = []
     landing: list[tuple[Tensor, Tensor]] = []
-    for i, piece in batch.chunks:
-        if me not in (piece.source, piece.target):
+    for i, part in batch.chunks:
+        if me not in (part.source, part.target):
             continue
         state = opened[i]
-        if piece.source == me:
-            source = view(state.old, state.move.have[me], piece.box)
-        if piece.target == me:
-            target = view(state.new, state.move.want[me], piece.box)
-        if piece.stays:
+        if part.source == me:
+            source = box_view(state.old, state.move.have[me], part.box)
+        if part.target == me:
+            target = box_view(state.new, state.move.want[me], part.box)
+        if part.stays:
             if not state.kept:
                 target.copy_(source)
-        elif piece.source == me:
-            sends.append((piece.target, source.contiguous()))
+        elif part.source == me:
+            sends.append((part.target, source.contiguous()))
         else:
             buffer = (
                 target
                 if target.is_contiguous()
                 else torch.empty_like(target, memory_format=torch.contiguous_format)
             )
-            receives.append((piece.source, buffer))
+            receives.append((part.source, buffer))
             if buffer is not target:
                 landing.append((target, buffer))
     group.exchange(sends, receives)

@@ -15,32 +15,28 @@ Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
 
 def means(
-    arranged: Execution,
-    loader: Iterable[Any],
-    metric: Metric,
-    key: Callable[[Any], int],
-    step: int,
+    execution: Execution, loader: Iterable[Any], metric: Metric, steps: int
 ) -> dict[str, float]:
     """Means over the rows of `loader`: metric(model, batch) -> {name: sum over the batch's rows}.
 
-    key: of a batch, equal on all ranks; step: steps that were trained, for random operators.
+    steps: updates that were done, for random operators.
     """
-    world = arranged.world
+    world = execution.world
     sums: dict[str, Tensor] = {}
     count = 0
-    with torch.no_grad(), arranged.streams.preserved():
+    with torch.no_grad(), execution.streams.preserved():
         for raw in loader:
-            mark = key(raw)
+            key = execution.batch_key(raw, steps)
             batch = batches.to_device(raw, world.device)
-            rows = arranged.now.agree(batch, mark)
+            rows = execution.active.agree(batch, key)
             if not rows.total:
                 continue
             count += rows.total
-            batch = arranged.filled(batch, rows)
-            program = arranged.program(batch, metric, rows)
+            batch = execution.filled(batch, rows)
+            program = execution.program(batch, metric, rows)
             if program is None:
                 continue
-            for result in program.run([(batch, rows)], step):
+            for result in program.run([(batch, rows)], steps):
                 if result.leads and result.rows:
                     for name, value in zip(result.names, result.outputs, strict=True):
                         known = sums.get(name, torch.zeros((), dtype=torch.float64))
@@ -51,8 +47,8 @@ def means(
 def _over_ranks(world: World, sums: Mapping[str, Tensor], count: int) -> dict[str, float]:
     if not count:
         raise ValueError("there is nothing to evaluate: the loader gave no rows")
-    told = world.everyone.all_gather_json(list(sums))
-    names = {name: None for rank in told for name in rank}
+    of_ranks = world.everyone.all_gather_json(list(sums))
+    names = {name: None for rank in of_ranks for name in rank}
     zero = torch.zeros((), dtype=torch.float64)
     total = torch.stack([sums.get(name, zero) for name in names]).to(world.device)
     world.everyone.all_reduce(total, counted=False)

@@ -16,7 +16,7 @@ from synchromesh.engine import optimizer as rebinding
 from synchromesh.engine.agreement import compare_ranks
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
-from synchromesh.training.execution import Loss, Options
+from synchromesh.training.options import Loss, Options
 from synchromesh.training.trainer import Trainer, checked_plan
 from synchromesh.values.plan import Plan
 
@@ -50,9 +50,9 @@ def prepare(
     seed: of dropout and other random operators. autocast: e.g. torch.bfloat16.
     timeout: of every collective.
     weights: a checkpoint, or a safetensors file or folder, to begin with.
-    say: is told on every rank, a sentence at a time, what is measured and what is reused.
+    say: receives on every rank, a sentence at a time, what is measured and what is reused.
 
-    All ranks start from rank 0's weights. Of a model on the meta device only this rank's pieces
+    All ranks start from rank 0's weights. Of a model on the meta device only this rank's shards
     come into being, from `weights` or its own initialisers. Raises ValueError for a plan that does
     not fit or for ranks that disagree.
     """
@@ -60,23 +60,22 @@ def prepare(
     world = World.open(device, timeout)
     if world.device.type == "cpu":
         heap.keep()
-    held: Model | None = None
+    wrapped: Model | None = None
     try:
         rebinding.check(optimizer, sharded=False)
-        held = Model(model if _is_meta(model) else model.to(world.device))
-        compare_ranks(world.everyone, held, chosen, optimizer, seed, example_batch)
+        wrapped = Model(model if _is_meta(model) else model.to(world.device))
+        compare_ranks(world.everyone, wrapped, chosen, optimizer, seed, example_batch)
         source = None if weights is None else Path(weights)
         options = Options(seed, sync_batch_norm, autocast, source)
-        trainer = Trainer(
-            held, optimizer, loss, batches.to_device(example_batch, world.device), chosen, world,
-            options if say is None else replace(options, say=say),
-        )  # fmt: skip
+        options = options if say is None else replace(options, say=say)
+        example = batches.to_device(example_batch, world.device)
+        trainer = Trainer(wrapped, optimizer, loss, example, chosen, world, options)
         trainer.scheduler = scheduler
-        held.block()
+        wrapped.block()
         return trainer
     except BaseException:
-        if held is not None:
-            held.unblock()
+        if wrapped is not None:
+            wrapped.unblock()
         world.close()
         raise
 

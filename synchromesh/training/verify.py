@@ -36,6 +36,7 @@ class Deviation:
     reference: float = 0.0
 
     def add(self, value: Tensor, reference: Tensor) -> None:
+        """Compares one more tensor with its reference."""
         if reference.numel():
             exact = torch.complex128 if reference.is_complex() else torch.float64
             difference = float((value.to(exact) - reference.to(exact)).abs().max())
@@ -47,6 +48,7 @@ class Deviation:
 
     @property
     def relative(self) -> float:
+        """The difference over the reference; as it is where that is 0."""
         return self.difference / self.reference if self.reference else self.difference
 
 
@@ -103,7 +105,7 @@ def verify(
     verify`.
 
     Dropout is set to zero and batch norm synchronised, so that both compute the same function.
-    say: is told what is measured where `plan` is `auto`.
+    say: receives what is measured where `plan` is `auto`.
     """
     kind = DTYPES[dtype]
     torch.manual_seed(seed)
@@ -125,51 +127,21 @@ def verify(
 
 
 def _compare(
-    trainer: Trainer,
-    reference: nn.Module,
-    workload: Workload,
-    steps: int,
-    dtype: str,
+    trainer: Trainer, reference: nn.Module, workload: Workload, steps: int, dtype: str,
     dropped: int,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     device = trainer.world.device
     alone = Alone(reference.to(device), workload) if trainer.rank == 0 else None
-    loss, gradient, parameter = Deviation(), Deviation(), Deviation()
-    worst_loss = 0.0
-    sent: list[int] = []
-    for index, batch in enumerate(global_batches(workload, steps, DTYPES[dtype])):
-        trainer.world.ledger.reset()
-        value = trainer.backward(trainer.shard(batch))
-        if index == 0:
-            sent = trainer.gather_numbers(trainer.world.ledger.sent)
-            for name, whole in trainer.gathered(trainer.gradients()):
-                if alone is not None and index == 0:
-                    alone.want_gradient[name] = whole
-        trainer.update()
-        if alone is not None:
-            expected = alone.step(to_device(batch, device), gradient if index == 0 else None)
-            loss = Deviation()
-            loss.add(value, expected)
-            worst_loss = (
-                loss.relative if loss.relative != loss.relative else max(worst_loss, loss.relative)
-            )
-    for name, whole in trainer.gathered(trainer.parameters()):
-        if alone is not None:
-            parameter.add(whole, alone.parameters[name].detach())
-    held = trainer.gather_numbers(trainer.parameter_bytes())
+    deviations, sent = _train(trainer, alone, workload, steps, DTYPES[dtype])
+    parameter_bytes = trainer.gather_numbers(trainer.parameter_bytes())
     tolerance = TOLERANCE[dtype]
     single = (torch.float32, torch.complex64)
     if dtype == "float64" and any(trainer.computes_in(t) for t in single):
         tolerance = FLOAT32_INSIDE
-    deviations = [_number(d) for d in (worst_loss, gradient.relative, parameter.relative)]
-    told = explain(
-        trainer.traced,
-        trainer.partition,
-        trainer.plan,
-        trainer.world.size,
-        workload.batch_size,
+    explained = explain(
+        trainer.traced, trainer.partition, trainer.plan, trainer.world.size, workload.batch_size,
         trainer.options.sync_batch_norm,
-    )
+    )  # fmt: skip
     compared = _exactly_explained(trainer, workload.batch_size)
     document = {
         "plan": str(trainer.plan),
@@ -180,19 +152,49 @@ def _compare(
         "max_gradient_deviation": deviations[1],
         "max_parameter_deviation": deviations[2],
         "tolerance": tolerance,
-        "parameter_bytes_per_rank": held,
+        "parameter_bytes_per_rank": parameter_bytes,
         "sent_bytes_per_step": sent,
-        "explained_parameter_bytes_per_rank": list(told.parameter_bytes_per_rank),
-        "explained_sent_bytes_per_step": list(told.sent_bytes_per_step),
+        "explained_parameter_bytes_per_rank": list(explained.parameter_bytes_per_rank),
+        "explained_sent_bytes_per_step": list(explained.sent_bytes_per_step),
         "sent_bytes_compared": compared,
         "dropout_set_to_zero": dropped,
         "batch_norm": "synchronised",
         "passed": all(d <= tolerance for d in deviations)
-        and held == list(told.parameter_bytes_per_rank)
-        and (not compared or sent == list(told.sent_bytes_per_step)),
+        and parameter_bytes == list(explained.parameter_bytes_per_rank)
+        and (not compared or sent == list(explained.sent_bytes_per_step)),
     }
     everyone: dict[str, Any] = trainer.world.everyone.broadcast_json(document)
     return everyone  # rank 0 alone has compared
+
+
+def _train(
+    trainer: Trainer, alone: "Alone | None", workload: Workload, steps: int, dtype: torch.dtype
+) -> tuple[list[float], list[int]]:
+    """Trains both. The largest relative deviations of losses, of the first step's gradients and of
+    the parameters in the end; the bytes that each rank sent in the first step."""
+    gradient, parameter = Deviation(), Deviation()
+    worst_loss = 0.0
+    sent: list[int] = []
+    for index, batch in enumerate(global_batches(workload, steps, dtype)):
+        trainer.world.ledger.reset()
+        value = trainer.backward(trainer.shard(batch))
+        if index == 0:
+            sent = trainer.gather_numbers(trainer.world.ledger.sent)
+            for name, complete in trainer.gathered(trainer.gradients()):
+                if alone is not None:
+                    alone.want_gradient[name] = complete
+        trainer.update()
+        if alone is not None:
+            rows = to_device(batch, trainer.world.device)
+            loss = Deviation()
+            loss.add(value, alone.step(rows, gradient if index == 0 else None))
+            relative = loss.relative  # a NaN is the worst deviation there is
+            worst_loss = relative if relative != relative else max(worst_loss, relative)
+    for name, complete in trainer.gathered(trainer.parameters()):
+        if alone is not None:
+            parameter.add(complete, alone.parameters[name].detach())
+    deviations = (worst_loss, gradient.relative, parameter.relative)
+    return [_number(d) for d in deviations], sent
 
 
 def _exactly_explained(trainer: Trainer, rows: int) -> bool:
@@ -220,6 +222,7 @@ class Alone:
         self.want_gradient: dict[str, Tensor] = {}
 
     def step(self, batch: Any, gradient: Deviation | None) -> Tensor:
+        """One step; returns its loss. gradient: compares `want_gradient` with the gradients."""
         result = self.loss(self.model, batch)
         value = result[0] / result[1] if isinstance(result, tuple) else result
         self.optimizer.zero_grad()

@@ -9,13 +9,13 @@ import torch
 
 from synchromesh import prepare
 from synchromesh.adapt import adapter as adapting
-from synchromesh.adapt.adapter import Adapter
+from synchromesh.adapt.adapter import LIMITS, Adapter
 from synchromesh.adapt.monitor import Drift, Usual
+from synchromesh.adapt.observer import RESIZE
 from synchromesh.cost.step_time import StepTime
 from synchromesh.planner.candidate import Candidate
 from synchromesh.profiling.choosing import Choice, Question
 from synchromesh.profiling.reprofile import Glance
-from synchromesh.training.trainer import RESIZED
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 from tests.models import FAMILIES, family
@@ -27,7 +27,7 @@ STEPS, AT = 8, 4
 EXPLAINED = 1.0  # by devices: their programs are timed again
 
 
-class Told:
+class NoticesOnce:
     """A monitor that notices something once, at its third step."""
 
     usual = None
@@ -35,7 +35,7 @@ class Told:
     def __init__(self) -> None:
         self.steps = 0
 
-    def tell(self, table: Any) -> Drift | None:
+    def record(self, table: Any) -> Drift | None:
         self.steps += 1
         assert len(table) in (1, 2) and all(c > 0 and w >= 0 for c, w in table)
         ratios = (1.0,) * len(table)
@@ -45,12 +45,12 @@ class Told:
         pass
 
 
-class Idle(Told):
+class NoticesNothing(NoticesOnce):
     """A monitor that notices nothing: one rank works as usual, the other is idle."""
 
     usual = Usual(1.0, 0.0, (1.0,))  # type: ignore[assignment]
 
-    def tell(self, table: Any) -> Drift | None:
+    def record(self, table: Any) -> Drift | None:
         return None
 
 
@@ -83,8 +83,8 @@ def trained(
         if adapt:
             trainer.adapt()
             assert trainer.adapter is not None
-            trainer.adapter.monitor = Idle() if glance else Told()  # type: ignore[assignment]
-            patch.setattr(adapting, "glance", lambda *_: Glance(links=glance))
+            trainer.adapter.monitor = NoticesNothing() if glance else NoticesOnce()  # type: ignore[assignment]
+            patch.setattr(adapting, "probe_idle", lambda *_: Glance(links=glance))
             trainer.steps_to_come = 10_000
         if first != "tensor":
             trainer.switch(f"{first}; @pieces=1")
@@ -129,8 +129,8 @@ def verdict(*candidates: Candidate) -> dict[str, Any]:
     patch.setattr(Adapter, "_move", lambda *_: 1.0)
     try:
         adapter = Adapter(Profile(2), lambda plan: None)  # type: ignore[arg-type, return-value]
-        question: Any = None
-        return adapter._weighed(question, candidates, Plan.parse("tensor"), drift, 1000)
+        problem: Any = None
+        return adapter._weighed(problem, candidates, Plan.parse("tensor"), drift, 1000)
     finally:
         patch.undo()
 
@@ -180,7 +180,7 @@ def resized() -> tuple[list[Any], list[float], list[dict[str, Any]]]:
 
     model, loss, make = FAMILIES["cnn"]()
     optimizer = torch.optim.SGD(model.double().parameters(), lr=1e-2)
-    sizes = [12, 12, 5] + [24] * (RESIZED[0] + 1)  # the last batch of an epoch is no other size
+    sizes = [12, 12, 5] + [24] * (RESIZE.most + 1)  # the last batch of an epoch is no other size
     batches = [make(n, seed=i, dtype=torch.float64) for i, n in enumerate(sizes)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adapting, "reconsider", reconsider)
@@ -188,7 +188,7 @@ def resized() -> tuple[list[Any], list[float], list[dict[str, Any]]]:
         try:
             trainer.adapt()
             assert trainer.adapter is not None
-            trainer.adapter.monitor = Idle()  # type: ignore[assignment]
+            trainer.adapter.monitor = NoticesNothing()  # type: ignore[assignment]
             trainer.steps_to_come = 10_000
             losses = [float(trainer.step(trainer.shard(batch))) for batch in batches]
             return asked, losses, [event.to_dict() for event in trainer.decisions]
@@ -201,12 +201,12 @@ def test_batches_of_another_size_are_planned_for() -> None:
     (event,) = events
     assert event["noticed"] == "global batches have 24 rows, 12 before"
     assert event["switched"] and event["to"] == theirs[0]["to"] == "data; @pieces=1"
-    assert event["step"] == 3 + RESIZED[0] and [list(a) for a in asked] == [[24, 24]]
+    assert event["step"] == 3 + RESIZE.most and [list(a) for a in asked] == [[24, 24]]
     assert losses == others
 
 
 class Alone:
-    """A question on one rank that only its adapter's decisions are about."""
+    """A planning problem on one rank that only its adapter's decisions are about."""
 
     size, subject, device = 1, None, torch.device("cpu")
 
@@ -220,17 +220,17 @@ class Alone:
         return value
 
 
-def test_a_look_that_is_too_much_is_told_once_and_taken_later(
+def test_measuring_that_takes_too_long_is_reported_once_and_done_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks = []
+    reprofiled = []
 
-    def look(*args: Any) -> Profile:
-        looks.append(step)
+    def reprofile(*args: Any) -> Profile:
+        reprofiled.append(step)
         return Profile(1)
 
     plan = Plan.parse("data")
-    monkeypatch.setattr(adapting, "again", look)
+    monkeypatch.setattr(adapting, "reprofile", reprofile)
     monkeypatch.setattr(
         adapting, "reconsider", lambda *_: Choice((candidate("data", 1.0),), Profile(1), 0.0)
     )
@@ -239,38 +239,38 @@ def test_a_look_that_is_too_much_is_told_once_and_taken_later(
     for step in range(1, 60):
         adapter.drift = Drift(0.1, 1.0, (1.0,), EXPLAINED) if step != 10 else None  # it flickers
         to_come = 1 if step < 30 else 10_000  # of a second each
-        question: Any = Alone()
+        problem: Any = Alone()
         partition: Any = None
-        event = adapter.act(question, plan, partition, step, to_come)
+        event = adapter.act(problem, plan, partition, step, to_come)
         told += [] if event is None else [(event.step, event.reason)]
-        if looks:
+        if reprofiled:
             break
     assert told[0] == (1, "measuring would take more than 3% of the run")
-    assert looks == [1 + 2 * adapting.PATIENCE] and len(told) == 2, "said once, asked again"
+    assert reprofiled == [1 + 2 * LIMITS.retry_steps] and len(told) == 2, "said once, asked again"
 
 
-def test_another_size_is_planned_for_once_a_look_is_allowed(
+def test_another_size_is_planned_for_once_measuring_is_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(adapting, "again", lambda *_: Profile(1))
+    monkeypatch.setattr(adapting, "reprofile", lambda *_: Profile(1))
     monkeypatch.setattr(
         adapting, "reconsider", lambda *_: Choice((candidate("data", 1.0),), Profile(1), 0.0)
     )
     adapter = adapting.Adapter(Profile(1), lambda _: pytest.fail("there is nothing to move to"))
     adapter.resize(12, 24)
     adapter.monitor.usual = Usual(1.0, 0.0, (1.0,))
-    question: Any = Alone()
+    problem: Any = Alone()
     partition: Any = None
     told = {}
     for step in range(1, 60):
         to_come = 1 if step < 30 else 10_000
-        event = adapter.act(question, Plan.parse("data"), partition, step, to_come)
+        event = adapter.act(problem, Plan.parse("data"), partition, step, to_come)
         if event is not None:
             told[step] = event.reason
             adapter.monitor.usual = Usual(1.0, 0.0, (1.0,))  # learnt anew
     first, later = told.items()
     assert first == (1, "measuring would take more than 3% of the run")
-    assert later == (1 + 2 * adapting.PATIENCE, "the plan is still the best that was found")
+    assert later == (1 + 2 * LIMITS.retry_steps, "the plan is still the best that was found")
 
 
 def switched_by_hand() -> tuple[list[dict[str, Any]], int, str]:

@@ -2,18 +2,18 @@
 
 import random
 
-from synchromesh.adapt.policy import GAIN, MARGIN, MEASURING, may_measure, weigh
+from synchromesh.adapt.policy import LIMITS, may_measure, weigh
 
 
 def test_a_saving_must_exceed_the_move_by_the_margin() -> None:
     assert weigh(1.0, 0.5, 100, 10.0).switch
     short = weigh(1.0, 0.5, 20, 10.0)
     assert not short.switch and "not worth 1.5 times the move" in short.reason
-    assert weigh(1.0, 0.5, int(2 * 10 * MARGIN) + 1, 10.0).switch
+    assert weigh(1.0, 0.5, int(2 * 10 * LIMITS.margin) + 1, 10.0).switch
 
 
 def test_a_small_gain_is_left_alone_however_long_the_run() -> None:
-    verdict = weigh(1.0, 1.0 - GAIN / 2, 10**9, 0.0)
+    verdict = weigh(1.0, 1.0 - LIMITS.gain / 2, 10**9, 0.0)
     assert not verdict.switch and "no plan is 8% quicker" in verdict.reason
 
 
@@ -26,5 +26,5 @@ def test_no_two_plans_take_turns() -> None:
 
 
 def test_measuring_has_its_share() -> None:
-    assert may_measure(0.0, 100 / MEASURING, 3.0)
+    assert may_measure(0.0, 100 / LIMITS.measuring_share, 3.0)
     assert not may_measure(0.0, 10.0, 3.0) and not may_measure(3.0, 100.0, 1.0)

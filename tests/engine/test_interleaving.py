@@ -59,7 +59,7 @@ def in_micro_batches(family: str, plan: str) -> tuple[list[float], dict[str, tor
     model, loss, batches = build(family)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     trainer = prepare(model, optimizer, loss, batches[0], plan)
-    assert trainer._arranged.interleaving.chosen == INTERLEAVED, (
+    assert trainer._execution.interleaving.chosen == INTERLEAVED, (
         "as the plan says: nothing is tried"
     )
     losses = [trainer.step(trainer.shard(batch)).item() for batch in batches]

@@ -83,7 +83,7 @@ class Machine:
             )  # fmt: skip
             predicted = trainer.predict().seconds
             trainer.close()
-        choice, profile = trainer.choice, trainer._profile
+        choice, profile = trainer.choice, trainer._planning.profile
         assert profile is not None
         return {
             "plan": str(trainer.plan), "predicted": predicted, "said": said,

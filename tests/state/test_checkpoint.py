@@ -20,10 +20,9 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from synchromesh.engine.groups import World
-from synchromesh.state import checkpoint, manifest
+from synchromesh.state import box_plans, checkpoint, manifest
 from synchromesh.state.checkpoint import CheckpointError, load, newest, save, verify
-from synchromesh.state.pieces import Held, local_shape, view
-from synchromesh.state.pieces import whole as whole_box
+from synchromesh.state.local_tensor import LocalTensor, box_view, full_box, local_shape
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement, shard
 from tests.ranks import run
@@ -44,7 +43,7 @@ def alone() -> World:
 
 def held(
     layout: Layout, placement: Placement, rank: int, fill: bool, step: int = 0
-) -> dict[str, Held]:
+) -> dict[str, LocalTensor]:
     """The tensors of WHOLE as a rank holds them: the large ones placed, the small ones whole."""
     out = {}
     for name, tensor in WHOLE.items():
@@ -63,14 +62,14 @@ def held(
         if fill:
             for box in boxes:
                 part = tensor[tuple(slice(a, b) for a, b in box)] + step
-                view(local, boxes, box).copy_(part)
-        out[name] = Held(name, shape, boxes, local)
+                box_view(local, boxes, box).copy_(part)
+        out[name] = LocalTensor(name, shape, boxes, local)
     return out
 
 
-def correct(tensors: dict[str, Held], step: int = 0) -> bool:
+def correct(tensors: dict[str, LocalTensor], step: int = 0) -> bool:
     return all(
-        torch.equal(h.part(box), (WHOLE[n] + step)[tuple(slice(a, b) for a, b in box)])
+        torch.equal(h.view(box), (WHOLE[n] + step)[tuple(slice(a, b) for a, b in box)])
         for n, h in tensors.items()
         for box in h.boxes
     )
@@ -80,7 +79,7 @@ def write_alone(path: Path, step: int = 0, extra: Any = None) -> None:
     save(path, held(Layout(), REPLICATED, 0, True, step), extra, alone())
 
 
-def read_alone(path: Path, **options: Any) -> tuple[dict[str, Held], Any]:
+def read_alone(path: Path, **options: Any) -> tuple[dict[str, LocalTensor], Any]:
     tensors = held(Layout(), REPLICATED, 0, False)
     extra = load(path, tensors, alone(), **options)
     return tensors, extra
@@ -139,7 +138,7 @@ def test_torch_reads_it(tmp_path: Path) -> None:
 
 
 def test_large_boxes_are_stored_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "BOX_BYTES", 500)
+    monkeypatch.setattr(box_plans, "BOX_BYTES", 500)
     write_alone(tmp_path / "c")
     assert correct(read_alone(tmp_path / "c")[0])
 
@@ -161,10 +160,10 @@ def test_all_differences_at_once(tmp_path: Path) -> None:
     write_alone(tmp_path / "c")
     tensors = held(Layout(), REPLICATED, 0, False)
     del tensors["model/count"]
-    tensors["model/new"] = Held("model/new", (2,), (((0, 2),),), torch.zeros(2))
-    tensors["model/bias"] = Held("model/bias", (6,), (((0, 6),),), torch.ones(6).double())
+    tensors["model/new"] = LocalTensor("model/new", (2,), (((0, 2),),), torch.zeros(2))
+    tensors["model/bias"] = LocalTensor("model/bias", (6,), (((0, 6),),), torch.ones(6).double())
     half = torch.ones(24, 36).half()
-    tensors["model/embed"] = Held("model/embed", (24, 36), (whole_box((24, 36)),), half)
+    tensors["model/embed"] = LocalTensor("model/embed", (24, 36), (full_box((24, 36)),), half)
     with pytest.raises(CheckpointError) as told:
         load(tmp_path / "c", tensors, alone())
     for sentence in (
@@ -180,7 +179,7 @@ def test_all_differences_at_once(tmp_path: Path) -> None:
 def test_what_may_be_missing_or_left_unread(tmp_path: Path) -> None:
     write_alone(tmp_path / "c", extra=3)
     tensors = {n: h for n, h in held(Layout(), REPLICATED, 0, False).items() if n.startswith("m")}
-    new = Held("model/new", (2,), (((0, 2),),), torch.full((2,), 5.0))
+    new = LocalTensor("model/new", (2,), (((0, 2),),), torch.full((2,), 5.0))
     with pytest.raises(CheckpointError, match="optimizer/embed/exp_avg is unexpected"):
         load(tmp_path / "c", tensors, alone())
     allow = ("optimizer/*", "model/new")
@@ -373,14 +372,14 @@ def failing(path: str) -> tuple[str, bool]:
     world = World.open(device="cpu")
     tensors = held(Layout(1, 2), shard(0), world.rank, True)
     save(path, tensors, None, world)
-    original = checkpoint._BoxWriter.resolve_data
+    original = box_plans.BoxWriter.resolve_data
 
     def full(self: Any, item: Any) -> Any:
         if world.rank == 1:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return original(self, item)
 
-    checkpoint._BoxWriter.resolve_data = full  # type: ignore[method-assign]
+    box_plans.BoxWriter.resolve_data = full  # type: ignore[method-assign]
     try:
         save(path, tensors, None, world)
         told = ""
@@ -427,9 +426,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def large(value: float, numbers: int) -> dict[str, Held]:
+def large(value: float, numbers: int) -> dict[str, LocalTensor]:
     tensor = torch.full((numbers,), value)
-    return {"model/w": Held("model/w", (numbers,), (((0, numbers),),), tensor)}
+    return {"model/w": LocalTensor("model/w", (numbers,), (((0, numbers),),), tensor)}
 
 
 def test_a_full_disk_leaves_the_previous(small_disk: Path) -> None:

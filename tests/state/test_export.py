@@ -11,9 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from synchromesh.engine.groups import World
 from synchromesh.state.export import load_safetensors, save_safetensors
+from synchromesh.state.local_tensor import LocalTensor, box_view, full_box, local_shape
 from synchromesh.state.manifest import CheckpointError
-from synchromesh.state.pieces import Held, local_shape, view
-from synchromesh.state.pieces import whole as whole_box
 from synchromesh.values.placement import shard
 from tests.ranks import run
 
@@ -28,17 +27,17 @@ WHOLE = {
 TIED = {"head.weight": "embed.weight", "embed.weight": "embed.weight"}
 
 
-def held(rank: int, size: int, fill: bool) -> dict[str, Held]:
+def held(rank: int, size: int, fill: bool) -> dict[str, LocalTensor]:
     out = {}
     for name, tensor in WHOLE.items():
         shape = tuple(tensor.shape)
-        boxes: Any = (whole_box(shape),)
+        boxes: Any = (full_box(shape),)
         if tensor.dim() == 2 and size > 1:
             boxes = shard(0, 3).boxes(shape, size, rank)
         local = torch.zeros(local_shape(boxes, len(shape)), dtype=tensor.dtype)
         for box in boxes if fill else ():
-            view(local, boxes, box).copy_(tensor[tuple(slice(a, b) for a, b in box)])
-        out[name] = Held(name, shape, boxes, local)
+            box_view(local, boxes, box).copy_(tensor[tuple(slice(a, b) for a, b in box)])
+        out[name] = LocalTensor(name, shape, boxes, local)
     return out
 
 

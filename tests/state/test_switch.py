@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from synchromesh.engine.groups import World
 from synchromesh.state import switch
-from synchromesh.state.pieces import Held, local_shape, split, view
+from synchromesh.state.local_tensor import LocalTensor, box_view, local_shape, split
 from synchromesh.state.switch import Move, in_order, move, redistribute
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Box, Placement, shard
@@ -33,7 +33,7 @@ def boxes(shape: tuple[int, ...], side: Side, size: int) -> list[tuple[Box, ...]
 def local(whole: torch.Tensor, mine: tuple[Box, ...]) -> torch.Tensor:
     out = torch.empty(local_shape(mine, whole.dim()), dtype=whole.dtype)
     for box in mine:
-        view(out, mine, box).copy_(whole[tuple(slice(a, b) for a, b in box)])
+        box_view(out, mine, box).copy_(whole[tuple(slice(a, b) for a, b in box)])
     return out
 
 
@@ -101,7 +101,7 @@ def many_tensors() -> tuple[bool, int, int, int]:
             )
             minimum += lacking * 8
     equal = all(torch.equal(state[n], wholes[n]) for n in wholes)
-    return equal, moved.bytes, world.ledger.sent, minimum
+    return equal, moved.sent, world.ledger.sent, minimum
 
 
 def test_many_tensors_in_small_rounds_with_the_least_traffic() -> None:
@@ -166,7 +166,7 @@ def test_what_does_not_change_is_not_touched() -> None:
     side = [[((0, 4),)]]
     world = World.open(device="cpu")
     still = Move("x", (4,), side, side, lambda: torch.empty(4), refuse)
-    assert move([still], world.everyone).bytes == 0
+    assert move([still], world.everyone).sent == 0
 
 
 @settings(max_examples=50, deadline=None)
@@ -182,10 +182,10 @@ def test_split_tiles_a_box_in_small_parts(sizes: list[int], most: int) -> None:
 def test_segments_in_a_local_tensor_as_a_picture() -> None:
     """Rank 1 of 2 holds rows 2-3 and 6-7 of 8 as a local tensor of 4 rows."""
     mine = shard(0, 2).boxes((8, 2), 2, 1)
-    held = Held("w", (8, 2), mine, torch.arange(8 * 2).view(8, 2)[[2, 3, 6, 7]])
+    held = LocalTensor("w", (8, 2), mine, torch.arange(8 * 2).view(8, 2)[[2, 3, 6, 7]])
     assert mine == (((2, 4), (0, 2)), ((6, 8), (0, 2)))
-    assert held.part(((6, 7), (1, 2))).tolist() == [[13]]
-    assert held.part(mine[0]).tolist() == [[4, 5], [6, 7]]
+    assert held.view(((6, 7), (1, 2))).tolist() == [[13]]
+    assert held.view(mine[0]).tolist() == [[4, 5], [6, 7]]
 
 
 def test_few_old_tensors_are_kept_beside_their_new_ones() -> None:

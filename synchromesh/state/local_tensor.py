@@ -1,4 +1,4 @@
-"""A held tensor: the boxes of a global tensor on a rank, and where its local tensor has them.
+"""A local tensor: the boxes of a global tensor on a rank, and where its tensor has them.
 
 The local tensor is its boxes one after the other along the one dimension in which they differ:
 rank 1 of 2 holds rows 2-3 and 6-7 of a tensor of two segments as a local tensor of 4 rows:
@@ -18,12 +18,12 @@ from synchromesh.values.transfer import volume
 
 
 @dataclass(frozen=True)
-class Held:
-    """What one rank holds of the tensor `name` of global `shape`."""
+class LocalTensor:
+    """What one rank has of the tensor `name` of global `shape`."""
 
     name: str
     shape: tuple[int, ...]
-    boxes: tuple[Box, ...]  # in local order; none on a rank that holds nothing
+    boxes: tuple[Box, ...]  # in local order; none on a rank that has nothing of it
     tensor: Tensor
 
     def __post_init__(self) -> None:
@@ -34,14 +34,15 @@ class Held:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the global tensor too."""
         return self.tensor.dtype
 
-    def part(self, box: Box) -> Tensor:
+    def view(self, box: Box) -> Tensor:
         """The view of the local tensor that is `box`, which one of the boxes contains."""
-        return view(self.tensor.detach(), self.boxes, box)
+        return box_view(self.tensor.detach(), self.boxes, box)
 
 
-def whole(shape: Sequence[int]) -> Box:
+def full_box(shape: Sequence[int]) -> Box:
     """The box that is all of a tensor."""
     return tuple((0, n) for n in shape)
 
@@ -51,15 +52,15 @@ def join_dim(boxes: Sequence[Box]) -> int:
     differing = {
         d
         for box in boxes[1:]
-        for d, (mine, first) in enumerate(zip(box, boxes[0], strict=True))
-        if mine != first
+        for d, (side, first) in enumerate(zip(box, boxes[0], strict=True))
+        if side != first
     }
     assert len(differing) <= 1, f"boxes {boxes} differ in dimensions {sorted(differing)}"
     return differing.pop() if differing else 0
 
 
 def local_shape(boxes: Sequence[Box], dims: int) -> tuple[int, ...]:
-    """Shape of the local tensor that holds `boxes`; without boxes it is empty."""
+    """Shape of the local tensor of `boxes`; without boxes it is empty."""
     if not boxes:
         return (0,) * max(dims, 1)
     shape = [stop - start for start, stop in boxes[0]]
@@ -69,19 +70,19 @@ def local_shape(boxes: Sequence[Box], dims: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def view(local: Tensor, boxes: Sequence[Box], box: Box) -> Tensor:
-    """The view of `local`, which holds `boxes`, that is `box`."""
+def box_view(local: Tensor, boxes: Sequence[Box], box: Box) -> Tensor:
+    """The view of `local`, which is `boxes`, that is `box`."""
     if not box:
         return local
     d = join_dim(boxes)
     before = 0
-    for held in boxes:
-        if all(a <= start and stop <= b for (a, b), (start, stop) in zip(held, box, strict=True)):
-            shift = [start - a for (a, _), (start, _) in zip(held, box, strict=True)]
+    for outer in boxes:
+        if all(a <= start and stop <= b for (a, b), (start, stop) in zip(outer, box, strict=True)):
+            shift = [start - a for (a, _), (start, _) in zip(outer, box, strict=True)]
             shift[d] += before
             lengths = (stop - start for start, stop in box)
             return local[tuple(slice(s, s + n) for s, n in zip(shift, lengths, strict=True))]
-        before += held[d][1] - held[d][0]
+        before += outer[d][1] - outer[d][0]
     raise AssertionError(f"{box} is in none of {boxes}")
 
 

@@ -1,0 +1,38 @@
+"""The active plan: the plan in force with its trace, partition, ranks and layouts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from synchromesh.engine.batches import GlobalRows, RowAgreement
+from synchromesh.engine.stage import StageGroups
+from synchromesh.trace.partition.partition import Partition
+from synchromesh.trace.step import Step
+from synchromesh.values.layout import Layout
+from synchromesh.values.plan import Plan
+
+
+@dataclass(frozen=True)
+class ActivePlan:
+    """The plan in force and what follows from it."""
+
+    plan: Plan
+    step: Step
+    partition: Partition
+    stage: StageGroups
+    layouts: Mapping[str, Layout]  # of each component of the training step
+    leaf_layout: Layout  # how the batch's rows lie over the stage
+    agree: RowAgreement
+    fingerprint: int
+
+    def row_range(self, rows: int) -> tuple[int, int]:
+        """[start, stop) of a global batch of `rows` rows that this rank works on."""
+        position = self.stage.position
+        if position is None:
+            return (0, 0)
+        layout = self.leaf_layout
+        return self.plan.row_ranges(rows, layout.data)[layout.data_index(position)]
+
+    def local_rows(self, rows: GlobalRows) -> int:
+        """How many rows of an agreed batch this rank has; none on an idle rank."""
+        position = self.stage.position
+        return 0 if position is None else rows.counts[self.leaf_layout.data_index(position)]

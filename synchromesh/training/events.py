@@ -1,0 +1,131 @@
+"""Events of `fit`, in the order in which they come; every rank sees all of them.
+
+    Started   ( EpochStarted  ( StepDone ... Losses )*  EpochTrained  EpochEnded )*   Finished
+
+with `Saved` or `NotSaved` after each checkpoint, a `Decision` (adapt/adapter.py) where the plan
+was reconsidered, and `Interrupted` where the run was asked to stop.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from synchromesh.adapt.adapter import Decision
+from synchromesh.training.trainer import Trainer
+from synchromesh.values.plan import Plan
+
+
+@dataclass(frozen=True)
+class Started:
+    """Before the first step. `trainer.predict()` may be called here."""
+
+    trainer: Trainer
+    resumed: Path | None  # the checkpoint that training goes on from
+    epochs: int  # that were done before
+    more: bool  # whether anything is left to do
+
+
+@dataclass(frozen=True)
+class EpochStarted:
+    """An epoch, counted from 1, of `length` steps, of which `done` were done before."""
+
+    epoch: int
+    done: int
+    length: int
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A step. loss: global mean, at some steps only, since reading it waits for the device."""
+
+    epoch: int
+    step: int  # of the run, counted from 1
+    done: int  # of the epoch
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Global mean losses of steps `first`, `first` + 1, ..."""
+
+    epoch: int
+    first: int
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class EpochTrained:
+    """All steps of an epoch are done, or the run stops; validation and checkpoint may follow."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """An epoch, as far as this call has trained it, and its validation."""
+
+    epoch: int
+    step: int
+    loss: float | None  # mean over its steps
+    metrics: dict[str, float]
+    seconds: float  # of its steps
+    samples_per_second: float
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint was written."""
+
+    path: Path
+    step: int
+
+
+@dataclass(frozen=True)
+class NotSaved:
+    """A checkpoint could not be written; training goes on, and the next one may be."""
+
+    path: Path
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The run stops after `step`, as a signal (its name) or the caller (`request`) asked."""
+
+    cause: str
+    step: int
+    checkpoint: Path | None
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What came of `fit`."""
+
+    plan: Plan  # the last one
+    ranks: int
+    steps: int  # of the run, as are epochs
+    epochs: int
+    losses: tuple[float, ...]  # global mean loss of each step of this call
+    loss: float | None  # mean over the steps of the last epoch
+    metrics: dict[str, float]  # of the last validation
+    best: float | None  # highest value of the first metric
+    seconds: float  # of training, validation and checkpoints
+    samples_per_second: float  # of the last epoch
+    step_seconds: float | None  # median of full-size steps; None where there were too few
+    decisions: tuple[Decision, ...]  # of the adapter
+    checkpoint: Path | None  # the last one written
+    stopped: str  # the cause where the run was stopped: SIGTERM, SIGINT, request; else empty
+
+
+@dataclass(frozen=True)
+class Finished:
+    """After the last step; the trainer can still evaluate, export or save."""
+
+    trainer: Trainer
+    result: FitResult
+
+
+FitEvent = (
+    Started | EpochStarted | StepDone | Losses | EpochTrained | EpochEnded | Saved | NotSaved
+    | Interrupted | Decision | Finished
+)  # fmt: skip

@@ -1,0 +1,286 @@
+"""The training loop: epochs, validation, checkpoints and a clean stop, under a plan.
+
+    result = sm.fit(workload, plan="auto", epochs=3, checkpoints="run/checkpoints")
+
+Every rank of the run calls `fit` alike, under torchrun or in a single process.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from synchromesh.adapt.adapter import Decision
+from synchromesh.state import manifest
+from synchromesh.state.manifest import CheckpointError
+from synchromesh.training.events import (
+    EpochEnded,
+    EpochStarted,
+    EpochTrained,
+    Finished,
+    FitEvent,
+    FitResult,
+    Interrupted,
+    Losses,
+    NotSaved,
+    Saved,
+    Started,
+    StepDone,
+)
+from synchromesh.training.prepare import prepare
+from synchromesh.training.stop import Stop
+from synchromesh.training.trainer import Trainer, checked_plan
+from synchromesh.values.plan import Plan
+from synchromesh.workloads.workload import Workload
+
+WARM_UP_STEPS = 13  # not timed: twelve may be trials (engine/interleaving.py)
+READ_EVERY = 10  # steps between readings of the loss, each of which waits for the device
+
+
+def fit(
+    workload: Workload,
+    plan: Plan | str = "auto",
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    checkpoints: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    resume: str | Path | None = None,
+    adapt: bool | None = None,
+    autocast: torch.dtype | None = None,
+    on_event: Callable[[FitEvent], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> FitResult:
+    """Trains `workload` under `plan` on the ranks of this run; validates after each epoch.
+
+    epochs, steps: in all, with those of a resumed run; default: the workload's epochs.
+    seed: of the initial weights, the order of samples and random operators.
+    checkpoints: a folder that gets `epoch-N`, `best` (by the first metric) and, every
+    `checkpoint_every` steps, `step-N`.
+    resume: a checkpoint, or a folder of them, of which the newest good one is taken.
+    adapt: whether the plan may change while training runs; default: where it is `auto`.
+    autocast: e.g. torch.bfloat16.
+    on_event: receives the values of training/events.py, on every rank.
+    stop: is asked before each step, on each rank; SIGTERM and SIGINT stop as well. Either leads to
+    a checkpoint and to a result that says so.
+    say: receives a sentence at a time what is measured.
+
+    Raises ValueError for arguments, data or plans that do not fit, CheckpointError where the last
+    checkpoint could not be written.
+    """
+    faults = []
+    if epochs is not None and steps is not None:
+        faults.append(f"epochs ({epochs}) and steps ({steps}) exclude each other")
+    numbers = {"epochs": epochs, "steps": steps, "checkpoint_every": checkpoint_every}
+    asked = {name: number for name, number in numbers.items() if number is not None}
+    faults += [f"{name} must be at least 1, not {n}" for name, n in asked.items() if n < 1]
+    if checkpoint_every is not None and checkpoints is None:
+        faults.append("checkpoint_every needs a folder: checkpoints=...")
+    if faults:
+        raise ValueError(f"fit: {'; '.join(faults)}")
+    workload.check_batch()
+    plan = checked_plan(plan)
+    torch.manual_seed(seed)
+    model = workload.model()
+    optimizer = workload.optimizer(model.parameters())
+    trainer = prepare(
+        model, optimizer, workload.loss, workload.example(seed=seed), plan=plan,
+        scheduler=workload.scheduler(optimizer) if workload.scheduler else None,
+        seed=seed, autocast=autocast, say=say,
+    )  # fmt: skip
+    wish = Stop(trainer.world, stop)
+    loop = _Loop(
+        workload, trainer, wish, on_event or (lambda _: None), epochs or workload.epochs, steps,
+        None if checkpoints is None else Path(checkpoints), checkpoint_every, seed,
+    )  # fmt: skip
+    adapts = plan.automatic if adapt is None else adapt
+    with wish.on_signals():
+        try:
+            return loop.run(None if resume is None else Path(resume), adapts)
+        finally:
+            trainer.close()
+
+
+@dataclass
+class _Loop:
+    """How far `fit` is."""
+
+    workload: Workload
+    trainer: Trainer
+    stop: Stop
+    emit: Callable[[FitEvent], None]
+    epochs: int
+    steps: int | None  # instead of epochs
+    folder: Path | None  # of checkpoints
+    checkpoint_every: int | None  # steps
+    seed: int
+    stopped: str = ""  # what has stopped it
+    saved: Path | None = None
+    unsaved: CheckpointError | None = None  # why the last checkpoint is missing
+    losses: list[float] = field(default_factory=list)  # of all steps, as far as they were read
+    unread: list[torch.Tensor] = field(default_factory=list)
+    best: float | None = None
+    ended: EpochEnded | None = None  # the last epoch
+    step_seconds: list[float] = field(default_factory=list)  # of full-size steps after warm-up
+
+    def _agreed(self, path: Path | None) -> Path | None:
+        """Rank 0's path: those with a time in their name differ."""
+        text = self.trainer.world.everyone.broadcast_json(None if path is None else str(path))
+        return None if text is None else Path(text)
+
+    def run(self, resume: Path | None, adapt: bool) -> FitResult:
+        """Trains to the end; resume: a checkpoint, or a folder of them, to go on from."""
+        trainer, w = self.trainer, self.workload
+        self.folder = self._agreed(self.folder)
+        self.loader = trainer.loader(
+            w.train_data, w.batch_size, shuffle=True, seed=self.seed, collate=w.collate
+        )
+        self.length = -(-self.loader.samples // self.loader.batch_size)  # steps of an epoch
+        if resume is not None:
+            if trainer.rank == 0 and resume.is_dir() and not (resume / manifest.NAME).exists():
+                resume = manifest.newest(resume) or resume
+            resume = self._agreed(resume) or resume
+            best = trainer.resume(resume).get("best")
+            self.best = None if best is None else float(best)
+        trainer.on_event = self._decided
+        self.emit(Started(trainer, resume, self.loader.cursor.epoch, self._more()))
+        if adapt:
+            trainer.adapt()
+        began = time.monotonic()
+        while not self.stopped and self._more():
+            self._epoch()
+        result = self._result(time.monotonic() - began)
+        self.emit(Finished(trainer, result))
+        if self.unsaved:
+            raise self.unsaved
+        return result
+
+    def _decided(self, decision: Decision) -> None:
+        if decision.switched and decision.measured_after is None:
+            self.step_seconds.clear()  # of another plan
+        self.emit(decision)
+
+    def _more(self) -> bool:
+        if self.steps is not None:
+            return self.trainer.steps < self.steps
+        return self.loader.cursor.epoch < self.epochs
+
+    def _steps_left(self, in_epoch: int) -> int:
+        """Steps until the run is over, of which `in_epoch` are of this epoch."""
+        if self.steps is not None:
+            return self.steps - self.trainer.steps
+        return in_epoch + (self.epochs - self.loader.cursor.epoch - 1) * self.length
+
+    def _epoch(self) -> None:
+        """The rest of the current epoch, its validation and its checkpoint."""
+        loader, trainer = self.loader, self.trainer
+        first = done = self.length - len(loader)
+        epoch, before = loader.cursor.epoch + 1, len(self.losses)
+        self.emit(EpochStarted(epoch, done, self.length))
+        began = time.monotonic()
+        for batch in loader:
+            trainer.steps_to_come = self._steps_left(self.length - done)
+            done += 1
+            self._step(batch, full=done * loader.batch_size <= loader.samples)
+            self._after_step(epoch, done)
+            if self.stopped or (self.steps == trainer.steps and done < self.length):
+                break
+        seconds = time.monotonic() - began
+        self._read(epoch)
+        self.emit(EpochTrained(epoch))
+        if self.stopped:
+            return self._save_stopped()
+        losses = self.losses[before:]
+        rows = min((done - first) * loader.batch_size, loader.samples)
+        self._validate(epoch, losses, seconds, rows / seconds if seconds else 0.0)
+        self._save(f"epoch-{epoch}" if done == self.length else f"step-{trainer.steps}")
+
+    def _step(self, batch: object, full: bool) -> None:
+        """One step. Times it where it is full and not the first ones; on a GPU its end is waited
+        for."""
+        trainer = self.trainer
+        self.stop.ask()
+        began, decisions = time.perf_counter(), len(trainer.decisions)
+        self.unread.append(trainer.step(batch))
+        if len(trainer.decisions) > decisions:
+            return  # the step held measuring or a move
+        if trainer.world.device.type == "cuda":
+            torch.cuda.synchronize(trainer.world.device)
+        warm_up = min(WARM_UP_STEPS, (self.steps or WARM_UP_STEPS) // 2)
+        if full and trainer.steps > warm_up:
+            self.step_seconds.append(time.perf_counter() - began)
+
+    def _after_step(self, epoch: int, done: int) -> None:
+        step, every = self.trainer.steps, self.checkpoint_every
+        read = step % READ_EVERY == 0
+        if read:
+            self._read(epoch)
+        self.emit(StepDone(epoch, step, done, self.losses[-1] if read else None))
+        self.stopped = self.stop.answer()
+        # the end of an epoch has a checkpoint of its own
+        if every and step % every == 0 and done < self.length and not self.stopped:
+            self._save(f"step-{step}")
+
+    def _read(self, epoch: int) -> None:
+        """Reads the losses since the last reading."""
+        if self.unread:
+            values = tuple(float(loss) for loss in self.unread)
+            self.unread.clear()
+            self.losses += values
+            self.emit(Losses(epoch, self.trainer.steps - len(values) + 1, values))
+
+    def _validate(
+        self, epoch: int, losses: list[float], seconds: float, samples_per_second: float
+    ) -> None:
+        w, metrics = self.workload, dict[str, float]()
+        if w.valid_data is not None and w.metric is not None:
+            loader = self.trainer.loader(w.valid_data, w.batch_size, collate=w.collate)
+            found = self.trainer.evaluate(loader, w.metric)
+            metrics = {name: float(value) for name, value in found.items()}
+        if losses:
+            loss: float | None = sum(losses) / len(losses)
+        else:
+            loss = None if self.ended is None else self.ended.loss
+        steps = self.trainer.steps
+        self.ended = EpochEnded(epoch, steps, loss, metrics, seconds, samples_per_second)
+        self.emit(self.ended)
+        value = next(iter(metrics.values()), math.nan)
+        if not math.isnan(value) and (self.best is None or value > self.best):
+            self.best = value
+            self._save("best")
+
+    def _save(self, name: str) -> None:
+        """A checkpoint; where it cannot be written, training goes on and the next one may do."""
+        if self.folder is None:
+            return
+        path, steps = self.folder / name, self.trainer.steps
+        try:
+            self.trainer.save(path, extra={"best": self.best})
+            self.saved, self.unsaved = path, None
+            self.emit(Saved(path, steps))
+        except CheckpointError as error:  # the same on all ranks
+            self.unsaved = error
+            self.emit(NotSaved(path, steps, str(error)))
+
+    def _save_stopped(self) -> None:
+        self._save(f"step-{self.trainer.steps}")
+        if self.unsaved:
+            raise self.unsaved
+        self.emit(Interrupted(self.stopped, self.trainer.steps, self.saved))
+
+    def _result(self, seconds: float) -> FitResult:
+        trainer, ended = self.trainer, self.ended
+        return FitResult(
+            trainer.plan, trainer.world.size, trainer.steps, self.loader.cursor.epoch,
+            tuple(self.losses),
+            None if ended is None else ended.loss, {} if ended is None else ended.metrics,
+            self.best, seconds, 0.0 if ended is None else ended.samples_per_second,
+            median(self.step_seconds) if self.step_seconds else None, tuple(trainer.decisions),
+            self.saved, self.stopped,
+        )  # fmt: skip

@@ -1,0 +1,97 @@
+"""Notices: what a plan or a model does that its user should know, as warnings of rank 0."""
+
+import warnings
+from collections.abc import Collection
+
+from torch import nn
+
+from synchromesh.trace.partition.partition import Partition
+from synchromesh.trace.step import Step
+from synchromesh.values.plan import Plan
+
+
+class Notices:
+    """Warnings of one trainer; `once` gives each of its texts a single time."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._given: set[str] = set()
+
+    def warn(self, text: str) -> None:
+        """Warns on rank 0, for all ranks come to the same text."""
+        if self._rank == 0:
+            warnings.warn(text, stacklevel=5)
+
+    def once(self, text: str) -> None:
+        """As `warn`, but for a text that is empty or was given before."""
+        if text and text not in self._given:
+            self._given.add(text)
+            self.warn(text)
+
+    def mode(self, module: nn.Module) -> None:
+        """A model in evaluation mode is not trained in it."""
+        if not any(part.training for part in module.modules()):
+            self.once(
+                "the model is in evaluation mode and is trained in training mode, as "
+                "model.train() sets it; to train with some modules in evaluation mode call "
+                "model.train() and then eval() on these"
+            )
+
+    def partitioned(
+        self, plan: Plan, partition: Partition, step: Step, parameters: Collection[str]
+    ) -> None:
+        """Whatever in a partition is not as `plan` or its user may expect. parameters: names of
+        the model's. ValueError where data ranks would come to different parameters."""
+        self._unsharded(plan, partition)
+        self._row_state(plan, partition, step, parameters)
+        if any(local.layout.data > 1 for local in partition.components):
+            self.once(step.uneven)
+        if step.coupled and (plan.pieces or 1) > 1:
+            self.once(
+                f"@pieces={plan.pieces} is left aside, for pieces would part rows that belong "
+                f"together: {step.coupled}"
+            )
+
+    def _unsharded(self, plan: Plan, partition: Partition) -> None:
+        """One warning that names the components of which nothing could be sharded although the
+        plan says so."""
+        replicated = {}
+        for local in partition.components:
+            placements = [partition.placements[n, local.layout] for n in local.parameters]
+            if local.layout.tensor > 1 and placements and not any(p.sharded for p in placements):
+                replicated[local.component.name] = next(iter(local.unsharded.values()), "")
+        if replicated and not any(c.component.opaque for c in partition.components):
+            name, reason = next(iter(replicated.items()))
+            self.warn(
+                f"nothing of {', '.join(replicated)} is sharded under {str(plan)!r}: each rank "
+                f"computes it whole ({name}: {reason or 'it would cost more than it saves'})"
+            )
+
+    def _row_state(
+        self, plan: Plan, partition: Partition, step: Step, parameters: Collection[str]
+    ) -> None:
+        """A warning that names the buffers that are computed from rows, which data ranks have
+        different ones of. ValueError for such parameters: no rule could make these equal again."""
+        from_rows = set(step.fed)
+        differing: set[str] = set()
+        for local in partition.components:
+            component = local.component
+            if local.layout.data > 1:
+                names = {t.name for t in (*component.parameters, *component.buffers)}
+                differing |= from_rows if component.opaque else from_rows & names
+        changed = sorted(differing.intersection(parameters))
+        if changed:
+            raise ValueError(
+                f"the forward changes {changed[0]} by the rows that it is given (as an embedding "
+                f"with max_norm does), so that the data ranks of {str(plan)!r} would hold other "
+                "values of it: use a plan without data parallelism (tensor, single), or change "
+                "the parameter outside of the forward"
+            )
+        if differing:
+            self.once(
+                f"{', '.join(sorted(differing))}: computed from the rows of a batch, of which "
+                f"each data rank has others under {str(plan)!r}. They are averaged over the ranks "
+                "when the trainer evaluates, saves or switches (whole numbers: rank 0's count), "
+                "which need not be what one process computes; a plan whose data degree is 1 there "
+                "is exact"
+            )

@@ -1,0 +1,22 @@
+"""Options: what a user may choose besides the plan."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+Loss = Callable[[nn.Module, Any], Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may choose besides the plan; see `prepare`."""
+
+    seed: int = 0
+    sync_batch_norm: bool = False
+    autocast: torch.dtype | None = None
+    weights: Path | None = None  # a checkpoint, or safetensors, to begin with
+    say: Callable[[str], None] = lambda _: None  # receives a sentence about each measurement

@@ -1,0 +1,93 @@
+"""A planning session: how a trainer's plan was found, and what its plans are predicted to take."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch.optim import Optimizer
+
+from synchromesh.engine import batches
+from synchromesh.engine.groups import World
+from synchromesh.engine.model import Model
+from synchromesh.planner.candidate import Candidate
+from synchromesh.profiling.choosing import (
+    Choice,
+    Question,
+    choose,
+    memory_limits,
+    next_best,
+    predict,
+    survey,
+)
+from synchromesh.trace.partition.partition import Partition
+from synchromesh.trace.step import Step
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
+
+
+class PlanningSession:
+    """What was measured, chosen and predicted for one model; to be opened while the process has no
+    tensors but the model's, for they count as what planning may not use.
+
+    rows: of the global batches that plans are made for.
+    """
+
+    def __init__(
+        self, model: Model, optimizer: Optimizer, example: Any, world: World,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.model, self.optimizer, self.world, self.say = model, optimizer, world, say
+        self.rows = batches.row_count(example)
+        self.choice: Choice | None = None  # how the plan was found, where it was `auto`
+        self.profile: Profile | None = None
+        self._example = example
+        self._choice_rows = self.rows  # that `choice` was made for
+        self._problem: Question | None = None
+        tensors = [*model.parameters.values(), *model.buffers.values()]
+        self._limits = memory_limits(world, tensors)
+
+    def problem(self, step: Step) -> Question:
+        """What a plan is wanted for; partitions that were solved for it are kept with it."""
+        known = self._problem
+        if known is None or known.step is not step or known.rows != self.rows:
+            known = self._problem = Question(
+                self.world, self.model, step, self.optimizer, self._example, self.rows,
+                self._limits,
+            )  # fmt: skip
+        return known
+
+    def solved(self, step: Step, plan: Plan) -> Partition | None:
+        """The partition of `step` under `plan`, where a plan was searched for with it."""
+        return None if self._problem is None else self._problem.solved(step, plan)
+
+    def choose(self, step: Step) -> Plan:
+        """The plan that is predicted to be best; measures what is not known yet."""
+        self.choice, self._choice_rows = choose(self.problem(step), self.say), self.rows
+        self.profile = self.choice.profile if self.choice.chosen.time else None
+        return self.choice.chosen.plan
+
+    def predict(self, step: Step, plan: Plan, known: Profile | None) -> Candidate:
+        """What `plan` is predicted to take; measures what is neither in `known` (else in
+        this session's profile) nor among the profiles that are kept."""
+        chosen = None if self.choice is None else self.choice.chosen
+        as_chosen = self.rows == self._choice_rows
+        if as_chosen and chosen and chosen.time is not None and chosen.plan == plan:
+            return chosen
+        known = self.profile if known is None else known
+        found, self.profile = predict(self.problem(step), plan, known, self.say)
+        return found
+
+    def explained(self, step: Step) -> Choice | None:
+        """`choice` with what each component's next best layout would cost."""
+        choice = self.choice
+        if choice is not None and choice.chosen.time is not None and not choice.components:
+            components = next_best(self.problem(step), choice)
+            self.choice = replace(choice, components=components)
+        return self.choice
+
+    def surveyed(self, step: Step) -> Profile:
+        """The profile of all layouts; measures them where the plan was given."""
+        if self.choice is None or self.profile is None:
+            self.say("measuring the other layouts, to know what there is to change to ...")
+            self.profile = survey(self.problem(step), self.profile)
+        return self.profile

@@ -1,0 +1,118 @@
+"""Programs: what this rank runs under a plan, one for each function and shape of batch."""
+
+from collections.abc import Hashable
+from typing import Any
+
+from synchromesh.engine.batch_norm import BatchNormPolicy
+from synchromesh.engine.batches import GlobalRows
+from synchromesh.engine.collectives import TensorAxis
+from synchromesh.engine.opaque import OpaqueProgram
+from synchromesh.engine.program import Program
+from synchromesh.engine.random import RandomStreams
+from synchromesh.state.model_state import ModelState
+from synchromesh.trace.capture.capture import signature
+from synchromesh.trace.partition.partition import Partition, partition
+from synchromesh.trace.step import Step
+from synchromesh.training.active_plan import ActivePlan
+from synchromesh.training.traces import Traces
+from synchromesh.values.layout import Layout
+
+MANY_SHAPES = 8  # shapes of batches traced before the user is warned; chosen, not measured
+
+
+class Programs:
+    """The programs of one plan in force, made when they are first needed."""
+
+    def __init__(
+        self, active: ActivePlan, traces: Traces, state: ModelState, streams: RandomStreams
+    ) -> None:
+        self.active, self.traces, self.state, self.streams = active, traces, state, streams
+        self._made: dict[tuple[Any, Hashable, int], Program | OpaqueProgram | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def find(
+        self, batch: Any, function: Any, rows: GlobalRows, planned_rows: int
+    ) -> Program | OpaqueProgram | None:
+        """What this rank runs for `function` (the loss in training, else a metric) on a global
+        batch of `rows`; None on an idle rank.
+
+        batch: this rank's rows, one at least (`Execution.filled`). planned_rows: of the global
+        batches that partitions are made for.
+        """
+        shape, function = signature(batch), self.traces.canonical(function)
+        step = self.traces.find(function, shape, batch, rows.total, self.active)
+        self._check_blocks(step, rows)
+        key = (function, shape, id(step))
+        if key not in self._made:
+            known = step is self.active.step
+            made = self.active.partition if known else self._partition(step, planned_rows)
+            self._made[key] = self._program(step, made, function)
+            shapes = [s for f, s, _ in self._made if f is function]
+            if len(shapes) == MANY_SHAPES:
+                self.traces.notices.warn(
+                    f"{MANY_SHAPES} shapes of batches were traced so far (the last two: "
+                    f"{shapes[-2]}, {shapes[-1]}); "
+                    "each costs seconds: pad to a few lengths"
+                )
+        return self._made[key]
+
+    def _check_blocks(self, step: Step, rows: GlobalRows) -> None:
+        """ValueError on every rank where rows that belong together would come to other ranks."""
+        guards = [guard for guard in step.guards if guard.of_blocks]
+        if not guards:
+            return
+        for layout in set(self.active.layouts.values()):
+            for start, stop in rows.ranges(layout.data):
+                for guard in guards:
+                    if stop > start and not guard.holds(stop - start):
+                        raise ValueError(
+                            f"the model needs {guard.text} of the rows of each data rank, but one "
+                            f"has {stop - start} of {rows.total} under {layout}: choose a batch "
+                            "size that gives every rank such a number, or a plan with fewer data "
+                            "ranks"
+                        )
+
+    def _program(
+        self, step: Step, made: Partition, function: Any
+    ) -> Program | OpaqueProgram | None:
+        active, model, options = self.active, self.state.model, self.traces.options
+        stage = active.stage
+        if stage.position is None:
+            return None
+        if step.opaque:
+            return OpaqueProgram(
+                function, model, active.leaf_layout, stage, self.streams,
+                options.sync_batch_norm, active.step.changed, options.autocast,
+            )  # fmt: skip
+
+        def axis(layout: Layout, streams: RandomStreams) -> TensorAxis:
+            group = stage.data_group(layout) if options.sync_batch_norm else None
+            return TensorAxis(stage.tensor_group(layout), streams, BatchNormPolicy(group))
+
+        tensors = {**model.parameters, **model.buffers}
+        return Program(step, made, stage, tensors, self.state.holdings, axis, self.streams)
+
+    def _partition(self, step: Step, planned_rows: int) -> Partition:
+        """The partition of another trace of the same model, with its tensors where they are."""
+        if step.opaque:  # all layouts are of tensor degree 1
+            return self.active.partition
+        known = self.active.layouts
+        default = next(iter(known.values()))
+        layouts = []
+        for name in step.chain.names:
+            default = known.get(name, known.get(name.partition("@")[0], default))
+            layouts.append(default)
+        holdings = self.state.holdings
+        pins = {(n, h.layout): h.placement for n, h in holdings.items() if not h.home}
+        made = partition(step, layouts, rows=planned_rows, pins=pins)
+        for (name, layout), placement in made.placements.items():
+            holding = holdings[name]
+            if not holding.home and (holding.layout, holding.placement) != (layout, placement):
+                raise ValueError(
+                    f"{name} lies as {holding.placement} on {holding.layout}, but another trace "
+                    f"of the model uses it as {placement} on {layout}: give the components that "
+                    "use it equal layouts"
+                )
+        return made

@@ -1,0 +1,65 @@
+"""A wish to stop: asked of any rank, it ends the run on all of them at the same step boundary."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+
+from synchromesh.engine.groups import World
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+REQUEST = "request"  # the caller's wish, where no signal is the cause
+
+
+class Stop:
+    """Every rank calls `ask` before a step and `answer` after it; the exchange of two numbers runs
+    beside the step.
+
+    requested: is asked before each step, on each rank.
+    """
+
+    def __init__(self, world: World, requested: Callable[[], bool] | None = None) -> None:
+        self.everyone, self.device = world.everyone, world.device
+        self.received = 0  # the signal's number
+        self._requested = requested
+        self._numbers = torch.zeros(2, dtype=torch.int32)
+        self._work: Any = None
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Inside, SIGTERM and SIGINT ask for a stop and a second one ends this process at once;
+        but in another thread than the main one, where Python has no signal handlers."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
+            os._exit(128 + number)
+        self.received = number
+
+    def ask(self) -> None:
+        """Begins the exchange of what ranks wish."""
+        requested = self._requested is not None and self._requested()
+        wishes = [self.received, int(requested)]
+        self._numbers = torch.tensor(wishes, dtype=torch.int32, device=self.device)
+        self._work = self.everyone.all_reduce(self._numbers, "max", True, False)
+
+    def answer(self) -> str:
+        """The name of a signal that some rank had received before `ask`, or REQUEST; empty where
+        the run goes on."""
+        if self._work is not None:
+            self._work.wait()
+        number, requested = self._numbers.tolist()
+        return signal.Signals(number).name if number else REQUEST if requested else ""

@@ -1,0 +1,129 @@
+"""Trust: how far a trace agrees with its model, with one answer on all ranks.
+
+A rank that has the complete model runs it and its trace on the same rows and compares. Rounding
+may let ranks come to different answers, so the first rank's fault counts on all of them. A rank
+whose model is cut cannot compare: what was found before it was cut still holds.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from synchromesh.engine.groups import World
+from synchromesh.engine.model import Model
+from synchromesh.state.model_state import checksum
+from synchromesh.trace.capture.capture import opaque
+from synchromesh.trace.capture.comparison import compare
+from synchromesh.trace.capture.row_mean import uneven_rows
+from synchromesh.trace.capture.state_changes import changes
+from synchromesh.trace.guards import at_least
+from synchromesh.trace.step import Step
+from synchromesh.training.options import Loss, Options
+
+
+class Trust:
+    """Compares traces with the model they are of; `latest` is the training step so judged."""
+
+    def __init__(self, model: Model, loss: Loss, world: World, options: Options) -> None:
+        self.model, self.loss, self.world = model, loss, world
+        self.autocast = options.autocast
+        self.latest: Step | None = None
+        self._mismatch = ""  # why a trace of the model once did not agree with it
+
+    def judged(self, module: nn.Module, example: Any, step: Step) -> Step:
+        """The training step as far as it agrees with its model, with what it does to rows; the
+        same on all ranks, each of which has traced the weights that it was given."""
+        self.latest = self._judged(module, example, step)
+        return self.latest
+
+    def _judged(self, module: nn.Module, example: Any, step: Step) -> Step:
+        everyone = self.world.everyone
+        complete = self.model.complete()  # it is not on an idle rank, or while the model is cut
+        anywhere = any(everyone.all_gather_json(complete))
+        fault, least = step.reason, 1
+        if complete and not step.opaque:
+            found = compare(module, self.loss, example, step, self.autocast)
+            fault, least = found.fault or "", found.least
+        fault, least = self._first(fault), max(everyone.all_gather_json(least))
+        if fault and not step.opaque:
+            step = opaque(module, example, fault)
+        if least > 1:
+            step = replace(step, guards=(*step.guards, at_least(least)), least=(at_least(least),))
+        tried = uneven_rows(module, self.loss, example, step, self.autocast) if complete else None
+        answers = [answer for answer in everyone.all_gather_json(tried) if answer is not None]
+        uneven = (
+            step.uneven or next(filter(None, answers), "") or ("" if answers else step.coupled)
+        )
+        uneven = self._first(uneven or doubted(step))
+        step = replace(step, uneven=uneven, coupled=self._first(step.coupled or uneven))
+        if not anywhere:
+            return self._as_before(step)
+        self._mismatch = fault or self._mismatch
+        if step.opaque:
+            made = changes(module, self.loss, example, self.autocast) if complete else None
+            norms = self.model.statistics
+            kinds = made and [[n for n in k if n not in norms] for k in (made.free, made.fed)]
+            free, fed = next(filter(None, everyone.all_gather_json(kinds)))
+            step = replace(step, changed=tuple(free), fed=tuple(fed))
+        return step
+
+    def _as_before(self, step: Step) -> Step:
+        """The step with what was found when every rank had the complete model."""
+        if self._mismatch and not step.opaque:
+            raise ValueError(
+                "the model's frozen parameters, modes or masks have changed, and its new trace "
+                "cannot be compared with it while it is cut over the ranks; an earlier one did "
+                f"not agree ({self._mismatch}): switch to the plan 'data' before such a change"
+            )
+        before = self.latest
+        if before is None:
+            return step
+        return replace(
+            step,
+            guards=tuple(dict.fromkeys((*step.guards, *before.least))),
+            least=before.least,
+            coupled=step.coupled or before.coupled,
+            uneven=step.uneven or before.uneven,
+        )
+
+    def of_shape(self, module: nn.Module, batch: Any, step: Step, training: Step) -> Step:
+        """A trace of the loss for another shape or number of rows than those of `training`, as
+        far as it agrees with the model."""
+        fault = ""
+        if self.model.complete():
+            fault = compare(module, self.loss, batch, step, self.autocast).fault or ""
+        fault = self._first(fault)
+        if fault:
+            return opaque(module, batch, fault)
+        return replace(step, guards=tuple(dict.fromkeys((*step.guards, *training.least))))
+
+    def _first(self, fault: str) -> str:
+        """The first rank's sentence, on all ranks."""
+        return next((f for f in self.world.everyone.all_gather_json(fault) if f), "")
+
+    def compare_constants(self, step: Step) -> None:
+        """ValueError where tensors that are neither parameters nor buffers differ between ranks:
+        nothing would ever make them equal."""
+        sums = {name: checksum(tensor) for name, tensor in sorted(step.constants.items())}
+        first, *others = self.world.everyone.all_gather_json(sums)
+        for rank, theirs in enumerate(others, 1):
+            odd = [n for n in first.keys() | theirs.keys() if first.get(n) != theirs.get(n)]
+            if odd:
+                raise ValueError(
+                    f"ranks 0 and {rank} have different values of {len(odd)} tensors that the "
+                    f"model or the loss use and that are no parameters or buffers ({min(odd)}): "
+                    "register_buffer them, or make them alike with torch.manual_seed"
+                )
+
+
+def doubted(step: Step) -> str:
+    """A sentence about a loss whose graph does not show that it treats rows apart."""
+    if not step.doubt:
+        return ""
+    return (
+        f"the loss is not seen to be a mean over rows ({step.doubt}): where rows weigh "
+        "differently (ignored targets, masks) or depend on each other it will differ between "
+        "plans that divide rows; return (sum, weight), or train under a plan without data "
+        "parallelism"
+    )
