@@ -1,4 +1,4 @@
-"""Tests of what a user is told of an exception."""
+"""What a user sees of an exception."""
 
 import traceback
 

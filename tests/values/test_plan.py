@@ -120,7 +120,7 @@ def test_laws_of_row_ranges(rows: int, data: int, times: int, shares: list[int] 
 # Forms
 
 
-words = st.one_of(
+specs = st.one_of(
     st.sampled_from([LayoutSpec("data"), LayoutSpec("tensor", recompute=True)]),
     st.builds(
         LayoutSpec,
@@ -133,7 +133,7 @@ words = st.one_of(
     st.builds(LayoutSpec, st.just("sharded-data"), states=st.sampled_from(STATES)),
 )
 defaults = st.one_of(
-    words,
+    specs,
     st.sampled_from([LayoutSpec("single"), LayoutSpec("auto")]),
     st.builds(LayoutSpec, st.just("pipeline"), stages=st.integers(1, 4), data=st.integers(1, 3)),
 )
@@ -151,7 +151,7 @@ def plans(draw: st.DrawFn) -> Plan:
     made = [Stage(r, ("a.*", f"b{i}")) for i, r in enumerate(draw(stages))] if explicit else []
     return Plan(
         default,
-        tuple(draw(st.lists(st.builds(Override, patterns, words), max_size=3))),
+        tuple(draw(st.lists(st.builds(Override, patterns, specs), max_size=3))),
         tuple(made),
         draw(st.integers(1, 9)),
         draw(st.sampled_from(SCHEDULES)),
@@ -193,11 +193,11 @@ def test_canonical_text(text: str, canonical: str) -> None:
 
 
 def test_pieces_that_are_not_given_are_not_written() -> None:
-    tried, whole = Plan.parse("data"), Plan.parse("data; @pieces=1")
-    assert tried.pieces is None and whole.pieces == 1 and tried != whole
+    tried, single = Plan.parse("data"), Plan.parse("data; @pieces=1")
+    assert tried.pieces is None and single.pieces == 1 and tried != single
     assert Plan.from_json('{"default": "data", "pieces": null}') == tried
-    assert "pieces" not in tried.to_dict() and whole.to_dict()["pieces"] == 1
-    assert whole.unsupported() == ()
+    assert "pieces" not in tried.to_dict() and single.to_dict()["pieces"] == 1
+    assert single.unsupported() == ()
     with_pieces = Plan.parse("auto; @pieces=4")  # what the planner finds says its pieces itself
     assert not with_pieces.automatic and "write it alone" in with_pieces.unsupported()[0]
 
@@ -344,7 +344,7 @@ def test_reserved_characters_in_patterns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "patterns"),
     [
         ("data; a=hybrid:tensor=2; @rows=1,2; @ranks=1,0", []),
         ("auto", ["planner"]),
@@ -357,8 +357,8 @@ def test_reserved_characters_in_patterns() -> None:
         ("data; @synchronisation=local:8", ["local:8"]),
     ],
 )
-def test_what_is_not_executed_yet(text: str, words: list[str]) -> None:
-    told = Plan.parse(text).unsupported()
-    assert len(told) == len(words)
-    for sentence, word in zip(told, words, strict=True):
-        assert re.search(word, sentence), sentence
+def test_what_is_not_executed_yet(text: str, patterns: list[str]) -> None:
+    sentences = Plan.parse(text).unsupported()
+    assert len(sentences) == len(patterns)
+    for sentence, pattern in zip(sentences, patterns, strict=True):
+        assert re.search(pattern, sentence), sentence
