@@ -115,6 +115,16 @@ def test_every_file_has_a_layer() -> None:
     assert not [name for name in MODULES if layer_of(name) is None]
 
 
+def test_contributing_draws_the_layers() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    lines = page.partition("```layers\n")[2].partition("```")[0].splitlines()
+    rooms = [name for name in LAYERS if name and (PACKAGE / name.replace(".", "/")).is_dir()]
+    drawn = [line.split()[0] for line in reversed(lines) if line[0] != " "]  # else it goes on
+    line = rooms.index(PURE[-1]) + 1  # above which torch.distributed may be imported
+    assert [n for n in drawn if not n.startswith("-")] == rooms
+    assert drawn[line].startswith("-")
+
+
 def test_imports_point_down_the_layers() -> None:
     wrong = []
     for name, found in ARROWS.items():

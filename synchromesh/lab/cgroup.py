@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-# Of a quota; short against a training step, so that a quota looks like a slower core.
+# Of a quota; short against a training step, so that a quota looks like a slower core (chosen).
 PERIOD_MICROSECONDS = 10_000
-# Times an ordinary group's weight: a busy machine must not make the hosts slower.
+# Times an ordinary group's weight: a busy machine must not make the hosts slower (chosen).
 CPU_WEIGHT = 10
-FREEZE_SECONDS = 5.0
-END_SECONDS = 10.0  # for killed processes to leave their group
+FREEZE_SECONDS = 5.0  # for a group to freeze (chosen)
+END_SECONDS = 10.0  # for killed processes to leave their group (chosen)
 
 
 class Groups(ABC):

@@ -33,7 +33,7 @@ CLONE_NEWNET = 0x40000000
 # packets in software.
 BURST_BYTES = 64 * 1024 + 1024
 # What waits in a full queue, in seconds of the link: three senders that meet at one receiver must
-# not lose packets at once.
+# not lose packets at once (chosen).
 QUEUE_SECONDS = 0.1
 UNSUPPORTED = (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL)
 T = TypeVar("T")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+# Limits of time and size of a run; all chosen, not measured.
 END_SECONDS = 3.0  # for hosts that outlive a failed one or the time limit
 GRACE_SECONDS = 30.0  # to checkpoint, after a signal that was passed on
 POLL_SECONDS = 0.02  # between two reads of what the hosts wrote

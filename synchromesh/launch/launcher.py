@@ -28,6 +28,7 @@ from synchromesh.launch.rank import LAUNCHER
 from synchromesh.launch.scratch import scratch
 from synchromesh.values.fault import Fault
 
+# Seconds, all chosen, not measured.
 END_SECONDS = 3  # for ranks that outlive a failed one
 POLL_SECONDS = 0.1
 START_SECONDS = 60  # for the agent's own rendezvous

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 T = TypeVar("T")
 
+# Both chosen, not measured.
 ANSWER_SECONDS = 15.0  # for a store to answer once something listens at its port
 ATTEMPT_SECONDS = 5.0  # for one attempt to reach it
 

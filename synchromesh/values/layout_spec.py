@@ -59,7 +59,7 @@ class LayoutSpec:
     def __post_init__(self) -> None:
         if self.name not in NAMES:
             raise ValueError(
-                f"unknown plan word {self.name!r}{near(self.name, NAMES)}; "
+                f"unknown layout {self.name!r}{near(self.name, NAMES)}; "
                 f"known are {', '.join(NAMES)}"
             )
         if self.states not in STATES:
@@ -103,7 +103,7 @@ class LayoutSpec:
         name = name.strip()
         if name not in NAMES:
             raise ValueError(
-                f"unknown plan word {name[:60]!r}{near(name, NAMES)}; known are {', '.join(NAMES)}"
+                f"unknown layout {name[:60]!r}{near(name, NAMES)}; known are {', '.join(NAMES)}"
             )
         fields: dict[str, object] = {}
         for item in rest.split(",") if colon else ():
@@ -131,7 +131,7 @@ class LayoutSpec:
             raise ValueError("auto is no layout: the planner replaces it by one")
         if self.name == "single" and devices != 1:
             raise ValueError(
-                f"single is one device, not {devices}: it is a word for the whole plan; "
+                f"single is one device, not {devices}: it is a layout of the whole plan; "
                 "a component among others is data, tensor or hybrid"
             )
         data, tensor = self.data, self.tensor

@@ -1,7 +1,7 @@
 """A plan: how a model trains on K devices; a layout per component, stages, rows, rank order.
 
-The text form is one line, `DEFAULT(; PATTERN=WORD)*(; @SETTING=VALUE)*`, each item split at its
-first `=`. DEFAULT and WORD are layout specs (layout_spec.py):
+The text form is one line, `DEFAULT(; PATTERN=LAYOUT)*(; @SETTING=VALUE)*`, each item split at its
+first `=`. DEFAULT and LAYOUT are layout specs (layout_spec.py):
 
     data; classifier=tensor; encoder.layer.*=hybrid:tensor=2; @rows=3,3,2
 
@@ -117,13 +117,13 @@ class Plan(document.Document):
         """The plan that a text says. ValueError with the item at fault."""
         first, *items = (item.strip() for item in text.strip().split(";"))
         if not first:
-            raise ValueError("an empty plan: begin with a word, like data or hybrid:tensor=2")
+            raise ValueError("an empty plan: begin with a layout, like data or hybrid:tensor=2")
         overrides: list[Override] = []
         settings: dict[str, Any] = {}
         for item in items:
             key, equals, value = (part.strip() for part in item.partition("="))
             if not equals or not key or not value:
-                raise ValueError(f"{item[:80]!r} should read PATTERN=WORD or @SETTING=VALUE")
+                raise ValueError(f"{item[:80]!r} should read PATTERN=LAYOUT or @SETTING=VALUE")
             if not key.startswith("@"):
                 overrides.append(Override(key, LayoutSpec.parse(value)))
                 continue

@@ -25,7 +25,7 @@ class Override:
             raise ValueError(f"pattern {self.pattern!r}: @ begins a setting; write [@] instead")
         if self.spec.name in WHOLE_PLAN:
             raise ValueError(
-                f"{self.pattern}={self.spec}: {self.spec.name} is a word for the whole plan; "
+                f"{self.pattern}={self.spec}: {self.spec.name} is a layout of the whole plan; "
                 "for a component write data, tensor or hybrid:tensor=2"
             )
 

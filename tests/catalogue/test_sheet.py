@@ -58,7 +58,7 @@ def test_a_slower_network_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "sentence"),
     [
         ("h100", "did you mean 'h100x"),
         ("a10x8", "did you mean 'a10gx8'"),
@@ -69,8 +69,8 @@ def test_a_slower_network_by_name() -> None:
         ("h100x70000", "70000 devices are more than the 65536"),
     ],
 )
-def test_unknown_names(name: str, words: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(words)) as error:
+def test_unknown_names(name: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)) as error:
         catalogue.cluster(name)
     assert "\n" not in str(error.value)
 

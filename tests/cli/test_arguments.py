@@ -41,7 +41,7 @@ def told(words: str | list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("train digits/cnn --batch-size x", "--batch-size: 'x' is not a whole number"),
         ("train digits/cnn --seed -1", "--seed: '-1' is not a whole number from 0"),
         ("train digits/cnn --epochs 1 --steps 1", "--steps: not allowed with argument --epochs"),
-        ("train digits/cnn --plan dtaa", "unknown plan word 'dtaa'; did you mean 'data'"),
+        ("train digits/cnn --plan dtaa", "unknown layout 'dtaa'; did you mean 'data'"),
         ("train digits/cnn --plan nowhere.yaml", "nowhere.yaml: cannot be read"),
         ("train digits/cnn --plan pipeline:stages=2", "2 pipeline stages are not executed yet"),
         ("explain digits/cnn --plan auto", "explain describes a given plan"),

@@ -25,17 +25,17 @@ ENVIRONMENT = {
 NAME = f"test-{os.getpid()}"
 
 
-def begin(*words: str) -> "subprocess.Popen[str]":
-    command, *rest = words
+def begin(*arguments: str) -> "subprocess.Popen[str]":
+    command, *rest = arguments
     return subprocess.Popen(
         [sys.executable, "-m", "synchromesh", "lab", command, "--name", NAME, *rest],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
     )  # fmt: skip
 
 
-def lab(*words: str, code: int = 0) -> tuple[str, str]:
+def lab(*arguments: str, code: int = 0) -> tuple[str, str]:
     """Standard output and standard error of `synchromesh lab WORDS`."""
-    process = begin(*words)
+    process = begin(*arguments)
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     return out, err
@@ -92,8 +92,8 @@ def test_faults_come_and_go(up: dict[str, object]) -> None:
 
 @needs_hosts
 def test_output_of_host_0_is_the_commands_own(up: dict[str, object]) -> None:
-    words = "import os, sys; print(os.environ['RANK']); print('e', file=sys.stderr)"
-    out, err = lab("run", "--", *python(words))
+    program = "import os, sys; print(os.environ['RANK']); print('e', file=sys.stderr)"
+    out, err = lab("run", "--", *python(program))
     assert out == "0\n"
     assert sorted(err.splitlines()) == ["[host 0] e", "[host 1] 1", "[host 1] e"]
     out, err = lab("run", "--json", "--timeout", "30", "--", "echo", "--json")
@@ -116,7 +116,7 @@ def test_the_exit_code_is_that_of_the_host_that_failed(up: dict[str, object]) ->
 PATIENT = """
 import signal, sys, time
 def stop(number, frame):
-    print("told", flush=True)
+    print("stopped", flush=True)
     time.sleep(0.2)
     sys.exit(143)
 signal.signal(signal.SIGTERM, stop)
@@ -132,7 +132,7 @@ def test_a_signal_reaches_every_host_once(up: dict[str, object]) -> None:
     assert run.stderr is not None and run.stderr.readline() == "[host 1] ready\n"
     run.send_signal(signal.SIGTERM)
     out, err = run.communicate(timeout=20)
-    assert (out, err, run.returncode) == ("told\n", "[host 1] told\n", 128 + signal.SIGTERM)
+    assert (out, err, run.returncode) == ("stopped\n", "[host 1] stopped\n", 128 + signal.SIGTERM)
 
 
 @needs_hosts
@@ -161,11 +161,11 @@ def test_a_lab_whose_keeper_was_killed_is_removed_by_the_next_command(tmp_path: 
     name = f"{NAME}-dead"
     file = tmp_path / "lab.yaml"
     file.write_text("hosts: [{bandwidth: 1gbit, cpu: 20%}]")
-    words = [sys.executable, "-m", "synchromesh", "lab"]
+    arguments = [sys.executable, "-m", "synchromesh", "lab"]
 
     def run(*rest: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [*words, *rest, "--name", name], capture_output=True, text=True, env=ENVIRONMENT
+            [*arguments, *rest, "--name", name], capture_output=True, text=True, env=ENVIRONMENT
         )
 
     assert run("up", "--file", str(file), "--json").returncode == 0
@@ -187,7 +187,7 @@ def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "sentence"),
     [
         ("lab", "the following arguments are required: COMMAND; see synchromesh lab --help"),
         ("lab upp", "invalid choice: 'upp'"),
@@ -208,15 +208,15 @@ def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ],
 )
 def test_bad_input(
-    words: str, sentence: str, outside: None, capsys: pytest.CaptureFixture[str]
+    arguments: str, sentence: str, outside: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sentence in told(words, capsys)
+    assert sentence in message_of(arguments, capsys)
 
 
-def told(words: str, capsys: pytest.CaptureFixture[str]) -> str:
+def message_of(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     """The one sentence on standard error."""
     try:
-        code: object = main(words.split())
+        code: object = main(arguments.split())
     except SystemExit as error:  # argparse
         code = error.code
     out, err = capsys.readouterr()
@@ -225,16 +225,16 @@ def told(words: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    "words", ["up", "status", "down", "set --cpu 10%", "kill --host 0", "run -- true"]
+    "arguments", ["up", "status", "down", "set --cpu 10%", "kill --host 0", "run -- true"]
 )
 def test_without_root(
-    words: str,
+    arguments: str,
     outside: None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(requirements.os, "geteuid", lambda: 1000)
-    assert told(f"lab {words}", capsys) == (
+    assert message_of(f"lab {arguments}", capsys) == (
         "synchromesh: emulated hosts need root (user id 1000): run the command with sudo"
     )
 

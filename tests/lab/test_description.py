@@ -100,15 +100,15 @@ def test_more_than_there_is() -> None:
 
 def test_a_remedy_is_one(tmp_path: Path) -> None:
     for count in (3, 5, 8, 13):
-        words = excess([0.9] * count, 2)
-        share = float(words.split("--cpu ")[1].split("%")[0]) / 100
+        warning = excess([0.9] * count, 2)
+        share = float(warning.split("--cpu ")[1].split("%")[0]) / 100
         assert excess([share] * count, 2) == ""
 
 
 def test_the_cluster_of_a_lab_is_emulated(tmp_path: Path) -> None:
-    cluster = load(TEXT, tmp_path).cluster("mine", 8 * 10**9, "2026-01-31")
+    cluster = load(TEXT, tmp_path).cluster("own", 8 * 10**9, "2026-01-31")
     assert cluster.emulated and cluster.source == "lab" and cluster.date == "2026-01-31"
-    assert str(cluster) == "mine: 4 hosts, 4 devices, lab, emulated"
+    assert str(cluster) == "own: 4 hosts, 4 devices, lab, emulated"
     assert {device.memory_bytes for _, device in cluster.ranks} == {2 * 10**9}
     speeds = {(x.a[-1], x.b[-1]): x.bytes_per_second * 8 / 1e6 for x in cluster.links}
     assert speeds == {

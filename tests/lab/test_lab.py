@@ -150,7 +150,7 @@ class Counts:
     def __init__(self) -> None:
         self.of = {0: 0, 1: 0}
 
-    def hear(self, host: int, stream: int, line: bytes) -> None:
+    def count(self, host: int, stream: int, line: bytes) -> None:
         self.of[host] = int(line)
 
     def go_on(self, host: int) -> bool:
@@ -165,7 +165,7 @@ class Counts:
 
 def test_a_frozen_host_stands_still_until_it_is_thawed(pair: Lab) -> None:
     counts = Counts()
-    running = pair.start(python(COUNT), listener=counts.hear)
+    running = pair.start(python(COUNT), listener=counts.count)
     try:
         assert counts.go_on(0) and counts.go_on(1)
         pair.freeze(1)
@@ -192,7 +192,7 @@ def test_a_lab_can_be_changed_while_something_runs(pair: Lab) -> None:
 
 def test_a_killed_host_ends_the_run(pair: Lab) -> None:
     counts = Counts()
-    running = pair.start(python(COUNT), listener=counts.hear)
+    running = pair.start(python(COUNT), listener=counts.count)
     assert counts.go_on(1)
     start = time.monotonic()
     pair.kill(1)

@@ -17,13 +17,13 @@ LAB = Description.alike(2, "200mbit", 0.4)
 
 def test_a_record_is_found_until_it_is_forgotten(tmp_path: Path) -> None:
     records, tag = Records(tmp_path / "labs"), Tag(12, 345)
-    mine, other = Record("a", tag, LAB, "2026-01-31"), Record("b", Tag(13, 9), LAB, "2026-01-31")
+    own, other = Record("a", tag, LAB, "2026-01-31"), Record("b", Tag(13, 9), LAB, "2026-01-31")
     with records.locked():
-        for record in (mine, other):
+        for record in (own, other):
             records.write(record)
             records.write_cluster(record.name, "{}")
     assert stat.S_IMODE((tmp_path / "labs").stat().st_mode) == 0o700
-    assert records.all() == [mine, other] and records.read("a") == mine and records.has("b")
+    assert records.all() == [own, other] and records.read("a") == own and records.has("b")
     assert records.forget(tag) == ["a"] and records.forget(tag) == []
     assert records.all() == [other] and not records.cluster("a").exists()
 
@@ -63,8 +63,8 @@ def test_whose_a_name_is() -> None:
 
 
 def test_a_process_is_told_from_another_of_its_number() -> None:
-    mine = Tag.of(os.getpid())
-    assert mine is not None and mine.alive and not Tag(mine.pid, mine.start + 1).alive
+    own = Tag.of(os.getpid())
+    assert own is not None and own.alive and not Tag(own.pid, own.start + 1).alive
     child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     tag = Tag.of(child.pid)
     assert tag is not None and tag.alive

@@ -81,10 +81,12 @@ def test_first_failure_ends_the_run_and_is_told_once(
     started = time.monotonic()
     ending = launch(command, 3)
     assert time.monotonic() - started < 45  # of the 60 that the others would sleep
-    told = str(ending.failure)
-    assert told.startswith("Traceback (most recent call last):\n") and told.count("Traceback") == 1
-    assert f'File "{command[0]}", line 7' in told and "rank.py" not in told
-    assert told.endswith("rank 2 of 3 failed (KeyError: 'boom\\x1b[2J'); the run ended")
+    shown = str(ending.failure)
+    assert (
+        shown.startswith("Traceback (most recent call last):\n") and shown.count("Traceback") == 1
+    )
+    assert f'File "{command[0]}", line 7' in shown and "rank.py" not in shown
+    assert shown.endswith("rank 2 of 3 failed (KeyError: 'boom\\x1b[2J'); the run ended")
     assert ending.code == 1
     assert not [p for p in tmp_path.glob("[0-9]") if alive(int(p.read_text()))]
 
@@ -97,19 +99,21 @@ def test_bad_input_in_a_rank_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told", "code"),
+    ("body", "fate", "code"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL", 137),
         ("sys.exit(3)", "exit code 3", 3),
     ],
 )
-def test_a_rank_that_dies_without_a_word(tmp_path: Path, body: str, told: str, code: int) -> None:
+def test_a_rank_that_dies_without_an_error(
+    tmp_path: Path, body: str, fate: str, code: int
+) -> None:
     victim = 'raise OSError("connection reset")'  # what its neighbours see; later
     died = '(folder / "died").write_text("x")'
     waits = 'while not (folder / "died").exists(): time.sleep(0.02)\ntime.sleep(0.5)'
     command = script(tmp_path, f'if rank == "1":\n    {died}\n    {body}\n{waits}\n{victim}')
     ending = launch(command, 2)
-    assert str(ending.failure) == f"synchromesh: rank 1 of 2 failed ({told}); the run ended"
+    assert str(ending.failure) == f"synchromesh: rank 1 of 2 failed ({fate}); the run ended"
     assert ending.code == code
 
 
@@ -134,19 +138,19 @@ def test_a_stop_of_the_ranks_is_no_failure_and_has_the_signals_code(tmp_path: Pa
     assert (tmp_path / "0").exists()
 
 
-def call(command: list[str], told: Path) -> None:
+def call(command: list[str], report: Path) -> None:
     """A launcher in a process of its own."""
     gc.freeze()  # stores of earlier tests, whose threads are not in this process
     ending = launch(command, 2)
-    told.write_text(str(ending.failure))
+    report.write_text(str(ending.failure))
     os._exit(ending.code)
 
 
 @contextmanager
-def start(command: list[str], told: Path) -> Iterator[BaseProcess]:
+def start(command: list[str], report: Path) -> Iterator[BaseProcess]:
     gc.collect()
     # forked: a fresh interpreter would import torch for seconds
-    caller = multiprocessing.get_context("fork").Process(target=call, args=(command, told))
+    caller = multiprocessing.get_context("fork").Process(target=call, args=(command, report))
     caller.start()
     try:
         yield caller
@@ -159,7 +163,7 @@ def start(command: list[str], told: Path) -> Iterator[BaseProcess]:
 def test_ranks_die_with_their_launcher(tmp_path: Path) -> None:
     command = script(tmp_path, "(folder / rank).write_text(str(os.getpid()))\ntime.sleep(60)")
     files = [tmp_path / "0", tmp_path / "1"]
-    with start(command, tmp_path / "told") as caller:
+    with start(command, tmp_path / "report") as caller:
         wait_for(files)
         caller.kill()
         caller.join(30)
@@ -185,7 +189,7 @@ def test_first_signal_is_passed_on_and_the_second_ends_at_once(
         "(folder / rank).write_text(str(os.getpid()))\n"
         "time.sleep(60)",
     )
-    with start(command, tmp_path / "told") as caller:
+    with start(command, tmp_path / "report") as caller:
         wait_for([tmp_path / "0", tmp_path / "1"])
         os.kill(caller.pid or 0, signal.SIGTERM)
         wait_for([tmp_path / "got0", tmp_path / "got1"])
@@ -194,7 +198,7 @@ def test_first_signal_is_passed_on_and_the_second_ends_at_once(
             os.kill(caller.pid or 0, signal.SIGTERM)
         caller.join(45)
         assert caller.exitcode == 128 + signal.SIGTERM
-    assert (tmp_path / "told").read_text() == "None"
+    assert (tmp_path / "report").read_text() == "None"
     assert (tmp_path / "saved0").exists() == (tmp_path / "saved1").exists() == (signals == 1)
     assert not any(alive(int((tmp_path / r).read_text())) for r in "01")
 

@@ -48,6 +48,6 @@ def test_other_spellings_of_integers_are_refused(text: str) -> None:
     ],
 )
 def test_what_is_refused(call: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as told:
+    with pytest.raises(ValueError, match=message) as raised:
         call()
-    assert "\n" not in str(told.value) and len(str(told.value)) < 300
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 300

@@ -1,4 +1,4 @@
-"""Tests of what a user is told of an exception."""
+"""What a user sees of an exception."""
 
 import traceback
 
@@ -16,7 +16,7 @@ def caught(function, *arguments) -> Fault:
 
 def test_our_value_error_is_one_sentence_and_code_2() -> None:
     fault = caught(Plan.parse, "dtaa")
-    assert str(fault).startswith("synchromesh: unknown plan word 'dtaa'; did you mean 'data'")
+    assert str(fault).startswith("synchromesh: unknown layout 'dtaa'; did you mean 'data'")
     assert "\n" not in str(fault) and fault.code == 2
 
 

@@ -120,7 +120,7 @@ def test_laws_of_row_ranges(rows: int, data: int, times: int, shares: list[int] 
 # Forms
 
 
-words = st.one_of(
+specs = st.one_of(
     st.sampled_from([LayoutSpec("data"), LayoutSpec("tensor", recompute=True)]),
     st.builds(
         LayoutSpec,
@@ -133,7 +133,7 @@ words = st.one_of(
     st.builds(LayoutSpec, st.just("sharded-data"), states=st.sampled_from(STATES)),
 )
 defaults = st.one_of(
-    words,
+    specs,
     st.sampled_from([LayoutSpec("single"), LayoutSpec("auto")]),
     st.builds(LayoutSpec, st.just("pipeline"), stages=st.integers(1, 4), data=st.integers(1, 3)),
 )
@@ -151,7 +151,7 @@ def plans(draw: st.DrawFn) -> Plan:
     made = [Stage(r, ("a.*", f"b{i}")) for i, r in enumerate(draw(stages))] if explicit else []
     return Plan(
         default,
-        tuple(draw(st.lists(st.builds(Override, patterns, words), max_size=3))),
+        tuple(draw(st.lists(st.builds(Override, patterns, specs), max_size=3))),
         tuple(made),
         draw(st.integers(1, 9)),
         draw(st.sampled_from(SCHEDULES)),
@@ -193,11 +193,11 @@ def test_canonical_text(text: str, canonical: str) -> None:
 
 
 def test_pieces_that_are_not_given_are_not_written() -> None:
-    tried, whole = Plan.parse("data"), Plan.parse("data; @pieces=1")
-    assert tried.pieces is None and whole.pieces == 1 and tried != whole
+    tried, single = Plan.parse("data"), Plan.parse("data; @pieces=1")
+    assert tried.pieces is None and single.pieces == 1 and tried != single
     assert Plan.from_json('{"default": "data", "pieces": null}') == tried
-    assert "pieces" not in tried.to_dict() and whole.to_dict()["pieces"] == 1
-    assert whole.unsupported() == ()
+    assert "pieces" not in tried.to_dict() and single.to_dict()["pieces"] == 1
+    assert single.unsupported() == ()
     with_pieces = Plan.parse("auto; @pieces=4")  # what the planner finds says its pieces itself
     assert not with_pieces.automatic and "write it alone" in with_pieces.unsupported()[0]
 
@@ -225,16 +225,16 @@ def test_files(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "an empty plan"),
-        ("hybird:tensor=2", "unknown plan word 'hybird'; did you mean 'hybrid'; known are single"),
+        ("hybird:tensor=2", "unknown layout 'hybird'; did you mean 'hybrid'; known are single"),
         ("data:tensor=2", "data has no option 'tensor'; it has states, recompute"),
         ("hybrid", "hybrid needs a degree: hybrid:tensor=2"),
         ("hybrid:tensor=0", "hybrid: tensor=0: should be a whole number from 1 to 1000000"),
         ("hybrid:tensor=2,tensor=4", "write each option once"),
         ("sharded-data:states=none", "states=none is none of optimizer, gradients, parameters"),
         ("data:recompute=maybe", "recompute=maybe is neither yes nor no"),
-        ("data; head", "'head' should read PATTERN=WORD or @SETTING=VALUE"),
-        ("data; head=single", "single is a word for the whole plan"),
-        ("data; head=auto", "auto is a word for the whole plan"),
+        ("data; head", "'head' should read PATTERN=LAYOUT or @SETTING=VALUE"),
+        ("data; head=single", "single is a layout of the whole plan"),
+        ("data; head=auto", "auto is a layout of the whole plan"),
         ("data; @row=1,2", "unknown setting '@row'; did you mean 'rows'"),
         ("data; @rows=1,2; @rows=1,2", "the setting @rows stands there twice"),
         ("data; @rows=0,0", "shares from 0 to 1000000, not all zero"),
@@ -247,7 +247,7 @@ def test_files(tmp_path: Path) -> None:
         ("data; @pieces=2147483649", "pieces=2147483649 should be at least 1 and at most"),
         ("data; @pieces=-4", "pieces=-4: should be a whole number"),
         ("data; @pieces=2.5", "pieces=2.5: should be a whole number"),
-        ("data; @pieces=", "'@pieces=' should read PATTERN=WORD or @SETTING=VALUE"),
+        ("data; @pieces=", "'@pieces=' should read PATTERN=LAYOUT or @SETTING=VALUE"),
         ("data; @pieces=1; @pieces=4", "the setting @pieces stands there twice"),
         ("data; @piece=4", "unknown setting '@piece'; did you mean 'pieces'"),
         ("data; @schedule=1fb1", "unknown schedule '1fb1'; did you mean '1f1b'"),
@@ -287,7 +287,7 @@ def test_plans_that_do_not_fit(text: str, world: int, message: str) -> None:
         ("{}", "plan: default is missing"),
         ("[]", "plan: should be a mapping, not a list"),
         ('{"default": 3}', "plan: default: should be text, not 3"),
-        ('{"default": "dta"}', "plan: default: unknown plan word 'dta'; did you mean 'data'"),
+        ('{"default": "dta"}', "plan: default: unknown layout 'dta'; did you mean 'data'"),
         ('{"default": "data", "shards": 1}', "plan: unknown key 'shards'; known are default"),
         ('{"default": "data", "default": "tensor"}', "plan: the key 'default' stands there twice"),
         ('{"default": "data", "rows": [1, NaN]}', "NaN is not a number that this format has"),
@@ -302,7 +302,7 @@ def test_plans_that_do_not_fit(text: str, world: int, message: str) -> None:
         ),
         (
             '{"default": "data", "overrides": [{"pattern": "a", "word": "tenso"}]}',
-            r"overrides\[0\]\.word: unknown plan word 'tenso'",
+            r"overrides\[0\]\.word: unknown layout 'tenso'",
         ),
         ('{"default": "data", "ranks": [0, 0]}', "plan: ranks=0,0: each rank once"),
         ('{"default": "data", "micro_batches": 1' + "0" * 5000 + "}", "plan: "),
@@ -344,7 +344,7 @@ def test_reserved_characters_in_patterns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "patterns"),
     [
         ("data; a=hybrid:tensor=2; @rows=1,2; @ranks=1,0", []),
         ("auto", ["planner"]),
@@ -357,8 +357,8 @@ def test_reserved_characters_in_patterns() -> None:
         ("data; @synchronisation=local:8", ["local:8"]),
     ],
 )
-def test_what_is_not_executed_yet(text: str, words: list[str]) -> None:
-    told = Plan.parse(text).unsupported()
-    assert len(told) == len(words)
-    for sentence, word in zip(told, words, strict=True):
-        assert re.search(word, sentence), sentence
+def test_what_is_not_executed_yet(text: str, patterns: list[str]) -> None:
+    sentences = Plan.parse(text).unsupported()
+    assert len(sentences) == len(patterns)
+    for sentence, pattern in zip(sentences, patterns, strict=True):
+        assert re.search(pattern, sentence), sentence

@@ -197,10 +197,10 @@ def test_idx_raw_and_packed(tmp_path: Path) -> None:
 
 
 def test_idx_faults(tmp_path: Path) -> None:
-    whole = idx_bytes(np.arange(24).reshape(2, 3, 4))
-    (tmp_path / "short").write_bytes(whole[:-1])
+    content = idx_bytes(np.arange(24).reshape(2, 3, 4))
+    (tmp_path / "short").write_bytes(content[:-1])
     (tmp_path / "labels").write_bytes(idx_bytes(np.arange(3)))
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(whole)[:-9])
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(content)[:-9])
     (tmp_path / "text.gz").write_bytes(b"<html>")
     for name, message in {
         "short": r"holds 23 values where its header \(2, 3, 4\) promises 24",
