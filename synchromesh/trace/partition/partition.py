@@ -18,13 +18,7 @@ import torch
 from synchromesh.trace import meta
 from synchromesh.trace.capture.effects import normalises_batch
 from synchromesh.trace.nodes import calls
-from synchromesh.trace.partition.local import (
-    Computation,
-    Input,
-    LocalComponent,
-    Output,
-    Partition,
-)
+from synchromesh.trace.partition.local import Computation, Input, LocalComponent, Output, Partition
 from synchromesh.trace.partition.localise import localise
 from synchromesh.trace.partition.placement_problem import Price, choose, sample
 from synchromesh.trace.partition.reasons import obstacle
