@@ -18,15 +18,16 @@ import torch
 from synchromesh.trace import meta
 from synchromesh.trace.capture.effects import normalises_batch
 from synchromesh.trace.nodes import calls
-from synchromesh.trace.partition.local import Computation, Input, LocalComponent, Output, Partition
-from synchromesh.trace.partition.localise import localise
-from synchromesh.trace.partition.placement_problem import Price, choose, sample
-from synchromesh.trace.partition.reasons import obstacle
-from synchromesh.trace.partition.step_problem import Assignment, StepProblem
-from synchromesh.trace.partition.subgraph import gradient_flow, subgraphs
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement
+
+from .local import Computation, Input, LocalComponent, Output, Partition
+from .localise import localise
+from .placement_problem import Price, choose, sample
+from .reasons import obstacle
+from .step_problem import Assignment, StepProblem
+from .subgraph import gradient_flow, subgraphs
 
 __all__ = [
     "Input",

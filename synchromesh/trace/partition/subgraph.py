@@ -99,7 +99,7 @@ class Subgraph:
 
 @dataclass(frozen=True)
 class GradientFlow:
-    """Of the whole step: which tensors a gradient flows through, and which buffers change."""
+    """Of all the step: which tensors a gradient flows through, and which buffers change."""
 
     needs: frozenset[Tensor]  # tensors that a gradient of the outputs reaches
     mutated: frozenset[Node]

@@ -7,9 +7,10 @@ import torch
 from torch.fx import Node
 
 from synchromesh.trace.nodes import dim_of
-from synchromesh.trace.rules.elementwise import dim_state
-from synchromesh.trace.rules.operator import Emit, Operand, Operator, OpSpec
 from synchromesh.values.placement import shard
+
+from .elementwise import dim_state
+from .operator import Emit, Operand, Operator, OpSpec
 
 
 def attention(op: Operator) -> Iterator[OpSpec]:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from synchromesh.trace.nodes import dims_of
-from synchromesh.trace.rules.operator import Operator, OpSpec
+
+from .operator import Operator, OpSpec
 
 
 def transform(op: Operator) -> Iterator[OpSpec]:

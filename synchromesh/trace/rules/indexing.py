@@ -9,8 +9,9 @@ from torch.fx import Node
 from torch.nn import functional as F
 
 from synchromesh.trace.nodes import dim_of
-from synchromesh.trace.rules.operator import Emit, Operator, OpSpec, P
 from synchromesh.values.placement import shard
+
+from .operator import Emit, Operator, OpSpec, P
 
 
 def embedding(op: Operator) -> Iterator[OpSpec]:
@@ -54,7 +55,7 @@ def embedding_of_part(axis: Any, weight: Tensor, indices: Tensor, padding: int) 
 
 
 def index(op: Operator) -> Iterator[OpSpec]:
-    """table[.., i, j, ..]: dims of the table that no index reads; the indices are whole."""
+    """table[.., i, j, ..]: dims of the table that no index reads; the indices are replicated."""
     given = op.constant("indices")
     slots = op.slots("indices")
     read = [d for d, item in enumerate(given) if item is not None]
@@ -86,7 +87,7 @@ def index_select(op: Operator) -> Iterator[OpSpec]:
 
 
 def gather(op: Operator) -> Iterator[OpSpec]:
-    """Every dim but the one that is read along, where the index covers it whole."""
+    """Every dim but the one that is read along, where the index covers all of it."""
     name = "indices" if op.name == "take_along_dim" else "index"
     x, idx = op.tensor("self"), op.tensor(name)
     if op.constant("dim") is None or len(idx.shape) != len(x.shape):

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from synchromesh.trace.rules.elementwise import dim_state
-from synchromesh.trace.rules.operator import Operand, Operator, OpSpec, P, r
 from synchromesh.values.placement import Placement, shard
+
+from .elementwise import dim_state
+from .operator import Operand, Operator, OpSpec, P, r
 
 
 def linear(op: Operator) -> Iterator[OpSpec]:
@@ -80,7 +81,7 @@ def baddbmm(op: Operator) -> Iterator[OpSpec]:
 
 
 def einsum(op: Operator) -> Iterator[OpSpec]:
-    """Any letter: inputs that have it are sharded there, the others whole; partial when it is
+    """Any letter: inputs that have it are sharded there, the others replicated; partial when it is
     summed over."""
     equation = op.constant("equation").replace(" ", "")
     if "." in equation or "->" not in equation:

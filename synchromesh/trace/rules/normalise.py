@@ -5,13 +5,14 @@ from typing import Any
 
 from torch.fx import Node
 
-from synchromesh.trace.rules.operator import Emit, Operator, OpSpec
 from synchromesh.values.placement import shard
+
+from .operator import Emit, Operator, OpSpec
 
 
 def layer_norm(op: Operator) -> Iterator[OpSpec]:
-    """layer_norm, rms_norm: dims in front of the normalised ones; weight and bias whole,
-    gradients partial."""
+    """layer_norm, rms_norm: dims in front of the normalised ones; weight and bias are
+    replicated, their gradients partial."""
     n = len(op.output.shape)
     yield from op.along(*range(n - len(op.constant("normalized_shape")), n))
 

@@ -6,8 +6,9 @@ from typing import Any
 from torch.fx import Node
 
 from synchromesh.trace.nodes import dim_of, dims_of
-from synchromesh.trace.rules.operator import Emit, Operator, OpSpec, P
 from synchromesh.values.placement import shard
+
+from .operator import Emit, Operator, OpSpec, P
 
 
 def reduction(op: Operator) -> Iterator[OpSpec]:

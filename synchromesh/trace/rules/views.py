@@ -19,8 +19,9 @@ import torch
 from torch.fx import Node
 
 from synchromesh.trace.nodes import dim_of, dims_of
-from synchromesh.trace.rules.operator import Emit, Operator, OpSpec, P, inside_rows
 from synchromesh.values.placement import Placement, shard
+
+from .operator import Emit, Operator, OpSpec, P, inside_rows
 
 aten = torch.ops.aten
 
@@ -126,7 +127,7 @@ def unsqueeze(op: Operator) -> Iterator[OpSpec]:
 
 
 def squeeze(op: Operator) -> Iterator[OpSpec]:
-    """The dims that it takes away are named: a shard may have one entry where the whole has
+    """The dims that it takes away are named: a shard may have one entry where the tensor has
     more."""
     shape = op.inputs[0].shape
     given = op.constant("dim")
@@ -185,7 +186,7 @@ def _open(op: Operator) -> bool:
 
 
 def split(op: Operator) -> Iterator[OpSpec]:
-    """Other dims pass; along `dim` every part is sharded if the whole has one segment per
+    """Other dims pass; along `dim` every part is sharded if the tensor has one segment per
     greatest divisor."""
     x = op.inputs[0]
     dim = dim_of(op.constant("dim", 0), len(x.shape))
@@ -219,7 +220,7 @@ def _local_sizes(op: Operator, sizes: list[int]) -> dict[str, Any] | None:
 
 
 def cat(op: Operator) -> Iterator[OpSpec]:
-    """Other dims pass; along `dim` the parts are segments of the whole."""
+    """Other dims pass; along `dim` the parts are segments of the result."""
     slots = [s for s in op.slots("tensors") if s is not None]
     n = len(op.output.shape)
     if len(slots) != len(op.inputs) or any(len(x.shape) != n for x in op.inputs):

@@ -49,7 +49,7 @@ def test_one_rank_sends_nothing_and_an_idle_rank_holds_nothing() -> None:
 def test_a_mixed_plan_names_its_crossing() -> None:
     told = explained("cnn", "data; hidden=tensor; classifier=tensor", 2)
     parts = {p.name: p for p in told.components}
-    assert str(parts["hidden"].layout) == "1x2"
+    assert (parts["hidden"].data, parts["hidden"].tensor) == (1, 2)
     assert parts["hidden"].sharded_parameter_bytes > 0.9 * parts["hidden"].parameter_bytes
     crossing = next(c for c in told.edges if c.target == "hidden" and c.source != "batch")
     assert crossing.have.startswith("2x1") and crossing.want.startswith("1x2")
@@ -59,7 +59,7 @@ def test_a_mixed_plan_names_its_crossing() -> None:
 
 def test_what_is_whole_has_its_reason() -> None:
     told = explained("odd_mlp", "tensor", 4)
-    reasons = {n: why for p in told.components for n, why in p.unsharded.items()}
+    reasons = {n: why for p in told.components for n, why in p.not_sharded.items()}
     assert reasons and all("4" in why or "cost" in why for why in reasons.values())
     assert all(p.sharded_parameter_bytes == 0 for p in told.components)
 

@@ -1,6 +1,6 @@
 """Proofs of operators that take entries apart, or put them together, along a dimension.
 
-Where that is not the dimension of the rows they lie as before, else row identities tell.
+Where that is not the dimension of the rows they lie as before, else row identities show it.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def on_identities(case: Case) -> Callable[[dict[int, Tensor], int], Any]:
 
 
 def joined(case: Case) -> RowLayout:
-    """cat, stack and the like, flip and roll: row identities tell, whatever the dimension.
+    """cat, stack and the like, flip and roll: row identities show it, whatever the dimension.
 
     Tensors without entries, as empty caches are, add nothing.
     """
@@ -112,15 +112,15 @@ def spread(case: Case) -> RowLayout:
 
 def put_back(case: Case) -> RowLayout:
     """select_scatter, slice_scatter: a part of one dimension is replaced."""
-    whole, part = case.operands[:2]
-    dim = dims_of(case.constant("dim", 0), whole.rank)[0]
+    tensor, part = case.operands[:2]
+    dim = dims_of(case.constant("dim", 0), tensor.rank)[0]
     if case.result.dim == dim:
         raise case.coupled(dim)
     removed = case.name == "select_scatter" and dim < case.result.dim
-    for operand, at in ((whole, case.result.dim), (part, case.result.dim - removed)):
+    for operand, at in ((tensor, case.result.dim), (part, case.result.dim - removed)):
         if operand.rows is not None and operand.layout.dim != at:
             raise case.unproved()
-    return case.shared_layout([e for e in (whole, part) if e.rows is not None])
+    return case.shared_layout([e for e in (tensor, part) if e.rows is not None])
 
 
 PROOFS: dict[str, Callable[[Case], RowLayout]] = {

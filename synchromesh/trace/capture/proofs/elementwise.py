@@ -194,7 +194,7 @@ def along_dims(case: Case) -> RowLayout:
 
 
 def filled(case: Case) -> RowLayout:
-    """full, zeros, randn ...: the same, or drawn alike, for all rows."""
+    """full, zeros, randn ...: the same, or drawn from the same distribution, for all rows."""
     return case.result.in_any_order
 
 

@@ -1,7 +1,7 @@
 """Proofs of operators that pick entries by an index: each row may pick of its own entries alone.
 
 Which rows an index picks is known where it is computed from the number of rows alone, as in
-`h[arange(rows), last]`; the identities of rows that it picks then tell how they lie.
+`h[arange(rows), last]`; the identities of rows that it picks then show how they lie.
 """
 
 from collections.abc import Callable
@@ -77,7 +77,7 @@ class Index:
 
 
 def indexed(case: Case) -> RowLayout:
-    """x[a, b, None]: the row identities of x and of each index must come out alike."""
+    """x[a, b, None]: the row identities of x and of each index must come out in the same order."""
     index = Index(case)
     source, chosen = index.source, index.chosen
     if any(meta.val(e.node).dtype in (torch.bool, torch.uint8) for e in index.indices):
@@ -160,8 +160,8 @@ def bagged(case: Case) -> RowLayout:
         starts = content(case, offsets, rows)
         ends = torch.cat([starts[1:], starts.new_tensor([len(line)])])
         bags = [line[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-        alike = [int(b[0]) if len(b) and bool((b == b[0]).all()) else -1 for b in bags]
-        return torch.tensor(alike)[:, None]
+        rows_of_bags = [int(b[0]) if len(b) and bool((b == b[0]).all()) else -1 for b in bags]
+        return torch.tensor(rows_of_bags)[:, None]
 
     found = evaluated(case, run, [indices])
     if found is None:

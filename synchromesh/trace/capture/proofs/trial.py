@@ -22,25 +22,25 @@ MOST_ENTRIES = 2**24  # of the tensors that are tried, all together: chosen, not
 
 
 def tried(case: Case) -> RowLayout:
-    """The layout that the inputs have in common, if what is made of blocks bears it out."""
+    """The layout that the inputs have in common, if what is made of blocks confirms it."""
     regular = [e for e in case.with_rows if isinstance(e.rows, RowLayout)]
     if not regular or sum(prod(e.shape(ROWS)) for e in case.operands) > MOST_ENTRIES:
         raise case.unproved()
     layout = case.shared_layout(regular)
     for segments in layout.segments:
         try:
-            if blocks_are_alike(case, segments):
+            if blocks_agree(case, segments):
                 return layout.with_segments({segments})
         except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
             break  # it does not take such numbers, or not on this device
     raise case.unproved()
 
 
-def blocks_are_alike(case: Case, segments: int) -> bool:
+def blocks_agree(case: Case, segments: int) -> bool:
     """Whether the operator makes of each block of rows that block of what it makes of all."""
     generator = torch.Generator().manual_seed(0)
     drawn = {id(e): random_of(e, generator) for e in case.operands}
-    whole = run(case, drawn, ROWS)
+    of_all = run(case, drawn, ROWS)
     for start, stop in BLOCKS:
         inputs = {
             id(e): part(drawn[id(e)], e.rows, segments, start, stop)
@@ -49,7 +49,7 @@ def blocks_are_alike(case: Case, segments: int) -> bool:
             for e in case.operands
         }
         found = run(case, inputs, stop - start)
-        wanted = part(whole, case.result, segments, start, stop)
+        wanted = part(of_all, case.result, segments, start, stop)
         if not torch.allclose(found.double(), wanted.double(), 1e-9, 1e-9, equal_nan=True):
             return False
     return True
