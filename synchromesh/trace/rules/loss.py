@@ -19,8 +19,8 @@ MEAN, SUM = 1, 2  # aten's numbers for reductions
 
 
 def cross_entropy(op: Operator) -> Iterator[OpSpec]:
-    """By classes (replicated targets, class indices only), or by a dim behind them where nothing is
-    averaged."""
+    """By classes (replicated targets, class indices only), or by a dim behind them where nothing
+    is averaged."""
     logits, target = op.tensor("self"), op.tensor("target")
     classes = 1 if len(logits.shape) > 1 else 0
     if target.floating:
