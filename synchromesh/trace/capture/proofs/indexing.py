@@ -101,7 +101,7 @@ def chosen_rows(case: Case) -> RowLayout:
     """index_select: along the rows by a known index alone."""
     source, order = case.operands[:2]
     dim = dims_of(case.constant("dim"), source.rank)[0]
-    if source.rows is None:  # as in an embedding, every operand of the index picks for itself
+    if source.rows is None:  # as in an embedding, every entry of the index picks for itself
         return case.shared_layout([order])
     if source.layout.dim != dim:
         if order.rows is not None:
