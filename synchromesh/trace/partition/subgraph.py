@@ -7,14 +7,13 @@ once, share the variables of the integer program, and come out with equal placem
 import operator
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import calls
+from synchromesh.trace.nodes import Reference, calls
 from synchromesh.trace.rules.operator import ROWS, Operand, operand
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Value
@@ -153,9 +152,16 @@ def _subgraph(index: int, nodes: tuple[Node, ...], flow: GradientFlow) -> Subgra
     }
     names |= {t: ("border", i) for i, t in enumerate(borders)}
     signature: list[Hashable] = [(names[t], _type_of(t, flow)) for t in names]
+
+    def refer(node: Node) -> Reference:
+        """Tensors by local name, integers by how they are computed."""
+        if meta.values_of(node):
+            return Reference(names[origin(node)])
+        return Reference((str(node.target), map_arg(node.args, refer)))
+
     for i, node in enumerate(nodes):
-        arguments = repr((_plain(node.args, names), _plain(node.kwargs, names)))
-        signature.append((str(node.target), arguments))
+        arguments = map_arg((node.args, node.kwargs), refer)
+        signature.append((str(node.target), repr(arguments)))
         for tensor in results_of(node):
             names[tensor] = ("result", i, tensor[1])
             signature.append((names[tensor], _type_of(tensor, flow)))
@@ -169,16 +175,3 @@ def _type_of(tensor: Tensor, flow: GradientFlow) -> Hashable:
         return None
     regular = meta.why_irregular(*tensor) is None
     return replace(value, name=""), tensor in flow.needs, regular
-
-
-def _plain(x: Any, names: dict[Tensor, Hashable]) -> Any:
-    """Arguments with tensors by local name and integers by how they are computed."""
-    if isinstance(x, Node):
-        if meta.values_of(x):
-            return names[origin(x)]
-        return (str(x.target), _plain(x.args, names))
-    if isinstance(x, list | tuple):
-        return tuple(_plain(y, names) for y in x)
-    if isinstance(x, dict):
-        return tuple((k, _plain(v, names)) for k, v in x.items())
-    return repr(x)

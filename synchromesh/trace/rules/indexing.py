@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional as F
 
-from synchromesh.trace.nodes import dim_of
+from synchromesh.trace.nodes import by_operator, dim_of
 from synchromesh.values.placement import shard
 
-from .operator import Emit, Operator, OpSpec, P
+from .axis import TensorAxis
+from .operator import Emit, Operator, OpSpec, P, Rule
 
 
 def embedding(op: Operator) -> Iterator[OpSpec]:
@@ -37,7 +38,7 @@ def embedding(op: Operator) -> Iterator[OpSpec]:
             yield op.spec({"indices": s}, s)
 
 
-def embedding_of_part(axis: Any, weight: Tensor, indices: Tensor, padding: int) -> Tensor:
+def embedding_of_part(axis: TensorAxis, weight: Tensor, indices: Tensor, padding: int) -> Tensor:
     """Rows of this rank's part of the table, zeros where another rank has the row.
 
     `padding`: the global index whose row gets no gradient, -1 for none.
@@ -98,9 +99,9 @@ def gather(op: Operator) -> Iterator[OpSpec]:
             yield op.spec({"self": s, name: s}, s)
 
 
-RULES = {
-    "embedding": embedding,
-    "index": index,
-    "index_select": index_select,
-    **dict.fromkeys(("gather", "take_along_dim"), gather),
-}
+RULES: dict[str, Rule] = by_operator({
+    embedding: "embedding",
+    index: "index",
+    index_select: "index_select",
+    gather: "gather take_along_dim",
+})  # fmt: skip

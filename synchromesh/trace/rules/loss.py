@@ -12,6 +12,7 @@ from torch.fx import Node
 from synchromesh.values.placement import REPLICATED, shard
 from synchromesh.values.traffic import Collective
 
+from .axis import TensorAxis
 from .operator import ROWS, Emit, Operator, OpSpec, P
 from .reduce import mean_of_part
 
@@ -62,7 +63,12 @@ def _collectives(op: Operator, smooth: bool) -> tuple[Collective, ...]:
 
 
 def cross_entropy_of_part(
-    axis: Any, logits: Tensor, target: Tensor, reduction: int, ignore_index: int, smoothing: float
+    axis: TensorAxis,
+    logits: Tensor,
+    target: Tensor,
+    reduction: int,
+    ignore_index: int,
+    smoothing: float,
 ) -> Tensor:
     """Cross-entropy where `logits` are this rank's part of the classes and `target` is
     replicated.

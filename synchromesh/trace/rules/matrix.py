@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from synchromesh.trace.nodes import by_operator
 from synchromesh.values.placement import Placement, shard
 
 from .elementwise import dim_state
-from .operator import Operand, Operator, OpSpec, P, r
+from .operator import Operand, Operator, OpSpec, P, Rule, r
 
 
 def linear(op: Operator) -> Iterator[OpSpec]:
@@ -105,10 +106,10 @@ def einsum(op: Operator) -> Iterator[OpSpec]:
             yield op.spec(states, shard(right.index(letter), n) if letter in right else P)
 
 
-RULES = {
-    "linear": linear,
-    "addmm": addmm,
-    **dict.fromkeys(("matmul", "bmm", "mm", "linalg_matmul"), matmul),
-    "baddbmm": baddbmm,
-    "einsum": einsum,
-}
+RULES: dict[str, Rule] = by_operator({
+    linear: "linear",
+    addmm: "addmm",
+    matmul: "matmul bmm mm linalg_matmul",
+    baddbmm: "baddbmm",
+    einsum: "einsum",
+})  # fmt: skip

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
-from torch.fx.node import map_arg
 
-from synchromesh.trace.nodes import dims_of, is_number, number
+from synchromesh.trace.nodes import by_operator, dims_of
 
 from ..row_layout import Case, Irregular, RowLayout
 from .identities import evaluated
@@ -21,17 +19,7 @@ NOTHING = torch.empty(0, dtype=torch.int64)
 
 def on_identities(case: Case) -> Callable[[dict[int, Tensor], int], Any]:
     """Runs the operator itself, on identities in place of tensors and a few rows."""
-    target: Any = case.node.target
-
-    def run(given: dict[int, Tensor], rows: int) -> Any:
-        operands = iter(case.operands)
-
-        def put(n: Node) -> Any:
-            return number(n, rows) if is_number(n) else given.get(id(next(operands)), NOTHING)
-
-        return target(*map_arg(case.node.args, put), **map_arg(dict(case.node.kwargs), put))
-
-    return run
+    return lambda given, rows: case.apply(lambda o: given.get(id(o), NOTHING), rows)
 
 
 def joined(case: Case) -> RowLayout:
@@ -123,25 +111,17 @@ def put_back(case: Case) -> RowLayout:
     return case.shared_layout([e for e in (tensor, part) if e.rows is not None])
 
 
-PROOFS: dict[str, Callable[[Case], RowLayout]] = {
-    **dict.fromkeys(
-        (
-            "cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "row_stack",
-            "column_stack",
-        ),
-        joined,
+PROOFS: dict[str, Callable[[Case], RowLayout]] = by_operator({
+    joined: (
+        "cat concat concatenate stack hstack vstack dstack row_stack column_stack hsplit vsplit "
+        "dsplit"
     ),
-    **dict.fromkeys(
-        (
-            "chunk", "unsafe_chunk", "split", "unsafe_split", "split_with_sizes", "tensor_split",
-            "unsafe_split_with_sizes", "split_copy", "split_with_sizes_copy", "unbind",
-            "unbind_copy", "slice", "slice_copy", "select", "select_copy", "narrow",
-            "narrow_copy",
-        ),
-        cut,
+    cut: (
+        "chunk unsafe_chunk split unsafe_split split_with_sizes tensor_split "
+        "unsafe_split_with_sizes split_copy split_with_sizes_copy unbind unbind_copy slice "
+        "slice_copy select select_copy narrow narrow_copy"
     ),
-    **dict.fromkeys(("hsplit", "vsplit", "dsplit"), joined),
-    **dict.fromkeys(("flip", "fliplr", "flipud", "roll", "rot90"), moved),
-    **dict.fromkeys(("repeat", "tile", "repeat_interleave"), repeated),
-    **dict.fromkeys(("select_scatter", "slice_scatter"), put_back),
-}  # fmt: skip
+    moved: "flip fliplr flipud roll rot90",
+    repeated: "repeat tile repeat_interleave",
+    put_back: "select_scatter slice_scatter",
+})  # fmt: skip

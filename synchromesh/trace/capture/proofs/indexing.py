@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import dims_of
+from synchromesh.trace.nodes import by_operator, dims_of
 
 from ..masks import evaluate
 from ..row_layout import Case, RowLayout, RowOperand
@@ -169,12 +169,10 @@ def bagged(case: Case) -> RowLayout:
     return found
 
 
-PROOFS: dict[str, Callable[[Case], RowLayout]] = {
-    "index": indexed,
-    "index_select": chosen_rows,
-    **dict.fromkeys(
-        ("gather", "take_along_dim", "scatter", "scatter_add", "scatter_reduce"), gathered
-    ),
-    "embedding": looked_up,
-    **dict.fromkeys(("embedding_bag", "_embedding_bag"), bagged),
-}
+PROOFS: dict[str, Callable[[Case], RowLayout]] = by_operator({
+    indexed: "index",
+    chosen_rows: "index_select",
+    gathered: "gather take_along_dim scatter scatter_add scatter_reduce",
+    looked_up: "embedding",
+    bagged: "embedding_bag _embedding_bag",
+})  # fmt: skip

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import is_number, number
 
 from ..row_layout import Case, RowLayout, RowOperand
 from .indexing import known
@@ -73,12 +71,8 @@ def part(x: Tensor, layout: RowLayout, segments: int, start: int, stop: int) -> 
 
 def run(case: Case, tensors: dict[int, Tensor], rows: int) -> Any:
     """The operator on these tensors; what depends on the number of rows alone is computed."""
-    operands = iter(case.operands)
 
-    def put(n: Node) -> Any:
-        if is_number(n):
-            return number(n, rows)
-        operand = next(operands)
+    def tensor(operand: RowOperand) -> Tensor:
         if operand.rows is None or isinstance(operand.rows, RowLayout):
             return tensors[id(operand)]
         found = known(operand.node, rows)
@@ -86,12 +80,8 @@ def run(case: Case, tensors: dict[int, Tensor], rows: int) -> Any:
             raise operand.rows
         return found
 
-    given: Any = torch.fx.node.map_aggregate(
-        (case.node.args, dict(case.node.kwargs)),
-        lambda x: put(x) if isinstance(x, Node) else plain(x),
-    )
     with torch.no_grad():
-        found: Any = case.node.target(*given[0], **given[1])  # type: ignore[operator]
+        found = case.apply(tensor, rows, plain)
     return found[case.index] if isinstance(found, tuple | list) else found
 
 
