@@ -126,7 +126,10 @@ class ReductionAnalysis:
             if why := meta.why_irregular(node):
                 raise UnknownReduction(f"{described(node)} {why}")
             return Reduction("rows")
-        name = short_name(node)
+        return self.of_inputs(node, short_name(node))
+
+    def of_inputs(self, node: Node, name: str) -> Reduction:
+        """What an operator makes of its inputs, where the result has no rows."""
         tensors = [n for n in node.all_input_nodes if meta.value(n) is not None]
         inputs = [self.reduction(n) for n in tensors]
         kinds = {w.kind for w in inputs}

@@ -17,6 +17,7 @@ that (see `Price.small`).
 """
 
 import random
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -121,6 +122,15 @@ class PlacementProblem:
         """Adds a flow, or one more occurrence of one of equal key, maker and readers."""
         flow.readers = tuple(sorted(set(flow.readers)))
         self.flows.setdefault((key, flow.maker, flow.readers), flow).count += 1
+
+    def agree(self, flow: ValueFlow, reader: Port, taken: Mapping[int, int]) -> bool:
+        """Whether a move is allowed between the options that maker and reader have taken."""
+        (maker, output), (unit, slot) = flow.maker, reader
+        if maker not in taken or unit not in taken:
+            return True
+        a = self.options[maker][taken[maker]].makes[output]
+        b = self.options[unit][taken[unit]].reads[slot]
+        return (a == b and not flow.crosses) or flow.price(a, b) is not None
 
 
 class InfeasiblePlacement(AssertionError):
@@ -255,19 +265,9 @@ def sample(problem: PlacementProblem, chance: random.Random) -> list[int]:
             pairs[reader[0]].append((flow, reader))
     taken: dict[int, int] = {}
 
-    def agree(flow: ValueFlow, reader: Port) -> bool:
-        (maker, output), (unit, slot) = flow.maker, reader
-        if maker not in taken or unit not in taken:
-            return True
-        a = options[maker][taken[maker]].makes[output]
-        b = options[unit][taken[unit]].reads[slot]
-        return (a == b and not flow.crosses) or flow.price(a, b) is not None
-
     def fits(unit: int, k: int) -> bool:
-        taken[unit] = k
-        agreed = all(agree(*pair) for pair in pairs[unit])
-        del taken[unit]
-        return agreed
+        tried = ChainMap({unit: k}, taken)
+        return all(problem.agree(*pair, tried) for pair in pairs[unit])
 
     waiting = sorted(range(len(options)), key=lambda i: (i not in makers, chance.random()))
     for _ in range(LIMITS.attempts):

@@ -3,6 +3,7 @@ solution."""
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch.fx import Node
 
@@ -319,11 +320,11 @@ class StepProblem:
         for subgraph, found in zip(self.subgraphs, self.strategies, strict=True):
             options = ((self.unit(subgraph, i), s) for i, s in enumerate(found.specs))
             specs.append(tuple(s[taken[unit]] for unit, s in options))
-        states: dict[str, dict[tuple[Node, int], Placement]] = {"placeholder": {}, "border": {}}
+        states: dict[str, dict[Any, Placement]] = {"placeholder": {}, "border": {}}
         for key, unit in self._units.items():
             if isinstance(key, tuple) and key[0] in states:
                 states[key[0]][key[1:]] = self.problem.options[unit][taken[unit]].makes[0]
-        return Assignment(tuple(specs), states["placeholder"], states["border"])  # type: ignore[arg-type]
+        return Assignment(tuple(specs), states["placeholder"], states["border"])
 
 
 def _united(pairs: Iterator[tuple[Hashable, Hashable]]) -> dict[Hashable, Hashable]:

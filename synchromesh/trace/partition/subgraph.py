@@ -41,13 +41,12 @@ def value_of(tensor: Tensor) -> Value:
     """The tensor's description; an entry of a tuple goes by the name of the node that takes it
     out."""
     node, k = tensor
-    value: Value | None = meta.values_of(node)[k]
-    if isinstance(meta.value(node), tuple):
-        for user in node.users:
-            if user.target is operator.getitem and user.args[1] == k:
-                value = meta.value(user)
-                break
-    return value  # type: ignore[return-value]
+    described: Value = meta.value(node)
+    if isinstance(described, tuple):
+        takers = (u for u in node.users if u.target is operator.getitem and u.args[1] == k)
+        taker = next(takers, None)
+        described = described[k] if taker is None else meta.value(taker)
+    return described
 
 
 def reads(node: Node) -> list[Tensor]:
