@@ -18,8 +18,7 @@ from synchromesh.values.traffic import (
 )
 
 from .edges import edge_collectives
-from .local import Communication
-from .partition import Input, LocalComponent, Partition
+from .local import Communication, Input, LocalComponent, Partition
 
 
 @dataclass(frozen=True)

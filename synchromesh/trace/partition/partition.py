@@ -22,24 +22,13 @@ from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement
 
-from .local import Computation, Input, LocalComponent, Output, Partition
+from .local import Computation, LocalComponent, Partition
 from .localise import localise
 from .placement_problem import Price, choose, sample
-from .reasons import obstacle
 from .step_problem import Assignment, StepProblem
 from .subgraph import gradient_flow, subgraphs
 
-__all__ = [
-    "Input",
-    "LocalComponent",
-    "Output",
-    "Partition",
-    "assign",
-    "obstacle",
-    "overlaps",
-    "partition",
-    "problem_of",
-]
+__all__ = ["LocalComponent", "Partition", "assign", "overlaps", "partition", "problem_of"]
 
 
 def partition(
