@@ -145,7 +145,7 @@ class Move(torch.autograd.Function):
 
 
 class ThreadAxis:
-    """The tensor axis of one thread; implements `synchromesh.trace.partition.axis.Axis`."""
+    """The tensor axis of one thread; implements `synchromesh.trace.rules.axis.TensorAxis`."""
 
     def __init__(self, group: ThreadGroup) -> None:
         self.group, self.size, self.index = group, group.size, group.index

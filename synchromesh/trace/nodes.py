@@ -3,7 +3,7 @@ modules and lines of the user's code that made them."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.fx import Graph, Node
 
 from . import meta
 
+T = TypeVar("T")
 TORCH = str(Path(torch.__file__).parent)
 HERE = str(Path(__file__).parent)
 
@@ -50,20 +51,42 @@ def arguments(node: Node) -> dict[str, Any]:
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
-def constant(schema: Any, given: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """The argument `name` of those given, else the schema's default, else `default`."""
-    if name in given:
-        return given[name]
-    for a in schema.arguments if schema else ():
-        if a.name == name and a.has_default_value():
-            return a.default_value
-    return default
+class OperatorCall:
+    """A node's operator and its arguments by name; `schema` is None for a Python function."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.schema = getattr(node.target, "_schema", None)
+        self.name = self.schema.name.split("::")[1] if self.schema else str(node.target)
+        self.overload: str = self.schema.overload_name if self.schema else ""
+        self.arguments = arguments(node)
+
+    def constant(self, name: str, default: Any = None) -> Any:
+        """The argument `name`, else the schema's default, else `default`."""
+        if name in self.arguments:
+            return self.arguments[name]
+        for a in self.schema.arguments if self.schema else ():
+            if a.name == name and a.has_default_value():
+                return a.default_value
+        return default
+
+    def takes(self, name: str) -> bool:
+        """Whether the operator has an argument of this name."""
+        return self.schema is not None and any(a.name == name for a in self.schema.arguments)
 
 
 def all_arguments(node: Node) -> dict[str, Any]:
     """The operator's arguments by name, defaults included."""
-    known, given = getattr(node.target, "_schema", None), arguments(node)
-    return {a.name: constant(known, given, a.name) for a in known.arguments} if known else given
+    call = OperatorCall(node)
+    names = [a.name for a in call.schema.arguments] if call.schema else call.arguments
+    return {name: call.constant(name) for name in names}
+
+
+class Reference(str):
+    """The name of a node in the text of another one's arguments: printed without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def dim_of(dim: int, rank: int) -> int:
@@ -74,6 +97,11 @@ def dim_of(dim: int, rank: int) -> int:
 def dims_of(given: Any, rank: int) -> list[int]:
     """One or several dimensions, counted from the front."""
     return [dim_of(d, rank) for d in ([given] if isinstance(given, int) else given or ())]
+
+
+def by_operator(table: Mapping[T, str]) -> dict[str, T]:
+    """{function: "add sub"} as {"add": function, "sub": function}."""
+    return {name: function for function, names in table.items() for name in names.split()}
 
 
 def calls(graph: Graph) -> list[Node]:
@@ -178,6 +206,12 @@ def exported_owner(node: Node) -> meta.Owners:
             call = key.rpartition("@")[2] if "@" in key else "0"
             found.append((path.removeprefix("model").removeprefix("."), int(call)))
     return tuple(found)
+
+
+def described(node: Node) -> str:
+    """The operator and the user's line, for messages."""
+    name = short_name(node) or getattr(node.target, "__name__", str(node.target))
+    return f"{name} at {line_of(node)}"
 
 
 def line_of(node: Node) -> str:

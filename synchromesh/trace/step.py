@@ -25,11 +25,9 @@ class Step:
     guards: tuple[Guard, ...] = ()  # conditions on the rows of a global batch
     assumed: Mapping[str, str] = field(default_factory=dict)  # buffers folded into it: digests
     fed: tuple[str, ...] = ()  # what it changes by the values of its rows, but for norms
-    changed: tuple[str, ...] = ()  # what an opaque step changes without regard to rows
-    coupled: str = ""  # why its rows may depend on each other: they are walked together
-    least: tuple[
-        Guard, ...
-    ] = ()  # of the guards, those that a comparison with the model has found
+    changed: tuple[str, ...] = ()  # what an opaque step changes whatever its rows
+    coupled: str = ""  # why its rows may depend on each other: no micro-batches then
+    least: tuple[Guard, ...] = ()  # those that a comparison with the model has found
     merged: str = ""  # why components that might stand alone were made one
     doubt: str = ""  # where its loss is not seen to treat rows apart
     uneven: str = ""  # why parts of a batch give another loss than all of it
@@ -41,4 +39,5 @@ class Step:
 
     @property
     def opaque(self) -> bool:
+        """Whether the step has no graph and runs as the user's module."""
         return self.graph is None

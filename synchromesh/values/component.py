@@ -1,4 +1,4 @@
-"""A component, a named piece of the training step; a chain, all of them in order with the edges
+"""A component, a named part of the training step; a chain, all of them in order with the edges
 between."""
 
 from dataclasses import dataclass
@@ -51,12 +51,13 @@ class Parameter:
 
     @property
     def bytes(self) -> int:
+        """Bytes of all of it."""
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
 class Component:
-    """A named piece of the step: its parameters and buffers, and a key that equal structures
+    """A named part of the step: its parameters and buffers, and a key that equal structures
     share."""
 
     name: str
@@ -67,6 +68,7 @@ class Component:
 
     @property
     def parameter_bytes(self) -> int:
+        """Bytes of all its parameters."""
         return sum(p.bytes for p in self.parameters)
 
 
@@ -96,4 +98,5 @@ class Chain:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The components' names in order."""
         return tuple(c.name for c in self.components)

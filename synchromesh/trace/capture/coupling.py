@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import calls, line_of, living, short_name
+from synchromesh.trace.nodes import calls, described, living, short_name
 from synchromesh.trace.rules.elementwise import FILLING
 
 
@@ -23,17 +23,15 @@ def coupled(graph: Graph) -> str | None:
     for node in calls(graph):
         if node not in live or meta.value(node) is None:
             continue
-        name = short_name(node) or getattr(node.target, "__name__", str(node.target))
-        where = f"{name} at {line_of(node)}"
         if rows_twice(node):
-            return f"{where} makes a value of rows x rows"
+            return f"{described(node)} makes a value of rows x rows"
         if meta.coupling(node):
             return meta.coupling(node)
         content = [] if fills(node) else node.all_input_nodes
         reads_reduced = any(a in reduced for a in content)
         if meta.has_rows(node):
             if reads_reduced:
-                return f"{where} joins rows with a value that rows were reduced to"
+                return f"{described(node)} joins rows with a value that rows were reduced to"
         elif reads_reduced or any(map(meta.has_rows, content)):
             reduced.add(node)
     return None

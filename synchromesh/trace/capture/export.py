@@ -191,7 +191,7 @@ def faked(model: nn.Module, sample: Any) -> Iterator[Any]:
         torch.device("cpu"),
     )
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    kept: list[tuple[dict[str, Any], str, Any]] = []
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
     fakes: dict[int, Tensor] = {}  # one for all the names of a shared tensor
     with mode:
         for module in model.modules():
@@ -202,7 +202,7 @@ def faked(model: nn.Module, sample: Any) -> Iterator[Any]:
                     fake = torch.empty_like(tensor, device=device)
                     if isinstance(tensor, nn.Parameter):
                         fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-                    kept.append((table, name, tensor))
+                    replaced.append((table, name, tensor))
                     table[name] = fakes.setdefault(id(tensor), fake)  # type: ignore[assignment]
 
         def fake_leaf(leaf: Any) -> Any:
@@ -214,7 +214,7 @@ def faked(model: nn.Module, sample: Any) -> Iterator[Any]:
     try:
         yield sample
     finally:
-        for table, name, tensor in kept:
+        for table, name, tensor in replaced:
             table[name] = tensor
 
 

@@ -20,7 +20,7 @@ import torch
 from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import all_arguments, has_gradients, line_of, number, short_name
+from synchromesh.trace.nodes import all_arguments, described, has_gradients, number, short_name
 from synchromesh.trace.rules.loss import DISTANCES, MEAN, SUM
 from synchromesh.values.component import Value
 
@@ -83,22 +83,17 @@ def reduce_to_sums(graph: Graph) -> LossReduction:
         return LossReduction(doubt=str(why))
     if len(nodes) == 2:
         others = [n for n, w in zip(nodes, reductions, strict=True) if w.kind != "sum"]
-        return LossReduction(doubt=f"{named(others[0])} is no sum over rows" if others else "")
+        return LossReduction(doubt=f"{described(others[0])} is no sum over rows" if others else "")
     (reduction,) = reductions
     if reduction.kind == "sum":
-        return LossReduction(doubt=f"{named(nodes[0])} is a sum over rows, and no mean")
+        return LossReduction(doubt=f"{described(nodes[0])} is a sum over rows, and no mean")
     if reduction.sums is None:
         return LossReduction()
     if meta.val(nodes[0]).dtype is torch.float16:  # whose range a sum may leave
-        return LossReduction(doubt=f"{named(nodes[0])} is a mean over targets in float16")
+        return LossReduction(doubt=f"{described(nodes[0])} is a mean over targets in float16")
     with graph.inserting_before(output):
         output.args = (reduction.sums(),)
     return LossReduction(targets=reduction.targets)
-
-
-def named(node: Node) -> str:
-    """The operator and the user's line."""
-    return f"{short_name(node) or node.name} at {line_of(node)}"
 
 
 class ReductionAnalysis:
@@ -126,12 +121,15 @@ class ReductionAnalysis:
         if value is None:
             return Reduction(self.count(node))
         if not isinstance(value, Value):
-            raise UnknownReduction(f"{named(node)} takes rows together")
+            raise UnknownReduction(f"{described(node)} takes rows together")
         if value.rows is not None:
             if why := meta.why_irregular(node):
-                raise UnknownReduction(f"{named(node)} {why}")
+                raise UnknownReduction(f"{described(node)} {why}")
             return Reduction("rows")
-        name = short_name(node)
+        return self.of_inputs(node, short_name(node))
+
+    def of_inputs(self, node: Node, name: str) -> Reduction:
+        """What an operator makes of its inputs, where the result has no rows."""
         tensors = [n for n in node.all_input_nodes if meta.value(n) is not None]
         inputs = [self.reduction(n) for n in tensors]
         kinds = {w.kind for w in inputs}
@@ -147,7 +145,7 @@ class ReductionAnalysis:
             filled = self.reduction(given.get("fill_value", given.get("s")))
             found = filled if filled.kind == "sum" else None
         if found is None:
-            raise UnknownReduction(f"{named(node)} works on what rows were reduced to")
+            raise UnknownReduction(f"{described(node)} works on what rows were reduced to")
         return found
 
     def count(self, node: Node) -> str:
@@ -172,7 +170,7 @@ class ReductionAnalysis:
                 return Reduction("sum")
             if name in MEANS and reduction == MEAN:
                 return Reduction("mean")
-        raise UnknownReduction(f"{named(node)} takes rows together")
+        raise UnknownReduction(f"{described(node)} takes rows together")
 
     def weighted(self, node: Node, given: dict[str, Any]) -> Reduction:
         """Cross-entropy and its kin: the mean over targets that are not ignored."""
@@ -183,7 +181,7 @@ class ReductionAnalysis:
             return Reduction("mean")  # probabilities of classes: none is left out
         learned = isinstance(weight, Node) and meta.differentiable(weight)
         if given["reduction"] != MEAN or learned or (weight and given.get("label_smoothing")):
-            raise UnknownReduction(f"{named(node)} weighs rows by what they hold")
+            raise UnknownReduction(f"{described(node)} weighs rows by what they hold")
 
         def sums() -> tuple[Node, Node]:
             arguments = {**given, "reduction": SUM}
@@ -215,7 +213,7 @@ class ReductionAnalysis:
         """An operator that is linear in all its inputs, which are of one kind."""
         reduction, *others = inputs
         if reduction.sums is not None and (others or meta.val(node).dim()):
-            raise UnknownReduction(f"{named(node)} puts fractions together")
+            raise UnknownReduction(f"{described(node)} puts fractions together")
         return self.through(node, node.args[0], reduction)
 
     def through(self, node: Node, place: Any, reduction: Reduction) -> Reduction:

@@ -20,13 +20,13 @@ def training_modes(model: nn.Module) -> tuple[bool, ...]:
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """The modes of a training step (`training_modes`) or of evaluation; afterwards as before."""
-    kept = [(module, module.training) for module in model.modules()]
+    before = [(module, module.training) for module in model.modules()]
     if not training:
         model.eval()
-    elif not any(mode for _, mode in kept):
+    elif not any(mode for _, mode in before):
         model.train()
     try:
         yield
     finally:
-        for module, mode in kept:
+        for module, mode in before:
             module.training = mode

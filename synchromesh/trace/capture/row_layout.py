@@ -15,9 +15,10 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import map_aggregate
 
 from synchromesh.trace.guards import ROWS
-from synchromesh.trace.nodes import arguments, constant, line_of, short_name
+from synchromesh.trace.nodes import OperatorCall, described, is_number, line_of, number
 
 from .sizes import expression
 
@@ -120,7 +121,7 @@ class RowOperand:
         return tuple(int(e.subs({ROWS: rows})) for e in self.sizes)
 
 
-class Case:
+class Case(OperatorCall):
     """One result with rows of a node, to be proved: the arguments by name, and what is read.
 
     result: where its rows are, with no number of segments proved. first: the first tensor read.
@@ -134,12 +135,9 @@ class Case:
         result: RowStatus,
         operand: Callable[[Node, str], RowOperand | None],
     ) -> None:
-        self.node, self.index, self.sizes = node, index, sizes
+        super().__init__(node)
+        self.index, self.sizes = index, sizes
         self.result = result if isinstance(result, RowLayout) else RowLayout(0, 1)
-        self.name = short_name(node)
-        self.schema = getattr(node.target, "_schema", None)
-        self.overload: str = self.schema.overload_name if self.schema else ""
-        self.arguments = arguments(node)
         self.operands: list[RowOperand] = []
         self.numbers: list[str] = []  # arguments that are computed from the number of rows
         for argument, value in self.arguments.items():
@@ -169,15 +167,24 @@ class Case:
     @property
     def where(self) -> str:
         """The operator and the user's line."""
-        return f"{self.name or self.node.target} at {line_of(self.node)}"
+        return described(self.node)
 
-    def constant(self, name: str, default: Any = None) -> Any:
-        """The argument `name`, else the schema's default."""
-        return constant(self.schema, self.arguments, name, default)
+    def apply(
+        self,
+        tensor: Callable[[RowOperand], Any],
+        rows: int,
+        constant: Callable[[Any], Any] = lambda x: x,
+    ) -> Any:
+        """What the operator makes of other tensors and constants, for so many rows."""
+        operands = iter(self.operands)
 
-    def takes(self, name: str) -> bool:
-        """Whether the operator has an argument of this name."""
-        return self.schema is not None and any(a.name == name for a in self.schema.arguments)
+        def put(x: Any) -> Any:
+            if not isinstance(x, Node):
+                return constant(x)
+            return number(x, rows) if is_number(x) else tensor(next(operands))
+
+        given: Any = map_aggregate((self.node.args, dict(self.node.kwargs)), put)
+        return self.node.target(*given[0], **given[1])  # type: ignore[operator]
 
     # -- what proofs conclude ------------------------------------------------------------
 

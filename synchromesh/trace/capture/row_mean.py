@@ -1,11 +1,11 @@
-"""A check that a loss treats the rows of a batch apart and alike, as any division of them does.
+"""A check that a loss gives each row of a batch the same weight, as every division of them does.
 
 mean over rows     n L(all) = sum_i L(row i)            and so for the gradients of both sides
 (sum, weight)      both are sums over rows
 
-A row is tried alone, and not only parts of the batch: labels that weigh differently may weigh
-alike in parts. Gradients are compared because losses may agree where these do not: of a head that
-begins with zeros every row has the same loss, whatever it weighs.
+Single rows are tried, and not only parts of the batch: rows of different weights may add up to the
+same in parts. Gradients are compared because losses may agree where these do not: of a head that
+begins with zeros every row has the same loss, whatever its weight.
 """
 
 from collections.abc import Sequence

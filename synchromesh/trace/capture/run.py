@@ -1,4 +1,4 @@
-"""A run of the whole step in one process, with the model's own parameters and buffers."""
+"""A run of the step in one process, with the model's own parameters and buffers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ def run(
 
 
 class Runner:
-    """The whole graph, compiled to a GraphModule, bound to a model's parameters and buffers."""
+    """The step's graph, compiled to a GraphModule, bound to a model's parameters and buffers."""
 
     def __init__(
         self, step: Step, model: nn.Module, parameters: Mapping[str, Tensor] | None = None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import calls, living
+from synchromesh.trace.nodes import Reference, calls, living
 from synchromesh.values.component import Chain, Component, Edge, Parameter, Value
 
 from .components import ComponentModule
@@ -176,13 +176,6 @@ def structure(group: list[Node], constants: dict[str, Tensor]) -> str:
         effect = bool(meta.effect(node))
         lines.append(f"{number[node]} {node.target} {args} {effect} {leaves_it}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-class Reference(str):
-    """The number of a node, printed without quotes."""
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def type_of(node: Node) -> Any:

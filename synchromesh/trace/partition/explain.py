@@ -3,9 +3,6 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from synchromesh.trace.partition.edges import edge_collectives
-from synchromesh.trace.partition.local import Communication
-from synchromesh.trace.partition.partition import Input, LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.component import ITEM_BYTES
 from synchromesh.values.holding import Holding, holdings
@@ -20,6 +17,9 @@ from synchromesh.values.traffic import (
     batch_norm_collectives,
 )
 
+from .edges import edge_collectives
+from .local import Communication, Input, LocalComponent, Partition
+
 
 @dataclass(frozen=True)
 class SentCollective:
@@ -33,23 +33,23 @@ class SentCollective:
 
 @dataclass(frozen=True)
 class ComponentExplanation:
-    """The parameters of one component on a rank, and what it sends."""
+    """The parameters of one component, and what it sends."""
 
     name: str
-    layout: Layout
+    data: int  # its layout
+    tensor: int
     parameter_bytes: int
-    local_bytes: int  # parameter bytes on one rank
+    parameter_bytes_per_rank: int
     sharded_parameter_bytes: int  # global bytes of the parameters that are cut
     placements: dict[str, str]
-    unsharded: dict[str, str]
+    not_sharded: dict[str, str]  # parameter -> why it is replicated
     collectives: tuple[SentCollective, ...]
 
 
 @dataclass(frozen=True)
 class EdgeExplanation:
     """A value that goes from one component to another; `collective` is none where it stays in
-    place.
-    """
+    place."""
 
     source: str
     target: str
@@ -62,48 +62,26 @@ class EdgeExplanation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A plan applied to a traced step on `world` ranks, none of which runs."""
+    """A plan applied to a traced step on so many ranks, none of which runs."""
 
     plan: str
-    world: int
+    ranks: int
     rows: int
     components: tuple[ComponentExplanation, ...]
     edges: tuple[EdgeExplanation, ...]
     parameter_bytes_per_rank: tuple[int, ...]
     sent_bytes_per_step: tuple[int, ...]
     batch_norm: str  # how batch norm is counted: "synchronised" or "per row block"
-    reason: str  # why the model is one opaque component, or ""
+    opaque: str  # why the model is one opaque component, or ""
 
     def document(self) -> dict[str, Any]:
-        """The JSON form; its keys are interface."""
-        return {
-            "plan": self.plan,
-            "ranks": self.world,
-            "rows": self.rows,
-            "components": [
-                {
-                    "name": p.name,
-                    "data": p.layout.data,
-                    "tensor": p.layout.tensor,
-                    "parameter_bytes": p.parameter_bytes,
-                    "parameter_bytes_per_rank": p.local_bytes,
-                    "sharded_parameter_bytes": p.sharded_parameter_bytes,
-                    "placements": p.placements,
-                    "not_sharded": p.unsharded,
-                    "collectives": [asdict(c) for c in p.collectives],
-                }
-                for p in self.components
-            ],
-            "edges": [
-                {"from": c.source, "to": c.target, "value": c.value, "bytes": c.bytes,
-                 "have": c.have, "want": c.want, "collective": c.collective}
-                for c in self.edges
-            ],
-            "parameter_bytes_per_rank": list(self.parameter_bytes_per_rank),
-            "sent_bytes_per_step": list(self.sent_bytes_per_step),
-            "batch_norm": self.batch_norm,
-            "opaque": self.reason,
-        }  # fmt: skip
+        """The JSON form; its keys, which are the names of the fields, are interface."""
+        found = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        found["edges"] = [
+            {"from": edge.pop("source"), "to": edge.pop("target"), **edge}
+            for edge in found["edges"]
+        ]
+        return found
 
 
 def explain(
@@ -175,22 +153,22 @@ def _component(
 ) -> ComponentExplanation:
     own = [holding[p.name] for p in local.component.parameters]
     collectives = [
-        SentCollective(
-            c.kind, c.direction, c.payload(_rows(c, local.layout, plan, rows, 0)), c.ranks
-        )
+        SentCollective(c.kind, c.direction, c.payload(block), c.ranks)
         for c in local.collectives
+        for block in (_rows(c, local.layout, plan, rows, 0),)
     ]
-    summed: dict[int, int] = {}
+    summed: dict[int, int] = {}  # ranks -> bytes of gradients
     for h in own:
-        if h.tensor.trainable and len(h.gradient_positions(0)) > 1:
-            size = len(h.gradient_positions(0))
+        size = len(h.gradient_positions(0))
+        if h.tensor.trainable and size > 1:
             summed[size] = summed.get(size, 0) + h.local_bytes
     collectives += [
         SentCollective("all_reduce", "gradient", n, size) for size, n in sorted(summed.items())
     ]
     return ComponentExplanation(
         local.component.name,
-        local.layout,
+        local.layout.data,
+        local.layout.tensor,
         local.component.parameter_bytes,
         sum(h.local_bytes for h in own),
         sum(h.tensor.bytes for h in own if h.placement.sharded and h.layout.tensor > 1),
@@ -200,62 +178,55 @@ def _component(
     )
 
 
-def _source(item: Input, made: Partition, leaf_layout: Layout) -> tuple[str, Layout]:
-    if item.source is None:
-        return "batch", leaf_layout
-    source = made.components[item.source]
-    return source.component.name, source.layout
-
-
 def _edge(
     local: LocalComponent, item: Input, made: Partition, leaf_layout: Layout, rows: int
 ) -> EdgeExplanation:
-    name, layout = _source(item, made, leaf_layout)
-    if layout.tensor == local.layout.tensor:
+    name, source = "batch", leaf_layout
+    if item.source is not None:
+        maker = made.components[item.source]
+        name, source = maker.component.name, maker.layout
+    if source.tensor == local.layout.tensor:
         collective = "none" if item.have == item.want else f"{item.have} -> {item.want}"
     else:
-        moves = edge_collectives(item.value, item.have, item.want, layout, local.layout)
+        moves = edge_collectives(item.value, item.have, item.want, source, local.layout)
         assert moves is not None, f"{item} is not a move that edges know"
         collective = ", ".join(f"{c.kind} ({c.direction})" for c in moves) or "none"
     return EdgeExplanation(
         name, local.component.name, item.value.name, item.value.bytes(rows),
-        f"{layout} {item.have}", f"{local.layout} {item.want}", collective,
+        f"{source} {item.have}", f"{local.layout} {item.want}", collective,
     )  # fmt: skip
 
 
 def _rows(collective: Collective, layout: Layout, plan: Plan, rows: int, position: int) -> int:
     """Rows of the data block at `position` that the payload counts; a rank without rows computes
-    one.
-    """
-    block = (
-        Layout(collective.data, layout.devices // collective.data) if collective.data else layout
-    )
+    one."""
+    data = collective.data or layout.data
+    block = Layout(data, layout.devices // data)
     start, stop = plan.row_ranges(rows, block.data)[block.data_index(position)]
     return stop - start if collective.data else max(1, stop - start)
 
 
 def text(explanation: Explanation) -> str:
     """The explanation for a reader: a line per component, what is cut how, what is sent, and why
-    not.
-    """
+    not."""
     out = [
-        f"plan {explanation.plan} on {explanation.world} ranks, {explanation.rows} rows a step",
+        f"plan {explanation.plan} on {explanation.ranks} ranks, {explanation.rows} rows a step",
         f"parameter bytes per rank {_list(explanation.parameter_bytes_per_rank)}",
         f"bytes sent per rank and step {_list(explanation.sent_bytes_per_step)} "
         f"(batch norm {explanation.batch_norm})",
     ]
-    if explanation.reason:
-        out.append(f"one opaque component: {explanation.reason}")
+    if explanation.opaque:
+        out.append(f"one opaque component: {explanation.opaque}")
     inputs: dict[str, list[EdgeExplanation]] = {}
-    for crossing in explanation.edges:
-        inputs.setdefault(crossing.target, []).append(crossing)
+    for edge in explanation.edges:
+        inputs.setdefault(edge.target, []).append(edge)
     for part in explanation.components:
         share = part.sharded_parameter_bytes / (part.parameter_bytes or 1)
         out.append("")
         out.append(
-            f"{part.name}  data({part.layout.data}) x tensor({part.layout.tensor})  "
+            f"{part.name}  data({part.data}) x tensor({part.tensor})  "
             f"{part.parameter_bytes:,} bytes of parameters, {share:.0%} sharded, "
-            f"{part.local_bytes:,} on a rank"
+            f"{part.parameter_bytes_per_rank:,} on a rank"
         )
         for c in inputs.get(part.name, []):
             out.append(
@@ -263,7 +234,7 @@ def text(explanation: Explanation) -> str:
                 f"collective {c.collective}"
             )
         for name, placement in part.placements.items():
-            why = part.unsharded.get(name, "")
+            why = part.not_sharded.get(name, "")
             out.append(f"  {name}: {placement}" + (f"  ({why})" if why else ""))
         for t in part.collectives:
             out.append(f"  {t.kind} of {t.bytes:,} bytes on {t.ranks} ranks, {t.direction}")
@@ -271,6 +242,5 @@ def text(explanation: Explanation) -> str:
 
 
 def _list(numbers: tuple[int, ...]) -> str:
-    return (
-        f"{numbers[0]:,} (all)" if len(set(numbers)) == 1 else ", ".join(f"{n:,}" for n in numbers)
-    )
+    equal = len(set(numbers)) == 1
+    return f"{numbers[0]:,} (all)" if equal else ", ".join(f"{n:,}" for n in numbers)

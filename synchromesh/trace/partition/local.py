@@ -93,7 +93,7 @@ class Partition:
     def program(self, local: LocalComponent) -> str:
         """A key that components share whose local graphs compute the same on the same shapes.
 
-        Equal on all ranks and in every process: measurements that are kept go by it.
+        Equal on all ranks and in every process: stored measurements are found by it.
         """
         inputs = [
             (v.shape, v.dtype, v.rows, v.differentiable, str(i.want))

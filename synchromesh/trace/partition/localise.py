@@ -18,31 +18,17 @@ from torch.fx.node import map_arg
 from synchromesh.trace import meta
 from synchromesh.trace.capture.effects import dependent_on_rows
 from synchromesh.trace.nodes import arguments, draws
-from synchromesh.trace.partition.edges import edge_collectives
-from synchromesh.trace.partition.local import (
-    Communication,
-    Computation,
-    Event,
-    Input,
-    LocalComponent,
-    Output,
-    Partition,
-)
-from synchromesh.trace.partition.moves import move_collectives
-from synchromesh.trace.partition.reasons import why_replicated
-from synchromesh.trace.partition.step_problem import Assignment, StepProblem
-from synchromesh.trace.partition.subgraph import (
-    Subgraph,
-    Tensor,
-    origin,
-    reads,
-    results_of,
-    value_of,
-)
 from synchromesh.trace.rules.operator import Emit
 from synchromesh.values.placement import REPLICATED as R
 from synchromesh.values.placement import Placement
 from synchromesh.values.traffic import Collective
+
+from .edges import edge_collectives
+from .local import Communication, Computation, Event, Input, LocalComponent, Output, Partition
+from .moves import move_collectives
+from .reasons import why_replicated
+from .step_problem import Assignment, StepProblem
+from .subgraph import Subgraph, Tensor, origin, reads, results_of, value_of
 
 Form = tuple[Tensor, int, Placement]  # a value under a tensor degree in one state
 

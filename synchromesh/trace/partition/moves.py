@@ -27,7 +27,7 @@ TABLE: dict[tuple[str, str], tuple[CollectiveKind | None, CollectiveKind | None]
 
 
 def collective(kind: CollectiveKind, direction: str, ranks: int, value: Value) -> Collective:
-    """A collective over the whole of `value` (all-to-all counts what one rank holds of it)."""
+    """A collective over all of `value` (all-to-all counts one rank's part of it)."""
     share = ranks if kind == "all_to_all" else 1
     size = value.bytes(1) // share
     if value.rows is None:

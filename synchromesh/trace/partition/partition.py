@@ -18,33 +18,17 @@ import torch
 from synchromesh.trace import meta
 from synchromesh.trace.capture.effects import normalises_batch
 from synchromesh.trace.nodes import calls
-from synchromesh.trace.partition.local import (
-    Computation,
-    Input,
-    LocalComponent,
-    Output,
-    Partition,
-)
-from synchromesh.trace.partition.localise import localise
-from synchromesh.trace.partition.placement_problem import Price, choose, sample
-from synchromesh.trace.partition.reasons import obstacle
-from synchromesh.trace.partition.step_problem import Assignment, StepProblem
-from synchromesh.trace.partition.subgraph import gradient_flow, subgraphs
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement
 
-__all__ = [
-    "Input",
-    "LocalComponent",
-    "Output",
-    "Partition",
-    "assign",
-    "obstacle",
-    "overlaps",
-    "partition",
-    "problem_of",
-]
+from .local import Computation, LocalComponent, Partition
+from .localise import localise
+from .placement_problem import Price, choose, sample
+from .step_problem import Assignment, StepProblem
+from .subgraph import gradient_flow, subgraphs
+
+__all__ = ["LocalComponent", "Partition", "assign", "overlaps", "partition", "problem_of"]
 
 
 def partition(

@@ -17,6 +17,7 @@ that (see `Price.small`).
 """
 
 import random
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -82,6 +83,7 @@ class UnitOption:
     held_bytes: float = 0.0
 
 
+Port = tuple[int, int]  # a unit, and which of its outputs or which slot that it reads
 MovePrice = Callable[[Placement, Placement], float | None]  # None: not allowed
 
 
@@ -90,12 +92,12 @@ class ValueFlow:
     """A value from its maker to its readers: what a move of it costs, how often an equal flow
     occurs."""
 
-    maker: tuple[int, int]  # unit, output
-    readers: tuple[tuple[int, int], ...]  # unit, slot
+    maker: Port  # unit, output
+    readers: tuple[Port, ...]  # unit, slot
     price: MovePrice
-    count: int = 1
     rigid: bool = False  # some moves are forbidden: matters in the first step too
     crosses: bool = False  # to another degree, which costs traffic in an equal state too
+    count: int = 0
 
 
 @dataclass
@@ -116,22 +118,19 @@ class PlacementProblem:
         self.counts.append(0)
         return len(self.options) - 1
 
-    def flow(
-        self,
-        key: object,
-        maker: tuple[int, int],
-        readers: Sequence[tuple[int, int]],
-        price: MovePrice,
-        rigid: bool,
-        crosses: bool = False,
-    ) -> None:
-        """Adds a flow, or one more occurrence of an equal one."""
-        ordered = tuple(sorted(set(readers)))
-        full = (key, maker, ordered)
-        if full in self.flows:
-            self.flows[full].count += 1
-        else:
-            self.flows[full] = ValueFlow(maker, ordered, price, 1, rigid, crosses)
+    def flow(self, key: object, flow: ValueFlow) -> None:
+        """Adds a flow, or one more occurrence of one of equal key, maker and readers."""
+        flow.readers = tuple(sorted(set(flow.readers)))
+        self.flows.setdefault((key, flow.maker, flow.readers), flow).count += 1
+
+    def agree(self, flow: ValueFlow, reader: Port, taken: Mapping[int, int]) -> bool:
+        """Whether a move is allowed between the options that maker and reader have taken."""
+        (maker, output), (unit, slot) = flow.maker, reader
+        if maker not in taken or unit not in taken:
+            return True
+        a = self.options[maker][taken[maker]].makes[output]
+        b = self.options[unit][taken[unit]].reads[slot]
+        return (a == b and not flow.crosses) or flow.price(a, b) is not None
 
 
 class InfeasiblePlacement(AssertionError):
@@ -228,10 +227,10 @@ class IntegerProgram:
         return [max(columns, key=lambda k: answer.x[columns[k]]) for columns in self.x]
 
 
-def choose(problem: PlacementProblem, weighty: Callable[[int], bool]) -> list[int]:
+def choose(problem: PlacementProblem, must_shard: Callable[[int], bool]) -> list[int]:
     """The option of each unit: the least price among those that shard the most parameter bytes.
 
-    weighty: whether the parameter that is unit i must be as finely sharded as possible.
+    must_shard: whether the parameter that is unit i must be as finely sharded as possible.
     """
     first = IntegerProgram(problem, {})
     first.add_costs(lambda option: option.held_bytes)
@@ -241,7 +240,7 @@ def choose(problem: PlacementProblem, weighty: Callable[[int], bool]) -> list[in
     finest = first.solve()
     allowed = {}
     for i, options in enumerate(problem.options):
-        if weighty(i):
+        if must_shard(i):
             least = options[finest[i]].held_bytes
             allowed[i] = [k for k, o in enumerate(options) if o.held_bytes <= least]
     second = IntegerProgram(problem, allowed)
@@ -259,26 +258,16 @@ def sample(problem: PlacementProblem, chance: random.Random) -> list[int]:
     options = problem.options
     rigid = [flow for flow in problem.flows.values() if flow.rigid]
     makers = {flow.maker[0] for flow in rigid}
-    pairs: list[list[tuple[ValueFlow, tuple[int, int]]]] = [[] for _ in options]  # by unit
+    pairs: list[list[tuple[ValueFlow, Port]]] = [[] for _ in options]  # by unit
     for flow in rigid:
         for reader in flow.readers:
             pairs[flow.maker[0]].append((flow, reader))
             pairs[reader[0]].append((flow, reader))
     taken: dict[int, int] = {}
 
-    def agree(flow: ValueFlow, reader: tuple[int, int]) -> bool:
-        (maker, output), (unit, slot) = flow.maker, reader
-        if maker not in taken or unit not in taken:
-            return True
-        a = options[maker][taken[maker]].makes[output]
-        b = options[unit][taken[unit]].reads[slot]
-        return (a == b and not flow.crosses) or flow.price(a, b) is not None
-
     def fits(unit: int, k: int) -> bool:
-        taken[unit] = k
-        agreed = all(agree(*pair) for pair in pairs[unit])
-        del taken[unit]
-        return agreed
+        tried = ChainMap({unit: k}, taken)
+        return all(problem.agree(*pair, tried) for pair in pairs[unit])
 
     waiting = sorted(range(len(options)), key=lambda i: (i not in makers, chance.random()))
     for _ in range(LIMITS.attempts):

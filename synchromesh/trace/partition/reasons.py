@@ -2,10 +2,11 @@
 
 from torch.fx import Node
 
-from synchromesh.trace.partition.strategies import Strategies, strategies
-from synchromesh.trace.partition.subgraph import Subgraph, gradient_flow, subgraphs, value_of
 from synchromesh.trace.rules import rule_of
 from synchromesh.trace.step import Step
+
+from .strategies import Strategies, strategies
+from .subgraph import Subgraph, gradient_flow, subgraphs, value_of
 
 
 def obstacle(step: Step, component: int, degree: int) -> str | None:

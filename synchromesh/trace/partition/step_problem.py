@@ -3,35 +3,23 @@ solution."""
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch.fx import Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.partition.edges import edge_collectives
-from synchromesh.trace.partition.moves import TABLE, move_collectives
-from synchromesh.trace.partition.placement_problem import (
-    MovePrice,
-    PlacementProblem,
-    Price,
-    UnitOption,
-)
-from synchromesh.trace.partition.strategies import Strategies, strategies
-from synchromesh.trace.partition.subgraph import (
-    GradientFlow,
-    Subgraph,
-    Tensor,
-    operand_of,
-    reads,
-    results_of,
-    value_of,
-)
 from synchromesh.trace.rules import OpSpec
 from synchromesh.trace.rules.operator import P, R, inside_rows, r
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import Placement
 
-Reader = tuple[int, int]  # unit, slot
+from .edges import edge_collectives
+from .moves import TABLE, move_collectives
+from .placement_problem import MovePrice, PlacementProblem, Port, Price, UnitOption, ValueFlow
+from .strategies import Strategies, strategies
+from .subgraph import GradientFlow, Subgraph, Tensor, operand_of, reads, results_of, value_of
+
 PENALTY = 1e9  # bytes sent: the price of moving a pinned parameter, where nothing else is valid
 # of parameters: no traffic, and no rank holds a parameter twice
 FREE_MOVES = {("R", "P"), ("r", "P"), ("r", "R")}
@@ -100,7 +88,7 @@ class StepProblem:
 
     def _add_placeholders(self) -> None:
         """One unit for a parameter under one degree, and for the parameters that equal
-        components use alike."""
+        components use in the same place."""
         uses = list(self._uses())
         roots = _united((("node", n, d), ("use", c, slot)) for _, n, d, c, slot in uses)
         states: dict[Hashable, set[Placement]] = {}
@@ -168,7 +156,7 @@ class StepProblem:
                     self._units[key] = self.problem.unit([
                         UnitOption(
                             s.inputs, s.outputs,
-                            work * s.share + self.price.collectives(s.collectives, rows),
+                            work * s.share + self.price.collectives(s.collectives, rows)
                         )
                         for s in specs
                     ])  # fmt: skip
@@ -186,9 +174,9 @@ class StepProblem:
 
     # -- flows -----------------------------------------------------------------------------
 
-    def readers(self) -> dict[Tensor, dict[int, list[Reader]]]:
+    def readers(self) -> dict[Tensor, dict[int, list[Port]]]:
         """Who reads each tensor, by component."""
-        found: dict[Tensor, dict[int, list[Reader]]] = {}
+        found: dict[Tensor, dict[int, list[Port]]] = {}
         for subgraph in self.subgraphs:
             for i, node in enumerate(subgraph.nodes):
                 for slot, tensor in enumerate(reads(node)):
@@ -213,15 +201,16 @@ class StepProblem:
                 if self.layouts[c].tensor > 1:
                     unit = self._units["placeholder", tensor[0], self.layouts[c].tensor]
                     price = self._placeholder_move(tensor[0], self.layouts[c])
-                    self.problem.flow("placeholder", (unit, 0), readers, price, True)
+                    flow = ValueFlow((unit, 0), tuple(readers), price, rigid=True)
+                    self.problem.flow("placeholder", flow)
 
     def _add_value(
-        self, tensor: Tensor, by_component: dict[int, list[Reader]], is_output: bool
+        self, tensor: Tensor, by_component: dict[int, list[Port]], is_output: bool
     ) -> None:
         """Flows of a value from its maker to its readers, through border units where degrees
         differ."""
         source, maker = self.source(tensor)
-        same: list[Reader] = []
+        same: list[Port] = []
         other: dict[int, list[int]] = {}  # degree -> components
         for c, readers in by_component.items():
             if self.layouts[c].tensor == source.tensor:
@@ -232,8 +221,9 @@ class StepProblem:
             same.append((self._fixed_unit(("output", maker), UnitOption((R,), ())), 0))
         if same and source.tensor > 1:
             states = {o.makes[maker[1]] for o in self.problem.options[maker[0]]}
-            rigid = any(inside_rows(s) for s in states)
-            self.problem.flow("value", maker, same, self._move_price(tensor, source), rigid)
+            price = self._move_price(tensor, source)
+            flow = ValueFlow(maker, tuple(same), price, any(map(inside_rows, states)))
+            self.problem.flow("value", flow)
         for degree, components in other.items():
             target = self.layouts[components[0]]
             states = {R} | {
@@ -246,13 +236,14 @@ class StepProblem:
             border = self.problem.unit([UnitOption((w,), (w,)) for w in wanted])
             self.problem.counts[border] = 1
             self._units["border", tensor, degree] = border
-            crossing = self._cross_price(tensor, source, target)
-            self.problem.flow("border", maker, [(border, 0)], crossing, True, crosses=True)
+            price = self._cross_price(tensor, source, target)
+            self.problem.flow("border", ValueFlow(maker, ((border, 0),), price, True, True))
             price = self._move_price(tensor, target)
             for c in components:
-                self.problem.flow(("border", c), (border, 0), by_component[c], price, False)
+                flow = ValueFlow((border, 0), tuple(by_component[c]), price)
+                self.problem.flow(("border", c), flow)
 
-    def source(self, tensor: Tensor) -> tuple[Layout, tuple[int, int]]:
+    def source(self, tensor: Tensor) -> tuple[Layout, Port]:
         """The layout in which a value is made, and its maker: unit, output."""
         if meta.role(tensor[0]) == "leaf":
             option = UnitOption((), (R,))
@@ -329,11 +320,11 @@ class StepProblem:
         for subgraph, found in zip(self.subgraphs, self.strategies, strict=True):
             options = ((self.unit(subgraph, i), s) for i, s in enumerate(found.specs))
             specs.append(tuple(s[taken[unit]] for unit, s in options))
-        states: dict[str, dict[tuple[Node, int], Placement]] = {"placeholder": {}, "border": {}}
+        states: dict[str, dict[Any, Placement]] = {"placeholder": {}, "border": {}}
         for key, unit in self._units.items():
             if isinstance(key, tuple) and key[0] in states:
                 states[key[0]][key[1:]] = self.problem.options[unit][taken[unit]].makes[0]
-        return Assignment(tuple(specs), states["placeholder"], states["border"])  # type: ignore[arg-type]
+        return Assignment(tuple(specs), states["placeholder"], states["border"])
 
 
 def _united(pairs: Iterator[tuple[Hashable, Hashable]]) -> dict[Hashable, Hashable]:

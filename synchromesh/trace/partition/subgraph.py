@@ -7,14 +7,13 @@ once, share the variables of the integer program, and come out with equal placem
 import operator
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import calls
+from synchromesh.trace.nodes import Reference, calls
 from synchromesh.trace.rules.operator import ROWS, Operand, operand
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Value
@@ -42,13 +41,12 @@ def value_of(tensor: Tensor) -> Value:
     """The tensor's description; an entry of a tuple goes by the name of the node that takes it
     out."""
     node, k = tensor
-    value: Value | None = meta.values_of(node)[k]
-    if isinstance(meta.value(node), tuple):
-        for user in node.users:
-            if user.target is operator.getitem and user.args[1] == k:
-                value = meta.value(user)
-                break
-    return value  # type: ignore[return-value]
+    described: Value = meta.value(node)
+    if isinstance(described, tuple):
+        takers = (u for u in node.users if u.target is operator.getitem and u.args[1] == k)
+        taker = next(takers, None)
+        described = described[k] if taker is None else meta.value(taker)
+    return described
 
 
 def reads(node: Node) -> list[Tensor]:
@@ -99,7 +97,7 @@ class Subgraph:
 
 @dataclass(frozen=True)
 class GradientFlow:
-    """Of the whole step: which tensors a gradient flows through, and which buffers change."""
+    """Of all the step: which tensors a gradient flows through, and which buffers change."""
 
     needs: frozenset[Tensor]  # tensors that a gradient of the outputs reaches
     mutated: frozenset[Node]
@@ -153,9 +151,16 @@ def _subgraph(index: int, nodes: tuple[Node, ...], flow: GradientFlow) -> Subgra
     }
     names |= {t: ("border", i) for i, t in enumerate(borders)}
     signature: list[Hashable] = [(names[t], _type_of(t, flow)) for t in names]
+
+    def refer(node: Node) -> Reference:
+        """Tensors by local name, integers by how they are computed."""
+        if meta.values_of(node):
+            return Reference(names[origin(node)])
+        return Reference((str(node.target), map_arg(node.args, refer)))
+
     for i, node in enumerate(nodes):
-        arguments = repr((_plain(node.args, names), _plain(node.kwargs, names)))
-        signature.append((str(node.target), arguments))
+        arguments = map_arg((node.args, node.kwargs), refer)
+        signature.append((str(node.target), repr(arguments)))
         for tensor in results_of(node):
             names[tensor] = ("result", i, tensor[1])
             signature.append((names[tensor], _type_of(tensor, flow)))
@@ -169,16 +174,3 @@ def _type_of(tensor: Tensor, flow: GradientFlow) -> Hashable:
         return None
     regular = meta.why_irregular(*tensor) is None
     return replace(value, name=""), tensor in flow.needs, regular
-
-
-def _plain(x: Any, names: dict[Tensor, Hashable]) -> Any:
-    """Arguments with tensors by local name and integers by how they are computed."""
-    if isinstance(x, Node):
-        if meta.values_of(x):
-            return names[origin(x)]
-        return (str(x.target), _plain(x.args, names))
-    if isinstance(x, list | tuple):
-        return tuple(_plain(y, names) for y in x)
-    if isinstance(x, dict):
-        return tuple((k, _plain(v, names)) for k, v in x.items())
-    return repr(x)

@@ -8,7 +8,8 @@ import torch
 
 from synchromesh.trace import meta
 from synchromesh.trace.nodes import has_tag
-from synchromesh.trace.rules import (
+
+from . import (
     attention,
     convolution,
     elementwise,
@@ -20,7 +21,7 @@ from synchromesh.trace.rules import (
     reduce,
     views,
 )
-from synchromesh.trace.rules.operator import Operator, OpSpec, R, Rule, r
+from .operator import Operator, OpSpec, R, Rule, r
 
 RULES: dict[str, Rule] = {
     **matrix.RULES, **attention.RULES, **convolution.RULES, **normalise.RULES, **views.RULES,

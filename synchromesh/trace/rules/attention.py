@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from synchromesh.trace.nodes import dim_of
-from synchromesh.trace.rules.elementwise import dim_state
-from synchromesh.trace.rules.operator import Emit, Operand, Operator, OpSpec
+from synchromesh.trace.nodes import by_operator, dim_of
 from synchromesh.values.placement import shard
+
+from .axis import TensorAxis
+from .elementwise import dim_state
+from .operator import Emit, Operand, Operator, OpSpec, Rule
 
 
 def attention(op: Operator) -> Iterator[OpSpec]:
@@ -60,7 +62,7 @@ def _own_group(op: Operator) -> Any:
     return emit
 
 
-def own_head(axis: Any, x: torch.Tensor, ranks: int) -> torch.Tensor:
+def own_head(axis: TensorAxis, x: torch.Tensor, ranks: int) -> torch.Tensor:
     """The one key or value head that this rank's query heads read; `ranks` ranks share each."""
     return x.narrow(-3, axis.index // ranks, 1)
 
@@ -70,9 +72,7 @@ def softmax(op: Operator) -> Iterator[OpSpec]:
     yield from op.along(dim_of(op.constant("dim"), len(op.output.shape)))
 
 
-RULES = {
-    "scaled_dot_product_attention": attention,
-    **dict.fromkeys(
-        ("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax"), softmax
-    ),
-}
+RULES: dict[str, Rule] = by_operator({
+    attention: "scaled_dot_product_attention",
+    softmax: "softmax log_softmax _softmax _log_softmax _safe_softmax",
+})  # fmt: skip

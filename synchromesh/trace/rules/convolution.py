@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from synchromesh.trace.rules.operator import Operator, OpSpec, P
 from synchromesh.values.placement import shard
+
+from .operator import Operator, OpSpec, P
 
 SPATIAL = {
     "conv1d": 1, "conv2d": 2, "conv3d": 3, "conv_transpose1d": 1, "conv_transpose2d": 2,
@@ -12,7 +13,7 @@ SPATIAL = {
 
 
 def convolution(op: Operator) -> Iterator[OpSpec]:
-    """Output channels, input channels (partial), or whole groups."""
+    """Output channels, input channels (partial), or groups of them."""
     out, w = op.output, op.tensor("weight")
     if len(out.shape) != SPATIAL[op.name] + 2:
         return  # without a batch dimension

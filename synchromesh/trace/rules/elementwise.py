@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from synchromesh.trace.rules.operator import Operand, Operator, OpSpec, P, r
 from synchromesh.values.placement import Placement, shard
+
+from .operator import Operand, Operator, OpSpec, P, r
 
 # elementwise operators without torch's tag for it
 NAMES = {

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from synchromesh.trace.nodes import dims_of
-from synchromesh.trace.rules.operator import Operator, OpSpec
+
+from .operator import Operator, OpSpec
 
 
 def transform(op: Operator) -> Iterator[OpSpec]:
@@ -12,8 +13,7 @@ def transform(op: Operator) -> Iterator[OpSpec]:
     given, sizes = op.constant("dim"), op.constant("s")
     if given is None:  # the last dims, as many as there are sizes
         given = range(n) if sizes is None else range(n - len(sizes), n)
-    worked = dims_of(given, n)
-    yield from op.mapped([None if d in worked else d for d in range(n)])
+    yield from op.along(*dims_of(given, n), linear=True)
 
 
 KINDS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")

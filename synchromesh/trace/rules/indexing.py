@@ -8,9 +8,11 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional as F
 
-from synchromesh.trace.nodes import dim_of
-from synchromesh.trace.rules.operator import Emit, Operator, OpSpec, P
+from synchromesh.trace.nodes import by_operator, dim_of
 from synchromesh.values.placement import shard
+
+from .axis import TensorAxis
+from .operator import Emit, Operator, OpSpec, P, Rule
 
 
 def embedding(op: Operator) -> Iterator[OpSpec]:
@@ -36,7 +38,7 @@ def embedding(op: Operator) -> Iterator[OpSpec]:
             yield op.spec({"indices": s}, s)
 
 
-def embedding_of_part(axis: Any, weight: Tensor, indices: Tensor, padding: int) -> Tensor:
+def embedding_of_part(axis: TensorAxis, weight: Tensor, indices: Tensor, padding: int) -> Tensor:
     """Rows of this rank's part of the table, zeros where another rank has the row.
 
     `padding`: the global index whose row gets no gradient, -1 for none.
@@ -54,7 +56,7 @@ def embedding_of_part(axis: Any, weight: Tensor, indices: Tensor, padding: int) 
 
 
 def index(op: Operator) -> Iterator[OpSpec]:
-    """table[.., i, j, ..]: dims of the table that no index reads; the indices are whole."""
+    """table[.., i, j, ..]: dims of the table that no index reads; the indices are replicated."""
     given = op.constant("indices")
     slots = op.slots("indices")
     read = [d for d, item in enumerate(given) if item is not None]
@@ -86,7 +88,7 @@ def index_select(op: Operator) -> Iterator[OpSpec]:
 
 
 def gather(op: Operator) -> Iterator[OpSpec]:
-    """Every dim but the one that is read along, where the index covers it whole."""
+    """Every dim but the one that is read along, where the index covers all of it."""
     name = "indices" if op.name == "take_along_dim" else "index"
     x, idx = op.tensor("self"), op.tensor(name)
     if op.constant("dim") is None or len(idx.shape) != len(x.shape):
@@ -97,9 +99,9 @@ def gather(op: Operator) -> Iterator[OpSpec]:
             yield op.spec({"self": s, name: s}, s)
 
 
-RULES = {
-    "embedding": embedding,
-    "index": index,
-    "index_select": index_select,
-    **dict.fromkeys(("gather", "take_along_dim"), gather),
-}
+RULES: dict[str, Rule] = by_operator({
+    embedding: "embedding",
+    index: "index",
+    index_select: "index_select",
+    gather: "gather take_along_dim",
+})  # fmt: skip

@@ -9,17 +9,19 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from synchromesh.trace.rules.operator import ROWS, Emit, Operator, OpSpec, P
-from synchromesh.trace.rules.reduce import mean_of_part
 from synchromesh.values.placement import REPLICATED, shard
 from synchromesh.values.traffic import Collective
+
+from .axis import TensorAxis
+from .operator import ROWS, Emit, Operator, OpSpec, P
+from .reduce import mean_of_part
 
 MEAN, SUM = 1, 2  # aten's numbers for reductions
 
 
 def cross_entropy(op: Operator) -> Iterator[OpSpec]:
-    """By classes (whole targets, class indices only), or by a dim behind them where nothing is
-    averaged."""
+    """By classes (replicated targets, class indices only), or by a dim behind them where nothing
+    is averaged."""
     logits, target = op.tensor("self"), op.tensor("target")
     classes = 1 if len(logits.shape) > 1 else 0
     if target.floating:
@@ -61,9 +63,15 @@ def _collectives(op: Operator, smooth: bool) -> tuple[Collective, ...]:
 
 
 def cross_entropy_of_part(
-    axis: Any, logits: Tensor, target: Tensor, reduction: int, ignore_index: int, smoothing: float
+    axis: TensorAxis,
+    logits: Tensor,
+    target: Tensor,
+    reduction: int,
+    ignore_index: int,
+    smoothing: float,
 ) -> Tensor:
-    """Cross-entropy where `logits` are this rank's part of the classes and `target` is whole.
+    """Cross-entropy where `logits` are this rank's part of the classes and `target` is
+    replicated.
 
     loss = log sum exp(l) - (1 - s) l[target] - s mean(l), with the sums over the classes of all
     ranks.

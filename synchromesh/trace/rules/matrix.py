@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 
-from synchromesh.trace.rules.elementwise import dim_state
-from synchromesh.trace.rules.operator import Operand, Operator, OpSpec, P, r
+from synchromesh.trace.nodes import by_operator
 from synchromesh.values.placement import Placement, shard
+
+from .elementwise import dim_state
+from .operator import Operand, Operator, OpSpec, P, Rule, r
 
 
 def linear(op: Operator) -> Iterator[OpSpec]:
@@ -80,7 +82,7 @@ def baddbmm(op: Operator) -> Iterator[OpSpec]:
 
 
 def einsum(op: Operator) -> Iterator[OpSpec]:
-    """Any letter: inputs that have it are sharded there, the others whole; partial when it is
+    """Any letter: inputs that have it are sharded there, the others replicated; partial when it is
     summed over."""
     equation = op.constant("equation").replace(" ", "")
     if "." in equation or "->" not in equation:
@@ -104,10 +106,10 @@ def einsum(op: Operator) -> Iterator[OpSpec]:
             yield op.spec(states, shard(right.index(letter), n) if letter in right else P)
 
 
-RULES = {
-    "linear": linear,
-    "addmm": addmm,
-    **dict.fromkeys(("matmul", "bmm", "mm", "linalg_matmul"), matmul),
-    "baddbmm": baddbmm,
-    "einsum": einsum,
-}
+RULES: dict[str, Rule] = by_operator({
+    linear: "linear",
+    addmm: "addmm",
+    matmul: "matmul bmm mm linalg_matmul",
+    baddbmm: "baddbmm",
+    einsum: "einsum",
+})  # fmt: skip

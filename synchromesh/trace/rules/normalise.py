@@ -5,13 +5,15 @@ from typing import Any
 
 from torch.fx import Node
 
-from synchromesh.trace.rules.operator import Emit, Operator, OpSpec
+from synchromesh.trace.nodes import by_operator
 from synchromesh.values.placement import shard
+
+from .operator import Emit, Operator, OpSpec, Rule
 
 
 def layer_norm(op: Operator) -> Iterator[OpSpec]:
-    """layer_norm, rms_norm: dims in front of the normalised ones; weight and bias whole,
-    gradients partial."""
+    """layer_norm, rms_norm: dims in front of the normalised ones; weight and bias are
+    replicated, their gradients partial."""
     n = len(op.output.shape)
     yield from op.along(*range(n - len(op.constant("normalized_shape")), n))
 
@@ -45,10 +47,8 @@ def synchronised(to: Emit, given: dict[str, Any]) -> Node:
     return to.method("batch_norm", *(given.get(n) for n in ARGUMENTS))
 
 
-RULES = {
-    "layer_norm": layer_norm,
-    "rms_norm": layer_norm,
-    "group_norm": group_norm,
-    "batch_norm": batch_norm,
-    "instance_norm": batch_norm,
-}
+RULES: dict[str, Rule] = by_operator({
+    layer_norm: "layer_norm rms_norm",
+    group_norm: "group_norm",
+    batch_norm: "batch_norm instance_norm",
+})  # fmt: skip

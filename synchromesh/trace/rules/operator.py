@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from synchromesh.trace.nodes import arguments, constant
+from synchromesh.trace.nodes import OperatorCall
 from synchromesh.values.component import ITEM_BYTES, Value
 from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement, shard
 from synchromesh.values.traffic import Collective
@@ -137,8 +137,8 @@ class OpSpec:
         return any(s.sharded for s in self.outputs) and not self.draws_alike
 
 
-class Operator:
-    """One node of the graph: name, arguments by name, tensor operands in call order."""
+class Operator(OperatorCall):
+    """One node of the graph on m ranks: arguments by name, tensor operands in call order."""
 
     def __init__(
         self,
@@ -147,13 +147,8 @@ class Operator:
         operand_of: Callable[[Node], Operand | None],
         outputs: tuple[Operand, ...],
     ) -> None:
-        self.node, self.m, self.outputs = node, m, outputs
-        target = node.target
-        self.schema = getattr(target, "_schema", None)
-        self.name: str = self.schema.name.split("::")[1] if self.schema else str(target)
-        self.overload: str = self.schema.overload_name if self.schema else ""
-        self.arguments = arguments(node)
-        self.inputs: tuple[Operand, ...] = ()
+        super().__init__(node)
+        self.m, self.outputs = m, outputs
         self._slots: dict[str, list[int | None]] = {}
         inputs: list[Operand] = []
         for name, value in self.arguments.items():
@@ -163,16 +158,12 @@ class Operator:
                 self._slots[name].append(None if found is None else len(inputs))
                 if found is not None:
                     inputs.append(found)
-        self.inputs = tuple(inputs)
+        self.inputs: tuple[Operand, ...] = tuple(inputs)
 
     @property
     def output(self) -> Operand:
         """The first of the outputs."""
         return self.outputs[0]
-
-    def constant(self, name: str, default: Any = None) -> Any:
-        """The argument `name`, else the schema's default."""
-        return constant(self.schema, self.arguments, name, default)
 
     def slot(self, name: str) -> int | None:
         """Index among the tensor inputs of the tensor argument `name`; None when it is not
@@ -224,10 +215,10 @@ class Operator:
         if linear and all(o.floating for o in self.outputs):
             yield self.spec({0: P}, P, share=1.0)
 
-    def along(self, *dims: int) -> Iterator[OpSpec]:
+    def along(self, *dims: int, linear: bool = False) -> Iterator[OpSpec]:
         """Specs of an operator that works along these dims, and leaves the others apart."""
         n = len(self.inputs[0].shape)
-        yield from self.mapped([None if d in dims else d for d in range(n)], linear=False)
+        yield from self.mapped([None if d in dims else d for d in range(n)], linear)
 
     @property
     def work(self) -> float:

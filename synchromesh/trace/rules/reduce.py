@@ -5,9 +5,10 @@ from typing import Any
 
 from torch.fx import Node
 
-from synchromesh.trace.nodes import dim_of, dims_of
-from synchromesh.trace.rules.operator import Emit, Operator, OpSpec, P
+from synchromesh.trace.nodes import by_operator, dim_of, dims_of
 from synchromesh.values.placement import shard
+
+from .operator import Emit, Operator, OpSpec, P, Rule
 
 
 def reduction(op: Operator) -> Iterator[OpSpec]:
@@ -57,7 +58,9 @@ REDUCTIONS = (
     "sum", "mean", "amax", "amin", "argmax", "argmin", "var", "std", "logsumexp", "prod", "any",
     "all", "norm",
 )  # fmt: skip
-RULES = {
+RULES: dict[str, Rule] = {
+    **by_operator({
+        along: "cumsum cumprod sort argsort topk",
+    }),
     **dict.fromkeys(REDUCTIONS, reduction),
-    **dict.fromkeys(("cumsum", "cumprod", "sort", "argsort", "topk"), along),
-}
+}  # fmt: skip

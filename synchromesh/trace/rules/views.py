@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from synchromesh.trace.nodes import dim_of, dims_of
-from synchromesh.trace.rules.operator import Emit, Operator, OpSpec, P, inside_rows
+from synchromesh.trace.nodes import by_operator, dim_of, dims_of
 from synchromesh.values.placement import Placement, shard
+
+from .operator import Emit, Operator, OpSpec, P, Rule, inside_rows
 
 aten = torch.ops.aten
 
@@ -126,7 +127,7 @@ def unsqueeze(op: Operator) -> Iterator[OpSpec]:
 
 
 def squeeze(op: Operator) -> Iterator[OpSpec]:
-    """The dims that it takes away are named: a shard may have one entry where the whole has
+    """The dims that it takes away are named: a shard may have one entry where the tensor has
     more."""
     shape = op.inputs[0].shape
     given = op.constant("dim")
@@ -185,7 +186,7 @@ def _open(op: Operator) -> bool:
 
 
 def split(op: Operator) -> Iterator[OpSpec]:
-    """Other dims pass; along `dim` every part is sharded if the whole has one segment per
+    """Other dims pass; along `dim` every part is sharded if the tensor has one segment per
     greatest divisor."""
     x = op.inputs[0]
     dim = dim_of(op.constant("dim", 0), len(x.shape))
@@ -219,7 +220,7 @@ def _local_sizes(op: Operator, sizes: list[int]) -> dict[str, Any] | None:
 
 
 def cat(op: Operator) -> Iterator[OpSpec]:
-    """Other dims pass; along `dim` the parts are segments of the whole."""
+    """Other dims pass; along `dim` the parts are segments of the result."""
     slots = [s for s in op.slots("tensors") if s is not None]
     n = len(op.output.shape)
     if len(slots) != len(op.inputs) or any(len(x.shape) != n for x in op.inputs):
@@ -263,23 +264,19 @@ def stack(op: Operator) -> Iterator[OpSpec]:
 
 def roll(op: Operator) -> Iterator[OpSpec]:
     """roll and flip: dims that are not moved."""
-    x = op.inputs[0]
-    given = op.constant("dims") or ()
-    if not given:
-        return
-    moved = dims_of(given, len(x.shape))
-    yield from op.mapped([None if d in moved else d for d in range(len(x.shape))])
+    moved = dims_of(op.constant("dims"), len(op.inputs[0].shape))
+    if moved:
+        yield from op.along(*moved, linear=True)
 
 
 def pad(op: Operator) -> Iterator[OpSpec]:
     """Dims without padding. Padding by zeros is linear."""
-    x, given = op.inputs[0], op.constant("pad") or op.constant("padding") or ()
-    if not all(isinstance(p, int) for p in given):
-        return
-    n = len(x.shape)
-    padded = {n - 1 - i // 2 for i, p in enumerate(given) if p}
-    zeros = op.constant("mode", "constant") != "constant" or not op.constant("value")
-    yield from op.mapped([None if d in padded else d for d in range(n)], linear=zeros)
+    given = op.constant("pad") or op.constant("padding") or ()
+    if all(isinstance(p, int) for p in given):
+        n = len(op.inputs[0].shape)
+        padded = {n - 1 - i // 2 for i, p in enumerate(given) if p}
+        zeros = op.constant("mode", "constant") != "constant" or not op.constant("value")
+        yield from op.along(*padded, linear=zeros)
 
 
 def repeat(op: Operator) -> Iterator[OpSpec]:
@@ -298,13 +295,13 @@ def repeat_interleave(op: Operator) -> Iterator[OpSpec]:
     named = op.constant("dim") is not None and op.constant("output_size") is None
     if op.overload != "self_int" or not named:
         return
-    yield from op.mapped(list(range(len(op.inputs[0].shape))))
+    yield from op.along(linear=True)
 
 
 def triangle(op: Operator) -> Iterator[OpSpec]:
     """tril, triu: all but the last two dims."""
     n = len(op.inputs[0].shape)
-    yield from op.mapped([d if d < n - 2 else None for d in range(n)])
+    yield from op.along(n - 2, n - 1, linear=True)
 
 
 def two_parts(op: Operator) -> Iterator[OpSpec]:
@@ -318,22 +315,22 @@ PERMUTATIONS = (
     "permute", "transpose", "t", "swapaxes", "swapdims", "movedim", "numpy_T", "mT", "mH",
     "adjoint", "matrix_H",
 )  # fmt: skip
-RULES = {
-    **dict.fromkeys(
-        ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_copy"), reshape
-    ),
+RULES: dict[str, Rule] = {
+    **by_operator({
+        reshape: "view reshape _unsafe_view flatten unflatten view_copy",
+        two_parts: "view_as_real view_as_complex",
+        unsqueeze: "unsqueeze",
+        squeeze: "squeeze",
+        expand: "expand",
+        part: "select slice narrow unbind",
+        split: "split split_with_sizes chunk tensor_split",
+        cat: "cat concat concatenate",
+        stack: "stack",
+        roll: "roll flip",
+        pad: "pad constant_pad_nd reflection_pad2d replication_pad2d",
+        repeat: "repeat",
+        repeat_interleave: "repeat_interleave",
+        triangle: "tril triu",
+    }),
     **dict.fromkeys(PERMUTATIONS, permute),
-    **dict.fromkeys(("view_as_real", "view_as_complex"), two_parts),
-    "unsqueeze": unsqueeze,
-    "squeeze": squeeze,
-    "expand": expand,
-    **dict.fromkeys(("select", "slice", "narrow", "unbind"), part),
-    **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), split),
-    **dict.fromkeys(("cat", "concat", "concatenate"), cat),
-    "stack": stack,
-    **dict.fromkeys(("roll", "flip"), roll),
-    **dict.fromkeys(("pad", "constant_pad_nd", "reflection_pad2d", "replication_pad2d"), pad),
-    "repeat": repeat,
-    "repeat_interleave": repeat_interleave,
-    **dict.fromkeys(("tril", "triu"), triangle),
-}
+}  # fmt: skip

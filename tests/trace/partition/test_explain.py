@@ -35,8 +35,8 @@ def test_data_sums_every_gradient_and_nothing_else() -> None:
     size = whole("cnn")
     assert told.parameter_bytes_per_rank == (size,) * 4
     assert told.sent_bytes_per_step == (sent_bytes("all_reduce", size, 4),) * 4
-    assert {c.direction for p in told.parts for c in p.collectives} == {"gradient"}
-    assert {c.collective for c in told.crossings} == {"none"}
+    assert {c.direction for p in told.components for c in p.collectives} == {"gradient"}
+    assert {c.collective for c in told.edges} == {"none"}
 
 
 def test_one_rank_sends_nothing_and_an_idle_rank_holds_nothing() -> None:
@@ -48,10 +48,10 @@ def test_one_rank_sends_nothing_and_an_idle_rank_holds_nothing() -> None:
 
 def test_a_mixed_plan_names_its_crossing() -> None:
     told = explained("cnn", "data; hidden=tensor; classifier=tensor", 2)
-    parts = {p.name: p for p in told.parts}
-    assert str(parts["hidden"].layout) == "1x2"
+    parts = {p.name: p for p in told.components}
+    assert (parts["hidden"].data, parts["hidden"].tensor) == (1, 2)
     assert parts["hidden"].sharded_parameter_bytes > 0.9 * parts["hidden"].parameter_bytes
-    crossing = next(c for c in told.crossings if c.target == "hidden" and c.source != "batch")
+    crossing = next(c for c in told.edges if c.target == "hidden" and c.source != "batch")
     assert crossing.have.startswith("2x1") and crossing.want.startswith("1x2")
     assert crossing.collective != "none" and crossing.bytes == 64 * 4 * 8
     assert told.parameter_bytes_per_rank[0] < whole("cnn")
@@ -59,9 +59,9 @@ def test_a_mixed_plan_names_its_crossing() -> None:
 
 def test_what_is_whole_has_its_reason() -> None:
     told = explained("odd_mlp", "tensor", 4)
-    reasons = {n: why for p in told.parts for n, why in p.unsharded.items()}
+    reasons = {n: why for p in told.components for n, why in p.not_sharded.items()}
     assert reasons and all("4" in why or "cost" in why for why in reasons.values())
-    assert all(p.sharded_parameter_bytes == 0 for p in told.parts)
+    assert all(p.sharded_parameter_bytes == 0 for p in told.components)
 
 
 def test_batch_norm_is_counted_as_it_runs() -> None:

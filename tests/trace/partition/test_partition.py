@@ -27,11 +27,11 @@ from synchromesh.trace.partition.localise import localise
 from synchromesh.trace.partition.partition import (
     Partition,
     assign,
-    obstacle,
     partition,
     problem_of,
 )
 from synchromesh.trace.partition.placement_problem import Price
+from synchromesh.trace.partition.reasons import obstacle
 from synchromesh.trace.partition.step_problem import StepProblem
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout

@@ -9,6 +9,7 @@ import pytest
 from synchromesh.trace.partition.placement_problem import (
     PlacementProblem,
     UnitOption,
+    ValueFlow,
     choose,
     sample,
 )
@@ -47,9 +48,10 @@ def random_problem(seed: int) -> PlacementProblem:
     def held(a: Placement, b: Placement) -> float | None:
         return 0.0 if (a, b) == (REPLICATED, PARTIAL) else None
 
-    problem.flow("w", (parameter, 0), [(u, 0) for u in units[1:]], held, True)
-    problem.flow("x", (units[0], 0), [(units[1], 1), (units[2], 1), (units[3], 1)], move, False)
-    problem.flow("y", (units[2], 0), [(units[3], 2)], move, False)
+    problem.flow("w", ValueFlow((parameter, 0), tuple((u, 0) for u in units[1:]), held, True))
+    readers = ((units[1], 1), (units[2], 1), (units[3], 1))
+    problem.flow("x", ValueFlow((units[0], 0), readers, move))
+    problem.flow("y", ValueFlow((units[2], 0), ((units[3], 2),), move))
     return problem
 
 

@@ -34,17 +34,17 @@ def crossed(case: Case, why: Irregular) -> Irregular:
 
 
 def proof_of(case: Case) -> Proof:
-    """The proof for the case's operator."""
+    """The proof for the case's operator; raises where there can be none."""
     if case.schema is None:
-        return unknown
+        raise case.unproved()
     if not case.schema.name.startswith("aten::"):
         return tried
     if case.name in SIZED:
         return SIZED[case.name]
     if case.name == "arange" or (not case.with_rows and case.name not in elementwise.MADE):
-        return positional
+        raise case.positional()
     if set(case.numbers) - {"size"}:
-        return counted
+        raise case.counted()
     if case.name in PROOFS:
         return PROOFS[case.name]
     if elementwise.is_elementwise(case):
@@ -53,18 +53,3 @@ def proof_of(case: Case) -> Proof:
         return elementwise.trailing
     along_dims = any(map(case.takes, elementwise.DIMS)) and case.name != "renorm"
     return elementwise.along_dims if along_dims else tried
-
-
-def positional(case: Case) -> RowLayout:
-    """What is made depends on the places of rows."""
-    raise case.positional()
-
-
-def counted(case: Case) -> RowLayout:
-    """An argument depends on the number of rows."""
-    raise case.counted()
-
-
-def unknown(case: Case) -> RowLayout:
-    """No torch operator."""
-    raise case.unproved()

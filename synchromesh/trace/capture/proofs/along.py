@@ -1,6 +1,6 @@
 """Proofs of operators that take entries apart, or put them together, along a dimension.
 
-Where that is not the dimension of the rows they lie as before, else row identities tell.
+Where that is not the dimension of the rows they lie as before, else row identities show it.
 """
 
 from collections.abc import Callable
@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
-from torch.fx.node import map_arg
 
-from synchromesh.trace.nodes import dims_of, is_number, number
+from synchromesh.trace.nodes import by_operator, dims_of
 
 from ..row_layout import Case, Irregular, RowLayout
 from .identities import evaluated
@@ -21,21 +19,11 @@ NOTHING = torch.empty(0, dtype=torch.int64)
 
 def on_identities(case: Case) -> Callable[[dict[int, Tensor], int], Any]:
     """Runs the operator itself, on identities in place of tensors and a few rows."""
-    target: Any = case.node.target
-
-    def run(given: dict[int, Tensor], rows: int) -> Any:
-        operands = iter(case.operands)
-
-        def put(n: Node) -> Any:
-            return number(n, rows) if is_number(n) else given.get(id(next(operands)), NOTHING)
-
-        return target(*map_arg(case.node.args, put), **map_arg(dict(case.node.kwargs), put))
-
-    return run
+    return lambda given, rows: case.apply(lambda o: given.get(id(o), NOTHING), rows)
 
 
 def joined(case: Case) -> RowLayout:
-    """cat, stack and the like, flip and roll: row identities tell, whatever the dimension.
+    """cat, stack and the like, flip and roll: row identities show it, whatever the dimension.
 
     Tensors without entries, as empty caches are, add nothing.
     """
@@ -112,36 +100,28 @@ def spread(case: Case) -> RowLayout:
 
 def put_back(case: Case) -> RowLayout:
     """select_scatter, slice_scatter: a part of one dimension is replaced."""
-    whole, part = case.operands[:2]
-    dim = dims_of(case.constant("dim", 0), whole.rank)[0]
+    tensor, part = case.operands[:2]
+    dim = dims_of(case.constant("dim", 0), tensor.rank)[0]
     if case.result.dim == dim:
         raise case.coupled(dim)
     removed = case.name == "select_scatter" and dim < case.result.dim
-    for operand, at in ((whole, case.result.dim), (part, case.result.dim - removed)):
+    for operand, at in ((tensor, case.result.dim), (part, case.result.dim - removed)):
         if operand.rows is not None and operand.layout.dim != at:
             raise case.unproved()
-    return case.shared_layout([e for e in (whole, part) if e.rows is not None])
+    return case.shared_layout([e for e in (tensor, part) if e.rows is not None])
 
 
-PROOFS: dict[str, Callable[[Case], RowLayout]] = {
-    **dict.fromkeys(
-        (
-            "cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "row_stack",
-            "column_stack",
-        ),
-        joined,
+PROOFS: dict[str, Callable[[Case], RowLayout]] = by_operator({
+    joined: (
+        "cat concat concatenate stack hstack vstack dstack row_stack column_stack hsplit vsplit "
+        "dsplit"
     ),
-    **dict.fromkeys(
-        (
-            "chunk", "unsafe_chunk", "split", "unsafe_split", "split_with_sizes", "tensor_split",
-            "unsafe_split_with_sizes", "split_copy", "split_with_sizes_copy", "unbind",
-            "unbind_copy", "slice", "slice_copy", "select", "select_copy", "narrow",
-            "narrow_copy",
-        ),
-        cut,
+    cut: (
+        "chunk unsafe_chunk split unsafe_split split_with_sizes tensor_split "
+        "unsafe_split_with_sizes split_copy split_with_sizes_copy unbind unbind_copy slice "
+        "slice_copy select select_copy narrow narrow_copy"
     ),
-    **dict.fromkeys(("hsplit", "vsplit", "dsplit"), joined),
-    **dict.fromkeys(("flip", "fliplr", "flipud", "roll", "rot90"), moved),
-    **dict.fromkeys(("repeat", "tile", "repeat_interleave"), repeated),
-    **dict.fromkeys(("select_scatter", "slice_scatter"), put_back),
-}  # fmt: skip
+    moved: "flip fliplr flipud roll rot90",
+    repeated: "repeat tile repeat_interleave",
+    put_back: "select_scatter slice_scatter",
+})  # fmt: skip

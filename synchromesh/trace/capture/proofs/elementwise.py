@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from synchromesh.trace.nodes import RECURRENT, dims_of, has_tag
+from synchromesh.trace.nodes import RECURRENT, by_operator, dims_of, has_tag
 from synchromesh.trace.rules.elementwise import FILLING, NAMES
 from synchromesh.trace.rules.loss import DISTANCES
 
@@ -194,7 +194,7 @@ def along_dims(case: Case) -> RowLayout:
 
 
 def filled(case: Case) -> RowLayout:
-    """full, zeros, randn ...: the same, or drawn alike, for all rows."""
+    """full, zeros, randn ...: the same, or drawn from the same distribution, for all rows."""
     return case.result.in_any_order
 
 
@@ -206,22 +206,18 @@ MADE = {
     "full", "zeros", "ones", "empty", "rand", "randn", "randint", "new_full", "new_zeros",
     "new_ones", "new_empty", "empty_permuted",
 }  # fmt: skip
-PROOFS: dict[str, Callable[[Case], RowLayout]] = {
-    **dict.fromkeys(MADE, filled),
-    **dict.fromkeys(
-        (
-            "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d",
-            "conv_transpose3d", "group_norm", "native_group_norm", "instance_norm",
-            "grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "affine_grid_generator",
-            "im2col", "col2im", "channel_shuffle", "feature_dropout", "lstm_cell", "gru_cell",
-            "rnn_tanh_cell", "rnn_relu_cell", "cross_entropy_loss", "nll_loss", "nll_loss_nd",
-            "nll_loss2d", "multi_margin_loss", "multilabel_margin_loss",
-        ),
-        batched,
+PROOFS: dict[str, Callable[[Case], RowLayout]] = by_operator({
+    batched: (
+        "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d "
+        "group_norm native_group_norm instance_norm grid_sampler grid_sampler_2d grid_sampler_3d "
+        "affine_grid_generator im2col col2im channel_shuffle feature_dropout lstm_cell gru_cell "
+        "rnn_tanh_cell rnn_relu_cell cross_entropy_loss nll_loss nll_loss_nd nll_loss2d "
+        "multi_margin_loss multilabel_margin_loss"
     ),
-    "batch_norm": normalised,
-    **dict.fromkeys(PRODUCTS, contracted),
-    "scaled_dot_product_attention": attended,
-    **dict.fromkeys(RECURRENT, recurrent),
-    **dict.fromkeys(("bilinear", "pairwise_distance"), of_pairs),
-}  # fmt: skip
+    normalised: "batch_norm",
+    attended: "scaled_dot_product_attention",
+    of_pairs: "bilinear pairwise_distance",
+    filled: " ".join(MADE),
+    contracted: " ".join(PRODUCTS),
+    recurrent: " ".join(RECURRENT),
+})  # fmt: skip

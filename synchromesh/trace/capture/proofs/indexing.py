@@ -1,7 +1,7 @@
 """Proofs of operators that pick entries by an index: each row may pick of its own entries alone.
 
 Which rows an index picks is known where it is computed from the number of rows alone, as in
-`h[arange(rows), last]`; the identities of rows that it picks then tell how they lie.
+`h[arange(rows), last]`; the identities of rows that it picks then show how they lie.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import dims_of
+from synchromesh.trace.nodes import by_operator, dims_of
 
 from ..masks import evaluate
 from ..row_layout import Case, RowLayout, RowOperand
@@ -77,7 +77,7 @@ class Index:
 
 
 def indexed(case: Case) -> RowLayout:
-    """x[a, b, None]: the row identities of x and of each index must come out alike."""
+    """x[a, b, None]: the row identities of x and of each index must come out in the same order."""
     index = Index(case)
     source, chosen = index.source, index.chosen
     if any(meta.val(e.node).dtype in (torch.bool, torch.uint8) for e in index.indices):
@@ -101,7 +101,7 @@ def chosen_rows(case: Case) -> RowLayout:
     """index_select: along the rows by a known index alone."""
     source, order = case.operands[:2]
     dim = dims_of(case.constant("dim"), source.rank)[0]
-    if source.rows is None:  # as in an embedding, every operand of the index picks for itself
+    if source.rows is None:  # as in an embedding, every entry of the index picks for itself
         return case.shared_layout([order])
     if source.layout.dim != dim:
         if order.rows is not None:
@@ -160,8 +160,8 @@ def bagged(case: Case) -> RowLayout:
         starts = content(case, offsets, rows)
         ends = torch.cat([starts[1:], starts.new_tensor([len(line)])])
         bags = [line[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-        alike = [int(b[0]) if len(b) and bool((b == b[0]).all()) else -1 for b in bags]
-        return torch.tensor(alike)[:, None]
+        rows_of_bags = [int(b[0]) if len(b) and bool((b == b[0]).all()) else -1 for b in bags]
+        return torch.tensor(rows_of_bags)[:, None]
 
     found = evaluated(case, run, [indices])
     if found is None:
@@ -169,12 +169,10 @@ def bagged(case: Case) -> RowLayout:
     return found
 
 
-PROOFS: dict[str, Callable[[Case], RowLayout]] = {
-    "index": indexed,
-    "index_select": chosen_rows,
-    **dict.fromkeys(
-        ("gather", "take_along_dim", "scatter", "scatter_add", "scatter_reduce"), gathered
-    ),
-    "embedding": looked_up,
-    **dict.fromkeys(("embedding_bag", "_embedding_bag"), bagged),
-}
+PROOFS: dict[str, Callable[[Case], RowLayout]] = by_operator({
+    indexed: "index",
+    chosen_rows: "index_select",
+    gathered: "gather take_along_dim scatter scatter_add scatter_reduce",
+    looked_up: "embedding",
+    bagged: "embedding_bag _embedding_bag",
+})  # fmt: skip

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import is_number, number
 
 from ..row_layout import Case, RowLayout, RowOperand
 from .indexing import known
@@ -22,25 +20,25 @@ MOST_ENTRIES = 2**24  # of the tensors that are tried, all together: chosen, not
 
 
 def tried(case: Case) -> RowLayout:
-    """The layout that the inputs have in common, if what is made of blocks bears it out."""
+    """The layout that the inputs have in common, if what is made of blocks confirms it."""
     regular = [e for e in case.with_rows if isinstance(e.rows, RowLayout)]
     if not regular or sum(prod(e.shape(ROWS)) for e in case.operands) > MOST_ENTRIES:
         raise case.unproved()
     layout = case.shared_layout(regular)
     for segments in layout.segments:
         try:
-            if blocks_are_alike(case, segments):
+            if blocks_agree(case, segments):
                 return layout.with_segments({segments})
         except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
             break  # it does not take such numbers, or not on this device
     raise case.unproved()
 
 
-def blocks_are_alike(case: Case, segments: int) -> bool:
+def blocks_agree(case: Case, segments: int) -> bool:
     """Whether the operator makes of each block of rows that block of what it makes of all."""
     generator = torch.Generator().manual_seed(0)
     drawn = {id(e): random_of(e, generator) for e in case.operands}
-    whole = run(case, drawn, ROWS)
+    of_all = run(case, drawn, ROWS)
     for start, stop in BLOCKS:
         inputs = {
             id(e): part(drawn[id(e)], e.rows, segments, start, stop)
@@ -49,7 +47,7 @@ def blocks_are_alike(case: Case, segments: int) -> bool:
             for e in case.operands
         }
         found = run(case, inputs, stop - start)
-        wanted = part(whole, case.result, segments, start, stop)
+        wanted = part(of_all, case.result, segments, start, stop)
         if not torch.allclose(found.double(), wanted.double(), 1e-9, 1e-9, equal_nan=True):
             return False
     return True
@@ -73,12 +71,8 @@ def part(x: Tensor, layout: RowLayout, segments: int, start: int, stop: int) -> 
 
 def run(case: Case, tensors: dict[int, Tensor], rows: int) -> Any:
     """The operator on these tensors; what depends on the number of rows alone is computed."""
-    operands = iter(case.operands)
 
-    def put(n: Node) -> Any:
-        if is_number(n):
-            return number(n, rows)
-        operand = next(operands)
+    def tensor(operand: RowOperand) -> Tensor:
         if operand.rows is None or isinstance(operand.rows, RowLayout):
             return tensors[id(operand)]
         found = known(operand.node, rows)
@@ -86,12 +80,8 @@ def run(case: Case, tensors: dict[int, Tensor], rows: int) -> Any:
             raise operand.rows
         return found
 
-    given: Any = torch.fx.node.map_aggregate(
-        (case.node.args, dict(case.node.kwargs)),
-        lambda x: put(x) if isinstance(x, Node) else plain(x),
-    )
     with torch.no_grad():
-        found: Any = case.node.target(*given[0], **given[1])  # type: ignore[operator]
+        found = case.apply(tensor, rows, plain)
     return found[case.index] if isinstance(found, tuple | list) else found
 
 

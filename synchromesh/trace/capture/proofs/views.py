@@ -7,7 +7,7 @@ so the rows lie regularly in it where the sizes ahead of them divide it.
 
 from collections.abc import Callable
 
-from synchromesh.trace.nodes import dims_of
+from synchromesh.trace.nodes import by_operator, dims_of
 
 from ..row_layout import Case, RowLayout, flat_size
 
@@ -40,11 +40,6 @@ def retyped(case: Case) -> RowLayout:
     return case.shared_layout()
 
 
-def exchanged(case: Case) -> RowLayout:
-    """permute, transpose and the like: a dimension keeps its entries in their order."""
-    return case.shared_layout()
-
-
 def expanded(case: Case) -> RowLayout:
     """What is expanded along the rows is the same for all of them; other dimensions do not
     matter."""
@@ -68,22 +63,15 @@ def diagonal(case: Case) -> RowLayout:
     return case.shared_layout()
 
 
-PROOFS: dict[str, Callable[[Case], RowLayout]] = {
-    **dict.fromkeys(
-        (
-            "view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_copy", "view_as",
-            "reshape_as", "ravel", "squeeze", "squeeze_copy", "unsqueeze", "unsqueeze_copy",
-            "atleast_1d", "atleast_2d", "atleast_3d", "_reshape_alias",
-        ),
-        flat,
+PROOFS: dict[str, Callable[[Case], RowLayout]] = by_operator({
+    flat: (
+        "view reshape _unsafe_view flatten unflatten view_copy view_as reshape_as ravel squeeze "
+        "squeeze_copy unsqueeze unsqueeze_copy atleast_1d atleast_2d atleast_3d _reshape_alias"
     ),
-    **dict.fromkeys(
-        (
-            "permute", "permute_copy", "transpose", "transpose_copy", "t", "t_copy", "swapaxes",
-            "swapdims", "movedim", "moveaxis", "numpy_T", "mT", "mH", "matrix_H", "adjoint",
-        ),
-        exchanged,
+    Case.shared_layout: (  # a dimension keeps its entries in their order
+        "permute permute_copy transpose transpose_copy t t_copy swapaxes swapdims movedim "
+        "moveaxis numpy_T mT mH matrix_H adjoint"
     ),
-    **dict.fromkeys(("expand", "expand_copy", "expand_as", "broadcast_to"), expanded),
-    **dict.fromkeys(("diagonal", "diag_embed"), diagonal),
-}  # fmt: skip
+    expanded: "expand expand_copy expand_as broadcast_to",
+    diagonal: "diagonal diag_embed",
+})  # fmt: skip
