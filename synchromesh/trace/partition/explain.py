@@ -193,8 +193,8 @@ def _part(local: LocalComponent, held: dict[str, Holding], plan: Plan, rows: int
     ]
     summed: dict[int, int] = {}
     for h in mine:
-        if h.tensor.trainable and len(h.gradient_positions(0)) > 1:
-            size = len(h.gradient_positions(0))
+        if h.tensor.trainable and h.summed:
+            size = h.gradient_layout.data
             summed[size] = summed.get(size, 0) + h.local_bytes
     collectives += [
         Traffic("all_reduce", "gradient", n, size) for size, n in sorted(summed.items())
