@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from synchromesh.cost.step_time import Setting, measured
-from synchromesh.cost.turns import Run, turns_of, walked
+from synchromesh.cost.turns import Run, walked
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values.component import Value
 from synchromesh.values.holding import Holding
@@ -121,14 +121,12 @@ class _MemoryWalk:
         self.setting, self.position, self.micro_batches = setting, position, micro_batches
         self.parts = setting.partition.components
         self.memory = [measured(setting, local, profile).memory for local in self.parts]
-        turns = turns_of(self.parts)
-        order = interleaved(micro_batches, len(turns))
-        runs = [
+        order = walked(setting.turns, interleaved(micro_batches, len(setting.turns)))
+        self.passes = dict.fromkeys(  # through components, as they begin
             (action.kind, action.micro_batch, item.component)
-            for action, item in walked(turns, order)
+            for action, item in order
             if isinstance(item, Run)
-        ]
-        self.begun = list(dict.fromkeys(runs))  # passes through components, as they begin
+        )
         self.gradients = Counter(  # that are added up to a parameter's
             h.tensor.name for local in self.parts for h in self._trained(local) * micro_batches
         )
@@ -150,7 +148,7 @@ class _MemoryWalk:
 
     def _passes(self, kind: ActionKind) -> list[tuple[int, int]]:
         """Micro-batch and component of each forward, or each backward, in their order."""
-        return [(m, component) for k, m, component in self.begun if k == kind]
+        return [(m, component) for k, m, component in self.passes if k == kind]
 
     def _sized(self, value: Value, layout: Layout, placement: Placement) -> tuple[Form, float]:
         """A form of a value, and its bytes for a micro-batch on this device."""

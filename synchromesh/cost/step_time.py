@@ -14,9 +14,10 @@ collective, and at the end of the step in any case.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from synchromesh.cost.timeline import Timeline
-from synchromesh.cost.turns import Run, Transmit, turns_of, walked
+from synchromesh.cost.turns import Run, Transmit, Turn, turns_of, walked
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.values import buckets
 from synchromesh.values.buckets import SIZES, BucketSizes
@@ -68,6 +69,11 @@ class Setting:
         """The rank at each position."""
         return (self.plan.ranks or range(self.devices))[: self.devices]
 
+    @cached_property
+    def turns(self) -> tuple[Turn, ...]:
+        """What one micro-batch does in forward."""
+        return turns_of(self.partition.components)
+
     def blocks(self, layout: Layout) -> tuple[int, ...]:
         """Rows of each data index; a rank without rows computes one that does not count."""
         return tuple(max(1, b - a) for a, b in self.plan.row_ranges(self.rows, layout.data))
@@ -83,7 +89,7 @@ def step_time(
     parts = setting.partition.components
     seconds = [_compute(setting, local, profile, micro_batches) for local in parts]
     moves = _Moves(setting, profile, micro_batches)
-    turns = turns_of(parts)
+    turns = setting.turns
     runs = Counter(i.component for turn in turns for i in turn if isinstance(i, Run))
     left = {component: count * micro_batches for component, count in runs.items()}
     gradients = _Gradients(setting, profile, sizes)
