@@ -244,7 +244,7 @@ class Trainer:
         if plan.pieces is None and overlaps(self.traced, self.partition):
             plan = replace(
                 plan, pieces=self._arranged.interleaving.chosen
-            )  # as candidates are told
+            )  # as candidates have it
         event = self.adapter.act(
             self._question(self.traced), plan, self.partition, self.steps, self.steps_to_come
         )
