@@ -16,14 +16,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from synchromesh.cost.step_time import Setting, Unmeasured, gradient_pattern
-from synchromesh.cost.turns import Run, turns_of, walked
+from synchromesh.cost.step_time import Setting, measured
+from synchromesh.cost.turns import Run, walked
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values.component import Value
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import Placement
-from synchromesh.values.profile import Memory, Profile
+from synchromesh.values.profile import Profile
 from synchromesh.values.schedule import ActionKind, interleaved
 
 Form = tuple[str, int, Placement]  # value, tensor degree, placement
@@ -74,7 +74,7 @@ def _update(setting: Setting, profile: Profile) -> float:
     own."""
     trained = [h for h in setting.holdings.values() if h.tensor.trainable]
     sizes = [h.local_bytes for h in trained]
-    alone = sum(h.local_bytes for h in trained if not _in_bucket(h))
+    alone = sum(h.local_bytes for h in trained if not h.summed)
     return alone + profile.work_largest * max(sizes, default=0) + profile.work_byte * sum(sizes)
 
 
@@ -86,14 +86,9 @@ def _resident(setting: Setting, profile: Profile) -> int:
         total += size
         if holding.tensor.trainable:
             total += profile.state_factor * size
-            if _in_bucket(holding):
+            if holding.summed:
                 total += size  # a bucket is there from the first step on
     return round(total)
-
-
-def _in_bucket(holding: Holding) -> bool:
-    """Whether a parameter's gradient is summed over ranks, and so lies in a bucket."""
-    return gradient_pattern(holding).size > 1
 
 
 class _Alive:
@@ -125,37 +120,26 @@ class _MemoryWalk:
     ) -> None:
         self.setting, self.position, self.micro_batches = setting, position, micro_batches
         self.parts = setting.partition.components
-        self.memory = [self._memory(local, profile) for local in self.parts]
-        turns = turns_of(self.parts)
-        order = interleaved(micro_batches, len(turns))
-        runs = [
+        self.memory = [measured(setting, local, profile).memory for local in self.parts]
+        order = walked(setting.turns, interleaved(micro_batches, len(setting.turns)))
+        self.passes = dict.fromkeys(  # through components, as they begin
             (action.kind, action.micro_batch, item.component)
-            for action, item in walked(turns, order)
+            for action, item in order
             if isinstance(item, Run)
-        ]
-        self.begun = list(dict.fromkeys(runs))  # passes through components, as they begin
+        )
         self.gradients = Counter(  # that are added up to a parameter's
             h.tensor.name for local in self.parts for h in self._trained(local) * micro_batches
         )
         self.last: dict[Form, int] = {}
         for i, local in enumerate(self.parts):
             for item in local.inputs:
-                self.last[self._form(item.value, local.layout, item.want)] = i
+                self.last[self._sized(item.value, local.layout, item.want)[0]] = i
                 if item.source is not None:
                     maker = self.parts[item.source].layout
-                    self.last[self._form(item.value, maker, item.have)] = i
+                    self.last[self._sized(item.value, maker, item.have)[0]] = i
         self.forms: dict[str, list[Form]] = {}  # of each value
         for form in self.last:
             self.forms.setdefault(form[0], []).append(form)
-
-    def _memory(self, local: LocalComponent, profile: Profile) -> Memory:
-        key = self.setting.partition.program(local)
-        if key not in profile.compute:
-            raise Unmeasured(f"{local.component.name} ({local.layout}) was not measured")
-        return profile.compute[key].memory
-
-    def _form(self, value: Value, layout: Layout, placement: Placement) -> Form:
-        return value.name, layout.tensor, placement
 
     def rows(self, layout: Layout) -> float:
         """Rows of a micro-batch on this device."""
@@ -164,29 +148,27 @@ class _MemoryWalk:
 
     def _passes(self, kind: ActionKind) -> list[tuple[int, int]]:
         """Micro-batch and component of each forward, or each backward, in their order."""
-        return [(m, component) for k, m, component in self.begun if k == kind]
+        return [(m, component) for k, m, component in self.passes if k == kind]
 
-    def _bytes(self, value: Value, layout: Layout, placement: Placement) -> float:
-        rows = self.rows(layout)
-        size = value.bytes(1) * rows if value.rows is not None else float(value.bytes(1))
-        return size / layout.tensor if placement.sharded else size
+    def _sized(self, value: Value, layout: Layout, placement: Placement) -> tuple[Form, float]:
+        """A form of a value, and its bytes for a micro-batch on this device."""
+        size = value.bytes(1) * (self.rows(layout) if value.rows is not None else 1.0)
+        form = value.name, layout.tensor, placement
+        return form, size / layout.tensor if placement.sharded else size
 
     @property
     def batch_bytes(self) -> float:
         """This rank's rows of the batch's leaves."""
-        found = {
-            self._form(item.value, local.layout, item.want): self._bytes(
-                item.value, local.layout, item.want
-            )
-            * (self.micro_batches if item.value.rows is not None else 1)
-            for local in self.parts
-            for item in local.inputs
-            if item.source is None
-        }
+        found: dict[Form, float] = {}
+        for local in self.parts:
+            for item in local.inputs:
+                if item.source is None:
+                    form, size = self._sized(item.value, local.layout, item.want)
+                    found[form] = size * (self.micro_batches if item.value.rows else 1)
         return sum(found.values())
 
     def peak(self) -> float:
-        """The most bytes that are alive at a moment of forward and backward."""
+        """The most bytes that are alive at a moment."""
         alive = _Alive()
         self._backward(alive, self._forward(alive))
         return self.batch_bytes + alive.highest
@@ -201,9 +183,8 @@ class _MemoryWalk:
             local, memory = self.parts[i], self.memory[i]
             for number, item in enumerate(local.inputs):
                 if item.source is not None:
-                    form = self._form(item.value, local.layout, item.want)
+                    form, size = self._sized(item.value, local.layout, item.want)
                     if (VALUE, m, form) not in alive.bytes:
-                        size = self._bytes(item.value, local.layout, item.want)
                         alive.set((VALUE, m, form), size)
                     if number in memory.kept_inputs:
                         keepers.setdefault(form, i)
@@ -212,8 +193,7 @@ class _MemoryWalk:
             alive.set((KEPT, m, i), memory.kept(rows))
             made = []
             for number, output in enumerate(local.outputs):
-                form = self._form(output.value, local.layout, output.placement)
-                size = self._bytes(output.value, local.layout, output.placement)
+                form, size = self._sized(output.value, local.layout, output.placement)
                 # kept outputs are counted among what the component keeps
                 alive.set((VALUE, m, form), 0.0 if number in memory.kept_outputs else size)
                 made.append(form)
@@ -237,7 +217,7 @@ class _MemoryWalk:
             for output in local.outputs:  # their gradients are among its working bytes
                 for form in self.forms.get(output.value.name, ()):
                     alive.free((WAITING, m, form))
-            alone = not all(map(_in_bucket, trained))
+            alone = not all(h.summed for h in trained)
             added = sum(alive.bytes.get((SUMMED, h.tensor.name), 0.0) for h in trained)
             if self.micro_batches == 1:
                 added = 0.0  # autograd adds in place where nobody else holds a gradient
@@ -250,13 +230,12 @@ class _MemoryWalk:
         """The gradients that a component leaves: of what it read, and of its parameters."""
         for item in local.inputs:
             if item.source is not None and item.value.differentiable:
-                form = self._form(item.value, local.layout, item.want)
-                size = self._bytes(item.value, local.layout, item.want)
+                form, size = self._sized(item.value, local.layout, item.want)
                 alive.set((WAITING, m, form), size)
         for holding in self._trained(local):
             name = holding.tensor.name
             left[name] -= 1
-            if left[name] or not _in_bucket(holding):
+            if left[name] or not holding.summed:
                 alive.set((SUMMED, name), float(holding.local_bytes))
             else:
                 alive.free((SUMMED, name))  # it lies in its bucket

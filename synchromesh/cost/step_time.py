@@ -14,9 +14,10 @@ collective, and at the end of the step in any case.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from synchromesh.cost.timeline import Timeline
-from synchromesh.cost.turns import Arrive, Depart, Run, turns_of, walked
+from synchromesh.cost.turns import Run, Transmit, Turn, turns_of, walked
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.values import buckets
 from synchromesh.values.buckets import SIZES, BucketSizes
@@ -68,6 +69,11 @@ class Setting:
         """The rank at each position."""
         return (self.plan.ranks or range(self.devices))[: self.devices]
 
+    @cached_property
+    def turns(self) -> tuple[Turn, ...]:
+        """What one micro-batch does in forward."""
+        return turns_of(self.partition.components)
+
     def blocks(self, layout: Layout) -> tuple[int, ...]:
         """Rows of each data index; a rank without rows computes one that does not count."""
         return tuple(max(1, b - a) for a, b in self.plan.row_ranges(self.rows, layout.data))
@@ -83,7 +89,7 @@ def step_time(
     parts = setting.partition.components
     seconds = [_compute(setting, local, profile, micro_batches) for local in parts]
     moves = _Moves(setting, profile, micro_batches)
-    turns = turns_of(parts)
+    turns = setting.turns
     runs = Counter(i.component for turn in turns for i in turn if isinstance(i, Run))
     left = {component: count * micro_batches for component, count in runs.items()}
     gradients = _Gradients(setting, profile, sizes)
@@ -95,7 +101,7 @@ def step_time(
             left[item.component] -= backward
             if not left[item.component]:
                 gradients.ready(item.component, line)
-        elif isinstance(item, Depart) is not backward:
+        elif item.departs is not backward:
             moves.begin(line, item, action)
         else:
             moves.end(line, item, action)
@@ -123,7 +129,7 @@ def _compute(
     setting: Setting, local: LocalComponent, profile: Profile, micro_batches: int
 ) -> tuple[float, float]:
     """Seconds of a component's forward and backward for one micro-batch, on the slowest rank."""
-    found = _known(setting, local, profile)
+    found = measured(setting, local, profile)
     blocks = setting.blocks(local.layout)
     last = len(found.forward) - 1
     different = {}  # devices and their rows; of those with the same curve one is enough
@@ -138,7 +144,7 @@ def computing(setting: Setting, profile: Profile) -> Callable[[int, float], floa
     programs, of which those in fewer blocks are taken to keep their rows, and the optimizer's
     step."""
     parts = setting.partition.components
-    programs = [(local.layout.data, _known(setting, local, profile)) for local in parts]
+    programs = [(local.layout.data, measured(setting, local, profile)) for local in parts]
     most = max(data for data, _ in programs)
     speeds = profile.speeds
     update = _update(setting, profile, range(len(speeds))) * min(speeds)  # on the fastest
@@ -153,7 +159,8 @@ def computing(setting: Setting, profile: Profile) -> Callable[[int, float], floa
     return seconds
 
 
-def _known(setting: Setting, local: LocalComponent, profile: Profile) -> Compute:
+def measured(setting: Setting, local: LocalComponent, profile: Profile) -> Compute:
+    """What was measured of a component. Unmeasured: where nothing was."""
     key = setting.partition.program(local)
     if key not in profile.compute:
         raise Unmeasured(f"{local.component.name} ({local.layout}) was not measured")
@@ -182,7 +189,7 @@ class _Moves:
         self.setting, self.profile, self.micro_batches = setting, profile, micro_batches
         self._known: dict[tuple[int, int, str], list[_Traffic]] = {}
 
-    def begin(self, line: Timeline, item: Depart | Arrive, action: Action) -> None:
+    def begin(self, line: Timeline, item: Transmit, action: Action) -> None:
         """What `item` sends in the direction of `action` departs."""
         known = (item.component, item.number, action.kind)
         if known not in self._known:
@@ -191,15 +198,15 @@ class _Moves:
         for number, (kind, seconds, ranks) in enumerate(self._known[known]):
             line.depart(self._key(item, action, number), kind, seconds, ranks)
 
-    def end(self, line: Timeline, item: Depart | Arrive, action: Action) -> None:
+    def end(self, line: Timeline, item: Transmit, action: Action) -> None:
         """What `item` has sent in the direction of `action` is waited for."""
         for number in range(len(item.communication.collectives)):
             line.arrive(self._key(item, action, number))
 
-    def _key(self, item: Depart | Arrive, action: Action, number: int) -> tuple[int, ...]:
+    def _key(self, item: Transmit, action: Action, number: int) -> tuple[int, ...]:
         return action.micro_batch, item.component, item.number, number
 
-    def _traffic(self, item: Depart | Arrive, direction: Direction) -> list[_Traffic]:
+    def _traffic(self, item: Transmit, direction: Direction) -> list[_Traffic]:
         found: list[_Traffic] = []
         layout = self.setting.partition.components[item.component].layout
         for c in item.communication.collectives:
@@ -218,13 +225,6 @@ def gradient_pattern(holding: Holding) -> Pattern:
     return Pattern(layout.data, layout.tensor)
 
 
-@dataclass
-class _TimedBucket:
-    ranks: Pattern
-    bytes: int
-    waits_for: set[str]  # parameters of which the gradient is not yet there
-
-
 class _Gradients:
     """Gradient buckets in their order, each sent when its last gradient is there."""
 
@@ -237,36 +237,30 @@ class _Gradients:
                 if p.trainable and p.name in setting.holdings:
                     self._first_user.setdefault(p.name, i)
         trained = [setting.holdings[name] for name in self._first_user]
-        shared = [h for h in trained if gradient_pattern(h).size > 1]
-        self.buckets = [
-            _TimedBucket(
-                gradient_pattern(filled[0]),
-                sum(h.local_bytes for h in filled),
-                {h.tensor.name for h in filled},
-            )
-            for filled in buckets.fill(
-                shared,
-                lambda h: (gradient_pattern(h), h.tensor.dtype),
-                lambda h: h.local_bytes,
-                sizes,
-            )
-        ]
+        self.buckets = buckets.fill(
+            [h for h in trained if h.summed],
+            lambda h: (gradient_pattern(h), h.tensor.dtype),
+            lambda h: h.local_bytes,
+            sizes,
+        )
+        self._missing = [{h.tensor.name for h in bucket} for bucket in self.buckets]
         self._next = 0
 
     def ready(self, component: int, line: Timeline) -> None:
         """The backward of `component` is done: its gradients go into their buckets."""
         names = {n for n, i in self._first_user.items() if i == component}
-        for bucket in self.buckets:
-            copied = bucket.waits_for & names
-            line.compute(self._copy_byte * sum(self.holdings[n].local_bytes for n in copied))
-            bucket.waits_for -= copied
-        while self._next < len(self.buckets) and not self.buckets[self._next].waits_for:
+        for missing in self._missing:
+            copied = sum(self.holdings[n].local_bytes for n in missing & names)
+            line.compute(self._copy_byte * copied)
+            missing -= names
+        while self._next < len(self.buckets) and not self._missing[self._next]:
             self._launch(line)
 
     def _launch(self, line: Timeline) -> None:
         bucket = self.buckets[self._next]
-        seconds = collective_seconds("all_reduce", bucket.ranks, bucket.bytes, self.profile)
-        line.depart(("gradients", self._next), "all_reduce", seconds, bucket.ranks)
+        ranks, payload = gradient_pattern(bucket[0]), sum(h.local_bytes for h in bucket)
+        seconds = collective_seconds("all_reduce", ranks, payload, self.profile)
+        line.depart(("gradients", self._next), "all_reduce", seconds, ranks)
         self._next += 1
 
     def finish(self, line: Timeline) -> None:

@@ -22,24 +22,16 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Depart:
-    """A communication of a component begins."""
+class Transmit:
+    """A communication of a component departs, or is waited for."""
 
     component: int
     number: int  # among the component's events
     communication: Communication
+    departs: bool  # in forward
 
 
-@dataclass(frozen=True)
-class Arrive:
-    """A communication of a component is waited for."""
-
-    component: int
-    number: int
-    communication: Communication
-
-
-Instruction = Run | Depart | Arrive
+Instruction = Run | Transmit
 Turn = tuple[Instruction, ...]
 
 
@@ -54,10 +46,10 @@ def turns_of(components: Sequence[LocalComponent]) -> tuple[Turn, ...]:
             if isinstance(event, Computation):
                 turns[-1].append(Run(i, event.work / total))
                 continue
-            turns[-1].append(Depart(i, number, event))
+            turns[-1].append(Transmit(i, number, event, True))
             if event.pauses:
                 turns.append([])
-            turns[-1].append(Arrive(i, number, event))
+            turns[-1].append(Transmit(i, number, event, False))
     return tuple(map(tuple, turns))
 
 

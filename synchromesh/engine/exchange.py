@@ -206,29 +206,31 @@ def _route(x: Tensor, source: Side, target: Side, stage: StageGroups, position: 
 
     def finish() -> Tensor:
         wait()
+        own = [r for r in inward if r.sender == position]
+        parts = [(to, _box(x, cut, at)) for r in own for at, to in r.parts]
+        for r, buffer in zip(others, buffers, strict=True):
+            shapes = [_lengths(shape, cut, to) for _, to in r.parts]
+            arrived = buffer.split([prod(lengths) for lengths in shapes])
+            for (_, to), part, lengths in zip(r.parts, arrived, shapes, strict=True):
+                parts.append((to, part.view(lengths)))
         partial = "P" in (source.placement.kind, target.placement.kind)
         out = x.new_zeros(shape) if partial else x.new_empty(shape)  # else parts fill all of it
-        for r in inward:
-            if r.sender == position:
-                for at, to in r.parts:
-                    _put(_box(out, cut, to), _box(x, cut, at), partial)
-        for r, buffer in zip(others, buffers, strict=True):
-            start = 0
-            for _, to in r.parts:
-                lengths = _lengths(shape, cut, to)
-                arrived = buffer[start : start + prod(lengths)].view(lengths)
-                _put(_box(out, cut, to), arrived, partial)
-                start += prod(lengths)
-        return out
+        return _assembled(out, cut, parts, partial)
 
     return finish
 
 
-def _put(place: Tensor, part: Tensor, partial: bool) -> None:
-    if partial:
-        place.add_(part)
-    else:
-        place.copy_(part)
+def _assembled(
+    out: Tensor, cut: tuple[int, ...], parts: list[tuple[Slices, Tensor]], partial: bool
+) -> Tensor:
+    """`out`, filled with parts, or their sum where they are partial."""
+    for to, part in parts:
+        place = _box(out, cut, to)
+        if partial:
+            place.add_(part)
+        else:
+            place.copy_(part)
+    return out
 
 
 def _lengths(shape: list[int], dims: tuple[int, ...], slices: Slices) -> list[int]:

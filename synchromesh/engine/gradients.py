@@ -39,7 +39,6 @@ class _FlatBucket:
         """Makes the bucket ready for another backward."""
         self.filled = [False] * len(self.parameters)
         self.waiting = len(self.parameters)
-        self.launched = False
         self.work: Any = None
 
     def fill(self, index: int, gradient: Tensor) -> None:
@@ -61,7 +60,6 @@ class _FlatBucket:
             self.counts.copy_(present)
         else:
             self.counts.fill_(1)
-        self.launched = True
         self.group.world.ledger.add("all_reduce", self.payload, self.group.size)
         self.work = self.group.all_reduce(self.flat, asynchronous=True, counted=False)
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from synchromesh.engine.device import device_of
 from synchromesh.engine.ledger import Ledger
 from synchromesh.launch import rendezvous
 
+T = TypeVar("T")
 Op = Literal["sum", "max"]
 Finish = Callable[[], Tensor]  # waits for a collective under way and returns its result
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
@@ -125,13 +126,9 @@ class Group:
             gathered.view(-1), part.view(-1), group=self.handle, async_op=True
         )
 
-        def finish() -> Tensor:
-            self.world.wait(work)
-            if gathered.dtype is x.dtype:
-                return gathered
-            return gathered.view(x.dtype).view(self.size, *x.shape)
-
-        return finish
+        if gathered.dtype is x.dtype:
+            return self._after(work, lambda: gathered)
+        return self._after(work, lambda: gathered.view(x.dtype).view(self.size, *x.shape))
 
     def start_all_reduce(self, x: Tensor) -> Finish:
         """Begins the sum of a copy of `x` over the ranks."""
@@ -140,13 +137,7 @@ class Group:
             self.all_reduce(total)
             return lambda: total
         work = self.all_reduce(total, asynchronous=True)
-
-        def finish() -> Tensor:
-            if work is not None:
-                self.world.wait(work)
-            return total
-
-        return finish
+        return self._after(work, lambda: total) if work is not None else lambda: total
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """x: (size, *rest) -> rest, this rank's part of the sum over the ranks."""
@@ -178,8 +169,8 @@ class Group:
         work = _reduce_scatter_single(part.view(-1), x.view(-1), group=self.handle, async_op=True)
         return self._after(work, lambda: part)
 
-    def _after(self, work: Any, result: Finish) -> Finish:
-        def finish() -> Tensor:
+    def _after(self, work: Any, result: Callable[[], T]) -> Callable[[], T]:
+        def finish() -> T:
             self.world.wait(work)
             return result()
 
@@ -232,12 +223,13 @@ class Group:
             received, packed, inward, outward, group=self.handle, async_op=True
         )
 
-        def finish() -> list[Tensor]:
-            self.world.wait(work)
-            parts = received.split(inward)
-            return [p.view(dtype).view(s) for p, s in zip(parts, wanted, strict=True)]
-
-        return finish
+        return self._after(
+            work,
+            lambda: [
+                part.view(dtype).view(shape)
+                for part, shape in zip(received.split(inward), wanted, strict=True)
+            ],
+        )
 
     def exchange(
         self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]

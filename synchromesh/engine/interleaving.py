@@ -23,11 +23,6 @@ class Trial:
     order: tuple[int, ...] = (1, INTERLEAVED, INTERLEAVED, 1)  # micro-batches of each block
     block: int = 3  # steps, of which the first is not counted
 
-    @property
-    def steps(self) -> int:
-        """After how many steps the choice is made."""
-        return self.block * len(self.order)
-
 
 TRIAL = Trial()
 
@@ -59,7 +54,7 @@ class Interleaving:
         if self._used == self._tried() and self._steps % TRIAL.block:
             self._times[self._used].append(seconds)
         self._steps += 1
-        if self._steps == TRIAL.steps:
+        if self._steps == TRIAL.block * len(TRIAL.order):
             self._decide()
 
     def to_dict(self) -> dict[str, int | None]:

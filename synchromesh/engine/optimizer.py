@@ -1,4 +1,4 @@
-"""The user's optimizer over shards of parameters: what it may be, its state, global norms.
+"""The user's optimizer over shards of parameters: what it may be, global norms.
 
 An optimizer whose update of an entry depends on that entry's own history alone (elementwise) may
 run on shards. `ELEMENTWISE` lists those of torch 2.13 whose source says so; per-parameter scalars
@@ -6,7 +6,7 @@ run on shards. `ELEMENTWISE` lists those of torch 2.13 whose source says so; per
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -80,44 +80,6 @@ def coupled(optimizer: Optimizer) -> str:
                 f"needs {COUPLED[name]}"
             )
     return ""
-
-
-def state_tensors(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """The state of `parameter` that has one entry per entry of it, by name."""
-    return {
-        name: value
-        for name, value in sorted(optimizer.state.get(parameter, {}).items())
-        if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0
-    }
-
-
-def state_scalars(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, object]:
-    """The rest of the state of `parameter`: step counters and the like."""
-    shaped = state_tensors(optimizer, parameter)
-    state = optimizer.state.get(parameter, {})
-    return {name: value for name, value in sorted(state.items()) if name not in shaped}
-
-
-def rebind(
-    parameter: nn.Parameter,
-    data: Tensor,
-    optimizer: Optimizer | None,
-    cut: Callable[[Tensor], Tensor],
-) -> None:
-    """`parameter` becomes `data`, its shaped optimizer state what `cut` makes of it.
-
-    The parameter object, its hooks and its place in the optimizer's groups stay; between steps
-    only, for a graph that is still alive knows the old shape. Meta parameters become real.
-    """
-    if optimizer is not None:
-        for name, value in state_tensors(optimizer, parameter).items():
-            optimizer.state[parameter][name] = cut(value)
-    parameter.grad = None
-    if parameter.device == data.device and parameter.dtype == data.dtype:
-        parameter.data = data
-    else:
-        fresh = nn.Parameter(data, requires_grad=parameter.requires_grad)
-        torch.utils.swap_tensors(parameter, fresh)
 
 
 def global_norm(copies: Iterable[tuple[nn.Parameter, float]], everyone: Group) -> Tensor:

@@ -40,7 +40,7 @@ class Side:
         """The positions that share the rows of a data index."""
         return range(data_index * self.tensor, (data_index + 1) * self.tensor)
 
-    def spans(self, dim: int, width: int, position: int) -> list[tuple[int, int, int]]:
+    def intervals(self, dim: int, width: int, position: int) -> list[tuple[int, int, int]]:
         """(start, stop, place in the local tensor) of what a position has of dimension `dim`."""
         if dim == 0:
             return [(*self.rows[position // self.tensor], 0)]
@@ -48,11 +48,11 @@ class Side:
             return [(0, width, 0)]
         flat = Placement("S", 0, self.placement.segments)
         boxes = flat.boxes((width,), self.tensor, position % self.tensor)
-        spans, place = [], 0
+        intervals, place = [], 0
         for ((start, stop),) in boxes:
-            spans.append((start, stop, place))
+            intervals.append((start, stop, place))
             place += stop - start
-        return spans
+        return intervals
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def routes(source: Side, target: Side, dims: tuple[tuple[int, int], ...]) -> tup
     made = []
     for sender, receiver in _pairs(source, target):
         cuts = [
-            list(_meet(source.spans(d, n, sender), target.spans(d, n, receiver)))
+            list(_meet(source.intervals(d, n, sender), target.intervals(d, n, receiver)))
             for d, n in ((0, 0), *dims)
         ]
         parts = tuple(
@@ -88,7 +88,7 @@ def routes(source: Side, target: Side, dims: tuple[tuple[int, int], ...]) -> tup
 def _meet(
     have: list[tuple[int, int, int]], want: list[tuple[int, int, int]]
 ) -> Iterator[tuple[int, int, int]]:
-    """(place at the sender, place at the receiver, length) of what two lists of spans share."""
+    """(place at the sender, place at the receiver, length) of what two lists share."""
     for (a0, a1, at), (b0, b1, to) in product(have, want):
         start, stop = max(a0, b0), min(a1, b1)
         if start < stop:
@@ -101,12 +101,11 @@ def _pairs(source: Side, target: Side) -> Iterator[tuple[int, int]]:
         if max(source.rows[i][0], target.rows[j][0]) >= min(source.rows[i][1], target.rows[j][1]):
             continue
         senders, receivers = source.line(i), target.line(j)
-        if (
-            target.placement.kind == "P"
-        ):  # the sum over receivers counts: one of them for each sender
+        if target.placement.kind == "P":  # the sum over receivers counts: one for each sender
             if source.placement.kind == "R":
                 both = sorted(set(senders) & set(receivers))
-                senders = range(*_one(both[0] if both else senders[j % len(senders)]))
+                first = both[0] if both else senders[j % len(senders)]
+                senders = range(first, first + 1)
             for q in senders:
                 yield q, q if q in receivers else receivers[q % len(receivers)]
         elif source.placement.kind == "R":  # the nearest copy
@@ -114,10 +113,6 @@ def _pairs(source: Side, target: Side) -> Iterator[tuple[int, int]]:
                 yield p if p in senders else senders[p % len(senders)], p
         else:
             yield from product(senders, receivers)
-
-
-def _one(position: int) -> tuple[int, int]:
-    return position, position + 1
 
 
 def nested(fine: Side, coarse: Side) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.graph import magic_methods
+from torch.fx.node import map_aggregate
 
 Walk = Generator[None, None, tuple[Tensor, ...]]
 _LITERALS = (bool, int, str, type(None))
@@ -30,6 +31,12 @@ def pauses(graph: torch.fx.Graph) -> int:
 def walking(graph: torch.fx.GraphModule) -> Callable[..., Walk]:
     """The graph as a generator function of its placeholders, which returns its outputs."""
     return _Source(graph.graph).compiled()
+
+
+class _Name(str):
+    """A name that prints as it stands in source."""
+
+    __repr__ = str.__str__
 
 
 class _Source:
@@ -83,23 +90,14 @@ class _Source:
         return f"{node.name} = {call}"
 
     def _text(self, value: Any) -> str:
-        match value:
-            case Node():
-                return value.name
-            case list():
-                return f"[{', '.join(map(self._text, value))}]"
-            case tuple() if not hasattr(value, "_fields"):
-                return f"({''.join(f'{self._text(x)}, ' for x in value)})"
-            case dict():
-                items = (f"{self._text(k)}: {self._text(v)}" for k, v in value.items())
-                return f"{{{', '.join(items)}}}"
-            case slice():
-                return (
-                    f"slice({', '.join(map(self._text, (value.start, value.stop, value.step)))})"
-                )
-            case float() if isfinite(value):
-                return repr(value)
-        return repr(value) if type(value) in _LITERALS else self._global(value)
+        return repr(map_aggregate(value, self._leaf))
+
+    def _leaf(self, value: Any) -> Any:
+        """What prints as the source of a value that is no container."""
+        if isinstance(value, Node):
+            return _Name(value.name)
+        literal = isfinite(value) if type(value) is float else type(value) in _LITERALS
+        return value if literal else _Name(self._global(value))
 
     def _global(self, value: Any) -> str:
         """The name of an object, which no node has."""

@@ -144,9 +144,7 @@ def timed_on(
     wall = known.sprint.credit and clock(world.device) is None
     least = LONG_BLOCK_SECONDS if wall else BLOCK_SECONDS
     least = max(least, block / known.pace_of(world.rank))
-    with RandomStreams(
-        0, world.device
-    ).preserved():  # random operators draw from the user's generator
+    with RandomStreams(0, world.device).preserved():  # operators draw from the user's generator
         if world.rank in ranks:
             mine = _timed(subject, wanted, world.device, least)
         else:

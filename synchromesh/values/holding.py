@@ -43,6 +43,11 @@ class Holding:
         """Bytes of what one position holds."""
         return replace(self.tensor, shape=self.local_shape).bytes
 
+    @property
+    def summed(self) -> bool:
+        """Whether several positions sum its gradient, which then lies in a bucket."""
+        return self.gradient_layout.data > 1
+
     def gradient_positions(self, position: int) -> tuple[int, ...]:
         """Positions over which the gradient of this tensor is summed."""
         return self.gradient_layout.data_positions(position)

@@ -41,7 +41,7 @@ class Alone:
 def test_the_quicker_way_is_kept(many: float, kept: int) -> None:
     interleaving = Interleaving(Alone(), possible=True)  # type: ignore[arg-type]
     used = []
-    for step in range(TRIAL.steps + 2):
+    for step in range(TRIAL.block * len(TRIAL.order) + 2):
         used.append(interleaving.micro_batches(least=8))
         first = step % TRIAL.block == 0
         interleaving.add(100.0 if first else many if used[-1] == INTERLEAVED else 1.0)

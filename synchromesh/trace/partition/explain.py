@@ -157,10 +157,10 @@ def _component(
         for c in local.collectives
         for block in (_rows(c, local.layout, plan, rows, 0),)
     ]
-    summed: dict[int, int] = {}  # ranks -> bytes of gradients
+    summed: dict[int, int] = {}
     for h in own:
-        size = len(h.gradient_positions(0))
-        if h.tensor.trainable and size > 1:
+        if h.tensor.trainable and h.summed:
+            size = h.gradient_layout.data
             summed[size] = summed.get(size, 0) + h.local_bytes
     collectives += [
         SentCollective("all_reduce", "gradient", n, size) for size, n in sorted(summed.items())
