@@ -254,11 +254,11 @@ class _Loop:
         path, steps = self.folder / name, self.trainer.steps
         try:
             self.trainer.save(path, extra={"best": self.best})
-            self.saved, self.unsaved = path, None
-            self.emit(events.Saved(path, steps))
         except CheckpointError as error:  # the same on all ranks
             self.unsaved = error
-            self.emit(events.NotSaved(path, steps, str(error)))
+            return self.emit(events.NotSaved(path, steps, str(error)))
+        self.saved, self.unsaved = path, None
+        self.emit(events.Saved(path, steps))
 
     def _save_stopped(self) -> None:
         self._save(f"step-{self.trainer.steps}")
