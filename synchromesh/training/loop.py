@@ -16,7 +16,7 @@ import torch
 
 from synchromesh.adapt.adapter import Decision
 from synchromesh.state import manifest
-from synchromesh.state.agreed import on_first
+from synchromesh.state.agreement import on_first
 from synchromesh.state.manifest import CheckpointError, check_writable
 from synchromesh.training import events
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult
