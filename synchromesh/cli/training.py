@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,39 +56,25 @@ class _Report:
         self.folder = job.folder
         self.trainer: Trainer | None = None
         self.predicted: float | None = None  # seconds of a step, before the first one
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            events.Started: self._started,
+            events.EpochStarted: lambda e: display.start_epoch(
+                f"epoch {e.epoch}", e.done, e.length
+            ),
+            events.Losses: self._losses,
+            events.StepDone: lambda e: display.step(e.done, e.loss),
+            events.EpochTrained: lambda _: display.end_epoch(),
+            events.EpochEnded: self._epoch_ended,
+            events.Saved: lambda e: self._log("checkpoint", path=str(e.path), step=e.step),
+            events.NotSaved: self._not_saved,
+            events.Interrupted: self._interrupted,
+            events.Finished: self._finished,
+            Decision: self._decided,
+        }
 
     def take(self, event: FitEvent) -> None:
         """One event; all ranks call alike."""
-        match event:
-            case events.Started():
-                self._started(event)
-            case events.EpochStarted():
-                self.display.start_epoch(f"epoch {event.epoch}", event.done, event.length)
-            case events.Losses():
-                for step, loss in enumerate(event.values, event.first):
-                    self._log("step", step=step, epoch=event.epoch, loss=loss)
-            case events.StepDone():
-                self.display.step(event.done, event.loss)
-            case events.EpochTrained():
-                self.display.end_epoch()
-            case events.EpochEnded():
-                self._epoch_ended(event)
-            case events.Saved():
-                self._log("checkpoint", path=str(event.path), step=event.step)
-            case events.NotSaved():
-                path, step, reason = str(event.path), event.step, event.reason
-                self._log("unsaved", path=path, step=step, reason=reason)
-                self.display.say(f"no checkpoint at step {step}: {reason}")
-            case events.Interrupted():
-                self._log("stop", signal=event.cause, step=event.step)
-                self.display.say(
-                    f"{event.cause}: stopped after step {event.step}; go on with --resume "
-                    f"{event.checkpoint}"
-                )
-            case Decision():
-                self._decided(event)
-            case events.Finished():
-                self._finished(event)
+        self._handlers[type(event)](event)
 
     def _log(self, event: str, **values: Any) -> None:
         if self.display.shown:
@@ -147,6 +134,21 @@ class _Report:
         return (
             f"nothing is left to do: the resumed run has done {steps} and {epochs_done} epochs, "
             f"and {asked} were asked for; ask for {more}"
+        )
+
+    def _losses(self, event: events.Losses) -> None:
+        for step, loss in enumerate(event.values, event.first):
+            self._log("step", step=step, epoch=event.epoch, loss=loss)
+
+    def _not_saved(self, event: events.NotSaved) -> None:
+        self._log("unsaved", path=str(event.path), step=event.step, reason=event.reason)
+        self.display.say(f"no checkpoint at step {event.step}: {event.reason}")
+
+    def _interrupted(self, event: events.Interrupted) -> None:
+        self._log("stop", signal=event.cause, step=event.step)
+        self.display.say(
+            f"{event.cause}: stopped after step {event.step}; go on with --resume "
+            f"{event.checkpoint}"
         )
 
     def _decided(self, decision: Decision) -> None:

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from synchromesh.engine.groups import Group, World
 from synchromesh.state import manifest
-from synchromesh.state.agreed import agreed, on_first
+from synchromesh.state.agreement import agreed, on_first
 from synchromesh.state.box_plans import BoxReader, BoxWriter
 from synchromesh.state.index import IndexReader, described
 from synchromesh.state.local_tensor import LocalTensor

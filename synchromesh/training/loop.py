@@ -16,21 +16,10 @@ import torch
 
 from synchromesh.adapt.adapter import Decision
 from synchromesh.state import manifest
-from synchromesh.state.manifest import CheckpointError
-from synchromesh.training.events import (
-    EpochEnded,
-    EpochStarted,
-    EpochTrained,
-    Finished,
-    FitEvent,
-    FitResult,
-    Interrupted,
-    Losses,
-    NotSaved,
-    Saved,
-    Started,
-    StepDone,
-)
+from synchromesh.state.agreement import on_first
+from synchromesh.state.manifest import CheckpointError, check_writable
+from synchromesh.training import events
+from synchromesh.training.events import EpochEnded, FitEvent, FitResult
 from synchromesh.training.prepare import prepare
 from synchromesh.training.stop import Stop
 from synchromesh.training.trainer import Trainer, checked_plan
@@ -149,14 +138,17 @@ class _Loop:
             best = trainer.resume(resume).get("best")
             self.best = None if best is None else float(best)
         trainer.on_event = self._decided
-        self.emit(Started(trainer, resume, self.loader.cursor.epoch, self._more()))
+        self.emit(events.Started(trainer, resume, self.loader.cursor.epoch, self._more()))
+        if self.folder is not None:
+            folder = self.folder
+            on_first(trainer.world.everyone, lambda: check_writable(folder), "")
         if adapt:
             trainer.adapt()
         began = time.monotonic()
         while not self.stopped and self._more():
             self._epoch()
         result = self._result(time.monotonic() - began)
-        self.emit(Finished(trainer, result))
+        self.emit(events.Finished(trainer, result))
         if self.unsaved:
             raise self.unsaved
         return result
@@ -182,7 +174,7 @@ class _Loop:
         loader, trainer = self.loader, self.trainer
         first = done = self.length - len(loader)
         epoch, before = loader.cursor.epoch + 1, len(self.losses)
-        self.emit(EpochStarted(epoch, done, self.length))
+        self.emit(events.EpochStarted(epoch, done, self.length))
         began = time.monotonic()
         for batch in loader:
             trainer.steps_to_come = self._steps_left(self.length - done)
@@ -193,7 +185,7 @@ class _Loop:
                 break
         seconds = time.monotonic() - began
         self._read(epoch)
-        self.emit(EpochTrained(epoch))
+        self.emit(events.EpochTrained(epoch))
         if self.stopped:
             return self._save_stopped()
         losses = self.losses[before:]
@@ -221,7 +213,7 @@ class _Loop:
         read = step % READ_EVERY == 0
         if read:
             self._read(epoch)
-        self.emit(StepDone(epoch, step, done, self.losses[-1] if read else None))
+        self.emit(events.StepDone(epoch, step, done, self.losses[-1] if read else None))
         self.stopped = self.stop.answer()
         # the end of an epoch has a checkpoint of its own
         if every and step % every == 0 and done < self.length and not self.stopped:
@@ -233,7 +225,7 @@ class _Loop:
             values = tuple(float(loss) for loss in self.unread)
             self.unread.clear()
             self.losses += values
-            self.emit(Losses(epoch, self.trainer.steps - len(values) + 1, values))
+            self.emit(events.Losses(epoch, self.trainer.steps - len(values) + 1, values))
 
     def _validate(
         self, epoch: int, losses: list[float], seconds: float, samples_per_second: float
@@ -262,17 +254,17 @@ class _Loop:
         path, steps = self.folder / name, self.trainer.steps
         try:
             self.trainer.save(path, extra={"best": self.best})
-            self.saved, self.unsaved = path, None
-            self.emit(Saved(path, steps))
         except CheckpointError as error:  # the same on all ranks
             self.unsaved = error
-            self.emit(NotSaved(path, steps, str(error)))
+            return self.emit(events.NotSaved(path, steps, str(error)))
+        self.saved, self.unsaved = path, None
+        self.emit(events.Saved(path, steps))
 
     def _save_stopped(self) -> None:
         self._save(f"step-{self.trainer.steps}")
         if self.unsaved:
             raise self.unsaved
-        self.emit(Interrupted(self.stopped, self.trainer.steps, self.saved))
+        self.emit(events.Interrupted(self.stopped, self.trainer.steps, self.saved))
 
     def _result(self, seconds: float) -> FitResult:
         trainer, ended = self.trainer, self.ended

@@ -10,15 +10,8 @@ from synchromesh.engine import batches
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.planner.candidate import Candidate
-from synchromesh.profiling.choosing import (
-    Choice,
-    Question,
-    choose,
-    memory_limits,
-    next_best,
-    predict,
-    survey,
-)
+from synchromesh.profiling import choosing
+from synchromesh.profiling.choosing import Choice, Question
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.plan import Plan
@@ -44,7 +37,7 @@ class PlanningSession:
         self._choice_rows = self.rows  # that `choice` was made for
         self._problem: Question | None = None
         tensors = [*model.parameters.values(), *model.buffers.values()]
-        self._limits = memory_limits(world, tensors)
+        self._limits = choosing.memory_limits(world, tensors)
 
     def problem(self, step: Step) -> Question:
         """What a plan is wanted for; partitions that were solved for it are kept with it."""
@@ -62,7 +55,8 @@ class PlanningSession:
 
     def choose(self, step: Step) -> Plan:
         """The plan that is predicted to be best; measures what is not known yet."""
-        self.choice, self._choice_rows = choose(self.problem(step), self.say), self.rows
+        self.choice = choosing.choose(self.problem(step), self.say)
+        self._choice_rows = self.rows
         self.profile = self.choice.profile if self.choice.chosen.time else None
         return self.choice.chosen.plan
 
@@ -74,14 +68,14 @@ class PlanningSession:
         if as_chosen and chosen and chosen.time is not None and chosen.plan == plan:
             return chosen
         known = self.profile if known is None else known
-        found, self.profile = predict(self.problem(step), plan, known, self.say)
+        found, self.profile = choosing.predict(self.problem(step), plan, known, self.say)
         return found
 
     def explained(self, step: Step) -> Choice | None:
         """`choice` with what each component's next best layout would cost."""
         choice = self.choice
         if choice is not None and choice.chosen.time is not None and not choice.components:
-            components = next_best(self.problem(step), choice)
+            components = choosing.next_best(self.problem(step), choice)
             self.choice = replace(choice, components=components)
         return self.choice
 
@@ -89,5 +83,5 @@ class PlanningSession:
         """The profile of all layouts; measures them where the plan was given."""
         if self.choice is None or self.profile is None:
             self.say("measuring the other layouts, to know what there is to change to ...")
-            self.profile = survey(self.problem(step), self.profile)
+            self.profile = choosing.survey(self.problem(step), self.profile)
         return self.profile

@@ -60,10 +60,10 @@ def candidate(plan: str, seconds: float) -> Candidate:
 
 
 def trained(
-    better: str, seconds: float, adapt: bool, first: str = "tensor", glance: float = 0.0
+    better: str, seconds: float, adapt: bool, first: str = "tensor", quicker: float = 0.0
 ) -> tuple[list[float], list[dict[str, Any]]]:
     """Losses and decisions of a run that was measured under `tensor` and then is under `first`;
-    `better` is predicted to take `seconds`, the plan in force 1. glance: how much quicker links
+    `better` is predicted to take `seconds`, the plan in force 1. quicker: how much quicker links
     are found to be where a rank is idle, of which steps tell nothing; 0: steps tell of a drift.
     """
 
@@ -83,8 +83,8 @@ def trained(
         if adapt:
             trainer.adapt()
             assert trainer.adapter is not None
-            trainer.adapter.monitor = NoticesNothing() if glance else NoticesOnce()  # type: ignore[assignment]
-            patch.setattr(adapting, "probe_idle", lambda *_: Glance(links=glance))
+            trainer.adapter.monitor = NoticesNothing() if quicker else NoticesOnce()  # type: ignore[assignment]
+            patch.setattr(adapting, "probe_idle", lambda *_: Glance(links=quicker))
             trainer.steps_to_come = 10_000
         if first != "tensor":
             trainer.switch(f"{first}; @pieces=1")
@@ -137,16 +137,18 @@ def verdict(*candidates: Candidate) -> dict[str, Any]:
 
 def test_the_quickest_is_weighed_where_the_plainest_is_not_worth_it() -> None:
     now = candidate("tensor", 1.0)
-    told = verdict(candidate("data", 0.95), candidate("data; head=tensor", 0.91), now)
-    assert told["switch"] and told["plan"] == "data; head=tensor" and told["better"] == 0.91
-    told = verdict(candidate("data", 0.9), candidate("data; head=tensor", 0.86), now)
-    assert told["switch"] and told["plan"] == "data", "plain and worth it"
-    told = verdict(candidate("data", 0.97), candidate("data; head=tensor", 0.95), now)
-    assert not told["switch"] and "no plan is 8% quicker" in told["reason"]
-    told = verdict(now, candidate("data; head=tensor", 0.96))
-    assert not told["switch"] and "2000 -> 1920 ms" in told["reason"]
-    told = verdict(now, candidate("data", 1.1))
-    assert told["reason"] == "the plan is still the best that was found"
+    decided = verdict(candidate("data", 0.95), candidate("data; head=tensor", 0.91), now)
+    assert (
+        decided["switch"] and decided["plan"] == "data; head=tensor" and decided["better"] == 0.91
+    )
+    decided = verdict(candidate("data", 0.9), candidate("data; head=tensor", 0.86), now)
+    assert decided["switch"] and decided["plan"] == "data", "plain and worth it"
+    decided = verdict(candidate("data", 0.97), candidate("data; head=tensor", 0.95), now)
+    assert not decided["switch"] and "no plan is 8% quicker" in decided["reason"]
+    decided = verdict(now, candidate("data; head=tensor", 0.96))
+    assert not decided["switch"] and "2000 -> 1920 ms" in decided["reason"]
+    decided = verdict(now, candidate("data", 1.1))
+    assert decided["reason"] == "the plan is still the best that was found"
 
 
 def test_one_device_is_left_for_all_where_that_pays() -> None:
@@ -235,18 +237,20 @@ def test_measuring_that_takes_too_long_is_reported_once_and_done_later(
         adapting, "reconsider", lambda *_: Choice((candidate("data", 1.0),), Profile(1), 0.0)
     )
     adapter = adapting.Adapter(Profile(1), lambda _: pytest.fail("there is nothing to move to"))
-    told = []
+    decided = []
     for step in range(1, 60):
         adapter.drift = Drift(0.1, 1.0, (1.0,), EXPLAINED) if step != 10 else None  # it flickers
         to_come = 1 if step < 30 else 10_000  # of a second each
         problem: Any = Alone()
         partition: Any = None
         event = adapter.act(problem, plan, partition, step, to_come)
-        told += [] if event is None else [(event.step, event.reason)]
+        decided += [] if event is None else [(event.step, event.reason)]
         if reprofiled:
             break
-    assert told[0] == (1, "measuring would take more than 3% of the run")
-    assert reprofiled == [1 + 2 * LIMITS.retry_steps] and len(told) == 2, "said once, asked again"
+    assert decided[0] == (1, "measuring would take more than 3% of the run")
+    assert reprofiled == [1 + 2 * LIMITS.retry_steps] and len(decided) == 2, (
+        "said once, asked again"
+    )
 
 
 def test_another_size_is_planned_for_once_measuring_is_allowed(
@@ -261,14 +265,14 @@ def test_another_size_is_planned_for_once_measuring_is_allowed(
     adapter.monitor.usual = Usual(1.0, 0.0, (1.0,))
     problem: Any = Alone()
     partition: Any = None
-    told = {}
+    decided = {}
     for step in range(1, 60):
         to_come = 1 if step < 30 else 10_000
         event = adapter.act(problem, Plan.parse("data"), partition, step, to_come)
         if event is not None:
-            told[step] = event.reason
+            decided[step] = event.reason
             adapter.monitor.usual = Usual(1.0, 0.0, (1.0,))  # learnt anew
-    first, later = told.items()
+    first, later = decided.items()
     assert first == (1, "measuring would take more than 3% of the run")
     assert later == (1 + 2 * LIMITS.retry_steps, "the plan is still the best that was found")
 
@@ -287,9 +291,9 @@ def switched_by_hand() -> tuple[list[dict[str, Any]], int, str]:
     trainer.switch("single")
     for _ in range(14):
         trainer.step(trainer.shard(batch))
-    told = [event.to_dict() for event in trainer.decisions]
+    decided = [event.to_dict() for event in trainer.decisions]
     trainer.close()
-    return told, trainer.steps, str(trainer.plan)
+    return decided, trainer.steps, str(trainer.plan)
 
 
 def test_a_switch_by_hand_is_usual_from_then_on() -> None:

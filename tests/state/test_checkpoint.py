@@ -41,7 +41,7 @@ def alone() -> World:
     return World.open(device="cpu")
 
 
-def held(
+def local_tensors(
     layout: Layout, placement: Placement, rank: int, fill: bool, step: int = 0
 ) -> dict[str, LocalTensor]:
     """The tensors of WHOLE as a rank holds them: the large ones placed, the small ones whole."""
@@ -76,11 +76,11 @@ def correct(tensors: dict[str, LocalTensor], step: int = 0) -> bool:
 
 
 def write_alone(path: Path, step: int = 0, extra: Any = None) -> None:
-    save(path, held(Layout(), REPLICATED, 0, True, step), extra, alone())
+    save(path, local_tensors(Layout(), REPLICATED, 0, True, step), extra, alone())
 
 
 def read_alone(path: Path, **options: Any) -> tuple[dict[str, LocalTensor], Any]:
-    tensors = held(Layout(), REPLICATED, 0, False)
+    tensors = local_tensors(Layout(), REPLICATED, 0, False)
     extra = load(path, tensors, alone(), **options)
     return tensors, extra
 
@@ -90,17 +90,17 @@ def read_alone(path: Path, **options: Any) -> tuple[dict[str, LocalTensor], Any]
 
 def saving(path: str, layout: Layout, placement: Placement) -> None:
     world = World.open(device="cpu")
-    save(path, held(layout, placement, world.rank, True), {"rank": world.rank}, world)
+    save(path, local_tensors(layout, placement, world.rank, True), {"rank": world.rank}, world)
 
 
 def loading(path: str, layouts: list[tuple[Layout, Placement]]) -> list[bool]:
     world = World.open(device="cpu")
-    told = []
+    raised = []
     for layout, placement in layouts:
-        tensors = held(layout, placement, world.rank, False)
+        tensors = local_tensors(layout, placement, world.rank, False)
         extra = load(path, tensors, world)
-        told.append(correct(tensors) and extra == {"rank": 0})
-    return told
+        raised.append(correct(tensors) and extra == {"rank": 0})
+    return raised
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,13 @@ def test_extra_is_any_json(tmp_path: Path) -> None:
 
 def test_all_differences_at_once(tmp_path: Path) -> None:
     write_alone(tmp_path / "c")
-    tensors = held(Layout(), REPLICATED, 0, False)
+    tensors = local_tensors(Layout(), REPLICATED, 0, False)
     del tensors["model/count"]
     tensors["model/new"] = LocalTensor("model/new", (2,), (((0, 2),),), torch.zeros(2))
     tensors["model/bias"] = LocalTensor("model/bias", (6,), (((0, 6),),), torch.ones(6).double())
     half = torch.ones(24, 36).half()
     tensors["model/embed"] = LocalTensor("model/embed", (24, 36), (full_box((24, 36)),), half)
-    with pytest.raises(CheckpointError) as told:
+    with pytest.raises(CheckpointError) as raised:
         load(tmp_path / "c", tensors, alone())
     for sentence in (
         "model/new is missing",
@@ -172,13 +172,15 @@ def test_all_differences_at_once(tmp_path: Path) -> None:
         "model/bias has shape (5,) there, (6,) here",
         "model/embed is torch.float32 there, torch.float16 here",
     ):
-        assert sentence in str(told.value)
+        assert sentence in str(raised.value)
     assert bool((half == 1).all()), "nothing was filled"
 
 
 def test_what_may_be_missing_or_left_unread(tmp_path: Path) -> None:
     write_alone(tmp_path / "c", extra=3)
-    tensors = {n: h for n, h in held(Layout(), REPLICATED, 0, False).items() if n.startswith("m")}
+    tensors = {
+        n: h for n, h in local_tensors(Layout(), REPLICATED, 0, False).items() if n.startswith("m")
+    }
     new = LocalTensor("model/new", (2,), (((0, 2),),), torch.full((2,), 5.0))
     with pytest.raises(CheckpointError, match="optimizer/embed/exp_avg is unexpected"):
         load(tmp_path / "c", tensors, alone())
@@ -222,9 +224,9 @@ def test_damage_is_named_and_the_one_before_offered(
     write_alone(tmp_path / "step-2", 2)
     assert newest(tmp_path) == tmp_path / "step-2"
     damage(tmp_path / "step-2" / name)
-    with pytest.raises(CheckpointError, match=f"step-2/{name}.* {sentence}") as told:
+    with pytest.raises(CheckpointError, match=f"step-2/{name}.* {sentence}") as raised:
         read_alone(tmp_path / "step-2")
-    assert f"the newest good one beside it is {tmp_path / 'step-1'}" in str(told.value)
+    assert f"the newest good one beside it is {tmp_path / 'step-1'}" in str(raised.value)
     assert newest(tmp_path) == tmp_path / "step-1"
     assert correct(read_alone(tmp_path / "step-1")[0], 1)
 
@@ -251,9 +253,9 @@ def test_foreign_folders(tmp_path: Path, text: str | None, sentence: str) -> Non
     folder.mkdir()
     if text is not None:
         (folder / manifest.NAME).write_text(text)
-    with pytest.raises(CheckpointError, match=sentence) as told:
+    with pytest.raises(CheckpointError, match=sentence) as raised:
         read_alone(folder)
-    assert "no other good checkpoint lies beside it" in str(told.value)
+    assert "no other good checkpoint lies beside it" in str(raised.value)
     with pytest.raises(CheckpointError, match="nowhere: there is no such checkpoint folder"):
         read_alone(tmp_path / "nowhere")
 
@@ -370,7 +372,7 @@ def test_what_is_no_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
 def failing(path: str) -> tuple[str, bool]:
     """The second save fails on rank 1; the first stays, the group goes on."""
     world = World.open(device="cpu")
-    tensors = held(Layout(1, 2), shard(0), world.rank, True)
+    tensors = local_tensors(Layout(1, 2), shard(0), world.rank, True)
     save(path, tensors, None, world)
     original = box_plans.BoxWriter.resolve_data
 
@@ -382,34 +384,34 @@ def failing(path: str) -> tuple[str, bool]:
     box_plans.BoxWriter.resolve_data = full  # type: ignore[method-assign]
     try:
         save(path, tensors, None, world)
-        told = ""
+        raised = ""
     except CheckpointError as error:
-        told = str(error)
-    again = held(Layout(1, 2), shard(0), world.rank, False)
+        raised = str(error)
+    again = local_tensors(Layout(1, 2), shard(0), world.rank, False)
     load(path, again, world)
-    return told, correct(again)
+    return raised, correct(again)
 
 
 def test_a_failure_on_one_rank_is_one_error_on_all(tmp_path: Path) -> None:
     answers = run(2, failing, str(tmp_path / "last"))
     assert answers[0] == answers[1]
-    told, intact = answers[0]
-    assert intact and "free on that disk): No space left on device (rank 1)" in told
+    raised, intact = answers[0]
+    assert intact and "free on that disk): No space left on device (rank 1)" in raised
     assert [p.name for p in tmp_path.iterdir()] == ["last"]
 
 
 def test_a_fault_found_by_one_rank_is_one_error_on_all(tmp_path: Path) -> None:
     run(3, saving, str(tmp_path / "c"), Layout(1, 3), shard(1))
     flip(tmp_path / "c" / "__2_0.distcp")
-    told = run(3, refused, str(tmp_path / "c"))
-    assert len(set(told)) == 1 and "__2_0.distcp is damaged" in told[0]
+    raised = run(3, refused, str(tmp_path / "c"))
+    assert len(set(raised)) == 1 and "__2_0.distcp is damaged" in raised[0]
 
 
 def refused(path: str) -> str:
     world = World.open(device="cpu")
-    with pytest.raises(CheckpointError) as told:
-        load(path, held(Layout(1, 3), shard(1), world.rank, False), world)
-    return str(told.value)
+    with pytest.raises(CheckpointError) as raised:
+        load(path, local_tensors(Layout(1, 3), shard(1), world.rank, False), world)
+    return str(raised.value)
 
 
 @pytest.fixture
@@ -503,14 +505,14 @@ def not_shared(path: str) -> str:
         checkpoint._shared.__defaults__ = (0.2,)
         shared, exists = Path(path), Path.is_dir
         Path.is_dir = lambda p: exists(p) and shared.name not in p.name  # type: ignore[method-assign]
-    with pytest.raises(CheckpointError) as told:
-        save(path, held(Layout(1, 2), shard(0), world.rank, True), None, world)
-    return str(told.value)
+    with pytest.raises(CheckpointError) as raised:
+        save(path, local_tensors(Layout(1, 2), shard(0), world.rank, True), None, world)
+    return str(raised.value)
 
 
 def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
-    told = run(2, not_shared, str(tmp_path / "last"))
-    assert told[0] == told[1] and "rank 1 does not see what rank 0 writes there" in told[0]
+    raised = run(2, not_shared, str(tmp_path / "last"))
+    assert raised[0] == raised[1] and "rank 1 does not see what rank 0 writes there" in raised[0]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -27,7 +27,7 @@ WHOLE = {
 TIED = {"head.weight": "embed.weight", "embed.weight": "embed.weight"}
 
 
-def held(rank: int, size: int, fill: bool) -> dict[str, LocalTensor]:
+def local_tensors(rank: int, size: int, fill: bool) -> dict[str, LocalTensor]:
     out = {}
     for name, tensor in WHOLE.items():
         shape = tuple(tensor.shape)
@@ -43,10 +43,10 @@ def held(rank: int, size: int, fill: bool) -> dict[str, LocalTensor]:
 
 def there_and_back(path: str) -> bool:
     world = World.open(device="cpu")
-    save_safetensors(path, held(world.rank, world.size, True), world, TIED)
-    again = held(world.rank, world.size, False)
+    save_safetensors(path, local_tensors(world.rank, world.size, True), world, TIED)
+    again = local_tensors(world.rank, world.size, False)
     load_safetensors(path, again, TIED)
-    wanted = held(world.rank, world.size, True)
+    wanted = local_tensors(world.rank, world.size, True)
     return all(torch.equal(again[n].tensor, wanted[n].tensor) for n in again)
 
 
@@ -68,7 +68,7 @@ def test_there_and_back(tmp_path: Path, ranks: int) -> None:
 def test_a_file_with_the_other_name_of_a_tied_tensor(tmp_path: Path) -> None:
     stored = {("head.weight" if n == "embed.weight" else n): t for n, t in WHOLE.items()}
     save_file(stored, tmp_path / "model.safetensors")
-    wanted = held(0, 1, False)
+    wanted = local_tensors(0, 1, False)
     load_safetensors(tmp_path, wanted, TIED)
     assert torch.equal(wanted["embed.weight"].tensor, WHOLE["embed.weight"])
 
@@ -79,9 +79,11 @@ def test_a_folder_with_an_index(tmp_path: Path) -> None:
     save_file({n: WHOLE[n] for n in names[2:]}, tmp_path / "b.safetensors")
     index = {n: "a.safetensors" if n in names[:2] else "b.safetensors" for n in names}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    wanted = held(1, 2, False)
+    wanted = local_tensors(1, 2, False)
     load_safetensors(tmp_path, wanted)
-    assert torch.equal(wanted["embed.weight"].tensor, held(1, 2, True)["embed.weight"].tensor)
+    assert torch.equal(
+        wanted["embed.weight"].tensor, local_tensors(1, 2, True)["embed.weight"].tensor
+    )
     index["mask"] = "../b.safetensors"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     with pytest.raises(CheckpointError, match=r"'\.\./b\.safetensors' is no plain file name"):
@@ -92,21 +94,21 @@ def test_all_differences_at_once(tmp_path: Path) -> None:
     stored = {**WHOLE, "norm.bias": torch.ones(4), "other": torch.ones(1)}
     del stored["mask"]
     save_file(stored, tmp_path / "m.safetensors")
-    with pytest.raises(CheckpointError) as told:
-        load_safetensors(tmp_path / "m.safetensors", held(0, 1, False))
+    with pytest.raises(CheckpointError) as raised:
+        load_safetensors(tmp_path / "m.safetensors", local_tensors(0, 1, False))
     for sentence in (
         "mask is missing",
         "other is unexpected",
         "norm.bias has shape (4,) there, (3,) here",
         "norm.bias is torch.float32 there, torch.bfloat16 here",
     ):
-        assert sentence in str(told.value)
+        assert sentence in str(raised.value)
 
 
 def test_casting_is_asked_for(tmp_path: Path) -> None:
     stored = {n: t.double() if t.is_floating_point() else t for n, t in WHOLE.items()}
     save_file(stored, tmp_path / "m.safetensors")
-    wanted = held(0, 1, False)
+    wanted = local_tensors(0, 1, False)
     with pytest.raises(CheckpointError, match=r"float64 there, torch\.float32 here"):
         load_safetensors(tmp_path / "m.safetensors", wanted)
     load_safetensors(tmp_path / "m.safetensors", wanted, cast=True)
@@ -117,21 +119,21 @@ def test_complex_entries_are_not_cast_into_counts(tmp_path: Path) -> None:
     stored = {**WHOLE, "norm.count": WHOLE["norm.count"].to(torch.complex64)}
     save_file(stored, tmp_path / "m.safetensors")
     with pytest.raises(CheckpointError, match=r"norm.count is torch.complex64 there, torch.int64"):
-        load_safetensors(tmp_path / "m.safetensors", held(0, 1, False), cast=True)
+        load_safetensors(tmp_path / "m.safetensors", local_tensors(0, 1, False), cast=True)
 
 
 def unwritable(path: str) -> str:
     world = World.open(device="cpu")
-    with pytest.raises(CheckpointError) as told:
-        save_safetensors(path, held(world.rank, world.size, True), world)
-    return str(told.value)
+    with pytest.raises(CheckpointError) as raised:
+        save_safetensors(path, local_tensors(world.rank, world.size, True), world)
+    return str(raised.value)
 
 
 def test_files_that_cannot_be_written_or_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no safetensors")
-    told = run(2, unwritable, str(tmp_path / "file" / "m.safetensors"))
-    assert told[0] == told[1] and "cannot be written: " in told[0]
+    raised = run(2, unwritable, str(tmp_path / "file" / "m.safetensors"))
+    assert raised[0] == raised[1] and "cannot be written: " in raised[0]
     with pytest.raises(CheckpointError, match="is no readable safetensors file"):
-        load_safetensors(tmp_path / "file", held(0, 1, False))
+        load_safetensors(tmp_path / "file", local_tensors(0, 1, False))
     with pytest.raises(CheckpointError, match="there is no such file"):
-        load_safetensors(tmp_path, held(0, 1, False))
+        load_safetensors(tmp_path, local_tensors(0, 1, False))

@@ -52,19 +52,19 @@ def all_to_all_sides(dtype: torch.dtype) -> list[bool]:
     world = World.open(device="cpu")
     shape = (24, 12)
     whole = (torch.arange(24 * 12) % 120).to(dtype).view(shape)
-    told = []
+    answer = []
     for old, new in itertools.product(SIDES, SIDES):
         have, want = boxes(shape, old, world.size), boxes(shape, new, world.size)
         mine = local(whole, have[world.rank])
         moved = redistribute(mine, have, want, shape, world.everyone)
-        told.append(torch.equal(moved, local(whole, want[world.rank])))
-    return told
+        answer.append(torch.equal(moved, local(whole, want[world.rank])))
+    return answer
 
 
 def test_every_layout_becomes_every_other() -> None:
     for dtype in (torch.float64, torch.int16):
         answers = run(4, all_to_all_sides, dtype)
-        assert all(all(told) and len(told) == len(SIDES) ** 2 for told in answers)
+        assert all(all(answer) and len(answer) == len(SIDES) ** 2 for answer in answers)
 
 
 def many_tensors() -> tuple[bool, int, int, int]:

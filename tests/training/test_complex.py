@@ -58,15 +58,15 @@ def built() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def alone() -> tuple[list[float], dict[str, Tensor]]:
     model, optimizer = built()
-    told = []
+    values = []
     for i, rows in enumerate(ROWS):
         optimizer.zero_grad()
         value = loss(model, make(rows, i))
         value.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
-        told += [value.item(), float(norm)]
-    return told, model.state_dict()
+        values += [value.item(), float(norm)]
+    return values, model.state_dict()
 
 
 def planned(plan: str, then: str, folder: str) -> tuple[list[float], dict[str, Tensor]]:
@@ -74,7 +74,7 @@ def planned(plan: str, then: str, folder: str) -> tuple[list[float], dict[str, T
     model, optimizer = built()
     trainer = prepare(model, optimizer, loss, make(8), plan)
     assert not trainer.traced.opaque, trainer.traced.reason
-    told = []
+    values = []
     for i, rows in enumerate(ROWS):
         if i == len(ROWS) - 1:
             trainer.save(folder)
@@ -88,12 +88,12 @@ def planned(plan: str, then: str, folder: str) -> tuple[list[float], dict[str, T
         value = trainer.backward(batch)
         norm = trainer.clip(0.5)
         trainer.update()
-        told += [float(value), float(norm)]
+        values += [float(value), float(norm)]
     with pytest.raises(CheckpointError, match=r"no such type: .*complex128"):
         trainer.export(f"{folder}.safetensors")
     state = trainer.state_dict()
     trainer.close()
-    return told, state
+    return values, state
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_complex_models_train_exactly(plan: str, then: str, tmp_path: Path) -> N
     expected, weights = alone()
     with shared("spectral", built()[0], loss, make(8), plan, then):
         answers = run(2, planned, plan, then, str(tmp_path / "saved"))
-    for told, state in answers:
-        assert told == pytest.approx(expected, rel=1e-10)
+    for values, state in answers:
+        assert values == pytest.approx(expected, rel=1e-10)
         for name, tensor in weights.items():
             torch.testing.assert_close(state[name], tensor, rtol=1e-9, atol=1e-12)
 

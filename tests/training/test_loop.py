@@ -166,6 +166,7 @@ def test_the_last_checkpoint_must_be_written(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_does_not_fit_is_said_in_one_sentence() -> None:
+    events: list[FitEvent] = []
     for sentence, settings in {
         "epochs (2) and steps (3) exclude each other": {"epochs": 2, "steps": 3},
         "steps must be at least 1, not 0": {"steps": 0},
@@ -180,6 +181,10 @@ def test_what_does_not_fit_is_said_in_one_sentence() -> None:
         replace(TINY, train_data=TensorDataset(torch.zeros(0, 6)))
     with pytest.raises(CheckpointError, match="there is no such checkpoint folder"):
         sm.fit(TINY, plan="single", resume="nowhere")
+    Path("file").write_text("")
+    with pytest.raises(CheckpointError, match="file/inside: checkpoints cannot be written there"):
+        sm.fit(TINY, plan="single", checkpoints="file/inside", on_event=events.append)
+    assert not seen(StepDone, events)
 
 
 def trained(folder: str) -> tuple[tuple[float, ...], str, Path | None]:

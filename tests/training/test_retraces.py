@@ -49,7 +49,7 @@ def batch(seed: int, *shape: int) -> Tensor:
 def test_another_length_is_compared(plan: str, ranks: int) -> None:
     batches = [batch(i, 6, n) for i, n in enumerate((3, 3, 7, 7))]
     found = exact(Case(lambda: Net(lambda m, x: x.shape[1] > 5), loss, batches), plan, ranks)
-    assert any("runs as it is" in told for told in found[0].warned)
+    assert any("runs as it is" in text for text in found[0].warned)
 
 
 def test_another_case_of_rows_is_compared() -> None:

@@ -75,25 +75,25 @@ def test_layers_may_be_released_and_frozen_while_training(plan: str) -> None:
 def accumulating(folder: str) -> list[str]:
     net = network()
     trainer = prepare(net, sgd(net), loss, batch(), "data")
-    told = []
+    sentences = []
     trainer.backward(trainer.shard(batch()), last=False)
     for forbidden in (lambda: trainer.switch("tensor"), lambda: trainer.save(Path(folder) / "x")):
         with pytest.raises(ValueError, match="call update first") as caught:
             forbidden()
-        told.append(str(caught.value))
+        sentences.append(str(caught.value))
     trainer.backward(trainer.shard(batch()))
     trainer.update()
     trainer.switch("tensor")
     trainer.close()
-    return told
+    return sentences
 
 
 def test_nothing_moves_in_the_middle_of_an_accumulation(tmp_path: Path) -> None:
     with shared("network", network(), loss, batch(), "data"):
         answers = run(2, accumulating, str(tmp_path))
-    for told in answers:
-        assert told[0].startswith("switch in the middle of an accumulation (1 backward calls")
-        assert told[1].startswith("save in the middle")
+    for sentences in answers:
+        assert sentences[0].startswith("switch in the middle of an accumulation (1 backward calls")
+        assert sentences[1].startswith("save in the middle")
     assert not (tmp_path / "x").exists()
 
 

@@ -94,7 +94,7 @@ def in_training() -> tuple[dict[str, str], float, bool]:
     before = dist.group.WORLD
     trainer = start(Net(), "tensor")
     x, y = batch(8)
-    told = {
+    sentences = {
         "shapes": fault(lambda: trainer.step((x[:, : 5 + rank], y))),
         "rows": fault(lambda: trainer.step((x[: 7 + rank], y[: 7 + rank]))),
         "other rows": fault(lambda: trainer.step((x + rank, y))),
@@ -111,7 +111,7 @@ def in_training() -> tuple[dict[str, str], float, bool]:
     trainer.close()
     mine = torch.ones(1)
     dist.all_reduce(mine)  # the caller's default group is as it was
-    return told, value, dist.group.WORLD is before and mine.item() == 2
+    return sentences, value, dist.group.WORLD is before and mine.item() == 2
 
 
 def test_ranks_with_other_batches_are_told_so_on_all() -> None:
@@ -132,9 +132,9 @@ def test_ranks_with_other_batches_are_told_so_on_all() -> None:
     value = mean_loss(whole, batch(8)).item()
     with shared("Net", whole, mean_loss, batch(8), "tensor"):
         answers = run(2, in_training)
-    for told, found, untouched in answers:
+    for sentences, found, untouched in answers:
         for key, pattern in expected.items():
-            assert re.search(pattern, told[key]), (key, told[key])
+            assert re.search(pattern, sentences[key]), (key, sentences[key])
         assert found == pytest.approx(value) and untouched
 
 
@@ -164,10 +164,10 @@ def refused() -> dict[str, str]:
     lbfgs = lambda m: torch.optim.LBFGS(m.parameters())  # noqa: E731
     factors = lambda m: torch.optim.Adafactor(m.parameters())  # noqa: E731
     whole = start(Net(), "data", optimizer=factors)
-    told = {"switch": fault(lambda: whole.switch("data; head=tensor"))}
+    sentences = {"switch": fault(lambda: whole.switch("data; head=tensor"))}
     whole.step(whole.shard(batch(8)))
     whole.close()
-    return told | {
+    return sentences | {
         "loss": fault(lambda: start(Net(), loss=Learnable())),
         "closure": fault(lambda: start(Net(), loss=closing_over(Learnable()))),
         "lbfgs": fault(lambda: start(Net(), optimizer=lbfgs)),
@@ -179,14 +179,14 @@ def refused() -> dict[str, str]:
 def test_what_would_train_wrongly_is_refused() -> None:
     with shared("Net", Net(), mean_loss, batch(8), "data", "data; head=tensor"):
         answers = run(2, refused)
-    for told in answers:
+    for sentences in answers:
         for key in ("loss", "closure"):
             pattern = r"learnable parameters of its own \(.*4.*\).*part of the model"
-            assert re.search(pattern, told[key]), told[key]
-        assert "LBFGS cannot be used" in told["lbfgs"]
-        assert re.search("Adafactor cannot update pieces.*the plan 'data'", told["pieces"])
-        assert told["pieces"] == told["switch"]
-        assert "2 dimensions: return a scalar" in told["scalar"]
+            assert re.search(pattern, sentences[key]), sentences[key]
+        assert "LBFGS cannot be used" in sentences["lbfgs"]
+        assert re.search("Adafactor cannot update pieces.*the plan 'data'", sentences["pieces"])
+        assert sentences["pieces"] == sentences["switch"]
+        assert "2 dimensions: return a scalar" in sentences["scalar"]
 
 
 def with_teacher() -> float:
@@ -218,31 +218,31 @@ def on_disk(folder: str) -> dict[str, str]:
     (Path(folder) / "file").touch()
     trainer.step(trainer.shard(batch(8)))
     trainer.save(f"{folder}/good", extra={"epoch": 3})
-    told = {
+    sentences = {
         "unwritable": fault(lambda: trainer.save(f"{folder}/file/checkpoint")),
         "export": fault(lambda: trainer.export(f"{folder}/file/model.safetensors")),
         "missing": fault(lambda: trainer.resume(f"{folder}/nowhere")),
     }
     other = start(Renamed(("a", "b")))
-    told["model"] = fault(lambda: other.resume(f"{folder}/good"))
-    told["after"] = str(len(other.optimizer.state))
+    sentences["model"] = fault(lambda: other.resume(f"{folder}/good"))
+    sentences["after"] = str(len(other.optimizer.state))
     other.close()
     momentum = start(
         Net(),
         optimizer=lambda m: torch.optim.SGD([{"params": [p]} for p in m.parameters()], lr=0.1),
     )
-    told["groups"] = fault(lambda: momentum.resume(f"{folder}/good"))
+    sentences["groups"] = fault(lambda: momentum.resume(f"{folder}/good"))
     momentum.close()
     from synchromesh.state import checkpoint
 
     checkpoint.save(f"{folder}/foreign", {}, {"x": 1}, trainer.world)
-    told["foreign"] = fault(lambda: trainer.resume(f"{folder}/foreign"))
-    told["extra"] = str(trainer.resume(f"{folder}/good"))
+    sentences["foreign"] = fault(lambda: trainer.resume(f"{folder}/foreign"))
+    sentences["extra"] = str(trainer.resume(f"{folder}/good"))
     trainer.close()
     missing = f"{folder}/model.safetensors"
-    told["weights"] = fault(lambda: start(Net(), weights=missing))
+    sentences["weights"] = fault(lambda: start(Net(), weights=missing))
     assert rank in (0, 1)
-    return told
+    return sentences
 
 
 def test_disks_give_checkpoint_errors(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def loaders() -> tuple[bool, str, int, list[int]]:
     data = Rows(10)
     one = trainer.loader(data, 4, shuffle=True, seed=3)
     same = one is trainer.loader(data, 4, shuffle=True, seed=3, timeout=0.0)
-    told = fault(lambda: trainer.loader(data, 5, shuffle=True, seed=4))
+    sentences = fault(lambda: trainer.loader(data, 5, shuffle=True, seed=4))
     for b in one:
         trainer.step(b)
         break
@@ -280,13 +280,13 @@ def loaders() -> tuple[bool, str, int, list[int]]:
     one.batch_size = 3
     sizes = [len(y) for _, y in one]
     trainer.close()
-    return same, told, position, sizes
+    return same, sentences, position, sizes
 
 
 def test_a_data_set_has_one_order() -> None:
-    ((same, told, position, sizes),) = run(1, loaders)
+    ((same, sentences, position, sizes),) = run(1, loaders)
     assert same and position == 4 and sizes == [3, 3]
-    assert "other settings: batch_size=5 (was 4), seed=4 (was 3)" in told
+    assert "other settings: batch_size=5 (was 4), seed=4 (was 3)" in sentences
 
 
 def weightless(model: nn.Module, b: Any) -> tuple[Tensor, Tensor]:
@@ -300,15 +300,15 @@ def out_of_order() -> tuple[dict[str, str], bool]:
     trainer = start(Net(), loss=weightless)
     x, y = batch(8)
     good, void = (trainer.shard((x, torch.full_like(y, c))) for c in (3, 0))
-    told = {"update first": fault(trainer.update)}
+    sentences = {"update first": fault(trainer.update)}
     trainer.backward(good, last=False)
-    told["clip"] = fault(lambda: trainer.clip(1.0))
-    told["update"] = fault(trainer.update)
-    told["step"] = fault(lambda: trainer.step(good))
+    sentences["clip"] = fault(lambda: trainer.clip(1.0))
+    sentences["update"] = fault(trainer.update)
+    sentences["step"] = fault(lambda: trainer.step(good))
     trainer.backward(good)
-    told["twice"] = fault(lambda: trainer.backward(good))
+    sentences["twice"] = fault(lambda: trainer.backward(good))
     trainer.update()
-    told["void"] = fault(lambda: trainer.step(void))
+    sentences["void"] = fault(lambda: trainer.step(void))
     trainer.backward(void, last=False)  # the one that failed is forgotten: nothing is summed here
     trainer.backward(good)
     trainer.update()
@@ -321,7 +321,7 @@ def out_of_order() -> tuple[dict[str, str], bool]:
         optimizer.step()
     state = trainer.state_dict()
     trainer.close()
-    return told, all(torch.allclose(state[n], t) for n, t in plain.state_dict().items())
+    return sentences, all(torch.allclose(state[n], t) for n, t in plain.state_dict().items())
 
 
 def test_parts_of_a_step_out_of_order_are_told_so_and_nothing_is_lost() -> None:
@@ -335,10 +335,10 @@ def test_parts_of_a_step_out_of_order_are_told_so_and_nothing_is_lost() -> None:
     }
     with shared("Net", Net(), weightless, batch(8), "data"):
         answers = run(2, out_of_order)
-    for told, same in answers:
+    for sentences, same in answers:
         assert same
         for key, pattern in expected.items():
-            assert re.search(f"ValueError: .*{pattern}", f"{told[key]}"), (key, told[key])
+            assert re.search(f"ValueError: .*{pattern}", f"{sentences[key]}"), key
 
 
 class Backwards(nn.Module):

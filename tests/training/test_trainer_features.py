@@ -130,11 +130,11 @@ def accumulated(plan: str) -> list[bool]:
         expected = eager_gradients(Net(), loss, *parts)
         trainer = prepare(model, adamw(model), loss, batch(8), plan)
         trainer.backward(trainer.shard(parts[0]), last=False)
-        told = trainer.backward(trainer.shard(parts[1]))
+        noted = trainer.backward(trainer.shard(parts[1]))
         whole = tuple(torch.cat(leaves) for leaves in zip(*parts, strict=True))
         result = loss(Net(), whole)
         value = result[0] / result[1] if isinstance(result, tuple) else result
-        found.append(abs(float(told) - value.item()) < 1e-10)
+        found.append(abs(float(noted) - value.item()) < 1e-10)
         found.append(alike(gradients(trainer), expected))
         made = _with(expected)
         norm = torch.nn.utils.clip_grad_norm_(made, 0.05)
@@ -251,12 +251,12 @@ def evaluated(plan: str) -> tuple[dict[str, float], dict[str, float], dict[str, 
     for _ in range(2):
         trainer.step(trainer.shard(batch(8, 4)))
     model.dropout.p = 0.5  # off in evaluation
-    told = trainer.evaluate(trainer.loader(data, 4), metric)
+    noted = trainer.evaluate(trainer.loader(data, 4), metric)
     again = trainer.evaluate(trainer.loader(data, 4), metric)
     trainer.switch("tensor")
     moved = trainer.evaluate(trainer.loader(data, 4), metric)
     trainer.close()
-    return told, again, moved
+    return noted, again, moved
 
 
 def test_evaluation_in_eval_mode_equals_eager_under_every_plan() -> None:
@@ -316,14 +316,14 @@ def odd_batches(plan: str) -> tuple[list[float], list[str]]:
     trainer = prepare(
         model, torch.optim.SGD(model.parameters(), lr=1.0), masked_loss, masked_batch(8), plan
     )
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         losses = [float(trainer.step(trainer.shard(masked_batch(8, 5, 1))))]
         for length in (3, 7, 3, 2, 4, 6, 8, 9, 10):
             losses.append(float(trainer.step(trainer.shard(masked_batch(6, length, length)))))
         losses.append(float(trainer.step(trainer.shard(masked_batch(1, 5, 2)))))
     trainer.close()
-    return losses, [str(w.message) for w in told]
+    return losses, [str(w.message) for w in noted]
 
 
 @pytest.mark.parametrize("plan", ["data", "tensor"])
@@ -467,15 +467,15 @@ def bags(plan: str, branches: bool) -> tuple[list[float], dict[str, Tensor]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     trainer = prepare(model, optimizer, mean_loss, batch(8), plan)
     assert trainer.traced.opaque == branches
-    told = []
+    noted = []
     for i in range(3):
         value = trainer.backward(trainer.shard(batch(8, i)), last=False)
         trainer.backward(trainer.shard(batch(4, i + 3)))
-        told += [float(value), float(trainer.clip(0.2))]
+        noted += [float(value), float(trainer.clip(0.2))]
         trainer.update()
     state = trainer.state_dict()
     trainer.close()
-    return told, state
+    return noted, state
 
 
 @pytest.mark.filterwarnings("ignore:the model runs whole")
@@ -495,6 +495,6 @@ def test_sparse_gradients_are_summed_as_dense_ones(plan: str, ranks: int, branch
         ((first * 8 + second * 4) / 12).backward()
         expected += [first.item(), float(nn.utils.clip_grad_norm_(model.parameters(), 0.2))]
         optimizer.step()
-    for told, state in run(ranks, bags, plan, branches):
-        assert told == pytest.approx(expected, rel=1e-10)
+    for noted, state in run(ranks, bags, plan, branches):
+        assert noted == pytest.approx(expected, rel=1e-10)
         assert close(state, weights(model))

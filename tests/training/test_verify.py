@@ -84,13 +84,14 @@ def test_plans_compute_hold_and_send_what_is_said(name: str) -> None:
     with one_trace(name, *plans):
         first, *others = run(4, verified, name, plans, timeout=110)
     assert all(documents == first for documents in others), "all ranks return rank 0's document"
-    for plan, told in zip(plans, first, strict=True):
-        assert told["sent_bytes_per_step"] == told["explained_sent_bytes_per_step"], plan
-        assert told["parameter_bytes_per_rank"] == told["explained_parameter_bytes_per_rank"], plan
+    for plan, document in zip(plans, first, strict=True):
+        assert document["sent_bytes_per_step"] == document["explained_sent_bytes_per_step"], plan
+        explained = document["explained_parameter_bytes_per_rank"]
+        assert document["parameter_bytes_per_rank"] == explained, plan
         for key in ("loss", "gradient", "parameter"):
-            assert told[f"max_{key}_deviation"] <= told["tolerance"] == 1e-10, (plan, key)
-        assert told["passed"] and told["ranks"] == 4 and told["steps"] == 3
-        assert json.loads(json.dumps(told, allow_nan=False)) == told
+            assert document[f"max_{key}_deviation"] <= document["tolerance"] == 1e-10, (plan, key)
+        assert document["passed"] and document["ranks"] == 4 and document["steps"] == 3
+        assert json.loads(json.dumps(document, allow_nan=False)) == document
     whole = sum(p.numel() for p in FAMILIES[name]()[0].parameters()) * 8
     assert max(first[0]["parameter_bytes_per_rank"]) <= whole
     assert max(first[1]["parameter_bytes_per_rank"]) < 0.5 * whole
@@ -98,11 +99,11 @@ def test_plans_compute_hold_and_send_what_is_said(name: str) -> None:
 
 def test_models_that_compute_in_single_precision_have_their_tolerance() -> None:
     with one_trace("llama", "tensor"):
-        (told,), _ = run(2, verified, "llama", ["tensor"])
-    assert told["tolerance"] == 1e-6 and told["passed"]
+        (document,), _ = run(2, verified, "llama", ["tensor"])
+    assert document["tolerance"] == 1e-6 and document["passed"]
     with one_trace("cnn", "tensor", dtype=torch.float32):
-        (told,), _ = run(2, verified, "cnn", ["tensor"], "float32")
-    assert told["tolerance"] == 1e-4 and told["passed"]
+        (document,), _ = run(2, verified, "cnn", ["tensor"], "float32")
+    assert document["tolerance"] == 1e-4 and document["passed"]
 
 
 def uneven() -> list[dict[str, Any]]:
@@ -136,6 +137,6 @@ def wrong(what: str) -> dict[str, Any]:
 def test_what_deviates_does_not_pass(what: str) -> None:
     with one_trace("cnn", "data"):
         answers = run(2, wrong, what)
-    for told in answers:
-        assert not told["passed"]
-        assert (told["max_loss_deviation"] > 0.1) == (what == "loss")
+    for document in answers:
+        assert not document["passed"]
+        assert (document["max_loss_deviation"] > 0.1) == (what == "loss")
