@@ -54,7 +54,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Timing:
+class CollectiveTiming:
     """A collective on all ranks: its way (of reduce-scatter alone), and (bytes, seconds)."""
 
     kind: CollectiveKind
@@ -81,7 +81,7 @@ class Message:
         return Line.through(self.points)
 
 
-def collectives(world: World, seconds: float, quick: bool = False) -> list[Timing]:
+def collectives(world: World, seconds: float, quick: bool = False) -> list[CollectiveTiming]:
     """Every collective on all ranks at several sizes, within about `seconds`; [] on one rank."""
     if world.size == 1:
         return []
@@ -95,7 +95,7 @@ def collectives(world: World, seconds: float, quick: bool = False) -> list[Timin
             points.append((size, _collective(world, kind, way, size, each)))
             if points[-1][1] > LONG_SECONDS:
                 break
-        found.append(Timing(kind, way, world.size, tuple(points)))
+        found.append(CollectiveTiming(kind, way, world.size, tuple(points)))
     world.choices.pop(world.everyone.ranks, None)  # of reduce-scatter: tried, not chosen
     return found
 

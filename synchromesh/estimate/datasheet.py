@@ -177,7 +177,7 @@ def _besides(optimizer: Optimizer, cluster: Cluster) -> Profile:
 
 
 @dataclass(frozen=True)
-class Update:
+class EstimatedUpdate:
     """seconds = byte * parameter bytes + tensor * tensors + once; states = factor * bytes."""
 
     byte: float
@@ -186,7 +186,7 @@ class Update:
     state_factor: float
 
 
-def update(optimizer: Optimizer, device: Device) -> Update:
+def update(optimizer: Optimizer, device: Device) -> EstimatedUpdate:
     """From the operators that a twin of the optimizer runs on a few tensors of its own.
 
     Bytes are those that its operators move: parameters, gradients and states as often as they
@@ -199,7 +199,9 @@ def update(optimizer: Optimizer, device: Device) -> Update:
     )
     each = max(0.0, (more - operators) / (many - few))
     once = max(0.0, operators - each * few)
-    return Update(_moved(moved, device), each * LAUNCH_SECONDS, once * LAUNCH_SECONDS, factor)
+    return EstimatedUpdate(
+        _moved(moved, device), each * LAUNCH_SECONDS, once * LAUNCH_SECONDS, factor
+    )
 
 
 def _moved(bytes_: float, device: Device) -> float:

@@ -28,7 +28,7 @@ from synchromesh.cost.step_time import (
     held_bytes,
     pattern,
 )
-from synchromesh.planner.problem import BATCH, Link, Option, Prices, Problem
+from synchromesh.planner.problem import BATCH, Option, PricedEdge, Prices, Problem
 from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.trace.partition.local import Communication, Input, LocalComponent, Partition
 from synchromesh.trace.partition.moves import TABLE, move_collectives
@@ -113,7 +113,7 @@ def assemble(uniform: Uniform, profile: Profile) -> Problem:
     for found in _values(uniform):
         prices = _prices(uniform, found, profile)
         key = (prices.forward.tobytes(), prices.backward.tobytes(), prices.form)
-        links.append(Link(found.source, found.readers, shared.setdefault(key, prices)))
+        links.append(PricedEdge(found.source, found.readers, shared.setdefault(key, prices)))
     return Problem(tuple(components), tuple(links))
 
 

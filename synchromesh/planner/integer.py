@@ -23,13 +23,13 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from .problem import BATCH, Link, Problem
+from .problem import BATCH, PricedEdge, Problem
 from .walk import Found, found_of
 
 SECONDS = 600.0  # after which HiGHS gives up
 
 
-class _Program:
+class _IntegerProgram:
     """Columns and rows; a row is a sum of columns within two numbers."""
 
     def __init__(self, problem: Problem) -> None:
@@ -54,7 +54,7 @@ class _Program:
     def row(self, terms: Mapping[int, float], low: float, high: float) -> None:
         self.rows.append((dict(terms), low, high))
 
-    def link(self, link: Link) -> None:
+    def link(self, link: PricedEdge) -> None:
         made: dict[int, list[int]] = {0: []}
         if link.source != BATCH:
             made = self._columns(link.source, lambda border: border)
@@ -176,7 +176,7 @@ def search(problem: Problem, limit: float = math.inf) -> Found:
     choice = quickest(problem, limit)
     if choice is not None:
         return choice
-    program = _Program(problem)
+    program = _IntegerProgram(problem)
     lightest = program.solve(program.memory())
     if lightest is None:
         raise ValueError("no plan: infinite prices forbid every combination of options")
@@ -187,7 +187,7 @@ def search(problem: Problem, limit: float = math.inf) -> Found:
 
 def quickest(problem: Problem, limit: float) -> Found | None:
     """The plan of least step time within the limit, None where there is none."""
-    program = _Program(problem)
+    program = _IntegerProgram(problem)
     cost = program.clocks()
     if limit < math.inf:
         program.row(program.memory(), 0.0, limit / program.unit)

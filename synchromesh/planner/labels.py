@@ -10,7 +10,7 @@ import numpy as np
 
 from .bounds import Bound
 from .dominance import undominated
-from .frontier import Crossing, Frontier, Graph
+from .frontier import Frontier, Graph, Transition
 from .problem import Floats
 from .table import Ints, Node, Table
 
@@ -20,7 +20,7 @@ SHORTLIST = 4  # candidates compared with each other, per label that may stay
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """States at a cut: rows as in `frontier.Crossing`, and where the bound's graph has them."""
+    """States at a cut: rows as in `frontier.Transition`, and where the bound's graph has them."""
 
     rows: Ints
     coarse: Ints  # the state of the graph
@@ -76,7 +76,7 @@ class Space:
     def limited(self) -> bool:
         return self.bound.limit < math.inf
 
-    def cross(self, i: int, labels: Labels) -> tuple[Ints, Crossing, States]:
+    def cross(self, i: int, labels: Labels) -> tuple[Ints, Transition, States]:
         """Each label's state by the crossing of node i, the crossing, the states after it."""
         coarse = self.graph.crossings[i]
         if self.graph.complete:

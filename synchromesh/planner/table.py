@@ -40,7 +40,7 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class NodeEdge:
     """A link between nodes; `forward` and `backward` on the grid, inf in `forward` alone."""
 
     source: int
@@ -53,7 +53,7 @@ class Table:
     """All nodes and values of a problem."""
 
     nodes: tuple[Node, ...]
-    values: tuple[Value, ...]
+    values: tuple[NodeEdge, ...]
 
     def without(self, i: int, border: int) -> "Table":
         """The problem in which component i must not have that border."""
@@ -73,7 +73,7 @@ def table(problem: Problem) -> Table:
         if id(link.prices) not in rounded:
             rounded[id(link.prices)] = _prices(link.prices, grid)
     values = tuple(
-        Value(link.source + 1, tuple(j + 1 for j in link.targets), rounded[id(link.prices)])
+        NodeEdge(link.source + 1, tuple(j + 1 for j in link.targets), rounded[id(link.prices)])
         for link in problem.links
     )
     batch = _node((Option(0.0, 0.0),), grid)

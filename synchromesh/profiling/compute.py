@@ -40,7 +40,7 @@ NEGLIGIBLE = 0.01
 
 
 @dataclass(frozen=True)
-class Timing:
+class ProgramTiming:
     """One program at some rows: seconds forward and backward (median of blocks) by the clock of
     this rank, their spread."""
 
@@ -161,7 +161,7 @@ class Bench:
             forward, backward, runs = forward + f, backward + b, runs + 1
         return forward / runs, backward / runs
 
-    def timing(self, least: float = BLOCK_SECONDS) -> Timing:
+    def timing(self, least: float = BLOCK_SECONDS) -> ProgramTiming:
         """Seconds of blocks of at least `least` seconds each, after a first run, which allocates
         and may choose algorithms; those of `bytes` are such. Where they are so long that what
         watching costs is nothing beside them, the quickest of them and one more is the timing."""
@@ -169,12 +169,12 @@ class Bench:
             self.watched.append(self.once())
         if self.operators * WATCHING < NEGLIGIBLE * min(map(sum, self.watched)):
             taken = [*self.watched, self.once()]  # the first may have found the heap too small
-            return Timing(*min(taken, key=sum), _spread(taken))
+            return ProgramTiming(*min(taken, key=sum), _spread(taken))
         taken = [self.block(least) for _ in range(FEWER)]
         if _spread(taken) > AGREED:
             taken += [self.block(least) for _ in range(BLOCKS - FEWER)]
         forward, backward = (median(t) for t in zip(*taken, strict=True))
-        return Timing(forward, backward, _spread(taken))
+        return ProgramTiming(forward, backward, _spread(taken))
 
     def bytes(self, limit: float = float("inf")) -> Bytes:
         """What a forward and a backward have alive; see `profile.Memory`.

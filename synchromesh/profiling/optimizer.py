@@ -20,7 +20,7 @@ RUNS = 5
 
 
 @dataclass(frozen=True)
-class Update:
+class OptimizerCost:
     """What a step takes of an optimizer, for parameters of so many bytes in so many tensors, in
     seconds of this rank's clock (`profiling/burst_speed.py`).
 
@@ -36,7 +36,7 @@ class Update:
     work_byte: float
 
 
-def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> Update:
+def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> OptimizerCost:
     """Of an optimizer of the same class and settings on parameters of its own.
 
     One large tensor and many small ones of the same bytes tell the two prices apart.
@@ -48,7 +48,7 @@ def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> Up
     byte = max(0.0, (one.seconds - tensor * few[0]) / BYTES)
     largest = max(0.0, (one.work - other.work) / (BYTES / few[0] - BYTES / many[0]))
     work = max(0.0, (other.work - largest * BYTES / many[0]) / BYTES)
-    return Update(byte, tensor, one.state_factor, _copy(device, dtype), largest, work)
+    return OptimizerCost(byte, tensor, one.state_factor, _copy(device, dtype), largest, work)
 
 
 def _copy(device: torch.device, dtype: torch.dtype) -> float:

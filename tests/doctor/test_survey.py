@@ -15,7 +15,7 @@ import torch
 
 from synchromesh.cli import main, ranks
 from synchromesh.doctor import links, rates
-from synchromesh.doctor.links import Line, Message, Timing
+from synchromesh.doctor.links import CollectiveTiming, Line, Message
 from synchromesh.doctor.survey import hosts, pairs, survey
 from synchromesh.engine.groups import WAYS, World
 from synchromesh.profiling import machine
@@ -57,7 +57,7 @@ def test_a_cluster_of_what_was_measured() -> None:
     found = surveyed()
     message = [Message(0, 1, ((1000, 0.0011), (10**6, 0.0021))),  # inside a: 1 GB/s after ~1.1 ms
                Message(0, 2, ((1000, 0.003), (10**6, 0.013)))]  # fmt: skip
-    timing = Timing("all_reduce", "", 4, ((1024, 0.05), (1 << 20, 0.1)))
+    timing = CollectiveTiming("all_reduce", "", 4, ((1024, 0.05), (1 << 20, 0.1)))
     cluster = replace(found, messages=tuple(message), timings=(timing,), emulated=True).cluster(
         "here"
     )
