@@ -19,7 +19,7 @@ LAYERS = (
     "values",  # what all speak of
     "workloads",
     "catalogue",
-    "trace", "trace.guards", "trace.step",  # what a trace is
+    "trace", "trace.batch", "trace.guards", "trace.step",  # what a trace is
     "trace.rules",
     "trace.capture",
     "trace.partition",

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from synchromesh.engine.async_move import journey
 from synchromesh.engine.collectives import move
-from synchromesh.engine.groups import Finish
+from synchromesh.engine.communicator import Finish
 from synchromesh.engine.routes import Ranges, Route, Side, Slices, nested, routes
 from synchromesh.engine.stage import Stage
 from synchromesh.values.component import Rows, Value

@@ -16,10 +16,8 @@ while another is under way between ranks; whoever waits lets the others go on:
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from synchromesh.engine import batches
@@ -29,6 +27,7 @@ from synchromesh.engine.collectives import Axis
 from synchromesh.engine.exchange import depart
 from synchromesh.engine.random import Streams
 from synchromesh.engine.stage import Stage
+from synchromesh.engine.walking import Walk, walking
 from synchromesh.trace.partition.partition import LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Value
@@ -37,7 +36,6 @@ from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement
 
 T = TypeVar("T")
-Walk = Generator[None, None, tuple[Tensor, ...]]
 Border = tuple[
     str, int, Placement
 ]  # value, tensor degree, placement: one form of a value on this rank
@@ -251,19 +249,6 @@ def in_turns(walks: Sequence[Generator[None, None, T]]) -> list[T]:
                 except StopIteration as end:
                     results[index] = end.value
     return [results[i] for i in range(len(walks))]
-
-
-def walking(graph: torch.fx.GraphModule) -> Callable[..., Walk]:
-    """The graph's own code as a generator: where it moves a tensor it pauses while that is under
-    way."""
-    code = graph.graph.python_code("self")
-    head, colon, body = code.src.replace("= axis.move(", "= yield from axis.moving(").partition(
-        ":"
-    )
-    assert "self." not in body, "local graphs have no attributes"
-    space: dict[str, Any] = dict(code.globals)
-    exec(f"{head}{colon}\n    yield from (){body}", space)  # a generator even where nothing moves
-    return partial(space["forward"], None)
 
 
 def leaf_layout(layouts: Sequence[Layout]) -> Layout:

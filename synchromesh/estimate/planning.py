@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from synchromesh import catalogue
 from synchromesh.engine import batches
 from synchromesh.engine.model import Model
-from synchromesh.engine.optimizer import coupled
 from synchromesh.estimate import network
 from synchromesh.estimate.datasheet import SOURCE, datasheet
 from synchromesh.planner import candidate as pricing
@@ -43,6 +42,7 @@ from synchromesh.trace.partition.local import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster
 from synchromesh.values.layout_spec import LayoutSpec
+from synchromesh.values.optimizer import coupled
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Pattern, Profile
 from synchromesh.workloads.workload import Loss

@@ -11,7 +11,7 @@ clock, which stands still while a process is stopped, and last `pace` times as l
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from synchromesh.engine.groups import World
+from synchromesh.profiling.clock import clock
 from synchromesh.values.profile import Sprint
 
 PAUSE, SECONDS, SETTLED, FIRST = 0.03, 0.25, 0.05, 0.002  # settled: two periods of a quota
@@ -41,14 +42,6 @@ class _Run:
     credit: float
     speed: float
     pace: float
-
-
-def clock(device: torch.device) -> Callable[[], float] | None:
-    """The processor's clock, where one thread computes: what a quota or another process takes is
-    not in it. None where time on the wall is all there is."""
-    if device.type == "cpu" and torch.get_num_threads() == 1:
-        return time.process_time
-    return None
 
 
 def ease(world: World, runs: int = RUNS) -> Ease:

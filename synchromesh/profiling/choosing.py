@@ -22,7 +22,6 @@ from synchromesh.cost.peak_memory import PeakMemory
 from synchromesh.cost.step_time import StepTime, Unmeasured
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
-from synchromesh.engine.optimizer import coupled
 from synchromesh.planner import candidate as pricing
 from synchromesh.planner.assemble import Uniform, crossings
 from synchromesh.planner.candidate import Candidate, price
@@ -45,6 +44,7 @@ from synchromesh.profiling.profile_cache import Recall, Say
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.layout_spec import LayoutSpec
+from synchromesh.values.optimizer import coupled
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Pattern, Profile
 

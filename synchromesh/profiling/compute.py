@@ -12,18 +12,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.collectives import Axis
-from synchromesh.engine.groups import Group
-from synchromesh.engine.program import walking
 from synchromesh.engine.random import Streams
+from synchromesh.engine.walking import walking
 from synchromesh.profiling.borders import local_part, tiled
-from synchromesh.profiling.burst_speed import clock
+from synchromesh.profiling.clock import clock
 from synchromesh.profiling.memory import LiveBytes, storage_bytes
 from synchromesh.profiling.silent_group import SilentGroup
 from synchromesh.trace.partition.local import LocalComponent, Partition
@@ -77,8 +76,7 @@ class Bench:
         self.device, self.rows = device, rows
         self._clock = clock(device) or time.perf_counter
         size = local.layout.tensor
-        group = cast(Group, SilentGroup(size))
-        self.axis = Axis(group, Streams(0, device), BatchNormPolicy(None))
+        self.axis = Axis(SilentGroup(size), Streams(0, device), BatchNormPolicy(None))
         self.axis.real_rows = rows
         self.walk = walking(local.graph)
         self.operators = sum(n.op == "call_function" for n in local.graph.graph.nodes)

@@ -23,7 +23,8 @@ from synchromesh.engine.overlap import PIECES
 from synchromesh.engine.random import Streams
 from synchromesh.profiling import collectives as network
 from synchromesh.profiling.borders import record, stand_ins
-from synchromesh.profiling.burst_speed import clock, ease
+from synchromesh.profiling.burst_speed import ease
+from synchromesh.profiling.clock import clock
 from synchromesh.profiling.compute import BLOCK_SECONDS, LONG_BLOCK_SECONDS, Bench
 from synchromesh.profiling.memory import storage_bytes
 from synchromesh.profiling.optimizer import update

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from synchromesh.profiling.burst_speed import clock
+from synchromesh.profiling.clock import clock
 from synchromesh.profiling.memory import LiveBytes
 
 BYTES = 1 << 22  # of the parameters it is tried on

@@ -13,7 +13,8 @@ from typing import cast
 
 from synchromesh.engine.groups import World
 from synchromesh.profiling import collectives as network
-from synchromesh.profiling.burst_speed import clock, ease
+from synchromesh.profiling.burst_speed import ease
+from synchromesh.profiling.clock import clock
 from synchromesh.profiling.facts import Subject, Wanted, agreement, remembered, sizes, timed_on
 from synchromesh.trace.partition.local import Partition
 from synchromesh.values.profile import Compute, Curve, Pattern, Profile

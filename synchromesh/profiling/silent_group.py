@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synchromesh.engine.groups import Finish
+from synchromesh.engine.communicator import Finish
 
 
 class SilentGroup:
