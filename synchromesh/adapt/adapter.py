@@ -1,7 +1,7 @@
 """The adapter: notices that steps have changed, measures what did, and shifts where that pays.
 
-    step ... step  ->  drift (monitor)  ->  sample what changed (measure.look.again)
-                   ->  reconsider (choosing)  ->  weigh (policy)  ->  switch, or stay and say why
+    step ... step  ->  drift (monitor)  ->  sample what changed (profiling.reprofile)
+                   ->  reconsider (planning)  ->  weigh (policy)  ->  switch, or stay and say why
 
 Algorithm 1 of Baligodugula and Amsaad 2025 (arXiv 2503.23186), on live measurements. Every rank
 sees the same table of times, so all come here at the same step; rank 0 decides for all.
@@ -16,8 +16,9 @@ from synchromesh.adapt.monitor import Drift, Monitor
 from synchromesh.adapt.policy import MEASURING, Verdict, may_measure, weigh
 from synchromesh.cost.move import most_received, transfer_seconds
 from synchromesh.planner.candidate import Candidate, setting
-from synchromesh.profiling.choosing import Question, reconsider
-from synchromesh.profiling.reprofile import again, glance
+from synchromesh.profiling.live_facts import LiveFacts
+from synchromesh.profiling.planning import reconsider
+from synchromesh.profiling.reprofile import probe_idle, reprofile
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -116,7 +117,7 @@ class Adapter:
         return self.events[-1]
 
     def act(
-        self, question: Question, plan: Plan, partition: Partition, step: int, to_come: int
+        self, question: LiveFacts, plan: Plan, partition: Partition, step: int, to_come: int
     ) -> Event | None:
         """What comes of a drift, if there is one; all ranks alike."""
         drift, self.drift = self.drift, None
@@ -140,8 +141,8 @@ class Adapter:
         if drift.told and drift.link_drift:
             self._usual_glance.update(self._seen)
         links = drift.link_drift or (drift.device_drift and world.device.type == "cuda")
-        self.profile = again(
-            world, ranks, question.subject, partition, self.profile, drift.device_drift, links
+        self.profile = reprofile(
+            question, ranks, partition, self.profile, drift.device_drift, links
         )
         found: tuple[Candidate, ...] = ()
         misfit = ""
@@ -178,7 +179,7 @@ class Adapter:
         elapsed = time.monotonic() - self._began + to_come
         return may_measure(self._measured, elapsed, self._look)
 
-    def _told(self, question: Question, plan: Plan, step: int, to_come: int) -> Drift | None:
+    def _told(self, question: LiveFacts, plan: Plan, step: int, to_come: int) -> Drift | None:
         """What steps do not show: batches have another size, or what keeps ranks idle has become
         better. The same on all ranks."""
         usual = self.monitor.usual
@@ -197,7 +198,7 @@ class Adapter:
         return Drift(usual.step, usual.step, ratios, explained, active, told)
 
     def _glanced(
-        self, question: Question, plan: Plan, step: int, to_come: int, usual: float
+        self, question: LiveFacts, plan: Plan, step: int, to_come: int, usual: float
     ) -> tuple[str, float] | None:
         """What has become better for idle ranks, and whether devices explain it (1.0) or links
         (0.0). Every rank glances at the same steps, as often as `GLANCE_SHARE` of the time allows.
@@ -210,7 +211,7 @@ class Adapter:
         steps = to_come or max(FEWEST, step)
         told = None
         if everyone.broadcast_json(self._may_look(steps * usual)):
-            seen = glance(world, active, self.profile, self._usual_glance)
+            seen = probe_idle(world, active, self.profile, self._usual_glance)
             self._seen = dict([seen.call] if seen.call else [])
             told = (str(seen), float(seen.devices > seen.links)) if seen else None
         spent = everyone.broadcast_json(time.monotonic() - began)
@@ -221,7 +222,7 @@ class Adapter:
 
     def _weighed(
         self,
-        question: Question,
+        question: LiveFacts,
         found: Sequence[Candidate],
         plan: Plan,
         drift: Drift,
@@ -247,13 +248,11 @@ class Adapter:
             "now": now, "better": better.seconds,
         }  # fmt: skip
 
-    def _move(self, question: Question, plan: Plan, better: Plan, drift: Drift) -> float:
+    def _move(self, question: LiveFacts, plan: Plan, better: Plan, drift: Drift) -> float:
         """Seconds of the pause: the most bytes that a rank must receive, at the links' rate, and
         arranging anew."""
-        world, planned = question.world.size, question.planned
-        before, after = (
-            setting(planned, p, planned.partition(p, world), world) for p in (plan, better)
-        )
+        world = question.world.size
+        before, after = (setting(question.partitions, p) for p in (plan, better))
         moved = most_received(before, after, world, 1 + self.profile.state_factor)
         seconds = transfer_seconds(moved, world, self.profile)
         return seconds + PAUSE_STEPS * drift.now

@@ -8,8 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from synchromesh.planner.candidate import Candidate, readable
-from synchromesh.planner.choice import RunnerUp
-from synchromesh.profiling.choosing import Choice
+from synchromesh.planner.choice import Choice, RunnerUp
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.component import Parameter
 from synchromesh.values.fault import printable

@@ -55,11 +55,11 @@ def main(args: argparse.Namespace) -> int:
         return ranks.again(words, options.processes(args.nproc))
     from synchromesh.doctor.checks import checks
     from synchromesh.doctor.survey import survey
-    from synchromesh.profiling.machine import look
+    from synchromesh.profiling.machine import machine_of
 
     world = _open()
     try:
-        mine = look(world.rank, world.device)
+        mine = machine_of(world.rank, world.device)
         if refused := world.everyone.broadcast_json(options.refusal(args.output, args.force)):
             raise ValueError(refused)
         found = survey(world, mine, args.quick)
@@ -98,7 +98,7 @@ def _open() -> "World":
 
     from synchromesh.doctor.checks import alone
     from synchromesh.engine.groups import World
-    from synchromesh.profiling.machine import look
+    from synchromesh.profiling.machine import machine_of
 
     limit = timedelta(seconds=SECONDS)
     try:
@@ -107,7 +107,7 @@ def _open() -> "World":
         return world
     except (ValueError, TimeoutError, RuntimeError) as error:
         several = os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]
-        mine = look(int(os.environ["RANK"]), torch.device("cpu"))
+        mine = machine_of(int(os.environ["RANK"]), torch.device("cpu"))
         told = [finding.sentence for finding in alone(mine, several) if finding.level != "ok"]
         if not told:
             raise

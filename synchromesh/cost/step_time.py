@@ -104,7 +104,7 @@ def step_time(setting: Setting, profile: Profile, pieces: int = 1) -> StepTime:
     parts = setting.partition.components
     rates = [_compute(setting, local, profile, pieces) for local in parts]
     order = walked(parts, pieces)
-    line = Timeline(profile.overlap, profile.sprint)
+    line = Timeline(profile.overlap, profile.device)
     for token in order:
         match token:
             case Run(_, i, share):

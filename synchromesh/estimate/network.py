@@ -90,6 +90,7 @@ class GroupPlacement:
 
     @property
     def start_seconds(self) -> float:
+        """S: the start of a collective."""
         return max((x.start_seconds for x in (self.inside, self.network) if x), default=0.0)
 
 

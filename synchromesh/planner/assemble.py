@@ -28,6 +28,7 @@ from synchromesh.cost.step_time import (
     held_bytes,
     pattern,
 )
+from synchromesh.planner.planning_problem import PartitionCache
 from synchromesh.planner.problem import BATCH, Option, PricedEdge, Prices, Problem
 from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.trace.partition.local import Communication, Input, LocalComponent, Partition
@@ -59,10 +60,22 @@ class Uniform:
 
     @property
     def degrees(self) -> tuple[int, ...]:
+        """The tensor degrees, ascending."""
         return tuple(self.partitions)
 
     def layout(self, degree: int) -> Layout:
+        """The layout of a tensor degree on all devices."""
         return Layout(self.devices // degree, degree)
+
+
+def uniform(partitions: PartitionCache) -> Uniform:
+    """The step partitioned under every tensor degree of the devices; under one degree alone where
+    parameters cannot be sharded."""
+    problem = partitions.problem
+    count = len(problem.names)
+    tensor = (1,) if problem.unsplittable else degrees(problem.devices)
+    cut = {m: partitions.of_layouts((Layout(problem.devices // m, m),) * count) for m in tensor}
+    return Uniform(problem.step, problem.devices, problem.rows, cut)
 
 
 def degrees(devices: int) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 A program is timed as it will run, its graph walked with the engine's own axis, on a silent group:
 what moves between ranks costs nothing here and is measured apart. Where one thread computes, it
 is timed by the processor's clock, which leaves out what a quota or another process takes; such
-seconds times the rank's pace (`profiling/burst_speed.py`) pass on the wall. Elsewhere the
+seconds times the rank's slowdown (`profiling/burst_speed.py`) pass on the wall. Elsewhere the
 wall's clock is all there is: under a quota a short run is untouched or stopped for the rest of a
 period, so runs are timed in blocks long enough to hold several periods, and a block's mean counts.
 """
@@ -30,12 +30,21 @@ from synchromesh.trace.step import Step
 from synchromesh.values.component import Parameter
 from synchromesh.values.placement import REPLICATED
 
-BLOCK_SECONDS = 0.006
-LONG_BLOCK_SECONDS = 0.2  # by the wall's clock, under a quota: two of its periods
-BLOCKS, FEWER = 3, 2
-AGREED = 0.02  # blocks that differ by less are enough
-WATCHING = 150e-6  # seconds that watching storages costs an operator, forward and backward
-NEGLIGIBLE = 0.01
+
+@dataclass(frozen=True)
+class TimingTuning:
+    """How long programs are timed. Chosen, not measured, but for what is said."""
+
+    block_seconds: float = 0.006  # of a block of runs
+    long_block_seconds: float = 0.2  # by the wall's clock, under a quota: two of its periods
+    blocks: int = 3  # of which the median counts
+    fewer: int = 2  # blocks that are enough where they agree
+    agreed: float = 0.02  # share by which blocks may differ and agree
+    watching_seconds: float = 150e-6  # that watching storages costs an operator, both directions
+    negligible: float = 0.01  # share of a run's seconds
+
+
+TUNING = TimingTuning()
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,7 @@ class Bench:
         return part.requires_grad_(described.trainable)
 
     def forward(self) -> tuple[Tensor, ...]:
+        """One forward; its outputs."""
         walk = self.walk(self.axis, self.rows, *self.inputs, *self.held, *self.constants)
         while True:
             try:
@@ -125,10 +135,12 @@ class Bench:
         return [(y, torch.full_like(y, 1e-3)) for y in outputs if y.requires_grad]
 
     def backward(self, seeded: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """The backward of outputs with their gradients."""
         if seeded:
             torch.autograd.backward([y for y, _ in seeded], [g for _, g in seeded])
 
     def clear(self) -> None:
+        """Drops all gradients."""
         for x in (*self.inputs, *self.held):
             x.grad = None
 
@@ -159,18 +171,19 @@ class Bench:
             forward, backward, runs = forward + f, backward + b, runs + 1
         return forward / runs, backward / runs
 
-    def timing(self, least: float = BLOCK_SECONDS) -> ProgramTiming:
+    def timing(self, least: float = TUNING.block_seconds) -> ProgramTiming:
         """Seconds of blocks of at least `least` seconds each, after a first run, which allocates
         and may choose algorithms; those of `bytes` are such. Where they are so long that what
         watching costs is nothing beside them, the quickest of them and one more is the timing."""
         if not self.watched:
             self.watched.append(self.once())
-        if self.operators * WATCHING < NEGLIGIBLE * min(map(sum, self.watched)):
+        watching = self.operators * TUNING.watching_seconds
+        if watching < TUNING.negligible * min(map(sum, self.watched)):
             taken = [*self.watched, self.once()]  # the first may have found the heap too small
             return ProgramTiming(*min(taken, key=sum), _spread(taken))
-        taken = [self.block(least) for _ in range(FEWER)]
-        if _spread(taken) > AGREED:
-            taken += [self.block(least) for _ in range(BLOCKS - FEWER)]
+        taken = [self.block(least) for _ in range(TUNING.fewer)]
+        if _spread(taken) > TUNING.agreed:
+            taken += [self.block(least) for _ in range(TUNING.blocks - TUNING.fewer)]
         forward, backward = (median(t) for t in zip(*taken, strict=True))
         return ProgramTiming(forward, backward, _spread(taken))
 

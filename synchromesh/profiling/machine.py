@@ -73,7 +73,7 @@ class Machine:
         return cls(**{**value, "processors": tuple(value["processors"])})
 
 
-def look(rank: int, device: torch.device) -> Machine:
+def machine_of(rank: int, device: torch.device) -> Machine:
     """The facts of this process."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit, used = _memory_group(physical)

@@ -24,15 +24,10 @@ from synchromesh.engine.optimizer import clip_norm
 from synchromesh.engine.overlap import PIECES
 from synchromesh.engine.program import Program, Result
 from synchromesh.planner.candidate import Candidate
-from synchromesh.profiling.choosing import (
-    Choice,
-    Question,
-    choose,
-    memory_limits,
-    next_best,
-    predict,
-    survey,
-)
+from synchromesh.planner.choice import Choice
+from synchromesh.planner.decide import next_best, survey
+from synchromesh.profiling.live_facts import LiveFacts
+from synchromesh.profiling.planning import choose, memory_limits, predict
 from synchromesh.state import checkpoint
 from synchromesh.state.checkpoint import CheckpointError
 from synchromesh.state.cursor import Loader
@@ -100,7 +95,7 @@ class Trainer:
         self._example = example
         self.choice: Choice | None = None  # how the plan was found, where it was `auto`
         self._profile: Profile | None = None
-        self._asked: Question | None = None
+        self._asked: LiveFacts | None = None
         held = [*model.parameters.values(), *model.buffers.values()]
         self._limits = memory_limits(world, held)  # while the process holds nothing else
         self.adapter: Adapter | None = None  # where the plan may change while training runs
@@ -136,12 +131,12 @@ class Trainer:
     def partition(self) -> Partition:
         return self._arranged.now.partition
 
-    def _question(self, step: Step) -> Question:
+    def _question(self, step: Step) -> LiveFacts:
         """What a plan is wanted for; partitions that were solved for it are kept with it."""
         asked = self._asked
-        if asked is None or asked.step is not step or asked.rows != self._rows:
+        if asked is None or asked.problem.step is not step or asked.problem.rows != self._rows:
             example, limits = self._example, self._limits
-            asked = self._asked = Question(
+            asked = self._asked = LiveFacts.of(
                 self.world, self.model, step, self.optimizer, example, self._rows, limits
             )
         return asked
@@ -174,7 +169,7 @@ class Trainer:
         if self.choice is None or self.choice.chosen.time is None or self.choice.components:
             return self.choice
         self.choice = replace(
-            self.choice, components=next_best(self._question(self.traced), self.choice)
+            self.choice, components=next_best(self._question(self.traced).partitions, self.choice)
         )
         return self.choice
 
@@ -189,7 +184,8 @@ class Trainer:
             return
         if self.choice is None or self._profile is None:
             self.options.say("measuring the other layouts, to know what there is to change to ...")
-            self._profile = survey(self._question(self.traced), self._profile)
+            facts = self._question(self.traced)
+            self._profile = survey(facts.partitions, facts, self._profile)
         self.adapter = Adapter(self._profile, self.switch)
 
     @property

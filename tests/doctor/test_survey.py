@@ -93,7 +93,7 @@ def test_many_hosts_have_a_link_for_pairs_that_were_not_measured() -> None:
 
 def _surveyed() -> Any:
     world = World.open("cpu")
-    mine = machine.look(world.rank, world.device)
+    mine = machine.machine_of(world.rank, world.device)
     found = survey(world, mine, quick=True)
     left = world.choices, world.ledger.sent
     world.close()
@@ -249,7 +249,7 @@ def test_ranks_that_do_not_meet_are_told_what_this_host_may_have_to_do_with_it(
         raise TimeoutError("ranks [1] of 2 did not start")
 
     monkeypatch.setattr(World, "open", fail)
-    monkeypatch.setattr(machine, "look", lambda *_: replace(FINE, own_address="127.0.1.1"))
+    monkeypatch.setattr(machine, "machine_of", lambda *_: replace(FINE, own_address="127.0.1.1"))
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     assert main(["doctor"]) == 2

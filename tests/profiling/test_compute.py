@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.profiling.borders import record, stand_ins, tiled
-from synchromesh.profiling.compute import BLOCKS, Bench, Bytes
+from synchromesh.profiling.compute import TUNING, Bench, Bytes
 from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.partition.partition import partition
@@ -110,7 +110,7 @@ def test_a_timing_is_the_median_of_blocks_and_a_block_the_mean_of_its_runs() -> 
         (4.0, 5.0),  # one run suffices
         (0.5, 1.5), (0.5, 1.5), (0.5, 1.5), (0.5, 1.5),
     ]  # fmt: skip
-    assert BLOCKS == 3
+    assert TUNING.blocks == 3
     found = Clocked(blocks).timing(8.0)
     assert (found.forward, found.backward) == (2.0, 3.0)
     assert found.spread == pytest.approx((4 + 5 - 5) / 5), "the block farthest off"
