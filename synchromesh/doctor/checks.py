@@ -27,6 +27,7 @@ class Finding:
     sentence: str
 
     def to_dict(self) -> dict[str, str]:
+        """The JSON form."""
         return asdict(self)
 
 
@@ -99,6 +100,7 @@ def versions(machines: tuple[Machine, ...]) -> Answers:
 
 
 def clocks(survey: Survey) -> Answers:
+    """Hosts whose clocks differ."""
     ahead = max(survey.clocks) - min(survey.clocks)
     if ahead > CLOCK_SECONDS:
         last, first = (survey.clocks.index(f(survey.clocks)) for f in (max, min))
@@ -110,6 +112,7 @@ def clocks(survey: Survey) -> Answers:
 
 
 def cores(machines: tuple[Machine, ...]) -> Answers:
+    """Hosts with more ranks than cores."""
     for host, group in _hosts(machines).items():
         there = _cores(group)
         if len(group) > max(1.0, there):
@@ -121,6 +124,7 @@ def cores(machines: tuple[Machine, ...]) -> Answers:
 
 
 def threads(machines: tuple[Machine, ...]) -> Answers:
+    """Ranks whose threads take turns on their cores."""
     for host, group in _hosts(machines).items():
         there, wanted = _cores(group), sum(m.threads for m in group)
         fit = max(1, int(there) // len(group))
@@ -140,6 +144,7 @@ def threads(machines: tuple[Machine, ...]) -> Answers:
 
 
 def interfaces(machines: tuple[Machine, ...]) -> Answers:
+    """Hosts that would listen where others cannot reach them."""
     groups = _hosts(machines)
     for host, group in groups.items():
         yield from _interfaces_of(group, host, len(groups) > 1)
@@ -180,6 +185,7 @@ def _interfaces_of(group: list[Machine], host: str, several: bool) -> Answers:
 
 
 def ports(port: Ports | None) -> Answers:
+    """A port for the meeting of the ranks that is taken."""
     if port is not None and port.taken:
         yield (
             "warning",
@@ -189,6 +195,7 @@ def ports(port: Ports | None) -> Answers:
 
 
 def memory(machines: tuple[Machine, ...]) -> Answers:
+    """Devices with little free memory for a rank."""
     for host, group in _hosts(machines).items():
         for kind in dict.fromkeys(m.device for m in group):
             ranks = [m for m in group if m.device == kind]
@@ -204,6 +211,7 @@ def memory(machines: tuple[Machine, ...]) -> Answers:
 
 
 def disk(machines: tuple[Machine, ...]) -> Answers:
+    """Hosts without room for a checkpoint."""
     for host, group in _hosts(machines).items():
         least = min(m.disk_bytes for m in group)
         if least < LITTLE_DISK:
@@ -215,6 +223,7 @@ def disk(machines: tuple[Machine, ...]) -> Answers:
 
 
 def gpus(machines: tuple[Machine, ...] | list[Machine]) -> Answers:
+    """GPUs that cannot be used, or cannot talk."""
     without = [m.rank for m in machines if m.cuda and not m.nccl]
     if without:
         yield (
@@ -232,6 +241,7 @@ def gpus(machines: tuple[Machine, ...] | list[Machine]) -> Answers:
 
 
 def devices(survey: Survey) -> Answers:
+    """Ranks that compute at different rates."""
     kinds = _by({m.rank: m.device for m in survey.machines})
     if len(kinds) > 1:
         yield (
@@ -252,6 +262,7 @@ def devices(survey: Survey) -> Answers:
 
 
 def links(survey: Survey) -> Answers:
+    """Links that are much slower than others of their kind."""
     host_of = {rank: h for h, ranks in hosts(survey.machines).items() for rank in ranks}
     for inside in (True, False):
         rates = {

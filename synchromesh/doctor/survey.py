@@ -18,7 +18,7 @@ from synchromesh.profiling.machine import LAB, Machine
 from synchromesh.values.cluster import Cluster, Device, Host, Link
 
 EVERY_PAIR = 6  # hosts; of more the neighbours alone are measured
-CLOCKS = 5  # looks at all clocks
+CLOCK_READINGS = 5  # of all clocks
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def pairs(found: dict[str, list[int]]) -> list[tuple[int, int]]:
 
 
 def survey(world: World, mine: Machine, quick: bool = False) -> Survey:
-    """Looks and measures on all ranks of `world`, for 10 s or so (`quick`: 3 s); collective."""
+    """Inspects and measures all ranks of `world`, for 10 s or so (`quick`: 3 s); collective."""
     everyone, scale = world.everyone, 0.3 if quick else 1.0
     machines = [Machine.from_dict(x) for x in everyone.all_gather_json(mine.to_dict())]
     everyone.barrier()  # all at once, as in training: ranks that share cores share them here
@@ -160,10 +160,10 @@ def survey(world: World, mine: Machine, quick: bool = False) -> Survey:
 
 
 def _clocks(world: World) -> tuple[float, ...]:
-    """Seconds by which each rank's clock is ahead of rank 0's: the median of a few looks."""
-    looks = []
-    for _ in range(CLOCKS):
+    """Seconds by which each rank's clock is ahead of rank 0's: the median of a few readings."""
+    readings = []
+    for _ in range(CLOCK_READINGS):
         world.everyone.barrier()
         seen = world.everyone.all_gather_json(time())
-        looks.append([t - seen[0] for t in seen])
-    return tuple(median(ahead) for ahead in zip(*looks, strict=True))
+        readings.append([t - seen[0] for t in seen])
+    return tuple(median(ahead) for ahead in zip(*readings, strict=True))

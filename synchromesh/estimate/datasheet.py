@@ -147,14 +147,10 @@ def _compute(counted: Mapping[int, Counted], devices: Sequence[Device]) -> Compu
         }
         return tuple(found[d] for d in (devices if len(different) > 1 else different))
 
-    def bytes_of(what: str) -> Curve:
-        return Curve.of((n, getattr(c.bytes, what)) for n, c in counted.items())
-
-    most = counted[max(counted)].bytes
-    kept, forward, backward, staying = (
-        bytes_of(what) for what in ("kept", "forward", "backward", "staying")
-    )
-    memory = Memory(kept, forward, backward, staying, most.kept_inputs, most.kept_outputs)
+    used = {n: c.bytes for n, c in counted.items()}
+    most = used[max(used)]
+    points = [(n, b.kept, b.forward, b.backward, b.staying) for n, b in used.items()]
+    memory = Memory.of(points, most.kept_inputs, most.kept_outputs)
     return Compute(curves("forward"), curves("backward"), memory)
 
 

@@ -199,4 +199,4 @@ def _opaque(step: Step, cluster: Cluster) -> Choice:
     profile = Profile(
         count, source=SOURCE, error_band=cluster.error_band, emulated=cluster.emulated
     )
-    return Choice((Candidate(only, None, (), True, reason),), profile, 0.0)
+    return Choice.only(only, reason, profile)

@@ -23,6 +23,11 @@ class Choice:
     planning_seconds: float  # of the search alone
     components: "tuple[RunnerUp, ...]" = ()  # where asked for
 
+    @classmethod
+    def only(cls, plan: Plan, reason: str, profile: Profile) -> "Choice":
+        """The choice of the one plan that there is, of which nothing is predicted."""
+        return cls((Candidate(plan, None, (), True, reason),), profile, 0.0)
+
     @property
     def chosen(self) -> Candidate:
         """The candidate that is taken."""

@@ -174,6 +174,7 @@ class Graph:
 
     @property
     def complete(self) -> bool:
+        """Whether no value was left out."""
         return not self.frontier.left_out
 
 

@@ -44,16 +44,11 @@ class Labels:
         return len(self.state)
 
     def only(self, kept: Ints) -> "Labels":
+        """The labels at these places."""
         return Labels(
-            self.states,
-            self.state[kept],
-            self.a[kept],
-            self.z[kept],
-            self.memory[kept],
-            self.parent[kept],
-            self.option[kept],
-            self.lost,
-        )
+            self.states, self.state[kept], self.a[kept], self.z[kept], self.memory[kept],
+            self.parent[kept], self.option[kept], self.lost,
+        )  # fmt: skip
 
 
 def start() -> Labels:
@@ -74,6 +69,7 @@ class Space:
 
     @property
     def limited(self) -> bool:
+        """Whether memory is limited."""
         return self.bound.limit < math.inf
 
     def cross(self, i: int, labels: Labels) -> tuple[Ints, Transition, States]:

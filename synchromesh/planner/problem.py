@@ -58,6 +58,7 @@ class Prices:
     form: tuple[int, ...]
 
     def faults(self) -> list[str]:
+        """What is wrong with the tables; nothing where they are well formed."""
         found = []
         if self.forward.ndim != 2 or self.forward.shape != self.backward.shape:
             return [f"forward {self.forward.shape} and backward {self.backward.shape} differ"]

@@ -35,6 +35,7 @@ class Node:
         return len(self.option)
 
     def only(self, kept: NDArray[np.bool_]) -> "Node":
+        """The node with these of its options."""
         columns = (self.always, self.backward, self.gradient, self.memory)
         return Node(self.option[kept], self.border, self.at[kept], *(c[kept] for c in columns))
 
@@ -63,6 +64,7 @@ class Table:
 
 
 def table(problem: Problem) -> Table:
+    """The problem as arrays."""
     grid = _grid(problem)
     nodes: dict[int, Node] = {}
     for options in problem.components:

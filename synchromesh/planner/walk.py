@@ -64,6 +64,7 @@ def ended(problem: Problem, layers: dict[int, Labels]) -> Found | None:
 
 
 def found_of(problem: Problem, choice: tuple[int, ...]) -> Found:
+    """A choice with its seconds and bytes."""
     return Found(choice, *evaluate(problem, choice))
 
 

@@ -6,7 +6,7 @@ ranks call alike.
 
 import socket
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -16,14 +16,14 @@ from synchromesh.planner.candidate import Candidate, price
 from synchromesh.planner.choice import Choice, misfit
 from synchromesh.planner.decide import decide, survey
 from synchromesh.profiling.live_facts import LiveFacts
-from synchromesh.profiling.memory import device_bytes, process_bytes, storage_bytes
-from synchromesh.profiling.profile_cache import ProfileCache
+from synchromesh.profiling.machine import device_bytes
+from synchromesh.profiling.memory import process_bytes, storage_bytes
+from synchromesh.profiling.profile_cache import ProfileCache, Say
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
-Say = Callable[[str], None]
 SHOWN_MISSING = 3  # of what could not be measured, that are said
 
 
@@ -82,9 +82,8 @@ def predict(
     """
     problem = facts.problem
     if problem.step.opaque:
-        return Candidate(plan, None, (), True, "the model runs whole: nothing was measured"), (
-            known or Profile(problem.devices)
-        )
+        reason = "the model runs whole: nothing was measured"
+        return Candidate(plan, None, (), True, reason), known or Profile(problem.devices)
     ranks, partition = problem.ranks(plan), facts.partitions.partition(plan)
     if known is None:
         profile = _measured_once(facts, partition, ranks, say)
@@ -132,8 +131,7 @@ def _unpriced(world: World, choice: Choice) -> Choice:
         warnings.warn(
             f"no plan could be predicted, so it is `data` ({reason}; {missing})", stacklevel=2
         )
-    plan = Plan(LayoutSpec("data"))
-    return Choice((Candidate(plan, None, (), True, reason),), choice.profile, 0.0)
+    return Choice.only(Plan(LayoutSpec("data")), reason, choice.profile)
 
 
 def _only(facts: LiveFacts) -> Choice:
@@ -141,4 +139,4 @@ def _only(facts: LiveFacts) -> Choice:
     devices = facts.world.size
     plan = Plan(LayoutSpec("data" if devices > 1 else "single"))
     reason = f"the model runs whole: {facts.problem.step.reason}" if devices > 1 else "one device"
-    return Choice((Candidate(plan, None, (), True, reason),), Profile(devices), 0.0)
+    return Choice.only(plan, reason, Profile(devices))

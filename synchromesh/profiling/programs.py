@@ -153,8 +153,4 @@ def known_memory(known: Profile, key: str) -> Memory | None:
 
 def memory_of(numbers: Numbers) -> Memory:
     """The memory that a rank's numbers of a program say."""
-    kept, forward, backward, staying = (
-        Curve.of((row[0], row[i]) for row in numbers["memory"]) for i in (1, 2, 3, 4)
-    )
-    inputs, outputs = (tuple(numbers[side]) for side in ("inputs", "outputs"))
-    return Memory(kept, forward, backward, staying, inputs, outputs)
+    return Memory.of(*(numbers[key] for key in ("memory", "inputs", "outputs")))

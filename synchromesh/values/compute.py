@@ -1,6 +1,6 @@
 """What a local program takes: its seconds over rows on each rank, and its memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,16 @@ class Memory:
     staying: Curve = NOTHING
     kept_inputs: tuple[int, ...] = ()
     kept_outputs: tuple[int, ...] = ()
+
+    @classmethod
+    def of(
+        cls, rows: Iterable[Sequence[float]], inputs: Sequence[int], outputs: Sequence[int]
+    ) -> "Memory":
+        """From (rows, kept, forward, backward, staying) at several rows, and what is kept."""
+        points = list(rows)
+        curves = (Curve.of((point[0], point[i]) for point in points) for i in (1, 2, 3, 4))
+        kept, forward, backward, staying = curves
+        return cls(kept, forward, backward, staying, tuple(inputs), tuple(outputs))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

@@ -14,7 +14,7 @@ Units: seconds, bytes (payload as `traffic.sent_bytes` counts it), batch rows.
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -81,6 +81,17 @@ class Overlap:
         late, cost = 1.0 / self.network - 1.0, (1.0 - self.compute) / self.network
         b = 1.0 / (1.0 + late / times)
         return replace(self, compute=max(LEAST_RATE, 1.0 - cost * b / times), network=b)
+
+
+# The optimizer's costs: keys of the JSON form, and the profile's fields.
+UPDATE = {
+    "seconds_per_byte": "update_byte",
+    "seconds_per_tensor": "update_tensor",
+    "copy_seconds_per_byte": "copy_byte",
+    "state_factor": "state_factor",
+    "work_bytes_per_largest_byte": "work_largest",
+    "work_bytes_per_byte": "work_byte",
+}
 
 
 @dataclass(frozen=True)
@@ -157,19 +168,9 @@ class Profile:
                 {"kind": kind, "size": p.size, "stride": p.stride, "points": curve.to_list()}
                 for (kind, p), curve in sorted(self.network.items())
             ],
-            "overlap": {
-                kind: {"compute": o.compute, "network": o.network, "delay": o.delay}
-                for kind, o in sorted(self.overlap.items())
-            },
+            "overlap": {kind: asdict(overlap) for kind, overlap in sorted(self.overlap.items())},
             **self.device.to_dict(),
-            "update": {
-                "seconds_per_byte": self.update_byte,
-                "seconds_per_tensor": self.update_tensor,
-                "copy_seconds_per_byte": self.copy_byte,
-                "state_factor": self.state_factor,
-                "work_bytes_per_largest_byte": self.work_largest,
-                "work_bytes_per_byte": self.work_byte,
-            },
+            "update": {key: getattr(self, name) for key, name in UPDATE.items()},
             "host_seconds": self.host,
             "missing": list(self.missing),
         }
@@ -189,11 +190,7 @@ class Profile:
         rates = document.mapping(item["overlap"], f"{name}: overlap", get_args(CollectiveKind))
         given = item["compute"] if isinstance(item["compute"], dict) else ()  # any keys
         programs = document.mapping(item["compute"], f"{name}: compute", given)
-        prices = (
-            "seconds_per_byte", "seconds_per_tensor", "copy_seconds_per_byte", "state_factor",
-            "work_bytes_per_largest_byte", "work_bytes_per_byte",
-        )  # fmt: skip
-        update = document.mapping(item["update"], f"{name}: update", prices, prices)
+        update = document.mapping(item["update"], f"{name}: update", UPDATE, UPDATE)
         missing = enumerate(document.sequence(item["missing"], f"{name}: missing"))
 
         def number(x: Any, path: str) -> float:
@@ -205,14 +202,7 @@ class Profile:
             network=_links(item["network"], f"{name}: network"),
             overlap={k: _overlap(v, f"{name}: overlap.{k}") for k, v in rates.items()},
             device=DeviceModel.from_dict(item, name),
-            update_byte=number(update["seconds_per_byte"], "update.seconds_per_byte"),
-            update_tensor=number(update["seconds_per_tensor"], "update.seconds_per_tensor"),
-            copy_byte=number(update["copy_seconds_per_byte"], "update.copy_seconds_per_byte"),
-            state_factor=number(update["state_factor"], "update.state_factor"),
-            work_largest=number(
-                update["work_bytes_per_largest_byte"], "update.work_bytes_per_largest_byte"
-            ),
-            work_byte=number(update["work_bytes_per_byte"], "update.work_bytes_per_byte"),
+            **{to: number(update[key], f"update.{key}") for key, to in UPDATE.items()},
             host=number(item["host_seconds"], "host_seconds"),
             source=document.text(item["source"], f"{name}: source"),
             error_band=number(item["error_band"], "error_band"),
