@@ -119,7 +119,7 @@ def _collective(world: World, kind: CollectiveKind, way: str, size: int, seconds
 
 def messages(world: World, pairs: Sequence[tuple[int, int]], quick: bool = False) -> list[Message]:
     """Messages between pairs of ranks, one pair after the other; equal on every rank."""
-    group, mine = world.everyone, []
+    group, timed_here = world.everyone, []
     wanted = QUICK_MESSAGES if quick else MESSAGES
     for a, b in pairs:
         group.barrier()
@@ -127,8 +127,8 @@ def messages(world: World, pairs: Sequence[tuple[int, int]], quick: bool = False
             _there_and_back(world, a, b, min(wanted), 1)  # the first one is not counted
             points = [(n, _there_and_back(world, a, b, n, calls)) for n, calls in wanted.items()]
             if world.rank == a:
-                mine.append([a, b, points])
-    gathered = [x for rank in group.all_gather_json(mine) for x in rank]
+                timed_here.append([a, b, points])
+    gathered = [x for rank in group.all_gather_json(timed_here) for x in rank]
     return [Message(a, b, tuple((n, t) for n, t in points)) for a, b, points in gathered]
 
 

@@ -36,7 +36,7 @@ class Survey:
 
     @property
     def hosts(self) -> dict[str, list[int]]:
-        """Ranks by host name; hosts that share a name are told apart by a number."""
+        """Ranks by host name; a number is added to names that hosts share."""
         return hosts(self.machines)
 
     def cluster(self, name: str = "measured") -> Cluster:
@@ -134,10 +134,10 @@ def pairs(found: dict[str, list[int]]) -> list[tuple[int, int]]:
     return [*inside, *pairwise(first), (first[0], first[-1])]
 
 
-def survey(world: World, mine: Machine, quick: bool = False) -> Survey:
+def survey(world: World, machine: Machine, quick: bool = False) -> Survey:
     """Inspects and measures all ranks of `world`, for 10 s or so (`quick`: 3 s); collective."""
     everyone, scale = world.everyone, 0.3 if quick else 1.0
-    machines = [Machine.from_dict(x) for x in everyone.all_gather_json(mine.to_dict())]
+    machines = [Machine.from_dict(x) for x in everyone.all_gather_json(machine.to_dict())]
     everyone.barrier()  # all at once, as in training: ranks that share cores share them here
     flops = rates.flops(world.device, 1.5 * scale)
     everyone.barrier()

@@ -119,8 +119,8 @@ def count(bench: CountingBench) -> Counted:
         bench.backward(bench.seeds(bench.forward()))
         forward, backward = bench.counted
         bench.clear()
-        held = bench.bytes()
-    return Counted(forward, backward, held)
+        used = bench.bytes()
+    return Counted(forward, backward, used)
 
 
 @contextmanager

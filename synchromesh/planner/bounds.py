@@ -79,8 +79,8 @@ class Bound:
     limit: float
 
     @property
-    def whole(self) -> float:
-        """What any plan within the limit takes at least."""
+    def lower(self) -> float:
+        """Seconds that any plan within the limit takes at least."""
         return float(self.rest[-1][0]) - self._spare
 
     @property
@@ -109,13 +109,13 @@ def bound(graph: Graph, limit: float) -> tuple[Bound, list[OptionPath]] | None:
     plans: list[OptionPath] = []
     for _ in range(ROUNDS):
         found = Bound(weights, _sweep(graph, weights), light, limit)
-        if found.whole == math.inf:
+        if found.lower == math.inf:
             return None
         plans.append(_shortest(graph, found))
-        if best is None or found.whole > best.whole:
+        if best is None or found.lower > best.lower:
             best = found
         ceiling, weights = _heaviest(plans, limit)
-        if ceiling - best.whole <= CLOSE * abs(ceiling):
+        if ceiling - best.lower <= CLOSE * abs(ceiling):
             break
     assert best is not None
     return best, plans

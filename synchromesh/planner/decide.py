@@ -256,7 +256,7 @@ def refused(problem: PlanningProblem) -> list[Candidate]:
 
 def next_best(partitions: PartitionCache, choice: Choice) -> tuple[RunnerUp, ...]:
     """What each component's best other layout would cost, by a search of its own in this process.
-    Nothing where that cannot be said."""
+    Empty where the search fails."""
     problem = partitions.problem
     try:
         result = searched(uniform(partitions), choice.profile, problem.limit)

@@ -55,6 +55,7 @@ class _IntegerProgram:
         self.rows.append((dict(terms), low, high))
 
     def link(self, link: PricedEdge) -> None:
+        """Flows from the source's border to the form that each target wants."""
         made: dict[int, list[int]] = {0: []}
         if link.source != BATCH:
             made = self._columns(link.source, lambda border: border)
@@ -76,16 +77,15 @@ class _IntegerProgram:
                             paid[a, f] = self.column(1.0)
                         self.row({paid[a, f]: 1.0, flow: -1.0}, 0.0, math.inf)
             for a, columns in made.items():
-                self._balance(out[a], columns, whole=link.source == BATCH)
+                self._balance(out[a], columns, total=float(link.source == BATCH))
             for f, columns in read.items():
-                self._balance(into[f], columns, whole=False)
+                self._balance(into[f], columns, total=0.0)
         for (a, f), column in paid.items():
             self.forward[column] = float(link.prices.forward[a, f])
             self.backward.setdefault(link.source, {})[column] = float(link.prices.backward[a, f])
 
-    def _balance(self, flows: dict[int, float], columns: list[int], whole: bool) -> None:
-        one = 1.0 if whole else 0.0
-        self.row({**flows, **dict.fromkeys(columns, -1.0)}, one, one)
+    def _balance(self, flows: dict[int, float], columns: list[int], total: float) -> None:
+        self.row({**flows, **dict.fromkeys(columns, -1.0)}, total, total)
 
     def _columns(self, i: int, name: Callable[[int], int]) -> dict[int, list[int]]:
         """Columns of a component's options by what their border is called."""

@@ -137,9 +137,9 @@ def _row_costs(
     found = []
     for i in range(data):
         ranks = range(i * tensor, (i + 1) * tensor)
-        whole, part = (max(seconds(r, share) for r in ranks) for share in (1.0, 0.25))
-        rate = max(1e-12, (whole - part) / (0.75 * block))
-        found.append(_RowCost(max(0.0, whole - rate * block), rate))
+        full, quarter = (max(seconds(r, share) for r in ranks) for share in (1.0, 0.25))
+        rate = max(1e-12, (full - quarter) / (0.75 * block))
+        found.append(_RowCost(max(0.0, full - rate * block), rate))
     return found
 
 
@@ -171,8 +171,8 @@ def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
 def _runs_on(plan: Plan, count: int) -> bool:
     """Whether every degree of the plan divides so many devices, on which it says nothing else."""
     free = plan.default.name != "single" and plan.ranks is None
-    return free and all(count % (w.tensor or 1) == 0 and w.data is None for w in _words(plan))
+    return free and all(count % (w.tensor or 1) == 0 and w.data is None for w in _specs(plan))
 
 
-def _words(plan: Plan) -> tuple[LayoutSpec, ...]:
+def _specs(plan: Plan) -> tuple[LayoutSpec, ...]:
     return plan.default, *(o.word for o in plan.overrides)

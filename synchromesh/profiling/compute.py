@@ -91,22 +91,22 @@ class Bench:
         self.operators = sum(n.op == "call_function" for n in local.graph.graph.nodes)
         self.watched: list[tuple[float, float]] = []  # seconds of the runs of `bytes`
         described = {p.name: p for p in (*local.component.parameters, *local.component.buffers)}
-        self.held = [
-            self._held(described[name], partition, local, tensors[name])
+        self.tensors = [
+            self._local_tensor(described[name], partition, local, tensors[name])
             for name in (*local.parameters, *local.buffers)
         ]
         self.constants = [step.constants[c.name].to(device) for c in local.constants]
         self.inputs = []
         for item in local.inputs:
-            whole = tiled(borders[item.value.name].to(device), item.value.rows, rows)
-            x = local_part(whole, item.want, size)
+            full = tiled(borders[item.value.name].to(device), item.value.rows, rows)
+            x = local_part(full, item.want, size)
             self.inputs.append(
                 x.requires_grad_(item.source is not None and item.value.differentiable)
             )
 
     @staticmethod
     def input_bytes(local: LocalComponent, borders: Mapping[str, Tensor], rows: int) -> float:
-        """Bytes that making the inputs of so many rows takes: whole ones, and this rank's part."""
+        """Bytes that making the inputs of so many rows takes: full ones, and this rank's part."""
         found = 0.0
         for item in local.inputs:
             border, of = borders[item.value.name], item.value.rows
@@ -114,16 +114,16 @@ class Bench:
             found += 2 * border.nbytes * rows / here
         return found
 
-    def _held(
-        self, described: Parameter, partition: Partition, local: LocalComponent, whole: Tensor
+    def _local_tensor(
+        self, described: Parameter, partition: Partition, local: LocalComponent, full: Tensor
     ) -> Tensor:
         placement = partition.placements.get((described.name, local.layout), REPLICATED)
-        part = local_part(whole.to(self.device), placement, local.layout.tensor)
+        part = local_part(full.to(self.device), placement, local.layout.tensor)
         return part.requires_grad_(described.trainable)
 
     def forward(self) -> tuple[Tensor, ...]:
         """One forward; its outputs."""
-        walk = self.walk(self.axis, self.rows, *self.inputs, *self.held, *self.constants)
+        walk = self.walk(self.axis, self.rows, *self.inputs, *self.tensors, *self.constants)
         while True:
             try:
                 next(walk)
@@ -141,7 +141,7 @@ class Bench:
 
     def clear(self) -> None:
         """Drops all gradients."""
-        for x in (*self.inputs, *self.held):
+        for x in (*self.inputs, *self.tensors):
             x.grad = None
 
     def once(self) -> tuple[float, float]:
@@ -192,13 +192,13 @@ class Bench:
 
         limit: of the bytes of this bench and what it makes; MemoryError as soon as they are more.
         """
-        left = limit - storage_bytes((*self.inputs, *self.held))
+        left = limit - storage_bytes((*self.inputs, *self.tensors))
         if left < 0:
             raise MemoryError(
                 f"a program's inputs and parameters take more than {limit:.0f} bytes"
             )
         saved: dict[int, Any] = {}
-        own = {x.untyped_storage()._cdata for x in (*self.held, *self.constants)}
+        own = {x.untyped_storage()._cdata for x in (*self.tensors, *self.constants)}
 
         def pack(x: Tensor) -> Tensor:
             storage = x.untyped_storage()
@@ -251,7 +251,9 @@ class Bench:
         hooks = []
         if not leave:
             hooks = [
-                x.register_post_accumulate_grad_hook(_forget) for x in self.held if x.requires_grad
+                x.register_post_accumulate_grad_hook(_forget)
+                for x in self.tensors
+                if x.requires_grad
             ]
         with LiveBytes(limit=limit) as live:
             live.know(kept)

@@ -1,7 +1,7 @@
 """Live facts: all that deciding a plan asks for, measured on the ranks that would run it.
 
     partitions   of the step under the layouts on the table
-      -> programs      each distinct one, at the rows it would get and at a piece of them
+      -> programs      each distinct one, at the rows it would get and at a micro-batch of them
       -> collectives   each kind on each pattern, up to the largest payload asked for
       -> overlap, optimizer, what a step costs besides
 
@@ -197,10 +197,10 @@ class LiveFacts:
         least = max(least, block / device.slowdown_of(world.rank))
         with Streams(0, world.device).preserved():  # random operators draw from the user's
             if world.rank in ranks:
-                mine = self._timings(wanted, least)
+                numbers_here = self._timings(wanted, least)
             else:
-                mine = ((key, {}) for key in wanted)
-            everyone = collect_timings(world, mine, waits=len(ranks) < world.size)
+                numbers_here = ((key, {}) for key in wanted)
+            everyone = collect_timings(world, numbers_here, waits=len(ranks) < world.size)
         first, speeds = ranks[0], known.speeds
         rows, slowdowns = [], []
         for r in range(world.size):
@@ -284,14 +284,14 @@ def broadcast(world: World, find: Callable[[], Any]) -> Any:
 
 
 def collect_timings(
-    world: World, mine: Iterator[tuple[str, Numbers]], waits: bool
+    world: World, numbers_here: Iterator[tuple[str, Numbers]], waits: bool
 ) -> list[dict[str, Numbers]]:
     """Every rank's numbers of every program. waits: some ranks wait for others; then they are
     exchanged one after the other, so that no wait is longer than a program."""
     if not waits:
-        return world.everyone.all_gather_json(dict(mine))
+        return world.everyone.all_gather_json(dict(numbers_here))
     everyone: list[dict[str, Numbers]] = [{} for _ in range(world.size)]
-    for key, numbers in mine:
+    for key, numbers in numbers_here:
         for rank, gathered in enumerate(world.everyone.all_gather_json(numbers)):
             everyone[rank][key] = gathered
     return everyone

@@ -219,8 +219,8 @@ def _quota() -> float:
     for folder in _groups("cpu"):
         quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
         try:
-            words = (folder / "cpu.max").read_text().split()
-            quota, period = (int(word) for word in words)
+            fields_ = (folder / "cpu.max").read_text().split()
+            quota, period = (int(field) for field in fields_)
         except (OSError, ValueError):  # "max 100000": no limit
             pass
         if quota and period and quota > 0:

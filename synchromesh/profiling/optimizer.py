@@ -91,13 +91,13 @@ def _step(
             torch.cuda.synchronize(device)
         taken.append(now() - began)
     state = [x for s in twin.state.values() for x in s.values() if isinstance(x, torch.Tensor)]
-    held = sum(x.numel() * x.element_size() for x in state)
+    state_bytes = sum(x.numel() * x.element_size() for x in state)
     for p in parameters:
         p.grad = torch.full_like(p, 1e-3)
     with LiveBytes() as live:
         twin.step()
-    whole = sum(p.numel() * p.element_size() for p in parameters)
-    return _Step(median(taken[1:]), held / whole, live.peak)
+    parameter_bytes = sum(p.numel() * p.element_size() for p in parameters)
+    return _Step(median(taken[1:]), state_bytes / parameter_bytes, live.peak)
 
 
 def twin_of(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Any:

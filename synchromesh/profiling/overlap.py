@@ -58,8 +58,8 @@ def overlap(
     world.everyone.barrier()
     usual = _products(world, seconds) / seconds
     rates = {kind: _rates(world, group, kind, seconds, usual) for kind in asked}
-    mine = [*(x for pair in rates.values() for x in pair), _delay(world, group, asked[0])]
-    shared = torch.tensor(mine, dtype=torch.float64).to(world.device) * takes_part
+    found_here = [*(x for pair in rates.values() for x in pair), _delay(world, group, asked[0])]
+    shared = torch.tensor(found_here, dtype=torch.float64).to(world.device) * takes_part
     world.everyone.all_reduce(shared, counted=False)
     *measured, delay = (shared / len(everyone)).tolist()
     world.choices.clear()

@@ -24,7 +24,7 @@ from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
-SHOWN_MISSING = 3  # of what could not be measured, that are said
+SHOWN_MISSING = 3  # of what could not be measured, that a message lists
 
 
 def silent(_: str) -> None:

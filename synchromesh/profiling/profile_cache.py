@@ -4,7 +4,7 @@
 
 What is sampled is a few programs, every kind of collective and every pattern (`reprofile`): where
 they take about what they did, curves are scaled by what they take now. Where they are far off, a
-profile of another day tells too little, and compute or network is measured anew.
+profile of another day is of no use, and compute or network is measured anew.
 """
 
 import time

@@ -205,13 +205,13 @@ def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
         if (kind, pattern) in taken:
             return taken[kind, pattern]
         wide = widest.get(kind, max(by))
-        mine = taken.get((kind, wide), taken[by[wide], wide])
-        there = taken[by[pattern], pattern] if pattern in by else mine
+        by_kind = taken.get((kind, wide), taken[by[wide], wide])
+        by_pattern = taken[by[pattern], pattern] if pattern in by else by_kind
         base = taken.get((by.get(pattern, kind), wide))
-        if base is None or not base.changed or there.more * base.more <= 0.0:
-            return there
-        ratio = mine.ratio * there.ratio / base.ratio
-        return _Sample(there.late, mine.more * there.more / base.more, ratio)
+        if base is None or not base.changed or by_pattern.more * base.more <= 0.0:
+            return by_pattern
+        ratio = by_kind.ratio * by_pattern.ratio / base.ratio
+        return _Sample(by_pattern.late, by_kind.more * by_pattern.more / base.more, ratio)
 
     links = {}
     for (kind, pattern), curve in known.network.items():

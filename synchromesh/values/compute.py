@@ -88,8 +88,8 @@ class Compute:
     def joined(self, other: "Compute") -> "Compute":
         """What was measured at further rows besides."""
 
-        def curves(mine: tuple[Curve, ...], new: tuple[Curve, ...]) -> tuple[Curve, ...]:
-            return tuple(a.joined(b) for a, b in zip(mine, new, strict=True))
+        def curves(old: tuple[Curve, ...], new: tuple[Curve, ...]) -> tuple[Curve, ...]:
+            return tuple(a.joined(b) for a, b in zip(old, new, strict=True))
 
         m, n = self.memory, other.memory
         memory = replace(

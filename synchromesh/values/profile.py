@@ -41,15 +41,15 @@ class Pattern:
     stride: int = 1
 
     def groups(self, devices: int) -> tuple[tuple[int, ...], ...]:
-        """Positions of every group; those that make no whole group stay alone."""
+        """Positions of every group; those that fill no group stay alone."""
         block = self.size * self.stride
-        whole = devices - devices % block
+        filled = devices - devices % block
         made = [
             tuple(start + i * self.stride for i in range(self.size))
-            for first in range(0, whole, block)
+            for first in range(0, filled, block)
             for start in range(first, first + self.stride)
         ]
-        return (*made, *((p,) for p in range(whole, devices)))
+        return (*made, *((p,) for p in range(filled, devices)))
 
 
 LEAST_RATE = 0.05  # of computation beside traffic, and of traffic beside computation
