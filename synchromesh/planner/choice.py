@@ -10,7 +10,10 @@ from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
-MARGIN = 0.05  # a plan must be predicted this much quicker than a plainer one
+# A plan must be predicted this much quicker than a plainer one. On 14 models and links the plans
+# of least predicted time were 2.7 % slower than the best, those chosen so 0.3 %
+# (docs/how-it-chooses.md).
+MARGIN = 0.05
 PLAIN = ("single", "data", "tensor", "hybrid")
 
 

@@ -20,10 +20,10 @@ from synchromesh.values.profile import Profile
 
 @dataclass(frozen=True)
 class WideningTuning:
-    """Which further plans are tried. All chosen, not measured, but for `unequal`."""
+    """Which further plans are tried; chosen, not measured, where nothing else is said."""
 
-    unequal: float = 1.3  # times the slowest's speed from where devices differ: more than the
-    # programs of equal processors vary by
+    unequal: float = 1.3  # times the slowest's speed from where devices differ: equal processors
+    # of the emulated hosts varied by 30 % from second to second (docs/design.md)
     slowest: float = 2.0  # times the best plan's seconds beyond which a plan is not widened
     shares: int = 64  # shares of rows that the fastest data index has
     plans: int = 2  # plans that are also tried on fewer devices

@@ -25,11 +25,11 @@ from synchromesh.values.device_model import BurstSpeed, DeviceModel
 
 @dataclass(frozen=True)
 class BurstTuning:
-    """How bursts are looked for, in seconds; chosen, not measured, but for what is said."""
+    """How bursts are measured, in seconds; chosen, not measured, where nothing else is said."""
 
     pause: float = 0.03  # before a run, to earn credit
     seconds: float = 0.25  # of a run
-    settled: float = 0.05  # after which speed is lasting: two periods of a quota of the lab
+    settled: float = 0.05  # after which speed is lasting: two periods of a quota
     first: float = 0.002  # moments in which the first speed shows
     few: int = 2  # runs that tell whether there is any burst
     runs: int = 6  # in all, where there is

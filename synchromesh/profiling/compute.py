@@ -33,7 +33,7 @@ from synchromesh.values.placement import REPLICATED
 
 @dataclass(frozen=True)
 class TimingTuning:
-    """How long programs are timed. Chosen, not measured, but for what is said."""
+    """How long programs are timed; chosen, not measured, where nothing else is said."""
 
     block_seconds: float = 0.006  # of a block of runs
     long_block_seconds: float = 0.2  # by the wall's clock, under a quota: two of its periods

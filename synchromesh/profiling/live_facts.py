@@ -47,8 +47,8 @@ from synchromesh.values.optimizer import coupled
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Compute, Profile
 
-# Seconds of traffic that show overlap: usually, and under a CPU quota, of which they are four
-# periods (100 ms, the kernel's default).
+# Seconds of traffic that show overlap: usually, and under a CPU quota, for several of its periods.
+# One collective alone gave rates from 0.4 to 1.0, several in a row 0.6 to 0.7 (docs/design.md).
 TRAFFIC_SECONDS, QUOTA_TRAFFIC_SECONDS = 0.1, 0.4
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from synchromesh.values.traffic import CollectiveKind, sent_bytes
 
 @dataclass(frozen=True)
 class ReprofileTuning:
-    """How devices and links are sampled. Chosen, not measured, but for what is said."""
+    """How devices and links are sampled; chosen, not measured, where nothing else is said."""
 
     link_bytes: int = 1 << 14  # the least payload with which links are sampled ...
     link_seconds: float = 0.05  # ... and one call longer than this tells enough
@@ -35,8 +35,7 @@ class ReprofileTuning:
         0.05  # of one of them at most, if there are rows with which it is less
     )
     block_seconds: float = 0.05  # of each block of its runs
-    outlier: float = 1.3  # times as fast or slow as others: processors vary by less from one
-    # second to the next
+    outlier: float = 1.3  # times as fast or slow as others: as `unequal` of `planner.unequal`
     late: float = 3.0  # times what a small collective took: latency has changed
     changed: float = 1.2  # times what a large one took: links have
 
