@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.machine import machine
 from synchromesh.planner.chain import search
-from synchromesh.planner.problem import BATCH, Link, Option, Prices, Problem
+from synchromesh.planner.problem import BATCH, Option, PricedEdge, Prices, Problem
 from synchromesh.planner.runner_up import runners_up
 
 STATES = 3  # of a border: replicated, sharded along rows of the value, sharded along columns
@@ -70,10 +70,10 @@ def chain(count: int, devices: int, kinds: int = 6, residual: bool = False) -> P
     degrees = devices.bit_length()  # 64: 1, 2, 4, ... 64
     prices = moves(degrees, chance)
     base = [component(devices, degrees, chance) for _ in range(min(kinds, count))]
-    links = [Link(BATCH, (0,), prices)]
+    links = [PricedEdge(BATCH, (0,), prices)]
     for i in range(count - 1):
         targets = (i + 1, i + 2) if residual and i + 2 < count else (i + 1,)
-        links.append(Link(i, targets, prices))
+        links.append(PricedEdge(i, targets, prices))
     return Problem(tuple(base[i % len(base)] for i in range(count)), tuple(links))
 
 
@@ -81,12 +81,12 @@ def u_net(levels: int, devices: int, blocks: int = 2) -> Problem:
     """`blocks` components a level on the way down and up, a skip per level."""
     line = chain(4 * blocks * levels, devices)
     count, prices = 2 * levels * blocks + 1, line.links[0].prices
-    links = [Link(BATCH, (0,), prices)]
+    links = [PricedEdge(BATCH, (0,), prices)]
     for i in range(count - 1):
         skips = i < levels * blocks and i % blocks == blocks - 1
-        links.append(Link(i, (i + 1, count - 1 - i) if skips else (i + 1,), prices))
+        links.append(PricedEdge(i, (i + 1, count - 1 - i) if skips else (i + 1,), prices))
     components = tuple(line.components[min(i, count - 1 - i)] for i in range(count))
-    merged = tuple(Link(x.source, tuple(sorted(set(x.targets))), prices) for x in links)
+    merged = tuple(PricedEdge(x.source, tuple(sorted(set(x.targets))), prices) for x in links)
     return Problem(components, merged)
 
 

@@ -24,20 +24,25 @@ LAYERS = (
     "trace.capture",
     "trace.partition",
     "cost",
-    "planner",  # up to here: facts and predictions, no torch.distributed
+    "planner",
+    # a local program that runs in one process, on real tensors or fake ones
+    "engine.communicator", "engine.random", "engine.model", "engine.walk", "engine.async_move",
+    "engine.batch_norm", "engine.collectives",
+    "profiling.clock", "profiling.memory", "profiling.borders", "profiling.silent_group",
+    "profiling.compute", "profiling.optimizer",
+    "estimate",  # up to here: facts and predictions, no torch.distributed
     "launch",
     "lab",
     "engine",
     "state",
     "profiling",
-    "estimate",
     "doctor",
     "adapt",
     "training",
     "cli",
     "", "__main__",  # the package's own face
 )  # fmt: skip
-PURE = LAYERS[: LAYERS.index("planner") + 1]
+PURE = LAYERS[: LAYERS.index("estimate") + 1]
 
 
 def name_of(path: Path) -> str:
@@ -137,13 +142,24 @@ def test_no_module_imports_itself_by_others() -> None:
     assert not list(cycles())
 
 
+def _is_distributed(path: Path) -> bool:
+    return any(name.startswith("torch.distributed") for name in imports(path))
+
+
 def test_what_is_pure_does_not_import_torch_distributed() -> None:
     wrong = [
-        name
-        for name, path in MODULES.items()
-        if layer_of(name) in PURE and any(m.startswith("torch.distributed") for m in imports(path))
+        name for name, path in MODULES.items() if layer_of(name) in PURE and _is_distributed(path)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_plan_for_absent_devices_needs_no_process_groups() -> None:
+    found = reached("estimate.planning")
+    assert "profiling.compute" in found, "programs are walked on the way"
+    wrong = [
+        m for m in found if any(n.startswith("torch.distributed") for n in imports(MODULES[m]))
+    ]
+    assert not wrong, "\n".join(sorted(wrong))
 
 
 def test_tests_lie_in_the_tree_of_what_they_test() -> None:

@@ -17,9 +17,9 @@ from synchromesh.adapt.monitor import Drift, Monitor
 from synchromesh.adapt.policy import Verdict, may_measure, weigh
 from synchromesh.cost.move import most_received, transfer_seconds
 from synchromesh.planner.candidate import Candidate, setting
-from synchromesh.profiling.choosing import Question, reconsider
-from synchromesh.profiling.reprofile import again as reprofile
-from synchromesh.profiling.reprofile import glance as probe_idle
+from synchromesh.profiling.live_facts import LiveFacts
+from synchromesh.profiling.planning import reconsider
+from synchromesh.profiling.reprofile import probe_idle, reprofile
 from synchromesh.state.switch import Moved
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.values.plan import Plan
@@ -116,23 +116,23 @@ class Adapter:
         return self.decisions[-1]
 
     def act(
-        self, problem: Question, plan: Plan, partition: Partition, step: int, to_come: int
+        self, facts: LiveFacts, plan: Plan, partition: Partition, step: int, to_come: int
     ) -> Decision | None:
         """What comes of a drift, if there is one; all ranks alike."""
         drift, self.drift = self.drift, None
-        drift = drift or self._unseen_by_steps(problem, plan, step, to_come)
+        drift = drift or self._unseen_by_steps(facts, plan, step, to_come)
         if drift is None or step < self._retry_at:
             return None
-        everyone = problem.world.everyone
+        everyone = facts.world.everyone
         steps = to_come or max(LIMITS.steps_to_come, step)
         if not everyone.broadcast_json(self._may_reprofile(steps * drift.now)):
             return self._refused(drift, plan, step)
         began = time.monotonic()
-        self._reprofile(problem, partition, drift)
+        self._reprofile(facts, partition, drift)
         found: tuple[Candidate, ...] = ()
         misfit = ""
         try:
-            choice = reconsider(problem, self.profile, plan)
+            choice = reconsider(facts, self.profile, plan)
             self.profile, found = choice.profile, choice.candidates
         except ValueError as error:  # the same on all ranks: nothing fits by these facts
             misfit = str(error)
@@ -144,7 +144,7 @@ class Adapter:
         self._reprofiled = True
         if misfit:
             return self._stays(drift, plan, step, misfit, spent)
-        verdict = everyone.broadcast_json(self._weighed(problem, found, plan, drift, steps))
+        verdict = everyone.broadcast_json(self._weighed(facts, found, plan, drift, steps))
         now, better = verdict["now"], verdict["better"]
         if not verdict["switch"]:
             return self._stays(drift, plan, step, verdict["reason"], spent, now, better)
@@ -158,19 +158,17 @@ class Adapter:
             )
         )  # fmt: skip
 
-    def _reprofile(self, problem: Question, partition: Partition, drift: Drift) -> None:
+    def _reprofile(self, facts: LiveFacts, partition: Partition, drift: Drift) -> None:
         """Measures what has drifted again."""
         self._resized, self._refusal_reported = "", False
         self._probed_usual.clear()
         self.monitor.reset()  # whatever is found: what is measured from now on is usual
-        world = problem.world
+        world = facts.world
         if drift.noticed and drift.link_drift:
             self._probed_usual.update(self._probed)
         links = drift.link_drift or (drift.device_drift and world.device.type == "cuda")
         ranks = range(world.size)  # also those that the plan leaves idle
-        self.profile = reprofile(
-            world, ranks, problem.subject, partition, self.profile, drift.device_drift, links
-        )
+        self.profile = reprofile(facts, ranks, partition, self.profile, drift.device_drift, links)
 
     def _may_reprofile(self, to_come: float) -> bool:
         """Whether measuring again keeps below its share of the run; to_come: its seconds left."""
@@ -187,7 +185,7 @@ class Adapter:
         return self._stays(drift, plan, step, share, 0.0)
 
     def _unseen_by_steps(
-        self, problem: Question, plan: Plan, step: int, to_come: int
+        self, facts: LiveFacts, plan: Plan, step: int, to_come: int
     ) -> Drift | None:
         """What steps do not show: batches have another size, or what keeps ranks idle has become
         better. The same on all ranks."""
@@ -196,21 +194,21 @@ class Adapter:
             return None
         noticed, explained = self._resized, None  # until it has been measured again
         if not noticed:
-            probed = self._probe(problem, plan, step, to_come, usual.step)
+            probed = self._probe(facts, plan, step, to_come, usual.step)
             if probed is None:
                 return None
             noticed, explained = probed
         ratios = (1.0,) * len(usual.computing)
-        active = tuple(plan.devices(problem.world.size))
+        active = tuple(plan.devices(facts.world.size))
         return Drift(usual.step, usual.step, ratios, explained, active, noticed)
 
     def _probe(
-        self, problem: Question, plan: Plan, step: int, to_come: int, usual: float
+        self, facts: LiveFacts, plan: Plan, step: int, to_come: int, usual: float
     ) -> tuple[str, float | None] | None:
         """What has become better for idle ranks, and whether devices explain it (1.0) or links
         (0.0). Every rank probes at the same steps, as often as `probe_share` allows.
         """
-        world = problem.world
+        world = facts.world
         active = plan.devices(world.size)
         if len(active) == world.size or step < self._probe_at:
             return None
@@ -229,7 +227,7 @@ class Adapter:
         return None if found is None else (found[0], found[1])
 
     def _weighed(
-        self, problem: Question, found: Sequence[Candidate], plan: Plan, drift: Drift, steps: int
+        self, facts: LiveFacts, found: Sequence[Candidate], plan: Plan, drift: Drift, steps: int
     ) -> dict[str, Any]:
         """The verdict on the chosen candidate or else on the quickest, which need not be as
         plain. A prediction counts times what the plan in force really takes over what it is
@@ -242,7 +240,7 @@ class Adapter:
                 verdict = Verdict(False, "the plan is still the best that was found")
                 continue
             seconds = better.seconds * drift.now / now
-            move = self._move(problem, plan, better.plan, drift)
+            move = self._move(facts, plan, better.plan, drift)
             verdict = weigh(drift.now, seconds, steps, move)
             if verdict.switch:
                 break
@@ -251,13 +249,11 @@ class Adapter:
             "now": now, "better": better.seconds,
         }  # fmt: skip
 
-    def _move(self, problem: Question, plan: Plan, better: Plan, drift: Drift) -> float:
+    def _move(self, facts: LiveFacts, plan: Plan, better: Plan, drift: Drift) -> float:
         """Seconds of the pause: the most bytes that a rank must receive, at the links' rate, and
         making the new programs."""
-        world, planned = problem.world.size, problem.planned
-        before, after = (
-            setting(planned, p, planned.partition(p, world), world) for p in (plan, better)
-        )
+        world = facts.world.size
+        before, after = (setting(facts.partitions, p) for p in (plan, better))
         moved = most_received(before, after, world, 1 + self.profile.state_factor)
         return transfer_seconds(moved, world, self.profile) + LIMITS.switch_steps * drift.now
 

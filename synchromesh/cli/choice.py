@@ -8,8 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from synchromesh.planner.candidate import Candidate, readable
-from synchromesh.planner.choice import RunnerUp
-from synchromesh.profiling.choosing import Choice
+from synchromesh.planner.choice import Choice, RunnerUp
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.component import Parameter
 from synchromesh.values.fault import printable
@@ -55,14 +54,14 @@ def component_table(trainer: Trainer) -> Table:
     others = {} if choice is None else {r.component: r for r in choice.components}
     rows: list[_Row] = []
     for local in made.components:
-        whole = local.component.parameter_bytes
-        held = sum(
+        total = local.component.parameter_bytes
+        local_bytes = sum(
             Parameter("", made.local_shape(local, p.name), p.dtype).bytes
             for p in local.component.parameters
         )
         name, other = local.component.name, others.get(local.component.name)
         same = other is not None and other.layout == local.layout  # not on fewer devices
-        rows.append(_Row(name, str(local.layout), whole, held, other if same else None))
+        rows.append(_Row(name, str(local.layout), total, local_bytes, other if same else None))
     table = Table(title="components (data x tensor)", title_justify="left")
     why = ("next best", "a step more") if any(row.other for row in rows) else ()
     for name in ("component", "layout", "parameters", "on a device", *why):
@@ -74,9 +73,9 @@ def component_table(trainer: Trainer) -> Table:
     for group in groups:
         first, last = group[0].name, group[-1].name
         name = first if len(group) == 1 else f"{first} ... {last} ({len(group)})"
-        whole, held = sum(row.whole for row in group), sum(row.held for row in group)
+        total, local_bytes = sum(row.total for row in group), sum(row.local_bytes for row in group)
         table.add_row(
-            Text(printable(name)), group[0].layout, readable(whole), readable(held),
+            Text(printable(name)), group[0].layout, readable(total), readable(local_bytes),
             *(_next(group) if why else ()),
         )  # fmt: skip
     return table
@@ -88,8 +87,8 @@ class _Row:
 
     name: str
     layout: str
-    whole: int
-    held: int
+    total: int
+    local_bytes: int
     other: RunnerUp | None
 
 

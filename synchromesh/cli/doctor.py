@@ -57,14 +57,14 @@ def main(args: argparse.Namespace) -> int:
         return ranks.again(words, options.processes(args.nproc))
     from synchromesh.doctor.checks import checks
     from synchromesh.doctor.survey import survey
-    from synchromesh.profiling.machine import look
+    from synchromesh.profiling.machine import machine_of
 
     world = _open()
     try:
-        facts = look(world.rank, world.device)
+        machine = machine_of(world.rank, world.device)
         if refused := world.everyone.broadcast_json(options.refusal(args.output, args.force)):
             raise ValueError(refused)
-        found = survey(world, facts, args.quick)
+        found = survey(world, machine, args.quick)
     finally:
         world.close()
     if not ranks.first():
@@ -100,7 +100,7 @@ def _open() -> "World":
 
     from synchromesh.doctor.checks import alone
     from synchromesh.engine.groups import World
-    from synchromesh.profiling.machine import look
+    from synchromesh.profiling.machine import machine_of
 
     limit = timedelta(seconds=SECONDS)
     try:
@@ -109,8 +109,10 @@ def _open() -> "World":
         return world
     except (ValueError, TimeoutError, RuntimeError) as error:
         several = os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]
-        facts = look(int(os.environ["RANK"]), torch.device("cpu"))
-        problems = [finding.sentence for finding in alone(facts, several) if finding.level != "ok"]
+        machine = machine_of(int(os.environ["RANK"]), torch.device("cpu"))
+        problems = [
+            finding.sentence for finding in alone(machine, several) if finding.level != "ok"
+        ]
         if not problems:
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -24,6 +24,7 @@ UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def add_parser(commands: options.Commands) -> None:
+    """Adds `plan` to the command line."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "plan", help="ranked plans with time and memory, without devices",
         description="Searches the plan of least step time for a cluster from its data sheets or "
@@ -59,6 +60,7 @@ def size(text: str) -> float:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Runs `synchromesh plan`; its exit status."""
     if args.clusters:
         return _list(args.json)
     if args.target is None:

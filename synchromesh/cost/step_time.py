@@ -93,7 +93,7 @@ def step_time(
     runs = Counter(i.component for turn in turns for i in turn if isinstance(i, Run))
     left = {component: count * micro_batches for component, count in runs.items()}
     gradients = _Gradients(setting, profile, sizes)
-    line, forward = Timeline(profile.overlap, profile.sprint), 0.0
+    line, forward = Timeline(profile.overlap, profile.device), 0.0
     for action, item in walked(turns, interleaved(micro_batches, len(turns))):
         backward = action.kind == "B"
         if isinstance(item, Run):

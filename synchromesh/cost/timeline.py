@@ -6,23 +6,23 @@
 Durations of computation are those of lasting work, undisturbed; a device does 1 second of such
 work a second. Of that, traffic under way takes a part, and computing slows traffic down
 (`Overlap`, by kind of collective). Collectives of one group go in the order in which they began,
-one after another; the first of n groups share the links evenly, 1/n each. Work
-begun after a pause is quicker at first (`Sprint`), traffic without one is late (`Overlap.delay`):
+one after another; the first of n groups share the links evenly, 1/n each. Work begun after a pause
+is quicker at first (`BurstSpeed`), traffic without one is late (`Overlap.delay`):
 
     capacity =  1 - mean of (1 - overlap.compute) over what is under way
-    speed    =  sprint.speed while there is credit, else capacity
-    credit'  =  capacity - speed (capacity alone while waiting), between 0 and sprint.credit
-    late     =  delay (1 - credit / sprint.credit)          before its first byte moves
+    speed    =  burst.speed while there is credit, else capacity
+    credit'  =  capacity - speed (capacity alone while waiting), between 0 and burst.credit
+    late     =  delay (1 - credit / burst.credit)          before its first byte moves
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from synchromesh.values.profile import Overlap, Sprint
+from synchromesh.values.device_model import INERT, DeviceModel
+from synchromesh.values.profile import Overlap
 
 _NOTHING = 1e-12  # seconds
 _UNDISTURBED = Overlap()
-_NO_SPRINT = Sprint()
 
 
 @dataclass
@@ -41,11 +41,11 @@ class Timeline:
     """`compute`, `depart`, `arrive` in the order in which a rank does them; `clock` is now."""
 
     overlap: Mapping[str, Overlap] = field(default_factory=dict)
-    sprint: Sprint = _NO_SPRINT
+    device: DeviceModel = INERT
     clock: float = 0.0
     computed: float = 0.0  # seconds of computation if nothing disturbed it
     waited: float = 0.0  # seconds in which nothing was computed
-    credit: float = 0.0  # seconds of work that go at the sprint's speed
+    credit: float = 0.0  # seconds of work that go at the burst's speed
     under_way: dict[object, Flight] = field(default_factory=dict)
 
     @property
@@ -61,8 +61,8 @@ class Timeline:
         while left > _NOTHING:
             capacity = speed = self.capacity
             spans = [self._next(computing=True)] if self.under_way else []
-            if self.credit > _NOTHING and self.sprint.speed > capacity:
-                speed = self.sprint.speed
+            if self.credit > _NOTHING and self.device.burst.speed > capacity:
+                speed = self.device.burst.speed
                 spans.append(self.credit / (speed - capacity))
             took = min([left / speed, *spans])
             left -= took * speed
@@ -74,7 +74,7 @@ class Timeline:
         if seconds > 0.0:
             assert key not in self.under_way, f"{key} is under way"
             overlap = self.overlap.get(kind, _UNDISTURBED)
-            rested = self.credit / self.sprint.credit if self.sprint.credit else 0.0
+            rested = self.credit / self.device.burst.credit if self.device.burst.credit else 0.0
             self.under_way[key] = Flight(
                 overlap.delay * (1.0 - rested), seconds, overlap, key if lane is None else lane
             )
@@ -111,7 +111,7 @@ class Timeline:
         """`seconds` go by, no more than `_next`, in which traffic goes on and credit is earned or
         spent."""
         self.clock += seconds
-        self.credit = min(self.sprint.credit, max(0.0, self.credit + earned * seconds))
+        self.credit = min(self.device.burst.credit, max(0.0, self.credit + earned * seconds))
         for key, rate in self._rates(computing).items():
             self.under_way[key].left -= seconds * rate
         for flight in self.under_way.values():

@@ -10,12 +10,21 @@ from synchromesh.profiling.machine import Machine
 
 Level = Literal["ok", "warning", "problem"]
 GB = 10**9
-CLOCK_SECONDS = 1.0
-UNEQUAL = 1.5  # ratio of rates from which devices count as unequal
-UNEQUAL_LINKS = 2.0
-LITTLE_MEMORY = GB  # bytes a rank
-LITTLE_DISK = 2 * GB
 GLOO, NCCL, OMP = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"
+
+
+@dataclass(frozen=True)
+class CheckLimits:
+    """From where a check complains. Chosen, not measured."""
+
+    clock_seconds: float = 1.0  # between two hosts' clocks
+    rate_ratio: float = 1.5  # of the fastest device over the slowest
+    link_ratio: float = 2.0  # of the fastest link over the slowest
+    memory_bytes: int = GB  # free for a rank
+    disk_bytes: int = 2 * GB  # free where checkpoints are written
+
+
+LIMITS = CheckLimits()
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,7 @@ class Finding:
     sentence: str
 
     def to_dict(self) -> dict[str, str]:
+        """The JSON form."""
         return asdict(self)
 
 
@@ -78,18 +88,18 @@ FINE = {
 }
 
 
-def alone(mine: Machine, several: bool) -> list[Finding]:
-    """What one rank can tell of itself while it cannot reach the others (`several`: hosts)."""
-    answers = [*_interfaces_of([mine], "this host", several), *gpus([mine])]
+def alone(machine: Machine, several: bool) -> list[Finding]:
+    """What one rank knows of itself while it cannot reach the others (`several`: hosts)."""
+    answers = [*_interfaces_of([machine], "this host", several), *gpus([machine])]
     return [Finding(level, "interfaces", sentence) for level, sentence in answers]
 
 
 def versions(machines: tuple[Machine, ...]) -> Answers:
     """torch and synchromesh must be equal: what ranks send each other depends on them."""
-    told: tuple[tuple[str, Level], ...] = (
+    levels: tuple[tuple[str, Level], ...] = (
         ("torch", "problem"), ("synchromesh", "problem"), ("python", "warning"),
     )  # fmt: skip
-    for name, level in told:
+    for name, level in levels:
         ranks = _by({m.rank: getattr(m, name) for m in machines})
         if len(ranks) > 1:
             yield (
@@ -99,8 +109,9 @@ def versions(machines: tuple[Machine, ...]) -> Answers:
 
 
 def clocks(survey: Survey) -> Answers:
+    """Hosts whose clocks differ."""
     ahead = max(survey.clocks) - min(survey.clocks)
-    if ahead > CLOCK_SECONDS:
+    if ahead > LIMITS.clock_seconds:
         last, first = (survey.clocks.index(f(survey.clocks)) for f in (max, min))
         yield (
             "warning",
@@ -110,6 +121,7 @@ def clocks(survey: Survey) -> Answers:
 
 
 def cores(machines: tuple[Machine, ...]) -> Answers:
+    """Hosts with more ranks than cores."""
     for host, group in _hosts(machines).items():
         there = _cores(group)
         if len(group) > max(1.0, there):
@@ -121,6 +133,7 @@ def cores(machines: tuple[Machine, ...]) -> Answers:
 
 
 def threads(machines: tuple[Machine, ...]) -> Answers:
+    """Ranks whose threads take turns on their cores."""
     for host, group in _hosts(machines).items():
         there, wanted = _cores(group), sum(m.threads for m in group)
         fit = max(1, int(there) // len(group))
@@ -140,6 +153,7 @@ def threads(machines: tuple[Machine, ...]) -> Answers:
 
 
 def interfaces(machines: tuple[Machine, ...]) -> Answers:
+    """Hosts that would listen where others cannot reach them."""
     groups = _hosts(machines)
     for host, group in groups.items():
         yield from _interfaces_of(group, host, len(groups) > 1)
@@ -171,15 +185,16 @@ def _interfaces_of(group: list[Machine], host: str, several: bool) -> Answers:
             f"which other hosts cannot reach: set {GLOO} to one of its own ({there})",
         )
     elif len(first.addresses) > 1:
-        told = ", ".join(f"{name} {address}" for name, address in first.addresses.items())
+        addresses = ", ".join(f"{name} {address}" for name, address in first.addresses.items())
         yield (
             "warning",
-            f"{host} has {len(first.addresses)} interfaces ({told}) and uses the one of "
+            f"{host} has {len(first.addresses)} interfaces ({addresses}) and uses the one of "
             f"{first.own_address}, be it the fastest or not: set {GLOO} (with GPUs {NCCL})",
         )
 
 
 def ports(port: Ports | None) -> Answers:
+    """A port for the meeting of the ranks that is taken."""
     if port is not None and port.taken:
         yield (
             "warning",
@@ -189,11 +204,12 @@ def ports(port: Ports | None) -> Answers:
 
 
 def memory(machines: tuple[Machine, ...]) -> Answers:
+    """Devices with little free memory for a rank."""
     for host, group in _hosts(machines).items():
         for kind in dict.fromkeys(m.device for m in group):
             ranks = [m for m in group if m.device == kind]
             least = min(m.free_bytes // m.sharers(machines) for m in ranks)
-            if least < LITTLE_MEMORY:
+            if least < LIMITS.memory_bytes:
                 limit = ranks[0].limit_bytes if kind == "cpu" else 0
                 why = f" (its control group allows {limit / GB:.1f} GB)" if limit else ""
                 yield (
@@ -204,9 +220,10 @@ def memory(machines: tuple[Machine, ...]) -> Answers:
 
 
 def disk(machines: tuple[Machine, ...]) -> Answers:
+    """Hosts without room for a checkpoint."""
     for host, group in _hosts(machines).items():
         least = min(m.disk_bytes for m in group)
-        if least < LITTLE_DISK:
+        if least < LIMITS.disk_bytes:
             yield (
                 "warning",
                 f"{host} has {least / GB:.2f} GB of free disk where the run writes its "
@@ -215,6 +232,7 @@ def disk(machines: tuple[Machine, ...]) -> Answers:
 
 
 def gpus(machines: tuple[Machine, ...] | list[Machine]) -> Answers:
+    """GPUs that cannot be used, or cannot talk."""
     without = [m.rank for m in machines if m.cuda and not m.nccl]
     if without:
         yield (
@@ -232,6 +250,7 @@ def gpus(machines: tuple[Machine, ...] | list[Machine]) -> Answers:
 
 
 def devices(survey: Survey) -> Answers:
+    """Ranks that compute at different rates."""
     kinds = _by({m.rank: m.device for m in survey.machines})
     if len(kinds) > 1:
         yield (
@@ -242,7 +261,7 @@ def devices(survey: Survey) -> Answers:
         return
     speeds = [rates.get("float32", 0.0) for rates in survey.flops]
     slow, fast = min(speeds), max(speeds)
-    if slow > 0 and fast / slow > UNEQUAL:
+    if slow > 0 and fast / slow > LIMITS.rate_ratio:
         yield (
             "warning",
             f"rank {speeds.index(slow)} computes {slow / GB:.3g} GFLOP/s and rank "
@@ -252,6 +271,7 @@ def devices(survey: Survey) -> Answers:
 
 
 def links(survey: Survey) -> Answers:
+    """Links that are much slower than others of their kind."""
     host_of = {rank: h for h, ranks in hosts(survey.machines).items() for rank in ranks}
     for inside in (True, False):
         rates = {
@@ -262,7 +282,7 @@ def links(survey: Survey) -> Answers:
         if not rates:
             continue
         slow, fast = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
-        if rates[fast] / rates[slow] > UNEQUAL_LINKS:
+        if rates[fast] / rates[slow] > LIMITS.link_ratio:
             yield (
                 "warning",
                 f"messages {_between(slow)} go at {rates[slow] / 1e6:,.0f} MB/s, {_between(fast)} "

@@ -12,7 +12,8 @@ from statistics import median
 import numpy as np
 import torch
 
-from synchromesh.engine.groups import WAYS, Group, World
+from synchromesh.engine.groups import WAYS, World
+from synchromesh.profiling.collectives import largest, prepared, timed, wait
 from synchromesh.values.traffic import CollectiveKind, sent_bytes
 
 SIZES = (1 << 10, 1 << 15, 1 << 18, 1 << 20, 1 << 22)  # payload bytes, as in traffic.py
@@ -22,7 +23,7 @@ QUICK_SIZES = (1 << 10, 1 << 18, 1 << 20)
 MESSAGES = {1 << 10: 9, 1 << 20: 2, 1 << 22: 2}
 QUICK_MESSAGES = {1 << 10: 5, 1 << 20: 2}
 KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-CALLS, MOST_CALLS = 3, 30  # between two looks at the clock, and in all
+CALLS, MOST_CALLS = 3, 30  # between two readings of the clock, and in all
 LONG_SECONDS = 1.0  # a call that takes longer is not tried with more bytes
 
 
@@ -54,7 +55,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Timing:
+class CollectiveTiming:
     """A collective on all ranks: its way (of reduce-scatter alone), and (bytes, seconds)."""
 
     kind: CollectiveKind
@@ -78,10 +79,11 @@ class Message:
 
     @property
     def line(self) -> Line:
+        """Latency and bandwidth of the messages."""
         return Line.through(self.points)
 
 
-def collectives(world: World, seconds: float, quick: bool = False) -> list[Timing]:
+def collectives(world: World, seconds: float, quick: bool = False) -> list[CollectiveTiming]:
     """Every collective on all ranks at several sizes, within about `seconds`; [] on one rank."""
     if world.size == 1:
         return []
@@ -95,7 +97,7 @@ def collectives(world: World, seconds: float, quick: bool = False) -> list[Timin
             points.append((size, _collective(world, kind, way, size, each)))
             if points[-1][1] > LONG_SECONDS:
                 break
-        found.append(Timing(kind, way, world.size, tuple(points)))
+        found.append(CollectiveTiming(kind, way, world.size, tuple(points)))
     world.choices.pop(world.everyone.ranks, None)  # of reduce-scatter: tried, not chosen
     return found
 
@@ -104,60 +106,29 @@ def _collective(world: World, kind: CollectiveKind, way: str, size: int, seconds
     group = world.everyone
     if way:
         world.choices[group.ranks] = way
-    _call(world, group, kind, size)
+    begin = prepared(group, kind, size)
+    timed(world, lambda: begin()())
     taken: list[float] = []
     began = time.perf_counter()
     while len(taken) < MOST_CALLS:
-        taken += [_call(world, group, kind, size) for _ in range(CALLS)]
-        if _slowest(world, time.perf_counter() - began) > seconds:  # all stop together
+        taken += [timed(world, lambda: begin()()) for _ in range(CALLS)]
+        if largest(world, time.perf_counter() - began) > seconds:  # all stop together
             break
-    return _slowest(world, median(taken))
-
-
-def _call(world: World, group: Group, kind: CollectiveKind, size: int) -> float:
-    """Seconds of one call with `size` bytes of payload, begun together."""
-    numbers = max(1, size // 4)
-    part = torch.zeros(max(1, numbers // group.size), device=world.device)
-    whole = torch.zeros(numbers, device=world.device)
-    group.barrier()
-    began = time.perf_counter()
-    match kind:
-        case "all_reduce":
-            group.all_reduce(whole)
-        case "all_gather":
-            group.all_gather(part)
-        case "reduce_scatter":
-            group.reduce_scatter(whole[: part.numel() * group.size].view(group.size, -1))
-        case "all_to_all":
-            group.all_to_all([part] * group.size)
-    _wait(world)
-    return time.perf_counter() - began
-
-
-def _wait(world: World) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
-
-
-def _slowest(world: World, seconds: float) -> float:
-    """The largest of the ranks' times."""
-    value = torch.tensor(seconds, dtype=torch.float64, device=world.device)
-    world.everyone.all_reduce(value, "max", counted=False)
-    return float(value)
+    return median(taken)
 
 
 def messages(world: World, pairs: Sequence[tuple[int, int]], quick: bool = False) -> list[Message]:
     """Messages between pairs of ranks, one pair after the other; equal on every rank."""
-    group, mine = world.everyone, []
+    group, timed_here = world.everyone, []
     wanted = QUICK_MESSAGES if quick else MESSAGES
     for a, b in pairs:
         group.barrier()
         if world.rank in (a, b):
-            _there_and_back(world, a, b, min(wanted), 1)  # the first journey is not counted
+            _there_and_back(world, a, b, min(wanted), 1)  # the first one is not counted
             points = [(n, _there_and_back(world, a, b, n, calls)) for n, calls in wanted.items()]
             if world.rank == a:
-                mine.append([a, b, points])
-    gathered = [x for rank in group.all_gather_json(mine) for x in rank]
+                timed_here.append([a, b, points])
+    gathered = [x for rank in group.all_gather_json(timed_here) for x in rank]
     return [Message(a, b, tuple((n, t) for n, t in points)) for a, b, points in gathered]
 
 
@@ -173,6 +144,6 @@ def _there_and_back(world: World, a: int, b: int, size: int, calls: int) -> floa
         group.exchange([], [(other, x)])
         if world.rank == b:
             group.exchange([(other, x)], [])
-        _wait(world)
+        wait(world)
         taken.append((time.perf_counter() - began) / 2)
     return min(taken)

@@ -12,13 +12,13 @@ from time import time
 from typing import Any
 
 from synchromesh.doctor import links, rates
-from synchromesh.doctor.links import Message, Timing
+from synchromesh.doctor.links import CollectiveTiming, Message
 from synchromesh.engine.groups import World
 from synchromesh.profiling.machine import LAB, Machine
 from synchromesh.values.cluster import Cluster, Device, Host, Link
 
 EVERY_PAIR = 6  # hosts; of more the neighbours alone are measured
-CLOCKS = 5  # looks at all clocks
+CLOCK_READINGS = 5  # of all clocks
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Survey:
     flops: tuple[dict[str, float], ...]
     copied: tuple[float, ...]  # bytes a second of the device's memory
     clocks: tuple[float, ...]  # seconds ahead of rank 0
-    timings: tuple[Timing, ...]
+    timings: tuple[CollectiveTiming, ...]
     messages: tuple[Message, ...]
     emulated: bool
     date: str
 
     @property
     def hosts(self) -> dict[str, list[int]]:
-        """Ranks by host name; hosts that share a name are told apart by a number."""
+        """Ranks by host name; a number is added to names that hosts share."""
         return hosts(self.machines)
 
     def cluster(self, name: str = "measured") -> Cluster:
@@ -134,10 +134,10 @@ def pairs(found: dict[str, list[int]]) -> list[tuple[int, int]]:
     return [*inside, *pairwise(first), (first[0], first[-1])]
 
 
-def survey(world: World, mine: Machine, quick: bool = False) -> Survey:
-    """Looks and measures on all ranks of `world`, for 10 s or so (`quick`: 3 s); collective."""
+def survey(world: World, machine: Machine, quick: bool = False) -> Survey:
+    """Inspects and measures all ranks of `world`, for 10 s or so (`quick`: 3 s); collective."""
     everyone, scale = world.everyone, 0.3 if quick else 1.0
-    machines = [Machine.from_dict(x) for x in everyone.all_gather_json(mine.to_dict())]
+    machines = [Machine.from_dict(x) for x in everyone.all_gather_json(machine.to_dict())]
     everyone.barrier()  # all at once, as in training: ranks that share cores share them here
     flops = rates.flops(world.device, 1.5 * scale)
     everyone.barrier()
@@ -160,10 +160,10 @@ def survey(world: World, mine: Machine, quick: bool = False) -> Survey:
 
 
 def _clocks(world: World) -> tuple[float, ...]:
-    """Seconds by which each rank's clock is ahead of rank 0's: the median of a few looks."""
-    looks = []
-    for _ in range(CLOCKS):
+    """Seconds by which each rank's clock is ahead of rank 0's: the median of a few readings."""
+    readings = []
+    for _ in range(CLOCK_READINGS):
         world.everyone.barrier()
         seen = world.everyone.all_gather_json(time())
-        looks.append([t - seen[0] for t in seen])
-    return tuple(median(ahead) for ahead in zip(*looks, strict=True))
+        readings.append([t - seen[0] for t in seen])
+    return tuple(median(ahead) for ahead in zip(*readings, strict=True))

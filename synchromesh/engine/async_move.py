@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from synchromesh.engine.groups import Finish
+from synchromesh.engine.communicator import Finish
 
 Begin = Callable[[Tensor], Finish]
 

@@ -9,21 +9,35 @@ Synchronised, with n values per channel over all ranks:
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from synchromesh.engine.groups import Group
-from synchromesh.engine.roll_call import RollCall
+
+class DataRanks(Protocol):
+    """The ranks over which statistics are summed: a `Group`, or a `RollCall` of one."""
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        ...
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """(size, *x.shape): `x` of each rank."""
+        ...
+
+    def all_reduce(self, x: Tensor) -> Any:
+        """The sum over the ranks, in place."""
+        ...
 
 
 @dataclass(frozen=True)
 class BatchNormPolicy:
     """What the statistics cover: the row block (None) or all rows over `data`, the data ranks."""
 
-    data: Group | RollCall | None = None
+    data: DataRanks | None = None
 
     def apply(
         self,
@@ -72,7 +86,7 @@ class _Synchronised(torch.autograd.Function):
         momentum: float,
         eps: float,
         real: bool,
-        group: Group | RollCall,
+        group: DataRanks,
     ) -> Tensor:
         exact = torch.promote_types(x.dtype, torch.float32)
         mean, var, count = _statistics(x.to(exact), real, group)
@@ -126,7 +140,7 @@ class _Synchronised(torch.autograd.Function):
         return dx, *own, None, None, None, None, None, None
 
 
-def _statistics(x: Tensor, real: bool, group: Group | RollCall) -> tuple[Tensor, Tensor, int]:
+def _statistics(x: Tensor, real: bool, group: DataRanks) -> tuple[Tensor, Tensor, int]:
     """Mean, biased variance and values per channel over the real rows of all ranks.
 
     Each rank's mean and squared deviations are gathered and combined (Chan et al. 1979), which is

@@ -14,29 +14,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from synchromesh.engine.groups import Group
+from synchromesh.trace.capture.batch import row_count as row_count
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 
 Ranges = tuple[tuple[int, int], ...]
-
-
-def leaves(batch: Any) -> list[Tensor]:
-    """The tensors of a batch in flattening order."""
-    return [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
-
-
-def row_count(batch: Any) -> int:
-    """Rows of a batch: dimension 0 of every tensor that has dimensions."""
-    counts = {x.shape[0] for x in leaves(batch) if x.dim()}
-    if len(counts) != 1:
-        raise ValueError(
-            "the tensors of a batch must have the same number of rows in dimension 0, got "
-            f"{sorted(counts)}; "
-            "values common to all rows may be 0-d tensors or plain numbers"
-            if counts
-            else "a batch needs at least one tensor with rows in dimension 0, got none"
-        )
-    return counts.pop()
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -44,6 +26,11 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return pytree.tree_map(
         lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, batch
     )
+
+
+def leaves(batch: Any) -> list[Tensor]:
+    """The tensors of a batch in flattening order."""
+    return [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
 
 
 def split(rows: int, parts: int) -> Ranges:

@@ -14,11 +14,13 @@ from torch.autograd.function import once_differentiable
 
 from synchromesh.engine.async_move import async_move
 from synchromesh.engine.batch_norm import BatchNormPolicy
-from synchromesh.engine.groups import Finish, Group
+from synchromesh.engine.communicator import Communicator, Finish
 from synchromesh.engine.random import RandomStreams
 from synchromesh.values.placement import Placement, parse
 
-Primitive = Callable[[Tensor, Group, Placement, Placement], Finish]  # (x, group, source, target)
+Primitive = Callable[
+    [Tensor, Communicator, Placement, Placement], Finish
+]  # (x, group, source, target)
 
 
 def part(x: Tensor, placement: Placement, size: int, index: int) -> Tensor:
@@ -41,34 +43,34 @@ def join(parts: Tensor, placement: Placement) -> Tensor:
     return split.movedim(0, dim + 1).flatten(dim, dim + 2)
 
 
-def _identity(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
+def _identity(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
     return lambda: x.view_as(x)
 
 
-def _copy(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
+def _copy(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
     """As `_identity` for gradients, which may become a leaf's `grad`: autograd would take a view
     of another leaf's memory for it, and add to it in place.
     """
     return lambda: x.clone()
 
 
-def _divide(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
+def _divide(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
     if x.is_floating_point() or x.is_complex():
         return lambda: x / group.size
     return lambda: x.clone() if group.index == 0 else torch.zeros_like(x)
 
 
-def _all_reduce(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
+def _all_reduce(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
     return group.start_all_reduce(x)
 
 
-def _slice(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
+def _slice(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
     # a copy, as in `_copy`; a view would keep all of `x` alive besides
     local = part(x, target, group.size, group.index)
     return lambda: local.clone(memory_format=torch.contiguous_format)
 
 
-def _zeros(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
+def _zeros(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
     def finish() -> Tensor:
         shape = list(x.shape)
         shape[source.dim] *= group.size
@@ -85,19 +87,21 @@ def _zeros(x: Tensor, group: Group, source: Placement, target: Placement) -> Fin
     return finish
 
 
-def _all_gather(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
+def _all_gather(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
     gather = group.start_all_gather(x)
     return lambda: join(gather(), source)
 
 
-def _reduce_scatter(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
+def _reduce_scatter(
+    x: Tensor, group: Communicator, source: Placement, target: Placement
+) -> Finish:
     dim, segments = target.dim, target.segments
     parts = x.detach().unflatten(dim, (segments, group.size, -1)).movedim(dim + 1, 0)
     scatter = group.start_reduce_scatter(parts)
     return lambda: scatter().flatten(dim, dim + 1)
 
 
-def _all_to_all(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
+def _all_to_all(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
     x = x.detach()
     if source.dim != target.dim:
         parts = [part(x, target, group.size, i) for i in range(group.size)]
@@ -154,7 +158,9 @@ class _Move(torch.autograd.Function):
     """A move that sends nothing in either direction."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, source: Placement, target: Placement) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, group: Communicator, source: Placement, target: Placement
+    ) -> Tensor:
         ctx.move = group, source, target
         return TABLE[source.kind, target.kind][0](x, group, source, target)()
 
@@ -166,7 +172,7 @@ class _Move(torch.autograd.Function):
         return back(gradient, group, target, source)(), None, None, None
 
 
-def depart(x: Tensor, group: Group, source: Placement, target: Placement) -> Finish:
+def depart(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
     """Begins the move of `x` on the ranks of `group` from `source` to `target`; the function that
     ends it.
 
@@ -186,7 +192,7 @@ def depart(x: Tensor, group: Group, source: Placement, target: Placement) -> Fin
     )
 
 
-def move(x: Tensor, group: Group, source: Placement, target: Placement) -> Tensor:
+def move(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Tensor:
     """`depart` and arrival at once."""
     return depart(x, group, source, target)()
 
@@ -194,7 +200,7 @@ def move(x: Tensor, group: Group, source: Placement, target: Placement) -> Tenso
 class TensorAxis:
     """The tensor axis of one layout on this rank; implements `trace.partition.axis.Axis`."""
 
-    def __init__(self, group: Group, streams: RandomStreams, norm: BatchNormPolicy) -> None:
+    def __init__(self, group: Communicator, streams: RandomStreams, norm: BatchNormPolicy) -> None:
         self.group, self.streams, self.norm = group, streams, norm
         self.size, self.index = group.size, group.index
         self.real_rows = 1  # of the block being computed; 0: what is computed is a stand-in

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from synchromesh.engine.async_move import async_move
 from synchromesh.engine.collectives import move
-from synchromesh.engine.groups import Finish
+from synchromesh.engine.communicator import Finish
 from synchromesh.engine.routes import Ranges, Side, Slices, nested, routes
 from synchromesh.engine.stage import StageGroups
 from synchromesh.values.component import Rows, Value

@@ -14,20 +14,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
+from synchromesh.engine.communicator import Finish, Op
 from synchromesh.engine.device import device_of
 from synchromesh.engine.ledger import Ledger
 from synchromesh.launch import rendezvous
 
 T = TypeVar("T")
-Op = Literal["sum", "max"]
-Finish = Callable[[], Tensor]  # waits for a collective under way and returns its result
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 # torch 2.13 renamed both and warns at the old names
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from synchromesh.engine.groups import Group
+from synchromesh.values.optimizer import coupled
 
 ELEMENTWISE = frozenset(
     {
@@ -21,23 +22,6 @@ ELEMENTWISE = frozenset(
         "Rprop", "SGD",
     }
 )  # fmt: skip
-# what an update of one entry depends on besides, by class name in lower case, of any package
-COUPLED = {
-    "adafactor": "row and column means of the gradient, and the norm of the whole update",
-    "muon": "an orthogonalisation of the whole matrix",
-    "lamb": "the norm of the whole parameter",
-    "lars": "the norm of the whole parameter",
-    "novograd": "the norm of the whole gradient",
-    "shampoo": "factors of the whole gradient",
-    "distributedshampoo": "factors of the whole gradient",
-    "soap": "factors of the whole gradient",
-    "came": "row and column means of the gradient",
-    "prodigy": "sums over all parameters",
-    "dadaptadam": "sums over all parameters",
-    "dadaptsgd": "sums over all parameters",
-    "adam8bit": "blocks of neighbouring entries",
-    "adamw8bit": "blocks of neighbouring entries",
-}
 REFUSED = {
     "lbfgs": "it keeps own copies of all parameters and calls the loss again",
     "sparseadam": "it takes sparse gradients, which are not summed over ranks",
@@ -68,18 +52,6 @@ def check(optimizer: Optimizer, sharded: bool) -> None:
             "(`synchromesh verify` shows it; the plan 'data' is exact)",
             stacklevel=2,
         )
-
-
-def coupled(optimizer: Optimizer) -> str:
-    """Why no parameter of this optimizer may be sharded; nothing where they may."""
-    kind = type(optimizer)
-    for name in (k.__name__.lower() for k in kind.__mro__):
-        if name in COUPLED:
-            return (
-                f"the optimizer {kind.__name__} cannot update pieces of a parameter: its update "
-                f"needs {COUPLED[name]}"
-            )
-    return ""
 
 
 def global_norm(copies: Iterable[tuple[nn.Parameter, float]], everyone: Group) -> Tensor:

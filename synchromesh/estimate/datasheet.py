@@ -2,8 +2,8 @@
 
 The very programs that would run are walked on fake tensors, which have shapes and no numbers: the
 roofline gives their seconds, live storages their memory. Seconds of collectives come from the
-cluster's links (`cost.network`, handed in by the caller). Nothing here is measured: the profile
-says `datasheet` and carries the cluster's error band.
+cluster's links (`estimate.network`, handed in by the caller). Nothing here is measured: the
+profile says `datasheet` and carries the cluster's error band.
 """
 
 import time
@@ -17,9 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
 from synchromesh.estimate.roofline import LAUNCH_SECONDS, Operation, Operations, seconds
+from synchromesh.planner.demand import program_rows
+from synchromesh.planner.planning_problem import PlanningProblem
 from synchromesh.profiling.borders import stand_ins
 from synchromesh.profiling.compute import Bench, Bytes
-from synchromesh.profiling.facts import Subject, sizes
 from synchromesh.profiling.optimizer import twin_of
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
@@ -41,7 +42,8 @@ class Counted:
 
 
 def datasheet(
-    subject: Subject,
+    problem: PlanningProblem,
+    optimizer: Optimizer,
     partitions: Iterable[Partition],
     cluster: Cluster,
     network: Mapping[tuple[str, Pattern], Curve],
@@ -54,7 +56,7 @@ def datasheet(
     """
     began = time.perf_counter()
     devices = [device for _, device in cluster.ranks]
-    profile = _besides(subject.optimizer, cluster) if known is None else known
+    profile = _besides(optimizer, cluster) if known is None else known
     wanted: dict[str, tuple[Partition, LocalComponent]] = {}
     for partition in partitions:
         for local in partition.components:
@@ -63,12 +65,11 @@ def datasheet(
                 wanted.setdefault(key, (partition, local))
     found = {}
     if wanted:
-        with _fake(subject.step) as (step, tensors, borders):
+        with _fake(problem.step) as (step, tensors, borders):
             for key, (partition, local) in wanted.items():
-                rows = sizes(subject.rows, local.layout)
                 benches = {
                     n: CountingBench(step, partition, local, tensors, borders, n, CPU)
-                    for n in rows
+                    for n in program_rows(problem.rows, local.layout)
                 }
                 found[key] = _compute({n: count(b) for n, b in benches.items()}, devices)
     return replace(
@@ -99,12 +100,14 @@ class CountingBench(Bench):
     counted: tuple[tuple[Operation, ...], tuple[Operation, ...]] = ((), ())
 
     def forward(self) -> tuple[Tensor, ...]:
+        """As `Bench.forward`, noted."""
         with Operations() as ran:
             outputs = super().forward()
         self.counted = (tuple(ran.found), ())
         return outputs
 
     def backward(self, seeded: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """As `Bench.backward`, noted."""
         with Operations() as ran:
             super().backward(seeded)
         self.counted = (self.counted[0], tuple(ran.found))
@@ -116,8 +119,8 @@ def count(bench: CountingBench) -> Counted:
         bench.backward(bench.seeds(bench.forward()))
         forward, backward = bench.counted
         bench.clear()
-        held = bench.bytes()
-    return Counted(forward, backward, held)
+        used = bench.bytes()
+    return Counted(forward, backward, used)
 
 
 @contextmanager
@@ -144,14 +147,10 @@ def _compute(counted: Mapping[int, Counted], devices: Sequence[Device]) -> Compu
         }
         return tuple(found[d] for d in (devices if len(different) > 1 else different))
 
-    def held(what: str) -> Curve:
-        return Curve.of((n, getattr(c.bytes, what)) for n, c in counted.items())
-
-    whole = counted[max(counted)].bytes
-    kept, forward, backward, staying = (
-        held(what) for what in ("kept", "forward", "backward", "staying")
-    )
-    memory = Memory(kept, forward, backward, staying, whole.kept_inputs, whole.kept_outputs)
+    used = {n: c.bytes for n, c in counted.items()}
+    most = used[max(used)]
+    points = [(n, b.kept, b.forward, b.backward, b.staying) for n, b in used.items()]
+    memory = Memory.of(points, most.kept_inputs, most.kept_outputs)
     return Compute(curves("forward"), curves("backward"), memory)
 
 
@@ -177,7 +176,7 @@ def _besides(optimizer: Optimizer, cluster: Cluster) -> Profile:
 
 
 @dataclass(frozen=True)
-class Update:
+class EstimatedUpdate:
     """seconds = byte * parameter bytes + tensor * tensors + once; states = factor * bytes."""
 
     byte: float
@@ -186,7 +185,7 @@ class Update:
     state_factor: float
 
 
-def update(optimizer: Optimizer, device: Device) -> Update:
+def update(optimizer: Optimizer, device: Device) -> EstimatedUpdate:
     """From the operators that a twin of the optimizer runs on a few tensors of its own.
 
     Bytes are those that its operators move: parameters, gradients and states as often as they
@@ -199,7 +198,9 @@ def update(optimizer: Optimizer, device: Device) -> Update:
     )
     each = max(0.0, (more - operators) / (many - few))
     once = max(0.0, operators - each * few)
-    return Update(_moved(moved, device), each * LAUNCH_SECONDS, once * LAUNCH_SECONDS, factor)
+    return EstimatedUpdate(
+        _moved(moved, device), each * LAUNCH_SECONDS, once * LAUNCH_SECONDS, factor
+    )
 
 
 def _moved(bytes_: float, device: Device) -> float:

@@ -48,7 +48,7 @@ SIZES = (1, *(1 << k for k in range(10, 31)))  # payload bytes of a curve's poin
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupPlacement:
     """Where the ranks of a group are, and the slowest links between them (None where unused)."""
 
     ranks: int
@@ -59,7 +59,7 @@ class Group:
     bytes_per_second: float  # W: what the group gets of the network
 
     @classmethod
-    def of(cls, cluster: Cluster, ranks: Sequence[int], groups: int = 1) -> "Group":
+    def of(cls, cluster: Cluster, ranks: Sequence[int], groups: int = 1) -> "GroupPlacement":
         """The group of `ranks` (as in `cluster.ranks`), of which `groups` alike run at once.
 
         ValueError where a rank is none of the cluster or a link is not described.
@@ -90,6 +90,7 @@ class Group:
 
     @property
     def start_seconds(self) -> float:
+        """S: the start of a collective."""
         return max((x.start_seconds for x in (self.inside, self.network) if x), default=0.0)
 
 
@@ -111,10 +112,10 @@ def seconds(
     kind: Kind, size: int, cluster: Cluster, ranks: Sequence[int], groups: int = 1
 ) -> float:
     """Time of one collective over `size` payload bytes (as `traffic.sent_bytes` counts them)."""
-    return group_seconds(kind, size, Group.of(cluster, ranks, groups))
+    return group_seconds(kind, size, GroupPlacement.of(cluster, ranks, groups))
 
 
-def group_seconds(kind: Kind, size: int, group: Group) -> float:
+def group_seconds(kind: Kind, size: int, group: GroupPlacement) -> float:
     """Time of one collective over `size` payload bytes on a group; 0 on one rank."""
     if group.ranks == 1:
         return 0.0
@@ -146,7 +147,7 @@ def curves(
     return found
 
 
-def _together(cluster: Cluster, pattern: Pattern, ranks: Sequence[int]) -> set[Group]:
+def _together(cluster: Cluster, pattern: Pattern, ranks: Sequence[int]) -> set[GroupPlacement]:
     """The different groups of a pattern, each with what it gets of the network beside the rest."""
     known = cluster.ranks
     places = (g for g in pattern.groups(len(ranks)) if len(g) == pattern.size)
@@ -154,7 +155,7 @@ def _together(cluster: Cluster, pattern: Pattern, ranks: Sequence[int]) -> set[G
     hosts = [{known[rank][0] for rank in group} for group in groups]
     outward = Counter(host for names in hosts if len(names) > 1 for host in names)
     return {
-        Group.of(cluster, group, max((outward[host] for host in names), default=1) or 1)
+        GroupPlacement.of(cluster, group, max((outward[host] for host in names), default=1) or 1)
         for group, names in zip(groups, hosts, strict=True)
     }
 
@@ -170,7 +171,7 @@ def _flow(latency: float, transfer: float, fill: float = 2.0) -> float:
     return latency + transfer + fill * sqrt(latency * transfer)
 
 
-def _ring(kind: Kind, size: int, group: Group) -> float:
+def _ring(kind: Kind, size: int, group: GroupPlacement) -> float:
     twice = 2 if kind == "all_reduce" else 1
     steps = twice * (group.ranks - 1)
     crossings = 0
@@ -186,7 +187,7 @@ def _ring(kind: Kind, size: int, group: Group) -> float:
     return _flow(latency, _sent(kind, size, group.ranks) / min(rates))
 
 
-def _tree(size: int, group: Group) -> float:
+def _tree(size: int, group: GroupPlacement) -> float:
     assert group.network is not None
     latency = 2 * ceil(log2(group.hosts)) * group.network.latency_seconds
     transfers = [(1 if group.hosts == 2 else 2) * size / group.bytes_per_second]
@@ -197,13 +198,13 @@ def _tree(size: int, group: Group) -> float:
     return _flow(latency, max(transfers))
 
 
-def _switch(size: int, group: Group) -> float:
+def _switch(size: int, group: GroupPlacement) -> float:
     assert group.inside is not None
     transfer = _sent("all_reduce", size, group.ranks) / group.inside.switch_bytes_per_second
     return _flow(SWITCH_SECONDS, transfer, SWITCH_FILL)
 
 
-def _direct(size: int, group: Group) -> float:
+def _direct(size: int, group: GroupPlacement) -> float:
     latency, transfers = 0.0, []
     if group.inside is not None:
         latency = group.inside.latency_seconds

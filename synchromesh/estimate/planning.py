@@ -1,52 +1,38 @@
-"""The planning of a model on a cluster that need not be there: datasheet, search, prices, reasons.
+"""The planning of a model on a cluster that need not be there: `sm.plan`.
 
-    trace -> uniform partitions -> datasheet -> search -> best few and the plain plans
-                                             -> datasheet of new programs -> exact prices
-The same functions decide as on live ranks (`choosing`); only the profile is another one.
+Decides as live ranks do (`planner.decide`), by facts that are estimated from data sheets.
 """
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from synchromesh import catalogue
-from synchromesh.engine import batches
 from synchromesh.engine.model import Model
-from synchromesh.engine.optimizer import coupled
 from synchromesh.estimate import network
 from synchromesh.estimate.datasheet import SOURCE, datasheet
-from synchromesh.planner import candidate as pricing
-from synchromesh.planner.assemble import crossings
 from synchromesh.planner.candidate import Candidate, readable
-from synchromesh.planner.choice import (
-    Choice,
-    RunnerUp,
-    decided,
-    misfit,
-    pieced,
-    plain,
-    runner_ups,
-    searched,
-    uniform,
-    unsplit,
-)
-from synchromesh.planner.unequal import widened
-from synchromesh.profiling.facts import Subject, traffic
+from synchromesh.planner.choice import Choice, RunnerUp, misfit
+from synchromesh.planner.decide import decide, survey
+from synchromesh.planner.demand import Demand, collectives_of
+from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
+from synchromesh.trace.capture.batch import row_count
 from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.local import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster
 from synchromesh.values.layout_spec import LayoutSpec
+from synchromesh.values.optimizer import coupled
 from synchromesh.values.plan import Plan
-from synchromesh.values.profile import Pattern, Profile
+from synchromesh.values.profile import Profile
 from synchromesh.workloads.workload import Loss
 
+T = TypeVar("T")
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
@@ -73,6 +59,7 @@ class Planned:
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
+        """All that were considered, the chosen one first."""
         return self.choice.candidates
 
     @property
@@ -103,6 +90,7 @@ class Planned:
 
 
 def certainty(profile: Profile) -> str:
+    """Where the numbers of a profile are from and what they may be off by."""
     band = f"+-{profile.error_band:.0%}" if profile.error_band else "error not stated"
     return f"{profile.source}, {band}" + (", emulated" if profile.emulated else "")
 
@@ -139,17 +127,18 @@ def plan(
     is not known or does not say what is needed.
     """
     place = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
-    held = Model(model)
-    rows = batches.row_count(example_batch)
+    rows = row_count(example_batch)
     step = trace(model, loss, example_batch, training=True)
-    limits = [memory or float(device.memory_bytes) for _, device in place.ranks]
     if step.opaque:
-        return Planned(_whole(step, place), place, rows)
-    chosen = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())
-    planned = pricing.Model(step, rows, held.inside(step.chain.names))
-    return _choose(
-        planned, Subject(step, {}, example_batch, chosen, rows), place, limits, explained
-    )
+        return Planned(_opaque(step, place), place, rows)
+    made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())
+    limits = tuple(memory or float(device.memory_bytes) for _, device in place.ranks)
+    modules = Model(model).inside(step.chain.names)
+    problem = PlanningProblem(step, rows, len(limits), modules, limits, coupled(made))
+    partitions, facts = PartitionCache(problem), DatasheetFacts(problem, made, place)
+    choice = decide(partitions, facts, survey(partitions, facts), explained=explained)
+    refusal = "" if choice.chosen.fits else misfit(choice.candidates, limits, rows)
+    return Planned(choice, place, rows, refusal)
 
 
 def cluster_of(text: str) -> Cluster:
@@ -164,63 +153,45 @@ def cluster_of(text: str) -> Cluster:
     return catalogue.cluster(text)
 
 
-def _choose(
-    planned: pricing.Model,
-    subject: Subject,
-    cluster: Cluster,
-    limits: Sequence[float],
-    explained: bool,
-) -> Planned:
-    devices, whole = len(cluster.ranks), coupled(subject.optimizer)
-    parts = uniform(planned, devices, splits=not whole)
-    made = list(parts.partitions.values())
-    besides = [(kind, pattern) for kind, pattern, _ in crossings(parts)]
-    profile = _profile(subject, made, cluster, None, besides=besides)
-    began = time.perf_counter()
-    result = searched(parts, profile, min(limits))
-    spent = time.perf_counter() - began
-    texts = [str(p) for p in (*result.plans(planned), *plain(devices, splits=not whole))]
-    plans = [Plan.parse(t) for t in dict.fromkeys(texts)]
-    all_devices = [p for p in plans if len(p.devices(devices)) == devices]
-    profile = _profile(subject, planned.possible(all_devices, devices), cluster, profile)
-    began = time.perf_counter()
-    found = [pricing.price(planned, p, devices, profile, limits) for p in plans]
-    more = widened(planned, found, devices, profile)
-    for p in more:
-        if p.ranks is not None and (whole or devices % len(p.ranks)):
-            profile = _profile(subject, planned.possible([p], devices), cluster, profile, p.ranks)
-    found += [pricing.price(planned, p, devices, profile, limits) for p in more]
-    found = [c for c in found if c.time is not None or c.plan.ranks is None]
-    found = [pieced(planned, c, devices) for c in found] + (
-        unsplit(devices, whole) if whole else []
-    )
-    found = decided(found)
-    spent += time.perf_counter() - began
-    best = found[0]
-    rows = runner_ups(planned, result, best.plan, min(limits)) if explained and best.fits else []
-    refusal = "" if best.fits else misfit(found, limits, planned.rows)
-    choice = Choice(tuple(found), profile, spent, tuple(rows))
-    return Planned(choice, cluster, planned.rows, refusal)
+@dataclass(frozen=True)
+class DatasheetFacts:
+    """The facts of a planning problem on a cluster; implements `planner.decide.Facts`."""
+
+    problem: PlanningProblem
+    optimizer: Optimizer
+    cluster: Cluster
+    extrapolation: float = float("inf")  # the roofline is a line over rows
+
+    def profile(
+        self,
+        partitions: Iterable[Partition],
+        known: Profile | None,
+        ranks: Sequence[int] | None = None,
+        *,
+        rows: int = 0,
+        quick: bool = False,
+        besides: Iterable[Demand] = (),
+    ) -> Profile:
+        """The data sheet of `partitions`, with the collectives that they or `besides` ask for."""
+        parts = list(partitions)
+        count = len(self.cluster.ranks if ranks is None else ranks)
+        demands = [d for p in parts for d in collectives_of(p, self.problem.rows, count)]
+        have = {} if known is None else known.network
+        new = [d[:2] for d in (*demands, *besides) if d[:2] not in have]
+        links = network.curves(self.cluster, new, ranks)
+        return datasheet(self.problem, self.optimizer, parts, self.cluster, links, known)
+
+    def agreed(
+        self,
+        find: Callable[[], list[T]],
+        write: Callable[[T], Any],
+        read: Callable[[Any], T],
+    ) -> list[T]:
+        """What is found: there is nobody else."""
+        return find()
 
 
-def _profile(
-    subject: Subject,
-    partitions: Sequence[Partition],
-    cluster: Cluster,
-    known: Profile | None,
-    ranks: Sequence[int] | None = None,
-    besides: Sequence[tuple[str, Pattern]] = (),
-) -> Profile:
-    """The datasheet of `partitions` on `ranks` (all), with the collectives that they or `besides`
-    ask for."""
-    count = len(cluster.ranks if ranks is None else ranks)
-    asked = [w[:2] for p in partitions for w in traffic(p, subject.rows, count)]
-    have = {} if known is None else known.network
-    new = [w for w in dict.fromkeys([*asked, *besides]) if w not in have]
-    return datasheet(subject, partitions, cluster, network.curves(cluster, new, ranks), known)
-
-
-def _whole(step: Step, cluster: Cluster) -> Choice:
+def _opaque(step: Step, cluster: Cluster) -> Choice:
     """The one plan of a model that could not be traced: there is no graph to estimate."""
     count = len(cluster.ranks)
     only = Plan(LayoutSpec("data" if count > 1 else "single"))
@@ -228,4 +199,4 @@ def _whole(step: Step, cluster: Cluster) -> Choice:
     profile = Profile(
         count, source=SOURCE, error_band=cluster.error_band, emulated=cluster.emulated
     )
-    return Choice((Candidate(only, None, (), True, reason),), profile, 0.0)
+    return Choice.only(only, reason, profile)

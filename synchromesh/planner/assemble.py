@@ -1,6 +1,6 @@
 """The planner's problem of a model: options and link prices, of uniform partitions and a profile.
 
-For every tensor degree m of K devices the whole step is partitioned under K/m x m. Component i
+For every tensor degree m of K devices the step is partitioned under K/m x m. Component i
 under that degree is option m: what it computes and sends inside, as it stands in that partition.
 A value between components of equal degree costs the move that this partition makes on the border;
 between degrees a and b it leaves in the state that a's maker makes and arrives in the state that
@@ -27,7 +27,8 @@ from synchromesh.cost.step_time import (
     gradient_pattern,
     pattern,
 )
-from synchromesh.planner.problem import BATCH, Link, Option, Prices, Problem
+from synchromesh.planner.planning_problem import PartitionCache
+from synchromesh.planner.problem import BATCH, Option, PricedEdge, Prices, Problem
 from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.trace.partition.local import Communication, Input, LocalComponent, Partition
 from synchromesh.trace.partition.moves import TABLE, move_collectives
@@ -58,10 +59,22 @@ class Uniform:
 
     @property
     def degrees(self) -> tuple[int, ...]:
+        """The tensor degrees, ascending."""
         return tuple(self.partitions)
 
     def layout(self, degree: int) -> Layout:
+        """The layout of a tensor degree on all devices."""
         return Layout(self.devices // degree, degree)
+
+
+def uniform(partitions: PartitionCache) -> Uniform:
+    """The step partitioned under every tensor degree of the devices; under one degree alone where
+    parameters cannot be sharded."""
+    problem = partitions.problem
+    count = len(problem.names)
+    tensor = (1,) if problem.unsplittable else degrees(problem.devices)
+    cut = {m: partitions.of_layouts((Layout(problem.devices // m, m),) * count) for m in tensor}
+    return Uniform(problem.step, problem.devices, problem.rows, cut)
 
 
 def degrees(devices: int) -> tuple[int, ...]:
@@ -94,14 +107,14 @@ def crossings(uniform: Uniform) -> list[tuple[str, Pattern, int]]:
 
 def assemble(uniform: Uniform, profile: Profile) -> Problem:
     """Options and links. Unmeasured where the profile lacks what every option would need."""
-    held = {m: _held(uniform, m) for m in uniform.degrees}
+    holding_of = {m: _holdings(uniform, m) for m in uniform.degrees}
     known: dict[tuple[object, ...], tuple[Option, ...]] = {}
     components = []
     for i in range(len(uniform.step.chain.components)):
         options = tuple(
             option
             for border, m in enumerate(uniform.degrees)
-            if (option := _option(uniform, m, border, i, held[m], profile)) is not None
+            if (option := _option(uniform, m, border, i, holding_of[m], profile)) is not None
         )
         if not options:
             name = uniform.step.chain.names[i]
@@ -112,14 +125,14 @@ def assemble(uniform: Uniform, profile: Profile) -> Problem:
     for found in _values(uniform):
         prices = _prices(uniform, found, profile)
         key = (prices.forward.tobytes(), prices.backward.tobytes(), prices.form)
-        links.append(Link(found.source, found.readers, shared.setdefault(key, prices)))
+        links.append(PricedEdge(found.source, found.readers, shared.setdefault(key, prices)))
     return Problem(tuple(components), tuple(links))
 
 
 # Options
 
 
-def _held(uniform: Uniform, degree: int) -> Mapping[str, Holding]:
+def _holdings(uniform: Uniform, degree: int) -> Mapping[str, Holding]:
     chain = uniform.step.chain
     tensors = {t.name: t for c in chain.components for t in (*c.parameters, *c.buffers)}
     return holdings(tensors.values(), uniform.partitions[degree].placements, uniform.devices)
@@ -130,7 +143,7 @@ def _option(
     degree: int,
     border: int,
     index: int,
-    held: Mapping[str, Holding],
+    holding_of: Mapping[str, Holding],
     profile: Profile,
 ) -> Option | None:
     """The component under one degree; None where nothing is sharded or nothing is known of it."""
@@ -146,15 +159,15 @@ def _option(
     if measured is None:
         return None
     rows = max(1, -(-uniform.rows // local.layout.data))
-    hops = [e for e in local.events[local.arrivals :] if isinstance(e, Communication)]
-    inside = [c for hop in hops for c in hop.collectives]
+    communications = [e for e in local.events[local.arrivals :] if isinstance(e, Communication)]
+    inside = [c for communication in communications for c in communication.collectives]
     try:
         sent = {d: _sum(uniform, inside, local.layout, d, profile) for d in DIRECTIONS}
-        traffic = _gradient(local, index, uniform, held, profile)
+        traffic = _gradient(local, index, uniform, holding_of, profile)
     except Unmeasured:
         return None
     taken = 1.0 - profile.overlap.get("all_reduce", Overlap()).compute
-    own = _own(local, index, uniform, held)
+    own = _own(local, index, uniform, holding_of)
     trained = sum(h.local_bytes for h in own if h.tensor.trainable)
     count = sum(h.tensor.trainable for h in own)
     factor = 2.0 + profile.state_factor
@@ -173,25 +186,25 @@ def _option(
 
 
 def _own(
-    local: LocalComponent, index: int, uniform: Uniform, held: Mapping[str, Holding]
+    local: LocalComponent, index: int, uniform: Uniform, holding_of: Mapping[str, Holding]
 ) -> list[Holding]:
     """Tensors that this component is the first to use."""
     chain = uniform.step.chain.components
     before = {t.name for c in chain[:index] for t in (*c.parameters, *c.buffers)}
-    mine = (*local.component.parameters, *local.component.buffers)
-    return [held[t.name] for t in mine if t.name not in before]
+    tensors = (*local.component.parameters, *local.component.buffers)
+    return [holding_of[t.name] for t in tensors if t.name not in before]
 
 
 def _gradient(
     local: LocalComponent,
     index: int,
     uniform: Uniform,
-    held: Mapping[str, Holding],
+    holding_of: Mapping[str, Holding],
     profile: Profile,
 ) -> float:
     """Seconds of the all-reduces of its gradients; small ones ride in shared buckets."""
     sizes: dict[Pattern, int] = {}
-    for h in _own(local, index, uniform, held):
+    for h in _own(local, index, uniform, holding_of):
         if h.tensor.trainable:
             ranks = gradient_pattern(h)
             sizes[ranks] = sizes.get(ranks, 0) + h.local_bytes
@@ -323,7 +336,7 @@ def _both(
 def _move(
     uniform: Uniform, value: Value, have: Placement, want: Placement, degree: int
 ) -> tuple[Collective, ...]:
-    """The collectives of a move on one axis; through the whole value where there is no way."""
+    """The collectives of a move on one axis; through the unsharded value where there is no way."""
     if have == want or degree == 1:
         return ()
     if (have.kind, want.kind) not in TABLE:

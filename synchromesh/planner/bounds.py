@@ -48,7 +48,7 @@ class Weights:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class OptionPath:
     """One choice: options (as places in their nodes) and what they come to, node by node."""
 
     options: tuple[int, ...]
@@ -79,8 +79,8 @@ class Bound:
     limit: float
 
     @property
-    def whole(self) -> float:
-        """What any plan within the limit takes at least."""
+    def lower(self) -> float:
+        """Seconds that any plan within the limit takes at least."""
         return float(self.rest[-1][0]) - self._spare
 
     @property
@@ -95,7 +95,7 @@ class Bound:
         return found
 
 
-def bound(graph: Graph, limit: float) -> tuple[Bound, list[Plan]] | None:
+def bound(graph: Graph, limit: float) -> tuple[Bound, list[OptionPath]] | None:
     """The best bound found, and the plans on the way (within the limit or not).
 
     None: prices or memory allow no plan.
@@ -106,22 +106,22 @@ def bound(graph: Graph, limit: float) -> tuple[Bound, list[Plan]] | None:
         return None
     weights = Weights(np.full(nodes, 1 / nodes))
     best: Bound | None = None
-    plans: list[Plan] = []
+    plans: list[OptionPath] = []
     for _ in range(ROUNDS):
         found = Bound(weights, _sweep(graph, weights), light, limit)
-        if found.whole == math.inf:
+        if found.lower == math.inf:
             return None
         plans.append(_shortest(graph, found))
-        if best is None or found.whole > best.whole:
+        if best is None or found.lower > best.lower:
             best = found
         ceiling, weights = _heaviest(plans, limit)
-        if ceiling - best.whole <= CLOSE * abs(ceiling):
+        if ceiling - best.lower <= CLOSE * abs(ceiling):
             break
     assert best is not None
     return best, plans
 
 
-def _heaviest(plans: list[Plan], limit: float) -> tuple[float, Weights]:
+def _heaviest(plans: list[OptionPath], limit: float) -> tuple[float, Weights]:
     """delta and mu with the largest bound over these plans, and that bound.
 
     maximise h  with  h <= sum of delta_j L_j(p) + mu (memory(p) - limit)  for every plan p
@@ -183,7 +183,7 @@ def _light(graph: Graph) -> tuple[Floats, ...]:
     return tuple(rest)
 
 
-def _shortest(graph: Graph, found: Bound) -> Plan:
+def _shortest(graph: Graph, found: Bound) -> OptionPath:
     """The plan that a sweep's shortest path from the last cut to the front takes."""
     phi, state, memory = found.weights.compute, 0, 0.0
     nodes = graph.frontier.table.nodes
@@ -202,4 +202,4 @@ def _shortest(graph: Graph, found: Bound) -> Plan:
         columns[2, i] = node.gradient[option]
         memory += float(node.memory[option])
         state = int(crossing.next[state, at])
-    return Plan(tuple(reversed(options[:-1])), columns[0], columns[1], columns[2], memory)
+    return OptionPath(tuple(reversed(options[:-1])), columns[0], columns[1], columns[2], memory)

@@ -1,52 +1,16 @@
 """A candidate: a plan with what it is predicted to take, and why it was or was not chosen."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from synchromesh.cost.peak_memory import PeakMemory, peak_memories
 from synchromesh.cost.step_time import Setting, StepTime, Unmeasured, best_interleaving, step_time
-from synchromesh.trace.partition.partition import Partition, overlaps, partition
-from synchromesh.trace.step import Step
+from synchromesh.planner.planning_problem import PartitionCache
 from synchromesh.values.holding import holdings
-from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 from synchromesh.values.schedule import INTERLEAVED
-
-
-@dataclass(frozen=True)
-class Model:
-    """What is planned for: a traced step, module paths inside components, rows of a batch."""
-
-    step: Step
-    rows: int
-    inside: Mapping[str, Sequence[str]]
-    _made: dict[tuple[Layout, ...], Partition] = field(default_factory=dict, compare=False)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.step.chain.names
-
-    def partition(self, plan: Plan, world: int) -> Partition:
-        """The partition under `plan`, solved once."""
-        layouts = plan.layouts(self.names, world, self.inside)
-        if layouts not in self._made:
-            self._made[layouts] = partition(self.step, layouts, rows=self.rows)
-        return self._made[layouts]
-
-    def possible(self, plans: Iterable[Plan], world: int) -> list[Partition]:
-        """The partitions under the plans that allow one; `price` says of the rest why not."""
-        made = []
-        for plan in plans:
-            with suppress(ValueError):
-                made.append(self.partition(plan, world))
-        return made
-
-    def known(self, plan: Plan, world: int) -> Partition | None:
-        """The partition under `plan`, if it has been solved."""
-        return self._made.get(plan.layouts(self.names, world, self.inside))
 
 
 @dataclass(frozen=True)
@@ -61,6 +25,7 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
+        """The predicted step time; infinite where there is none."""
         return self.time.seconds if self.time is not None else float("inf")
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,26 +40,48 @@ class Candidate:
             "reason": self.reason,
         }
 
+    def to_record(self) -> dict[str, Any]:
+        """All of it in JSON, for other ranks; `from_record` reads it."""
+        return {
+            "plan": str(self.plan),
+            "time": None if self.time is None else asdict(self.time),
+            "memory": [asdict(m) for m in self.memory],
+            "fits": self.fits,
+            "reason": self.reason,
+        }
 
-def setting(model: Model, plan: Plan, made: Partition, world: int) -> Setting:
-    """The plan as it would run on `world` ranks."""
-    devices = len(plan.devices(world))
-    chain = model.step.chain
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Candidate":
+        """The candidate that another rank wrote with `to_record`."""
+        time = record["time"]
+        return cls(
+            Plan.parse(record["plan"]),
+            None if time is None else StepTime(**time),
+            tuple(PeakMemory(**m) for m in record["memory"]),
+            record["fits"],
+            record["reason"],
+        )
+
+
+def setting(partitions: PartitionCache, plan: Plan) -> Setting:
+    """The plan as it would run. ValueError where it allows no partition."""
+    problem = partitions.problem
+    cut, devices = partitions.partition(plan), len(problem.ranks(plan))
+    chain = problem.step.chain
     tensors = {t.name: t for c in chain.components for t in (*c.parameters, *c.buffers)}
-    held = holdings(tensors.values(), made.placements, devices)
-    return Setting(made, held, plan, devices, model.rows, overlaps(model.step, made))
+    held = holdings(tensors.values(), cut.placements, devices)
+    return Setting(cut, held, plan, devices, problem.rows, partitions.overlaps(plan))
 
 
-def price(
-    model: Model, plan: Plan, world: int, profile: Profile, limits: Sequence[float] = ()
-) -> Candidate:
-    """The candidate of `plan`: seconds, bytes on each device, whether it stays below `limits`.
+def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate:
+    """The candidate of `plan`: seconds, bytes on each device, whether it stays below the limits.
 
-    limits: bytes of each rank; none: no limit. A plan that leaves open in how many pieces rows
-    walk gets the better number.
+    A plan that leaves open in how many pieces rows walk gets the better number.
     """
+    problem = partitions.problem
+    limits = problem.limits
     try:
-        placed = setting(model, plan, model.partition(plan, world), world)
+        placed = setting(partitions, plan)
         if plan.pieces is None:
             time = best_interleaving(placed, profile, (INTERLEAVED,))
         else:
@@ -104,7 +91,7 @@ def price(
         return Candidate(plan, None, (), False, str(error))
     over = [
         (m.peak - limits[rank], rank)
-        for rank, m in zip(plan.devices(world), memory, strict=True)
+        for rank, m in zip(problem.ranks(plan), memory, strict=True)
         if limits and m.peak > limits[rank]
     ]
     if over:
@@ -114,9 +101,10 @@ def price(
     return Candidate(plan, time, memory, True, "")
 
 
-def with_pieces(candidate: Candidate, possible: bool) -> Candidate:
-    """The candidate with the number of pieces it was priced with written into its plan."""
-    if candidate.time is None or not possible:
+def with_pieces(candidate: Candidate, partitions: PartitionCache) -> Candidate:
+    """The candidate with the number of pieces it was priced with written into its plan, where rows
+    may walk in pieces."""
+    if candidate.time is None or not partitions.overlaps(candidate.plan):
         return candidate
     return replace(candidate, plan=replace(candidate.plan, pieces=candidate.time.interleaved))
 

@@ -85,7 +85,7 @@ def _quickest(
     every = [found_of(problem, plan.options) for plan in met]
     allowed = [found for found in every if found.memory <= limit and found.seconds < math.inf]
     known = min(allowed, key=_order, default=None)
-    lower, last = space.bound.whole, len(columns.nodes)
+    lower, last = space.bound.lower, len(columns.nodes)
     options = sum(len(node) for node in columns.nodes)
     for k, width in enumerate(WIDTHS):
         if k >= 2 and options * width > WORK:

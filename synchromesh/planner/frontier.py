@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .problem import Floats, Prices
-from .table import Ints, Table, Value
+from .table import Ints, NodeEdge, Table
 
 STATES = 300_000  # pairs of state and border at a cut, above which the graph leaves values out
 EMPTY = 0  # the index of the empty set of forms
@@ -54,7 +54,7 @@ class FormSets:
 
 
 @dataclass(frozen=True, eq=False)
-class Crossing:
+class Transition:
     """From the states of cut i + 1, over the borders of node i, to the states of cut i."""
 
     rows: Ints  # the states of cut i: [state, open value] -> set of forms
@@ -77,9 +77,9 @@ class Frontier:
             )
             for cut in range(len(table.nodes) + 1)
         ]
-        self._known: dict[tuple[object, ...], Crossing] = {}
+        self._known: dict[tuple[object, ...], Transition] = {}
 
-    def cross(self, i: int, rows: Ints) -> Crossing:
+    def cross(self, i: int, rows: Ints) -> Transition:
         """Decide node i. Equal stretches of a model (its repeated blocks) are crossed once."""
         behind, before = self.open[i + 1], self.open[i]
         values = self.table.values
@@ -99,12 +99,12 @@ class Frontier:
             self._known[key] = self._cross(i, rows)
         return self._known[key]
 
-    def _closing(self, i: int) -> list[Value]:
+    def _closing(self, i: int) -> list[NodeEdge]:
         """Values left out whose last target is node i."""
         return [self.table.values[v] for v in sorted(self.left_out)
                 if max(self.table.values[v].targets) == i]  # fmt: skip
 
-    def _cross(self, i: int, rows: Ints) -> Crossing:
+    def _cross(self, i: int, rows: Ints) -> Transition:
         border = self.table.nodes[i].border
         behind, before = self.open[i + 1], self.open[i]
         shape = (len(rows), len(border))
@@ -122,7 +122,7 @@ class Frontier:
             for v in before
         ]
         rows, following = distinct(columns, shape)
-        return Crossing(rows, following, forward, backward)
+        return Transition(rows, following, forward, backward)
 
     def _pay(
         self,
@@ -170,10 +170,11 @@ class Graph:
     """All states of all cuts, from the last to the first, with what leads from one to the next."""
 
     frontier: Frontier
-    crossings: tuple[Crossing, ...]  # of node i: from cut i + 1 to cut i
+    crossings: tuple[Transition, ...]  # of node i: from cut i + 1 to cut i
 
     @property
     def complete(self) -> bool:
+        """Whether no value was left out."""
         return not self.frontier.left_out
 
 
@@ -187,7 +188,7 @@ def graph(table: Table, most: int = STATES) -> Graph:
     while True:
         frontier = Frontier(table, left_out)
         rows = np.zeros((1, 0), dtype=np.int64)
-        crossings: list[Crossing] = []
+        crossings: list[Transition] = []
         for i in reversed(range(len(table.nodes))):
             if frontier.open[i + 1] and len(rows) * len(table.nodes[i].border) > most:
                 break
@@ -198,5 +199,5 @@ def graph(table: Table, most: int = STATES) -> Graph:
         left_out |= {max(frontier.open[i + 1], key=lambda v: _length(table.values[v]))}
 
 
-def _length(value: Value) -> int:
+def _length(value: NodeEdge) -> int:
     return max(value.targets) - value.source

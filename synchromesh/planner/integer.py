@@ -23,13 +23,13 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from .problem import BATCH, Link, Problem
+from .problem import BATCH, PricedEdge, Problem
 from .walk import Found, found_of
 
 SECONDS = 600.0  # after which HiGHS gives up
 
 
-class _Program:
+class _IntegerProgram:
     """Columns and rows; a row is a sum of columns within two numbers."""
 
     def __init__(self, problem: Problem) -> None:
@@ -54,7 +54,8 @@ class _Program:
     def row(self, terms: Mapping[int, float], low: float, high: float) -> None:
         self.rows.append((dict(terms), low, high))
 
-    def link(self, link: Link) -> None:
+    def link(self, link: PricedEdge) -> None:
+        """Flows from the source's border to the form that each target wants."""
         made: dict[int, list[int]] = {0: []}
         if link.source != BATCH:
             made = self._columns(link.source, lambda border: border)
@@ -76,16 +77,15 @@ class _Program:
                             paid[a, f] = self.column(1.0)
                         self.row({paid[a, f]: 1.0, flow: -1.0}, 0.0, math.inf)
             for a, columns in made.items():
-                self._balance(out[a], columns, whole=link.source == BATCH)
+                self._balance(out[a], columns, total=float(link.source == BATCH))
             for f, columns in read.items():
-                self._balance(into[f], columns, whole=False)
+                self._balance(into[f], columns, total=0.0)
         for (a, f), column in paid.items():
             self.forward[column] = float(link.prices.forward[a, f])
             self.backward.setdefault(link.source, {})[column] = float(link.prices.backward[a, f])
 
-    def _balance(self, flows: dict[int, float], columns: list[int], whole: bool) -> None:
-        one = 1.0 if whole else 0.0
-        self.row({**flows, **dict.fromkeys(columns, -1.0)}, one, one)
+    def _balance(self, flows: dict[int, float], columns: list[int], total: float) -> None:
+        self.row({**flows, **dict.fromkeys(columns, -1.0)}, total, total)
 
     def _columns(self, i: int, name: Callable[[int], int]) -> dict[int, list[int]]:
         """Columns of a component's options by what their border is called."""
@@ -176,7 +176,7 @@ def search(problem: Problem, limit: float = math.inf) -> Found:
     choice = quickest(problem, limit)
     if choice is not None:
         return choice
-    program = _Program(problem)
+    program = _IntegerProgram(problem)
     lightest = program.solve(program.memory())
     if lightest is None:
         raise ValueError("no plan: infinite prices forbid every combination of options")
@@ -187,7 +187,7 @@ def search(problem: Problem, limit: float = math.inf) -> Found:
 
 def quickest(problem: Problem, limit: float) -> Found | None:
     """The plan of least step time within the limit, None where there is none."""
-    program = _Program(problem)
+    program = _IntegerProgram(problem)
     cost = program.clocks()
     if limit < math.inf:
         program.row(program.memory(), 0.0, limit / program.unit)

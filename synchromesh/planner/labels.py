@@ -10,7 +10,7 @@ import numpy as np
 
 from .bounds import Bound
 from .dominance import undominated
-from .frontier import Crossing, Frontier, Graph
+from .frontier import Frontier, Graph, Transition
 from .problem import Floats
 from .table import Ints, Node, Table
 
@@ -20,7 +20,7 @@ SHORTLIST = 4  # candidates compared with each other, per label that may stay
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """States at a cut: rows as in `frontier.Crossing`, and where the bound's graph has them."""
+    """States at a cut: rows as in `frontier.Transition`, and where the bound's graph has them."""
 
     rows: Ints
     coarse: Ints  # the state of the graph
@@ -44,16 +44,11 @@ class Labels:
         return len(self.state)
 
     def only(self, kept: Ints) -> "Labels":
+        """The labels at these places."""
         return Labels(
-            self.states,
-            self.state[kept],
-            self.a[kept],
-            self.z[kept],
-            self.memory[kept],
-            self.parent[kept],
-            self.option[kept],
-            self.lost,
-        )
+            self.states, self.state[kept], self.a[kept], self.z[kept], self.memory[kept],
+            self.parent[kept], self.option[kept], self.lost,
+        )  # fmt: skip
 
 
 def start() -> Labels:
@@ -74,9 +69,10 @@ class Space:
 
     @property
     def limited(self) -> bool:
+        """Whether memory is limited."""
         return self.bound.limit < math.inf
 
-    def cross(self, i: int, labels: Labels) -> tuple[Ints, Crossing, States]:
+    def cross(self, i: int, labels: Labels) -> tuple[Ints, Transition, States]:
         """Each label's state by the crossing of node i, the crossing, the states after it."""
         coarse = self.graph.crossings[i]
         if self.graph.complete:

@@ -58,6 +58,7 @@ class Prices:
     form: tuple[int, ...]
 
     def faults(self) -> list[str]:
+        """What is wrong with the tables; nothing where they are well formed."""
         found = []
         if self.forward.ndim != 2 or self.forward.shape != self.backward.shape:
             return [f"forward {self.forward.shape} and backward {self.backward.shape} differ"]
@@ -69,7 +70,7 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class Link:
+class PricedEdge:
     """A value: the component that makes it (or `BATCH`), the later ones that read it."""
 
     source: int
@@ -85,7 +86,7 @@ class Problem:
     """
 
     components: tuple[tuple[Option, ...], ...]
-    links: tuple[Link, ...] = ()
+    links: tuple[PricedEdge, ...] = ()
 
     def __post_init__(self) -> None:
         seen: dict[int, str] = {}
@@ -103,7 +104,7 @@ class Problem:
         if found:
             raise ValueError("links: " + "; ".join(found))
 
-    def _faults(self, link: Link, borders: Sequence[set[int]]) -> list[str]:
+    def _faults(self, link: PricedEdge, borders: Sequence[set[int]]) -> list[str]:
         found = link.prices.faults()
         if not link.targets or not all(
             link.source < j < len(self.components) for j in link.targets

@@ -35,12 +35,13 @@ class Node:
         return len(self.option)
 
     def only(self, kept: NDArray[np.bool_]) -> "Node":
+        """The node with these of its options."""
         columns = (self.always, self.backward, self.gradient, self.memory)
         return Node(self.option[kept], self.border, self.at[kept], *(c[kept] for c in columns))
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class NodeEdge:
     """A link between nodes; `forward` and `backward` on the grid, inf in `forward` alone."""
 
     source: int
@@ -53,7 +54,7 @@ class Table:
     """All nodes and values of a problem."""
 
     nodes: tuple[Node, ...]
-    values: tuple[Value, ...]
+    values: tuple[NodeEdge, ...]
 
     def without(self, i: int, border: int) -> "Table":
         """The problem in which component i must not have that border."""
@@ -63,6 +64,7 @@ class Table:
 
 
 def table(problem: Problem) -> Table:
+    """The problem as arrays."""
     grid = _grid(problem)
     nodes: dict[int, Node] = {}
     for options in problem.components:
@@ -73,7 +75,7 @@ def table(problem: Problem) -> Table:
         if id(link.prices) not in rounded:
             rounded[id(link.prices)] = _prices(link.prices, grid)
     values = tuple(
-        Value(link.source + 1, tuple(j + 1 for j in link.targets), rounded[id(link.prices)])
+        NodeEdge(link.source + 1, tuple(j + 1 for j in link.targets), rounded[id(link.prices)])
         for link in problem.links
     )
     batch = _node((Option(0.0, 0.0),), grid)

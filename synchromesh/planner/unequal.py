@@ -11,47 +11,59 @@ from math import gcd
 from statistics import fmean
 
 from synchromesh.cost.step_time import computing
-from synchromesh.planner.candidate import Candidate, Model, price, setting
+from synchromesh.planner.candidate import Candidate, price, setting
+from synchromesh.planner.planning_problem import PartitionCache
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
-UNEQUAL = 1.3  # times the slowest's speed, from where devices count as unequal
-HOPE = 2.0  # times the best plan's seconds: beyond it neither helps enough
-SHARES = 64  # of rows that the fastest data index has
-BEST, FEWER = 2, 2  # plans that are also tried on fewer devices, and numbers of devices tried
+
+@dataclass(frozen=True)
+class WideningTuning:
+    """Which further plans are tried; chosen, not measured, where nothing else is said."""
+
+    unequal: float = 1.3  # times the slowest's speed from where devices differ: equal processors
+    # of the emulated hosts varied by 30 % from second to second (docs/design.md)
+    slowest: float = 2.0  # times the best plan's seconds beyond which a plan is not widened
+    shares: int = 64  # shares of rows that the fastest data index has
+    plans: int = 2  # plans that are also tried on fewer devices
+    device_counts: int = 2  # smaller numbers of devices that are tried
+
+
+TUNING = WideningTuning()
 
 
 def widened(
-    planned: Model, found: Sequence[Candidate], devices: int, profile: Profile
+    partitions: PartitionCache, found: Sequence[Candidate], profile: Profile
 ) -> list[Plan]:
     """Plans made of `found`: each that may win with rows by speed, the best on fewer devices."""
-    plans = _hopeful(planned, found, devices, profile)
-    by_speed = [shared(planned, p, devices, profile) for p in plans]
-    some = [*(p for p in by_speed if p is not None), *fewer(plans, devices, profile)]
+    problem = partitions.problem
+    plans = _promising(partitions, found, profile)
+    by_speed = [shared(partitions, p, profile) for p in plans]
+    some = [*(p for p in by_speed if p is not None), *fewer(plans, problem.devices, profile)]
 
     def meaning(plan: Plan) -> tuple[object, ...]:  # on two ranks hybrid:tensor=2 is tensor
-        layouts = plan.layouts(planned.names, devices, planned.inside)
-        return layouts, tuple(plan.devices(devices)), plan.rows, plan.pieces
+        return problem.layouts(plan), tuple(problem.ranks(plan)), plan.rows, plan.pieces
 
     known = {meaning(c.plan) for c in found if c.time is not None}
     new = {meaning(p): p for p in reversed(some)}
     return [p for p in some if new.get(meaning(p)) is p and meaning(p) not in known]
 
 
-def _hopeful(
-    planned: Model, found: Sequence[Candidate], devices: int, profile: Profile
+def _promising(
+    partitions: PartitionCache, found: Sequence[Candidate], profile: Profile
 ) -> list[Plan]:
-    """The plans that are at most `HOPE` times as slow as the best, that one first; where devices
-    are unequal, as if all were quick: what slow ones cost is what rows and ranks are to mend."""
+    """The plans that are at most `TUNING.slowest` times as slow as the best, that one first; where
+    devices are unequal, as if all were quick: what slow ones cost is what rows and ranks mend."""
+    devices = partitions.problem.devices
     known = [c for c in found if c.time is not None]
     slow = [r for r, late in enumerate(_slowness(profile, devices)) if late]
     if slow:
         even = _levelled(profile, slow, devices)
-        known = [replace(price(planned, c.plan, devices, even), fits=c.fits) for c in known]
+        known = [replace(price(partitions, c.plan, even), fits=c.fits) for c in known]
     order = sorted(known, key=lambda c: c.seconds)
     least = min((c.seconds for c in order if c.fits), default=float("inf"))
-    return [c.plan for c in order if c.seconds <= HOPE * least]
+    return [c.plan for c in order if c.seconds <= TUNING.slowest * least]
 
 
 def _levelled(profile: Profile, slow: Sequence[int], devices: int) -> Profile:
@@ -67,11 +79,11 @@ def _slowness(profile: Profile, devices: int) -> list[float]:
     speeds = profile.speeds
     if len(speeds) != devices:
         return [0.0] * devices
-    return [0.0 if UNEQUAL * s >= max(speeds) else 1.0 - s for s in speeds]
+    return [0.0 if TUNING.unequal * s >= max(speeds) else 1.0 - s for s in speeds]
 
 
 @dataclass(frozen=True)
-class _Pace:
+class _RowCost:
     """What a data index takes for n of the rows: fixed + rate n seconds."""
 
     fixed: float
@@ -81,7 +93,7 @@ class _Pace:
         return self.fixed + self.rate * rows
 
 
-def shared(planned: Model, plan: Plan, devices: int, profile: Profile) -> Plan | None:
+def shared(partitions: PartitionCache, plan: Plan, profile: Profile) -> Plan | None:
     """The plan with rows by which every data index computes equally long; None where these hardly
     differ. With f_i seconds whatever the rows and s_i seconds a row,
 
@@ -90,42 +102,44 @@ def shared(planned: Model, plan: Plan, devices: int, profile: Profile) -> Plan |
     An index is as fast as the slowest of its tensor ranks; those that hardly differ from the
     fastest have equal rows. Under `single` and `tensor` there is nothing to share.
     """
-    if plan.rows or plan.ranks or len(plan.devices(devices)) != devices:
+    problem = partitions.problem
+    if plan.rows or plan.ranks or len(problem.ranks(plan)) != problem.devices:
         return None
-    data = max(x.data for x in plan.layouts(planned.names, devices, planned.inside))
-    if data == 1 or not any(_slowness(profile, devices)):
+    data = max(x.data for x in problem.layouts(plan))
+    if data == 1 or not any(_slowness(profile, problem.devices)):
         return None
-    block = planned.rows / data
-    paces = _paces(planned, plan, devices, data, profile)
-    least = min(p(block) for p in paces)
-    quick = [p(block) <= UNEQUAL * least for p in paces]
+    block = problem.rows / data
+    costs = _row_costs(partitions, plan, data, profile)
+    least = min(p(block) for p in costs)
+    quick = [p(block) <= TUNING.unequal * least for p in costs]
     if all(quick):
         return None
-    usual = _mean([p for p, q in zip(paces, quick, strict=True) if q])
-    paces = [usual if q else p for p, q in zip(paces, quick, strict=True)]
-    until = planned.rows + sum(p.fixed / p.rate for p in paces)
-    until /= sum(1.0 / p.rate for p in paces)
-    rows = [max(0.0, (until - p.fixed) / p.rate) for p in paces]
-    shares = [max(1, round(SHARES * n / max(rows))) for n in rows]
+    usual = _mean([p for p, q in zip(costs, quick, strict=True) if q])
+    costs = [usual if q else p for p, q in zip(costs, quick, strict=True)]
+    until = problem.rows + sum(p.fixed / p.rate for p in costs)
+    until /= sum(1.0 / p.rate for p in costs)
+    rows = [max(0.0, (until - p.fixed) / p.rate) for p in costs]
+    shares = [max(1, round(TUNING.shares * n / max(rows))) for n in rows]
     return replace(plan, rows=tuple(n // gcd(*shares) for n in shares))
 
 
-def _mean(paces: Sequence[_Pace]) -> _Pace:
-    return _Pace(fmean(p.fixed for p in paces), fmean(p.rate for p in paces))
+def _mean(costs: Sequence[_RowCost]) -> _RowCost:
+    return _RowCost(fmean(p.fixed for p in costs), fmean(p.rate for p in costs))
 
 
-def _paces(planned: Model, plan: Plan, devices: int, data: int, profile: Profile) -> list[_Pace]:
+def _row_costs(
+    partitions: PartitionCache, plan: Plan, data: int, profile: Profile
+) -> list[_RowCost]:
     """Of each data index: a line through what its slowest rank computes for an equal block of the
     rows and for a quarter of it, with the optimizer's step."""
-    made = planned.partition(plan, devices)
-    seconds = computing(setting(planned, plan, made, devices), profile)
-    tensor, block = devices // data, planned.rows / data
+    seconds = computing(setting(partitions, plan), profile)
+    tensor, block = partitions.problem.devices // data, partitions.problem.rows / data
     found = []
     for i in range(data):
         ranks = range(i * tensor, (i + 1) * tensor)
-        whole, part = (max(seconds(r, share) for r in ranks) for share in (1.0, 0.25))
-        rate = max(1e-12, (whole - part) / (0.75 * block))
-        found.append(_Pace(max(0.0, whole - rate * block), rate))
+        full, quarter = (max(seconds(r, share) for r in ranks) for share in (1.0, 0.25))
+        rate = max(1e-12, (full - quarter) / (0.75 * block))
+        found.append(_RowCost(max(0.0, full - rate * block), rate))
     return found
 
 
@@ -139,7 +153,7 @@ def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
     """
     slowness = _slowness(profile, devices)
     by_speed = sorted(range(devices), key=lambda r: (slowness[r], r))
-    counts = [k for k in range(devices // 2, 1, -1) if devices % k == 0][:FEWER]
+    counts = [k for k in range(devices // 2, 1, -1) if devices % k == 0][: TUNING.device_counts]
     quick = slowness.count(0.0)
     found = []
     for count in dict.fromkeys([quick, *counts]):
@@ -147,7 +161,7 @@ def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
         if not 1 < count < devices:
             continue
         possible = [p for p in plans if _runs_on(p, count)]
-        for plan in (*possible[:BEST], Plan(LayoutSpec("data"))):
+        for plan in (*possible[: TUNING.plans], Plan(LayoutSpec("data"))):
             found.append(replace(plan, ranks=ranks, rows=None, pieces=None))
     if slowness[0]:  # of which `single` would be
         found.append(Plan(LayoutSpec("single"), ranks=(by_speed[0],)))
@@ -157,8 +171,4 @@ def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
 def _runs_on(plan: Plan, count: int) -> bool:
     """Whether every degree of the plan divides so many devices, on which it says nothing else."""
     free = plan.default.name != "single" and plan.ranks is None
-    return free and all(count % (w.tensor or 1) == 0 and w.data is None for w in _words(plan))
-
-
-def _words(plan: Plan) -> tuple[LayoutSpec, ...]:
-    return plan.specs
+    return free and all(count % (w.tensor or 1) == 0 and w.data is None for w in plan.specs)

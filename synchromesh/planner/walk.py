@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .bounds import Plan, bound
+from .bounds import OptionPath, bound
 from .frontier import Frontier, Graph
 from .labels import Labels, Space, decide
 from .problem import Problem, evaluate
@@ -29,7 +29,7 @@ class Found:
     alternatives: tuple["Found", ...] = ()
 
 
-def space_of(table: Table, states: Graph, limit: float) -> tuple[Space, list[Plan]] | None:
+def space_of(table: Table, states: Graph, limit: float) -> tuple[Space, list[OptionPath]] | None:
     """Where to walk, and the plans that its bound met; None: nothing is allowed or fits."""
     found = bound(states, limit)
     if found is None:
@@ -64,6 +64,7 @@ def ended(problem: Problem, layers: dict[int, Labels]) -> Found | None:
 
 
 def found_of(problem: Problem, choice: tuple[int, ...]) -> Found:
+    """A choice with its seconds and bytes."""
     return Found(choice, *evaluate(problem, choice))
 
 

@@ -15,8 +15,8 @@ from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Override, Plan
 
 
-def word(layout: Layout) -> LayoutSpec:
-    """The word whose layout this is."""
+def spec_of(layout: Layout) -> LayoutSpec:
+    """The spec whose layout this is."""
     if layout.tensor == 1:
         return LayoutSpec("data")
     return LayoutSpec("tensor") if layout.data == 1 else LayoutSpec("hybrid", tensor=layout.tensor)
@@ -43,18 +43,18 @@ def worded(
         if layout == default or name in named:
             continue
         for pattern in _patterns(name):
-            trial = Plan(word(default), (Override(pattern, word(layout)),))
+            trial = Plan(spec_of(default), (Override(pattern, spec_of(layout)),))
             found = trial.layouts(names, devices, modules)
             hit = {n for n, x in zip(names, found, strict=True) if x == layout}
             if all(wanted[n] == layout for n in hit) and name in hit:
-                overrides.append(Override(pattern, word(layout)))
+                overrides.append(Override(pattern, spec_of(layout)))
                 named |= hit
                 break
-    plan = Plan(word(default), tuple(overrides))
+    plan = Plan(spec_of(default), tuple(overrides))
     if plan.layouts(names, devices, modules) != tuple(layouts):  # one lies inside another
         outer_first = sorted(wanted, key=lambda n: n.count("."))
-        overrides = [Override(_literal(n), word(wanted[n])) for n in outer_first]
-        plan = Plan(word(default), tuple(overrides))
+        overrides = [Override(_literal(n), spec_of(wanted[n])) for n in outer_first]
+        plan = Plan(spec_of(default), tuple(overrides))
     assert plan.layouts(names, devices, modules) == tuple(layouts), f"{plan} is not {layouts}"
     return plan
 

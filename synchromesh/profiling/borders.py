@@ -24,7 +24,7 @@ def record(
 ) -> dict[str, Tensor]:
     """Every leaf and every value of the traced step for `batch`, by name, detached.
 
-    tensors: parameters and buffers by name, whole; they are not changed.
+    tensors: parameters and buffers by name, unsharded; they are not changed.
     """
     assert step.graph is not None, "an opaque step has no values"
     wanted = {e.value.name for e in step.chain.edges}
@@ -67,8 +67,8 @@ def _placeholder(
     if role == "constant":
         return constants[name].to(device)
     # effects write into buffers: into a copy of them here
-    held = tensors[name].detach()
-    return held.clone() if role == "buffer" else held
+    tensor = tensors[name].detach()
+    return tensor.clone() if role == "buffer" else tensor
 
 
 def tiled(x: Tensor, rows: Rows | None, count: int) -> Tensor:
@@ -82,8 +82,10 @@ def tiled(x: Tensor, rows: Rows | None, count: int) -> Tensor:
     return made
 
 
-def stand_ins(chain: Chain, held: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Parameters and buffers of the chain, whole: those of `held` that are, else made up.
+def stand_ins(
+    chain: Chain, given: Mapping[str, Tensor], device: torch.device
+) -> dict[str, Tensor]:
+    """Parameters and buffers of the chain, unsharded: those of `given` that are, else made up.
 
     Made-up weights have the scale of usual initialisers, so that values neither vanish nor grow.
     """
@@ -91,7 +93,7 @@ def stand_ins(chain: Chain, held: Mapping[str, Tensor], device: torch.device) ->
     found: dict[str, Tensor] = {}
     for component in chain.components:
         for described in (*component.parameters, *component.buffers):
-            known = held.get(described.name)
+            known = given.get(described.name)
             if known is not None and tuple(known.shape) == described.shape and not known.is_meta:
                 found[described.name] = known.detach()
             elif described.name not in found:

@@ -1,17 +1,17 @@
-"""The pace of a device and its sprint: how it computes lastingly, and right after a pause.
+"""The slowdown of a device and its burst: how it computes lastingly, and right after a pause.
 
-Small products are run for `SECONDS` after a pause. With n(t) those done by time t, a line
-n = v (t + credit) fitted to all but the first `SETTLED` seconds has the lasting rate v and, where
+Small products are run for `seconds` after a pause. With n(t) those done by time t, a line
+n = v (t + credit) fitted to all but the first `settled` seconds has the lasting rate v and, where
 it meets n = 0, the seconds of work done beyond it; speed = (n(h) / h) / v in the first moments h.
 
-    pace  =  seconds that pass / seconds of processor time, once settled
+    slowdown  =  seconds that pass / seconds of processor time, once settled
 
 A quota of 40 % makes it 2.5, two processes on one core 2. Programs are timed by the processor's
-clock, which stands still while a process is stopped, and last `pace` times as long.
+clock, which stands still while a process is stopped, and last `slowdown` times as long.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -19,52 +19,53 @@ import numpy as np
 import torch
 
 from synchromesh.engine.groups import World
-from synchromesh.values.profile import Sprint
-
-PAUSE, SECONDS, SETTLED, FIRST = 0.03, 0.25, 0.05, 0.002  # settled: two periods of a quota
-FEW, RUNS = 2, 6  # runs that tell whether there is any, and in all where there is
-LEAST = 10  # products from which a line is fitted
-NOISE = 0.0015  # seconds of credit below which there is none
-FASTER = 1.2  # a lesser speed is none either
+from synchromesh.profiling.clock import clock
+from synchromesh.values.device_model import BurstSpeed, DeviceModel
 
 
 @dataclass(frozen=True)
-class Ease:
-    """How the ranks compute: the mean of their sprints, the pace of each."""
+class BurstTuning:
+    """How bursts are measured, in seconds; chosen, not measured, where nothing else is said."""
 
-    sprint: Sprint
-    pace: tuple[float, ...]
+    pause: float = 0.03  # before a run, to earn credit
+    seconds: float = 0.25  # of a run
+    settled: float = 0.05  # after which speed is lasting: two periods of a quota
+    first: float = 0.002  # moments in which the first speed shows
+    few: int = 2  # runs that tell whether there is any burst
+    runs: int = 6  # in all, where there is
+    points: int = 10  # products from which a line is fitted, at least
+    noise: float = 0.0015  # seconds of credit below which there is none
+    faster: float = 1.2  # times the lasting speed; a lesser one is no burst either
+
+
+TUNING = BurstTuning()
 
 
 @dataclass(frozen=True)
 class _Run:
     credit: float
     speed: float
-    pace: float
+    slowdown: float
 
 
-def clock(device: torch.device) -> Callable[[], float] | None:
-    """The processor's clock, where one thread computes: what a quota or another process takes is
-    not in it. None where time on the wall is all there is."""
-    if device.type == "cpu" and torch.get_num_threads() == 1:
-        return time.process_time
-    return None
+def device_speeds(world: World, runs: int | None = None) -> DeviceModel:
+    """The mean of the ranks' bursts, the slowdown of each. All ranks measure at once.
 
-
-def ease(world: World, runs: int = RUNS) -> Ease:
-    """All ranks measure at once. runs: at most so many, of `SECONDS` each, after one that does not
-    count."""
+    runs: at most so many (None: as tuned), after one that does not count.
+    """
     if world.device.type == "cuda":  # its clock is the driver's business: nothing a step would see
-        return Ease(Sprint(), (1.0,) * world.size)
+        return DeviceModel(BurstSpeed(), (1.0,) * world.size)
+    most = TUNING.runs if runs is None else runs
     x = torch.ones(96, 96, device=world.device)
     _run(x)
-    taken = [_run(x) for _ in range(min(FEW, runs))]
-    if _mean(world, [t.speed for t in taken]) > FASTER:
-        taken += [_run(x) for _ in range(runs - len(taken))]
+    taken = [_run(x) for _ in range(min(TUNING.few, most))]
+    if _mean(world, [t.speed for t in taken]) > TUNING.faster:
+        taken += [_run(x) for _ in range(most - len(taken))]
     credit, speed = (_mean(world, [getattr(t, k) for t in taken]) for k in ("credit", "speed"))
-    found = Sprint(speed, credit) if credit > NOISE and speed > FASTER else Sprint()
-    mine = median(t.pace for t in taken) if clock(world.device) else 1.0
-    return Ease(found, tuple(float(p) for p in world.everyone.all_gather_json(mine)))
+    is_burst = credit > TUNING.noise and speed > TUNING.faster
+    burst = BurstSpeed(speed, credit) if is_burst else BurstSpeed()
+    slowdown = median(t.slowdown for t in taken) if clock(world.device) else 1.0
+    return DeviceModel(burst, tuple(float(s) for s in world.everyone.all_gather_json(slowdown)))
 
 
 def _mean(world: World, numbers: Sequence[float]) -> float:
@@ -75,20 +76,20 @@ def _mean(world: World, numbers: Sequence[float]) -> float:
 
 def _run(x: torch.Tensor) -> _Run:
     """What one run after a pause tells."""
-    time.sleep(PAUSE)
+    time.sleep(TUNING.pause)
     began = time.perf_counter()
     times: list[float] = []
     settled_at = busy = 0.0
-    while not times or times[-1] < SECONDS:
+    while not times or times[-1] < TUNING.seconds:
         torch.mm(x, x)
         times.append(time.perf_counter() - began)
-        if not busy and times[-1] > SETTLED:
+        if not busy and times[-1] > TUNING.settled:
             settled_at, busy = times[-1], time.process_time()
     busy = time.process_time() - busy
-    pace = max(1.0, (times[-1] - settled_at) / busy) if busy > 0.0 else 1.0
-    settled = np.array([(t, n) for n, t in enumerate(times, 1) if t > SETTLED])
-    if len(settled) < LEAST:
-        return _Run(0.0, 1.0, pace)  # the machine is too busy to tell
+    slowdown = max(1.0, (times[-1] - settled_at) / busy) if busy > 0.0 else 1.0
+    settled = np.array([(t, n) for n, t in enumerate(times, 1) if t > TUNING.settled])
+    if len(settled) < TUNING.points:
+        return _Run(0.0, 1.0, slowdown)  # the machine is too busy to tell
     rate, offset = np.polyfit(settled[:, 0], settled[:, 1], 1)
-    first = max(1, sum(t <= FIRST for t in times))
-    return _Run(float(offset / rate), float(first / times[first - 1] / rate), pace)
+    first = max(1, sum(t <= TUNING.first for t in times))
+    return _Run(float(offset / rate), float(first / times[first - 1] / rate), slowdown)

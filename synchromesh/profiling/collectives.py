@@ -6,6 +6,8 @@ is not counted, and what counts is the slowest rank: nobody goes on before it ha
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -15,10 +17,19 @@ from synchromesh.engine.groups import Group, World
 from synchromesh.values.profile import Curve, Pattern
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)  # bytes of payload
-CALLS = 3
-LONG_SECONDS = 0.05  # a call longer than this is not repeated
-DOUBTFUL = 1.1  # times the seconds a byte of the size before
-MOST_SECONDS = 0.3  # one call longer than this ends a curve: the line goes on from there
+
+
+@dataclass(frozen=True)
+class CollectiveTuning:
+    """How long a collective is timed. Chosen, not measured."""
+
+    calls: int = 3  # of a short collective; their median counts
+    long_seconds: float = 0.05  # a call longer than this is not repeated
+    doubtful: float = 1.1  # times the seconds a byte of the size before: timed once more
+    most_seconds: float = 0.3  # one call longer than this ends a curve: its line goes on
+
+
+TUNING = CollectiveTuning()
 
 
 def collectives(
@@ -43,7 +54,7 @@ def collectives(
 def reaches(curve: Curve, payload: int) -> bool:
     """Whether a curve goes as far as one that is measured for `payload` would."""
     size, seconds = curve.points[-1]
-    long = seconds > MOST_SECONDS / 2  # it ended there; it may have been scaled since
+    long = seconds > TUNING.most_seconds / 2  # it ended there; it may have been scaled since
     return size >= min(payload, SIZES[-1]) or long
 
 
@@ -66,7 +77,7 @@ def sampled(
     def call(size: int) -> float:
         return slowest(world, group, kind, pattern.size, size)
 
-    first = median(call(sizes[0]) for _ in range(CALLS))
+    first = median(call(sizes[0]) for _ in range(TUNING.calls))
     size, once = sizes[0], first
     for size in sizes[1:]:
         once = call(size)
@@ -97,11 +108,11 @@ def _curve(
     upper = next((s for s in SIZES[1:] if s >= most), SIZES[-1])  # two points, to tell latency
     for size in (s for s in SIZES if s <= upper):
         seconds = _seconds(world, group, kind, pattern.size, size)
-        if points and seconds > DOUBTFUL * points[-1][1] * size / points[-1][0]:
+        if points and seconds > TUNING.doubtful * points[-1][1] * size / points[-1][0]:
             # more a byte than for fewer bytes: something came between
             seconds = min(seconds, _seconds(world, group, kind, pattern.size, size))
         points.append((float(size), seconds))
-        if seconds > MOST_SECONDS and len(points) > 1:
+        if seconds > TUNING.most_seconds and len(points) > 1:
             break
     return points
 
@@ -111,45 +122,67 @@ def _seconds(world: World, group: Group, kind: str, ranks: int, payload: int) ->
     does for the first time is nothing beside it: it counts, and is repeated for all-reduces alone,
     for gradients take the most."""
     first = slowest(world, group, kind, ranks, payload)
-    if first > LONG_SECONDS and kind != "all_reduce":
+    if first > TUNING.long_seconds and kind != "all_reduce":
         return first
-    if first > LONG_SECONDS:
+    if first > TUNING.long_seconds:
         return median([first, *(slowest(world, group, kind, ranks, payload) for _ in range(2))])
-    return median(slowest(world, group, kind, ranks, payload) for _ in range(CALLS))
+    return median(slowest(world, group, kind, ranks, payload) for _ in range(TUNING.calls))
 
 
 def slowest(world: World, group: Group, kind: str, ranks: int, payload: int) -> float:
-    """Seconds of one call on the rank that is slowest."""
+    """Seconds of one call on the rank that is slowest; ranks whose group is another are idle."""
+    takes_part = group.size == ranks
+    return timed(world, lambda: takes_part and begun(world, group, kind, payload)())
+
+
+def timed(world: World, run: Callable[[], Any]) -> float:
+    """Seconds that `run` takes on the rank that is slowest; all begin together."""
     world.everyone.barrier()
     began = time.perf_counter()
-    if group.size == ranks:
-        begun(world, group, kind, payload)()
+    run()
+    wait(world)
+    return largest(world, time.perf_counter() - began)
+
+
+def wait(world: World) -> None:
+    """Until the device has done all that was begun."""
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
-    taken = torch.tensor(time.perf_counter() - began, dtype=torch.float64, device=world.device)
-    world.everyone.all_reduce(taken, "max", counted=False)
-    return float(taken)
 
 
-def _start(group: Group, kind: str, payload: int, device: torch.device) -> Callable[[], Any]:
-    """Begins a collective of `payload` bytes as `traffic.sent_bytes` counts them."""
+def largest(world: World, seconds: float) -> float:
+    """The largest of the ranks' times."""
+    value = torch.tensor(seconds, dtype=torch.float64, device=world.device)
+    world.everyone.all_reduce(value, "max", counted=False)
+    return float(value)
+
+
+def prepared(group: Group, kind: str, payload: int) -> Callable[[], Callable[[], Any]]:
+    """A collective of `payload` bytes as `traffic.sent_bytes` counts them, its tensors made: what
+    begins it, uncounted, and gives what ends it."""
+    world = group.world
     numbers = max(1, payload // 4)
-    part = torch.zeros(max(1, numbers // group.size), device=device)
+    part = torch.zeros(max(1, numbers // group.size), device=world.device)
+    start: Callable[[], Callable[[], Any]]
     match kind:
         case "all_reduce":
-            return group.start_all_reduce(torch.zeros(numbers, device=device))
+            start = partial(group.start_all_reduce, torch.zeros(numbers, device=world.device))
         case "all_gather":
-            return group.start_all_gather(part)
+            start = partial(group.start_all_gather, part)
         case "reduce_scatter":
-            return group.start_reduce_scatter(part.repeat(group.size, 1))
+            start = partial(group.start_reduce_scatter, part.repeat(group.size, 1))
         case "all_to_all":
-            return group.start_all_to_all([part] * group.size)
-    raise AssertionError(f"no collective {kind!r}")
+            start = partial(group.start_all_to_all, [part] * group.size)
+        case _:
+            raise AssertionError(f"no collective {kind!r}")
+
+    def begin() -> Callable[[], Any]:
+        with world.ledger.paused():
+            return start()
+
+    return begin
 
 
 def begun(world: World, group: Group, kind: str, payload: int) -> Callable[[], Any]:
     """Begins a collective that is not counted; an idle rank, in a group alone, begins nothing."""
-    if group.size == 1:
-        return lambda: None
-    with world.ledger.paused():
-        return _start(group, kind, payload, world.device)
+    return (lambda: None) if group.size == 1 else prepared(group, kind, payload)()

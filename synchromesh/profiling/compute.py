@@ -3,7 +3,7 @@
 A program is timed as it will run, its graph walked with the engine's own axis, on a silent group:
 what moves between ranks costs nothing here and is measured apart. Where one thread computes, it
 is timed by the processor's clock, which leaves out what a quota or another process takes; such
-seconds times the rank's pace (`profiling/burst_speed.py`) pass on the wall. Elsewhere the
+seconds times the rank's slowdown (`profiling/burst_speed.py`) pass on the wall. Elsewhere the
 wall's clock is all there is: under a quota a short run is untouched or stopped for the rest of a
 period, so runs are timed in blocks long enough to hold several periods, and a block's mean counts.
 """
@@ -12,18 +12,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.collectives import TensorAxis
-from synchromesh.engine.groups import Group
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.walk import walking
 from synchromesh.profiling.borders import local_part, tiled
-from synchromesh.profiling.burst_speed import clock
+from synchromesh.profiling.clock import clock
 from synchromesh.profiling.memory import LiveBytes, storage_bytes
 from synchromesh.profiling.silent_group import SilentGroup
 from synchromesh.trace.partition.local import LocalComponent, Partition
@@ -31,16 +30,25 @@ from synchromesh.trace.step import Step
 from synchromesh.values.component import Parameter
 from synchromesh.values.placement import REPLICATED
 
-BLOCK_SECONDS = 0.006
-LONG_BLOCK_SECONDS = 0.2  # by the wall's clock, under a quota: two of its periods
-BLOCKS, FEWER = 3, 2
-AGREED = 0.02  # blocks that differ by less are enough
-WATCHING = 150e-6  # seconds that watching storages costs an operator, forward and backward
-NEGLIGIBLE = 0.01
+
+@dataclass(frozen=True)
+class TimingTuning:
+    """How long programs are timed; chosen, not measured, where nothing else is said."""
+
+    block_seconds: float = 0.006  # of a block of runs
+    long_block_seconds: float = 0.2  # by the wall's clock, under a quota: two of its periods
+    blocks: int = 3  # of which the median counts
+    fewer: int = 2  # blocks that are enough where they agree
+    agreed: float = 0.02  # share by which blocks may differ and agree
+    watching_seconds: float = 150e-6  # that watching storages costs an operator, both directions
+    negligible: float = 0.01  # share of a run's seconds
+
+
+TUNING = TimingTuning()
 
 
 @dataclass(frozen=True)
-class Timing:
+class ProgramTiming:
     """One program at some rows: seconds forward and backward (median of blocks) by the clock of
     this rank, their spread."""
 
@@ -77,29 +85,28 @@ class Bench:
         self.device, self.rows = device, rows
         self._clock = clock(device) or time.perf_counter
         size = local.layout.tensor
-        group = cast(Group, SilentGroup(size))
-        self.axis = TensorAxis(group, RandomStreams(0, device), BatchNormPolicy(None))
+        self.axis = TensorAxis(SilentGroup(size), RandomStreams(0, device), BatchNormPolicy(None))
         self.axis.real_rows = rows
         self.walk = walking(local.graph)
         self.operators = sum(n.op == "call_function" for n in local.graph.graph.nodes)
         self.watched: list[tuple[float, float]] = []  # seconds of the runs of `bytes`
         described = {p.name: p for p in (*local.component.parameters, *local.component.buffers)}
-        self.held = [
-            self._held(described[name], partition, local, tensors[name])
+        self.tensors = [
+            self._local_tensor(described[name], partition, local, tensors[name])
             for name in (*local.parameters, *local.buffers)
         ]
         self.constants = [step.constants[c.name].to(device) for c in local.constants]
         self.inputs = []
         for item in local.inputs:
-            whole = tiled(borders[item.value.name].to(device), item.value.rows, rows)
-            x = local_part(whole, item.want, size)
+            full = tiled(borders[item.value.name].to(device), item.value.rows, rows)
+            x = local_part(full, item.want, size)
             self.inputs.append(
                 x.requires_grad_(item.source is not None and item.value.differentiable)
             )
 
     @staticmethod
     def input_bytes(local: LocalComponent, borders: Mapping[str, Tensor], rows: int) -> float:
-        """Bytes that making the inputs of so many rows takes: whole ones, and this rank's part."""
+        """Bytes that making the inputs of so many rows takes: full ones, and this rank's part."""
         found = 0.0
         for item in local.inputs:
             border, of = borders[item.value.name], item.value.rows
@@ -107,15 +114,16 @@ class Bench:
             found += 2 * border.nbytes * rows / here
         return found
 
-    def _held(
-        self, described: Parameter, partition: Partition, local: LocalComponent, whole: Tensor
+    def _local_tensor(
+        self, described: Parameter, partition: Partition, local: LocalComponent, full: Tensor
     ) -> Tensor:
         placement = partition.placements.get((described.name, local.layout), REPLICATED)
-        part = local_part(whole.to(self.device), placement, local.layout.tensor)
+        part = local_part(full.to(self.device), placement, local.layout.tensor)
         return part.requires_grad_(described.trainable)
 
     def forward(self) -> tuple[Tensor, ...]:
-        walk = self.walk(self.axis, self.rows, *self.inputs, *self.held, *self.constants)
+        """One forward; its outputs."""
+        walk = self.walk(self.axis, self.rows, *self.inputs, *self.tensors, *self.constants)
         while True:
             try:
                 next(walk)
@@ -127,11 +135,13 @@ class Bench:
         return [(y, torch.full_like(y, 1e-3)) for y in outputs if y.requires_grad]
 
     def backward(self, seeded: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """The backward of outputs with their gradients."""
         if seeded:
             torch.autograd.backward([y for y, _ in seeded], [g for _, g in seeded])
 
     def clear(self) -> None:
-        for x in (*self.inputs, *self.held):
+        """Drops all gradients."""
+        for x in (*self.inputs, *self.tensors):
             x.grad = None
 
     def once(self) -> tuple[float, float]:
@@ -161,33 +171,34 @@ class Bench:
             forward, backward, runs = forward + f, backward + b, runs + 1
         return forward / runs, backward / runs
 
-    def timing(self, least: float = BLOCK_SECONDS) -> Timing:
+    def timing(self, least: float = TUNING.block_seconds) -> ProgramTiming:
         """Seconds of blocks of at least `least` seconds each, after a first run, which allocates
         and may choose algorithms; those of `bytes` are such. Where they are so long that what
         watching costs is nothing beside them, the quickest of them and one more is the timing."""
         if not self.watched:
             self.watched.append(self.once())
-        if self.operators * WATCHING < NEGLIGIBLE * min(map(sum, self.watched)):
+        watching = self.operators * TUNING.watching_seconds
+        if watching < TUNING.negligible * min(map(sum, self.watched)):
             taken = [*self.watched, self.once()]  # the first may have found the heap too small
-            return Timing(*min(taken, key=sum), _spread(taken))
-        taken = [self.block(least) for _ in range(FEWER)]
-        if _spread(taken) > AGREED:
-            taken += [self.block(least) for _ in range(BLOCKS - FEWER)]
+            return ProgramTiming(*min(taken, key=sum), _spread(taken))
+        taken = [self.block(least) for _ in range(TUNING.fewer)]
+        if _spread(taken) > TUNING.agreed:
+            taken += [self.block(least) for _ in range(TUNING.blocks - TUNING.fewer)]
         forward, backward = (median(t) for t in zip(*taken, strict=True))
-        return Timing(forward, backward, _spread(taken))
+        return ProgramTiming(forward, backward, _spread(taken))
 
     def bytes(self, limit: float = float("inf")) -> Bytes:
         """What a forward and a backward have alive; see `profile.Memory`.
 
         limit: of the bytes of this bench and what it makes; MemoryError as soon as they are more.
         """
-        left = limit - storage_bytes((*self.inputs, *self.held))
+        left = limit - storage_bytes((*self.inputs, *self.tensors))
         if left < 0:
             raise MemoryError(
                 f"a program's inputs and parameters take more than {limit:.0f} bytes"
             )
         saved: dict[int, Any] = {}
-        own = {x.untyped_storage()._cdata for x in (*self.held, *self.constants)}
+        own = {x.untyped_storage()._cdata for x in (*self.tensors, *self.constants)}
 
         def pack(x: Tensor) -> Tensor:
             storage = x.untyped_storage()
@@ -240,7 +251,9 @@ class Bench:
         hooks = []
         if not leave:
             hooks = [
-                x.register_post_accumulate_grad_hook(_forget) for x in self.held if x.requires_grad
+                x.register_post_accumulate_grad_hook(_forget)
+                for x in self.tensors
+                if x.requires_grad
             ]
         with LiveBytes(limit=limit) as live:
             live.know(kept)

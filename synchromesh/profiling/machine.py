@@ -64,6 +64,7 @@ class Machine:
         return sum(m.boot == self.boot for m in cpus) or 1
 
     def to_dict(self) -> dict[str, Any]:
+        """The JSON form, for other ranks."""
         return asdict(self)
 
     @classmethod
@@ -73,23 +74,22 @@ class Machine:
         return cls(**{**value, "processors": tuple(value["processors"])})
 
 
-def look(rank: int, device: torch.device) -> Machine:
+def machine_of(rank: int, device: torch.device) -> Machine:
     """The facts of this process."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    physical = _physical()
     limit, used = _memory_group(physical)
-    boot = _boot()
     if device.type == "cuda":
         free, memory = torch.cuda.mem_get_info(device)
         kind = torch.cuda.get_device_name(device)
     else:
-        memory = min(physical, limit or physical)
+        memory = device_bytes(device)
         free = min(_available(physical), memory - used if limit else memory)
         kind = "cpu"
     return Machine(
         rank=rank,
         host=socket.gethostname(),
         place=place(),
-        boot=boot,
+        boot=_boot(),
         device=kind,
         cuda=torch.cuda.is_available(),
         nccl=dist.is_available() and dist.is_nccl_available(),
@@ -109,6 +109,18 @@ def look(rank: int, device: torch.device) -> Machine:
         own_address=_own_address(),
         variables={name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
     )
+
+
+def device_bytes(device: torch.device) -> int:
+    """Bytes of the GPU, else of the machine as far as the control group allows."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    physical = _physical()
+    return min(physical, _memory_group(physical)[0] or physical)
+
+
+def _physical() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def place() -> str:
@@ -207,8 +219,8 @@ def _quota() -> float:
     for folder in _groups("cpu"):
         quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
         try:
-            words = (folder / "cpu.max").read_text().split()
-            quota, period = (int(word) for word in words)
+            fields_ = (folder / "cpu.max").read_text().split()
+            quota, period = (int(field) for field in fields_)
         except (OSError, ValueError):  # "max 100000": no limit
             pass
         if quota and period and quota > 0:

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,6 +30,7 @@ class LiveBytes(TorchDispatchMode):
             self.add(x)
 
     def add(self, x: Tensor) -> None:
+        """Counts the storage of `x` from now on."""
         self.know([x.untyped_storage()])
 
     def know(self, storages: Iterable[Any]) -> None:
@@ -57,9 +57,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for x in pytree.tree_leaves((args, kwargs)):
-            if isinstance(
-                x, Tensor
-            ):  # was there before: views of it and writes into it make nothing
+            if isinstance(x, Tensor):  # was there: views of it and writes into it make nothing
                 self._know(x.untyped_storage(), counts=False)
         made = func(*args, **(kwargs or {}))
         for x in pytree.tree_leaves(made):
@@ -83,21 +81,3 @@ def process_bytes() -> int:
             return int(file.read().split()[1]) * 4096
     except OSError:
         return 0
-
-
-def device_bytes(device: torch.device) -> int:
-    """Bytes that one rank may use: of the GPU, else the machine's (or the control group's)."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    limits = []
-    with open("/proc/meminfo") as file:
-        limits.append(int(file.readline().split()[1]) * 1024)
-    for path in ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory.max"):
-        try:
-            with open(path) as file:
-                text = file.read().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            limits.append(int(text))
-    return min(limits)

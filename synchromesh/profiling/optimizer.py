@@ -12,17 +12,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from synchromesh.profiling.burst_speed import clock
+from synchromesh.profiling.clock import clock
 from synchromesh.profiling.memory import LiveBytes
 
-BYTES = 1 << 22  # of the parameters it is tried on
-RUNS = 5
+TRIAL_BYTES = 1 << 22  # of the parameters it is tried on; chosen, not measured
+TRIAL_RUNS = 5
 
 
 @dataclass(frozen=True)
-class Update:
+class OptimizerCost:
     """What a step takes of an optimizer, for parameters of so many bytes in so many tensors, in
-    seconds of this rank's clock (`profiling/burst_speed.py`).
+    seconds of this rank's clock (`profiling/clock.py`).
 
     seconds = byte * bytes + tensor * tensors; state bytes = state_factor * bytes;
     bytes alive besides in the step = work_largest * largest tensor + work_byte * bytes.
@@ -36,34 +36,34 @@ class Update:
     work_byte: float
 
 
-def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> Update:
+def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> OptimizerCost:
     """Of an optimizer of the same class and settings on parameters of its own.
 
     One large tensor and many small ones of the same bytes tell the two prices apart.
     """
-    numbers = BYTES // dtype.itemsize
+    numbers = TRIAL_BYTES // dtype.itemsize
     few, many = (1, numbers), (128, numbers // 128)
     one, other = (_step(optimizer, device, dtype, *mix) for mix in (few, many))
     tensor = max(0.0, (other.seconds - one.seconds) / (many[0] - few[0]))
-    byte = max(0.0, (one.seconds - tensor * few[0]) / BYTES)
-    largest = max(0.0, (one.work - other.work) / (BYTES / few[0] - BYTES / many[0]))
-    work = max(0.0, (other.work - largest * BYTES / many[0]) / BYTES)
-    return Update(byte, tensor, one.state_factor, _copy(device, dtype), largest, work)
+    byte = max(0.0, (one.seconds - tensor * few[0]) / TRIAL_BYTES)
+    largest = max(0.0, (one.work - other.work) / (TRIAL_BYTES / few[0] - TRIAL_BYTES / many[0]))
+    work = max(0.0, (other.work - largest * TRIAL_BYTES / many[0]) / TRIAL_BYTES)
+    return OptimizerCost(byte, tensor, one.state_factor, _copy(device, dtype), largest, work)
 
 
 def _copy(device: torch.device, dtype: torch.dtype) -> float:
     """Seconds a byte, between tensors too large for the caches of one core."""
-    source = torch.ones(BYTES // dtype.itemsize, device=device, dtype=dtype)
+    source = torch.ones(TRIAL_BYTES // dtype.itemsize, device=device, dtype=dtype)
     target = torch.empty_like(source)
     taken = []
     now = clock(device) or time.perf_counter
-    for _ in range(RUNS + 1):
+    for _ in range(TRIAL_RUNS + 1):
         began = now()
         target.copy_(source)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         taken.append(now() - began)
-    return median(taken[1:]) / BYTES
+    return median(taken[1:]) / TRIAL_BYTES
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _step(
     twin = twin_of(optimizer, parameters)
     taken = []
     now = clock(device) or time.perf_counter
-    for _ in range(RUNS + 1):
+    for _ in range(TRIAL_RUNS + 1):
         for p in parameters:
             p.grad = torch.full_like(p, 1e-3)
         began = now()
@@ -91,13 +91,13 @@ def _step(
             torch.cuda.synchronize(device)
         taken.append(now() - began)
     state = [x for s in twin.state.values() for x in s.values() if isinstance(x, torch.Tensor)]
-    held = sum(x.numel() * x.element_size() for x in state)
+    state_bytes = sum(x.numel() * x.element_size() for x in state)
     for p in parameters:
         p.grad = torch.full_like(p, 1e-3)
     with LiveBytes() as live:
         twin.step()
-    whole = sum(p.numel() * p.element_size() for p in parameters)
-    return _Step(median(taken[1:]), held / whole, live.peak)
+    parameter_bytes = sum(p.numel() * p.element_size() for p in parameters)
+    return _Step(median(taken[1:]), state_bytes / parameter_bytes, live.peak)
 
 
 def twin_of(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Any:

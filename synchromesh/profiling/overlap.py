@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
 
@@ -24,9 +25,20 @@ from synchromesh.engine.groups import Group, World
 from synchromesh.profiling.collectives import begun, choose_way, slowest
 from synchromesh.values.profile import LEAST_RATE, Overlap
 
-PARTS = 5  # collectives in the time that is asked for, at most
-SMALLEST, LARGEST = 1 << 16, 1 << 24  # bytes of payload
-DELAYS, TIRING, SMALL = 16, 0.03, 1 << 14  # calls; seconds computed before; bytes
+
+@dataclass(frozen=True)
+class OverlapTuning:
+    """How traffic and computation are made to meet. Chosen, not measured."""
+
+    parts: int = 5  # collectives in the time that is asked for, at most
+    least_bytes: int = 1 << 16  # of payload
+    most_bytes: int = 1 << 24
+    delay_calls: int = 16  # small collectives that show how late ranks are
+    delay_compute_seconds: float = 0.03  # that are computed before each of them
+    delay_bytes: int = 1 << 14  # payload of each of them
+
+
+TUNING = OverlapTuning()
 
 
 def overlap(
@@ -46,15 +58,15 @@ def overlap(
     world.everyone.barrier()
     usual = _products(world, seconds) / seconds
     rates = {kind: _rates(world, group, kind, seconds, usual) for kind in asked}
-    mine = [*(x for pair in rates.values() for x in pair), _delay(world, group, asked[0])]
-    shared = torch.tensor(mine, dtype=torch.float64).to(world.device) * takes_part
+    found_here = [*(x for pair in rates.values() for x in pair), _delay(world, group, asked[0])]
+    shared = torch.tensor(found_here, dtype=torch.float64).to(world.device) * takes_part
     world.everyone.all_reduce(shared, counted=False)
-    *told, delay = (shared / len(everyone)).tolist()
+    *measured, delay = (shared / len(everyone)).tolist()
     world.choices.clear()
     world.choices.update(chosen)  # what was quickest for these payloads need not be for others
     return {
         kind: Overlap(_rate(a), _rate(b), max(0.0, delay))
-        for kind, a, b in zip(asked, told[::2], told[1::2], strict=True)
+        for kind, a, b in zip(asked, measured[::2], measured[1::2], strict=True)
     }
 
 
@@ -66,7 +78,7 @@ def _rates(
     world: World, group: Group, kind: str, seconds: float, usual: float
 ) -> tuple[float, float]:
     """a and b on this rank. usual: products a second where nothing else goes on."""
-    payload, once = _payload(world, group, kind, seconds / PARTS)
+    payload, once = _payload(world, group, kind, seconds / TUNING.parts)
     count = max(2, ceil(seconds / max(once, seconds / 100)))
     world.everyone.barrier()
     alone = _lasts(lambda: _row(world, group, kind, payload, count))
@@ -122,22 +134,22 @@ def _delay(world: World, group: Group, kind: str) -> float:
     """Seconds that a small collective takes longer on this rank after it has computed."""
     alone: list[float] = []
     after: list[float] = []
-    for _ in range(DELAYS):
-        for taken, seconds in ((alone, 0.0), (after, TIRING)):
+    for _ in range(TUNING.delay_calls):
+        for taken, seconds in ((alone, 0.0), (after, TUNING.delay_compute_seconds)):
             world.everyone.barrier()
             _products(world, seconds)
-            taken.append(_lasts(lambda: begun(world, group, kind, SMALL)()))
+            taken.append(_lasts(lambda: begun(world, group, kind, TUNING.delay_bytes)()))
     return fmean(after) - fmean(alone)
 
 
 def _payload(world: World, group: Group, kind: str, seconds: float) -> tuple[int, float]:
     """Bytes with which a collective takes about `seconds`, and what it takes."""
-    size = SMALLEST
+    size = TUNING.least_bytes
     if kind == "reduce_scatter" and group.size > 1:
-        choose_way(group, LARGEST >> 2)
+        choose_way(group, TUNING.most_bytes >> 2)
     slowest(world, group, kind, group.size, size)  # what is done once is not counted
     while True:
         once = slowest(world, group, kind, group.size, size)
-        if once >= seconds / 2 or size >= LARGEST:
+        if once >= seconds / 2 or size >= TUNING.most_bytes:
             return size, once
         size *= 2

@@ -1,10 +1,10 @@
-"""The recall of a profile: found by rank 0, told to all, sampled on them; kept when it has grown.
+"""The profile cache as all ranks see it: found by rank 0, sampled on all, kept when it has grown.
 
-    circumstances -> file (rank 0) -> all ranks -> sampled -> curves scaled, or parts left out
+    profile key -> file (rank 0) -> all ranks -> sampled -> curves scaled, or parts left out
 
-What is sampled is a few programs, every kind of collective and every pattern (`look.again`): where
+What is sampled is a few programs, every kind of collective and every pattern (`reprofile`): where
 they take about what they did, curves are scaled by what they take now. Where they are far off, a
-profile of another day tells too little, and compute or network is measured anew.
+profile of another day is of no use, and compute or network is measured anew.
 """
 
 import time
@@ -13,39 +13,42 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from synchromesh.engine.groups import World
-from synchromesh.profiling.cache import Cache, Kept
-from synchromesh.profiling.facts import Subject, facts
-from synchromesh.profiling.profile_key import circumstances
-from synchromesh.profiling.reprofile import again
+from synchromesh.profiling.live_facts import LiveFacts
+from synchromesh.profiling.profile_folder import ProfileFolder, StoredProfile
+from synchromesh.profiling.profile_key import ProfileKey, profile_key
+from synchromesh.profiling.reprofile import reprofile
 from synchromesh.trace.partition.local import Partition
 from synchromesh.values.profile import Profile
 
-FAR = 1.5  # times as slow or as quick as before, from where curves are not scaled
-LOOKS = 2  # samples that must say so: something else may have run beside the first
-SLACK = 1e-4  # seconds that calls differ by on any day
+
+@dataclass(frozen=True)
+class ReuseTuning:
+    """When a stored profile is believed. Chosen, not measured."""
+
+    most: float = 1.5  # times as slow or as quick as before, from where curves are not scaled
+    samples: int = 2  # that must say so: something else may have run beside the first
+    slack: float = 1e-4  # seconds that calls differ by on any day
+
+
+TUNING = ReuseTuning()
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Recall:
-    """The cache of rank 0 as all ranks see it, for one subject on `ranks`."""
+class ProfileCache:
+    """The stored profiles of rank 0 as all ranks see them, for one problem on `ranks`."""
 
-    world: World
+    facts: LiveFacts
     ranks: Sequence[int]
-    subject: Subject
-    where: dict[str, Any] | None  # the circumstances; None: the cache is off
-    cache: Cache | None  # on rank 0 alone
+    key: ProfileKey | None  # None: the cache is off
+    folder: ProfileFolder | None  # on rank 0 alone
 
     @classmethod
-    def open(
-        cls, world: World, ranks: Sequence[int], subject: Subject, whole: Callable[[], Partition]
-    ) -> "Recall":
-        """All ranks call alike. whole: makes the partition in which nothing is sharded."""
-        cache = Cache.open() if world.rank == 0 else None
-        on = world.everyone.broadcast_json(cache is not None)
-        where = circumstances(world, ranks, subject, whole()) if on else None
-        return cls(world, ranks, subject, where, cache)
+    def open(cls, facts: LiveFacts, ranks: Sequence[int]) -> "ProfileCache":
+        """All ranks call alike."""
+        folder = ProfileFolder.open() if facts.world.rank == 0 else None
+        on = facts.world.everyone.broadcast_json(folder is not None)
+        return cls(facts, ranks, profile_key(facts, ranks) if on else None, folder)
 
     def profile(self, partitions: Iterable[Partition], say: Say) -> Profile | None:
         """What is known already, as it holds today; None: nothing is. All ranks call alike.
@@ -54,49 +57,47 @@ class Recall:
         is sampled. `seconds` of the profile are those that this took.
         """
         began = time.perf_counter()
-        kept = self._found()
-        if kept is None:
+        stored = self._found()
+        if stored is None:
             return None
-        partition = _known(partitions, kept.profile)
-        for _ in range(LOOKS):
-            sampled = again(
-                self.world, self.ranks, self.subject, partition, kept.profile,
-                devices=True, links=True,
-            )  # fmt: skip
-            offs: list[float] = self.world.everyone.broadcast_json(off(kept.profile, sampled))
-            if max(offs) <= FAR:
+        known = stored.profile
+        partition = _known(partitions, known)
+        for _ in range(TUNING.samples):
+            sampled = reprofile(self.facts, self.ranks, partition, known, devices=True, links=True)
+            offs: list[float] = self.facts.world.everyone.broadcast_json(off(known, sampled))
+            if max(offs) <= TUNING.most:
                 break
-        found = self._holding(sampled, *(x <= FAR for x in offs))
+        found = self._reusable(sampled, *(x <= TUNING.most for x in offs))
         found = replace(found, seconds=time.perf_counter() - began)
-        say(_told(kept, found, *offs))
+        say(reuse_text(stored, found, *offs))
         return found
 
     def keep(self, profile: Profile, known: Profile | None) -> None:
-        """Stores what was measured besides `known`, the profile that was recalled.
+        """Stores what was measured besides `known`, the profile that `profile` gave.
 
         What was merely scaled is not: the next sample is compared with what was measured.
         """
         grown = known is None or _measured(profile) != _measured(known)
-        if self.cache is not None and self.where is not None and grown and profile.compute:
-            self.cache.store(self.where, profile)
+        if self.folder is not None and self.key is not None and grown and profile.compute:
+            self.folder.store(self.key, profile)
 
-    def _found(self) -> Kept | None:
+    def _found(self) -> StoredProfile | None:
         """What rank 0 finds, on all ranks. Faults of that day are not those of today."""
-        kept = None
-        if self.cache is not None and self.where is not None:
-            kept = self.cache.find(self.where)
-        told = None if kept is None else [kept.profile.to_dict(), kept.written]
-        told = self.world.everyone.broadcast_json(told) if self.where is not None else None
-        if told is None:
+        if self.key is None:
             return None
-        return Kept(replace(Profile.from_dict(told[0]), missing=()), told[1])
+        stored = None if self.folder is None else self.folder.find(self.key)
+        record = None if stored is None else [stored.profile.to_dict(), stored.written]
+        record = self.facts.world.everyone.broadcast_json(record)
+        if record is None:
+            return None
+        return StoredProfile(replace(Profile.from_dict(record[0]), missing=()), record[1])
 
-    def _holding(self, sampled: Profile, compute: bool, network: bool) -> Profile:
+    def _reusable(self, sampled: Profile, compute: bool, network: bool) -> Profile:
         """The parts that hold, beside what belongs to the others, measured anew: the optimizer's
         costs to compute, agreement to the network, overlap to both."""
         if compute and network:
             return sampled
-        fresh = facts(self.world, self.ranks, self.subject, ())
+        fresh = self.facts.profile((), None, self.ranks)
         if compute:
             return replace(sampled, network={}, overlap={}, host=fresh.host)
         return replace(fresh, network=sampled.network if network else {})
@@ -109,7 +110,7 @@ def _known(partitions: Iterable[Partition], profile: Profile) -> Partition:
         first = first or partition
         if any(partition.program(c) in profile.compute for c in partition.components):
             return partition
-    assert first is not None, "a profile is recalled for some partition"
+    assert first is not None, "a profile is asked for some partition"
     return first
 
 
@@ -152,22 +153,22 @@ def off(known: Profile, sampled: Profile) -> list[float]:
 
 def _factor(one: float, other: float) -> float:
     a, b = sorted((one, other))
-    return (b + SLACK) / (a + SLACK)
+    return (b + TUNING.slack) / (a + TUNING.slack)
 
 
 def _measured(profile: Profile) -> tuple[Any, ...]:
     return profile.compute, profile.network, profile.overlap
 
 
-def _told(kept: Kept, found: Profile, compute: float, network: float) -> str:
+def reuse_text(stored: StoredProfile, found: Profile, compute: float, network: float) -> str:
     """A sentence on what was reused and what was not."""
     took = f"sampled in {found.seconds:.1f} s"
     lost = [
         f"{what} ({'not sampled' if x == float('inf') else f'off by a factor of {x:.1f}'})"
         for what, x in (("programs", compute), ("links", network))
-        if x > FAR
+        if x > TUNING.most
     ]
     if not lost:
-        return f"profile of {kept.day} reused, {took}"
+        return f"profile of {stored.day} reused, {took}"
     rest = "" if len(lost) == 2 else ", the rest is reused"
-    return f"profile of {kept.day}, {took}: {' and '.join(lost)} measured anew{rest}"
+    return f"profile of {stored.day}, {took}: {' and '.join(lost)} measured anew{rest}"

@@ -1,4 +1,4 @@
-"""The circumstances of a profile: what its numbers depend on, as far as it is known unmeasured.
+"""The key of a profile: what its numbers depend on, as far as it is known unmeasured.
 
 A profile is of use again where all of it is equal: the model (its programs and how they hang
 together), rows of a batch, the optimizer, versions, and every rank's device, cores, threads and
@@ -16,24 +16,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from synchromesh.engine.groups import World
-from synchromesh.profiling.facts import Subject
+from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.machine import LAB, cores, place, processor
-from synchromesh.trace.partition.local import Partition
+from synchromesh.values.layout_spec import LayoutSpec
+from synchromesh.values.plan import Plan
 from synchromesh.version import VERSION
 
+ProfileKey = dict[str, Any]
 FREE = ("params", "lr", "initial_lr")  # settings that no cost of an optimizer depends on
 
 
-def circumstances(
-    world: World, ranks: Sequence[int], subject: Subject, whole: Partition
-) -> dict[str, Any]:
-    """Those of a profile that is measured on `ranks`, as JSON has them; all ranks call alike.
-
-    whole: a partition of the step in which nothing is sharded.
-    """
+def profile_key(facts: LiveFacts, ranks: Sequence[int]) -> ProfileKey:
+    """That of a profile that is measured on `ranks`, as JSON has it; all ranks call alike."""
+    world = facts.world
     table = world.everyone.all_gather_json(of_rank(world.device))
-    return {**of_ranks(table, ranks), "backend": world.backend, **of_subject(subject, whole)}
+    return {**of_ranks(table, ranks), "backend": world.backend, **of_problem(facts)}
 
 
 def of_rank(device: torch.device) -> dict[str, Any]:
@@ -62,16 +59,17 @@ def of_ranks(table: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> dict[s
     }
 
 
-def of_subject(subject: Subject, whole: Partition) -> dict[str, Any]:
+def of_problem(facts: LiveFacts) -> dict[str, Any]:
     """The model, its batch and its optimizer."""
-    programs = [whole.program(local) for local in whole.components]
-    wiring = repr((programs, subject.step.chain))
-    batch = [x for x in pytree.tree_leaves(subject.example) if isinstance(x, Tensor)]
+    unsharded = facts.partitions.partition(Plan(LayoutSpec("data")))
+    programs = [unsharded.program(local) for local in unsharded.components]
+    wiring = repr((programs, facts.problem.step.chain))
+    batch = [x for x in pytree.tree_leaves(facts.example) if isinstance(x, Tensor)]
     return {
         "model": blake2b(wiring.encode(), digest_size=16).hexdigest(),
-        "rows": subject.rows,
-        "strides": [_strided(subject.tensors.values()), _strided(batch)],
-        "optimizer": of_optimizer(subject.optimizer),
+        "rows": facts.problem.rows,
+        "strides": [_strided(facts.tensors.values()), _strided(batch)],
+        "optimizer": of_optimizer(facts.optimizer),
     }
 
 

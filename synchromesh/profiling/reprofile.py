@@ -1,8 +1,8 @@
-"""A look at what has changed since a profile was measured, and a glance at ranks that are idle.
+"""Reprofiling: what has changed since a profile was measured is sampled; idle ranks are probed.
 
-again     the longest programs, every kind of collective and every pattern of groups: known
-          curves change as these do; seconds
-glance    whether what keeps ranks idle has become better; a tenth of a second, or a few
+reprofile   the longest programs, every kind of collective and every pattern of groups: known
+            curves change as these do; seconds
+probe_idle  whether what keeps ranks idle has become better; a tenth of a second, or a few
 """
 
 import time
@@ -12,30 +12,48 @@ from statistics import median, median_low
 from typing import cast
 
 from synchromesh.engine.groups import World
+from synchromesh.planner.demand import program_rows
 from synchromesh.profiling import collectives as network
-from synchromesh.profiling.burst_speed import clock, ease
-from synchromesh.profiling.facts import Subject, Wanted, agreement, remembered, sizes, timed_on
+from synchromesh.profiling.burst_speed import device_speeds
+from synchromesh.profiling.clock import clock
+from synchromesh.profiling.live_facts import LiveFacts, agreement_seconds
+from synchromesh.profiling.programs import Wanted, known_memory
 from synchromesh.trace.partition.local import Partition
 from synchromesh.values.profile import Compute, Curve, Pattern, Profile
 from synchromesh.values.traffic import CollectiveKind, sent_bytes
 
-LOOK_BYTES = 1 << 14  # the least payload with which links are looked at again ...
-LOOK_SECONDS = 0.05  # ... and one call longer than this tells enough
-LOOKS = 2  # runs that tell how devices compute now
-PROGRAMS = 3  # that are timed again, the longest ones
-ODD = 1.3  # times as fast or slow as others: more than processors vary by
-BLOCK = 0.05  # seconds of each block of its runs
-PROGRAM_SECONDS = 0.05  # of one of them at most, if there are rows with which it takes less
-LATER = 3.0  # times what a small collective took: latency has changed
-CHANGED = 1.2  # times what a large one took: links have
-GLANCE_SECONDS = 0.05  # of the all-reduce that a glance at links takes, at most
-QUICKER = 1.5  # times as quick as known: no longer what it was
+
+@dataclass(frozen=True)
+class ReprofileTuning:
+    """How devices and links are sampled; chosen, not measured, where nothing else is said."""
+
+    link_bytes: int = 1 << 14  # the least payload with which links are sampled ...
+    link_seconds: float = 0.05  # ... and one call longer than this tells enough
+    device_runs: int = 2  # runs that tell how devices compute now
+    programs: int = 3  # that are timed again, the longest ones
+    program_seconds: float = (
+        0.05  # of one of them at most, if there are rows with which it is less
+    )
+    block_seconds: float = 0.05  # of each block of its runs
+    outlier: float = 1.3  # times as fast or slow as others: as `unequal` of `planner.unequal`
+    late: float = 3.0  # times what a small collective took: latency has changed
+    changed: float = 1.2  # times what a large one took: links have
 
 
-def again(
-    world: World,
+@dataclass(frozen=True)
+class ProbeTuning:
+    """When idle ranks are worth a reprofile. Chosen, not measured."""
+
+    seconds: float = 0.05  # of the all-reduce that probing links takes, at most
+    quicker: float = 1.5  # times as quick as known: no longer what it was
+
+
+TUNING, PROBING = ReprofileTuning(), ProbeTuning()
+
+
+def reprofile(
+    facts: LiveFacts,
     ranks: Sequence[int],
-    subject: Subject,
     partition: Partition,
     known: Profile,
     devices: bool,
@@ -49,34 +67,36 @@ def again(
     began = time.perf_counter()
     profile = known
     if devices:
-        profile = _devices_again(world, ranks, subject, partition, profile)
+        profile = _devices_again(facts, ranks, partition, profile)
     if links:
-        profile = _links_again(world, ranks, profile)
+        profile = _links_again(facts.world, ranks, profile)
     return replace(profile, seconds=known.seconds + time.perf_counter() - began)
 
 
 def _devices_again(
-    world: World, ranks: Sequence[int], subject: Subject, partition: Partition, known: Profile
+    facts: LiveFacts, ranks: Sequence[int], partition: Partition, known: Profile
 ) -> Profile:
-    found = ease(world, LOOKS)
-    profile = replace(known, sprint=found.sprint, pace=found.pace)
-    later = [found.pace[r] / known.pace_of(r) for r in range(world.size)]
+    world = facts.world
+    now = device_speeds(world, TUNING.device_runs)
+    profile = replace(known, device=now)
+    later = [now.slowdown_of(r) / known.device.slowdown_of(r) for r in range(world.size)]
     locals_ = {partition.program(c): c for c in partition.components}
     timed = sorted((k for k in locals_ if k in known.compute), key=lambda k: -_seconds(known, k))
     if not timed:  # nothing to compare with: what is new is measured when plans are priced
         return profile
     wanted = {}
-    for key in timed[:PROGRAMS]:
-        rows = _telling(known.compute[key], sizes(subject.rows, locals_[key].layout), later)
-        wanted[key] = Wanted(partition, locals_[key], (rows,), remembered(known, key))
-    measured, _ = timed_on(world, ranks, subject, wanted, profile, BLOCK)
-    if not measured:  # they do not fit beside what training holds now: pace alone
+    for key in timed[: TUNING.programs]:
+        possible = program_rows(facts.problem.rows, locals_[key].layout)
+        rows = _sampled_rows(known.compute[key], possible, later)
+        wanted[key] = Wanted(partition, locals_[key], (rows,), known_memory(known, key))
+    measured, _ = facts.timed(ranks, wanted, profile, TUNING.block_seconds)
+    if not measured:  # they do not fit beside what training holds now: the slowdown alone tells
         return _scaled(profile, later)
 
     def ratios(key: str) -> list[float]:
-        now, then = measured[key], known.compute[key]
-        rows = now.reach
-        return [sum(now.on(r, rows)) / max(1e-9, sum(then.on(r, rows))) for r in range(world.size)]
+        new, old = measured[key], known.compute[key]
+        rows = new.reach
+        return [sum(new.on(r, rows)) / max(1e-9, sum(old.on(r, rows))) for r in range(world.size)]
 
     # the median: while one ran, something else may have
     taken = [median(x) for x in zip(*map(ratios, measured), strict=True)]
@@ -86,14 +106,14 @@ def _devices_again(
 
 
 def _settled(taken: Sequence[float], later: Sequence[float]) -> list[float]:
-    """What programs take on each rank over what they took, where pace says `later`: it tells
-    exactly how a rank's share of a processor has changed. The rest is the processors' own speed,
-    of all ranks alike but for one that stands out: from second to second they vary by less.
+    """What programs take on each rank over what they took, where slowdowns are `later` times what
+    they were: that is exactly how a rank's share of a processor has changed. The rest is the
+    processors' own speed, of all ranks alike but for one that stands out.
     """
     beside = [t / p for t, p in zip(taken, later, strict=True)]
     usual = median_low(beside)
     return [
-        p * (b if max(b / usual, usual / b) > ODD else usual)
+        p * (b if max(b / usual, usual / b) > TUNING.outlier else usual)
         for b, p in zip(beside, later, strict=True)
     ]
 
@@ -103,14 +123,14 @@ def _seconds(known: Profile, key: str) -> float:
     return max(sum(found.on(r, found.reach)) for r in range(len(found.forward)))
 
 
-def _telling(found: Compute, rows: Sequence[int], later: Sequence[float]) -> int:
-    """The most of `rows` that a program was timed with and takes no longer than a look may, where
-    ranks are `later` times as slow; else the fewest."""
+def _sampled_rows(found: Compute, rows: Sequence[int], later: Sequence[float]) -> int:
+    """The most of `rows` that a program was timed with and takes no longer than sampling may,
+    where ranks are `later` times as slow; else the fewest."""
 
     def seconds(n: int) -> float:
         return max(sum(found.on(r, n)) * times for r, times in enumerate(later))
 
-    return max((n for n in rows if seconds(n) <= PROGRAM_SECONDS), default=rows[0])
+    return max((n for n in rows if seconds(n) <= TUNING.program_seconds), default=rows[0])
 
 
 def _scaled(known: Profile, ratios: Sequence[float]) -> Profile:
@@ -127,7 +147,7 @@ def _scaled(known: Profile, ratios: Sequence[float]) -> Profile:
 
 @dataclass(frozen=True)
 class _Sample:
-    """One kind on one pattern, looked at again: seconds that every collective takes longer (0
+    """One kind on one pattern, sampled: seconds that every collective takes longer (0
     where a small one takes about what it did), seconds more a sent byte, the largest one's ratio.
     """
 
@@ -148,10 +168,10 @@ class _Sample:
         late, more = 0.0, longer[1] / sent[1]
         slope = (longer[1] - longer[0]) / (sent[1] - sent[0])
         offset = longer[0] - slope * sent[0]
-        if not 1 / LATER < 1 + offset / max(1e-9, before(small)) < LATER:
+        if not 1 / TUNING.late < 1 + offset / max(1e-9, before(small)) < TUNING.late:
             late, more = offset, slope
         usual = max(1e-9, before(large))
-        return cls(late, more, last / usual, abs(more * sent[1]) > (CHANGED - 1) * usual)
+        return cls(late, more, last / usual, abs(more * sent[1]) > (TUNING.changed - 1) * usual)
 
 
 def _sent(kind: str, payload: float, ranks: int) -> int:
@@ -159,7 +179,7 @@ def _sent(kind: str, payload: float, ranks: int) -> int:
 
 
 def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
-    """`known` with links as they are now. Every pattern is looked at by one kind of collective and
+    """`known` with links as they are now. Every pattern is sampled by one kind of collective and
     every kind on the most ranks. With D seconds more a sent byte, of that kind r and of these
     ranks w, another kind k on another pattern p takes
 
@@ -176,21 +196,21 @@ def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
     taken = {}
     for kind, pattern in sorted({*widest.items(), *((k, p) for p, k in by.items())}):
         before = known.network[kind, pattern]
-        sizes = [int(size) for size, _ in before.points if size >= LOOK_BYTES]
-        now = network.sampled(world, ranks, kind, pattern, sizes, LOOK_SECONDS)
+        sizes = [int(size) for size, _ in before.points if size >= TUNING.link_bytes]
+        now = network.sampled(world, ranks, kind, pattern, sizes, TUNING.link_seconds)
         taken[kind, pattern] = _Sample.of(kind, pattern.size, before, now)
 
     def sample(kind: str, pattern: Pattern) -> _Sample:
         if (kind, pattern) in taken:
             return taken[kind, pattern]
         wide = widest.get(kind, max(by))
-        mine = taken.get((kind, wide), taken[by[wide], wide])
-        there = taken[by[pattern], pattern] if pattern in by else mine
+        by_kind = taken.get((kind, wide), taken[by[wide], wide])
+        by_pattern = taken[by[pattern], pattern] if pattern in by else by_kind
         base = taken.get((by.get(pattern, kind), wide))
-        if base is None or not base.changed or there.more * base.more <= 0.0:
-            return there
-        ratio = mine.ratio * there.ratio / base.ratio
-        return _Sample(there.late, mine.more * there.more / base.more, ratio)
+        if base is None or not base.changed or by_pattern.more * base.more <= 0.0:
+            return by_pattern
+        ratio = by_kind.ratio * by_pattern.ratio / base.ratio
+        return _Sample(by_pattern.late, by_kind.more * by_pattern.more / base.more, ratio)
 
     links = {}
     for (kind, pattern), curve in known.network.items():
@@ -204,11 +224,11 @@ def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
         kind: o.stretched(sample(kind, widest.get(kind, max(by))).ratio)
         for kind, o in known.overlap.items()
     }
-    return replace(known, network=links, overlap=rates, host=agreement(world))
+    return replace(known, network=links, overlap=rates, host=agreement_seconds(world))
 
 
 @dataclass(frozen=True)
-class Glance:
+class IdleProbe:
     """What has become better, and how much it is quicker; 1: nothing."""
 
     devices: float = 1.0
@@ -216,7 +236,7 @@ class Glance:
     call: tuple[int, float] | None = None  # payload and seconds of the all-reduce
 
     def __bool__(self) -> bool:
-        return max(self.devices, self.links) > QUICKER
+        return max(self.devices, self.links) > PROBING.quicker
 
     def __str__(self) -> str:
         what, times = ("idle ranks compute", self.devices), ("links carry", self.links)
@@ -224,29 +244,31 @@ class Glance:
         return f"{name} {factor:.1f} times as fast as when they were measured"
 
 
-def glance(
+def probe_idle(
     world: World, active: Sequence[int], known: Profile, usual: Mapping[int, float]
-) -> Glance:
-    """Whether what keeps the ranks beside `active` idle has become better: their pace, where they
-    are slower than those, or the links. Steps of the others tell nothing of either.
+) -> IdleProbe:
+    """Whether what keeps the ranks beside `active` idle has become better: their slowdown, where
+    it is larger than that of those, or the links. Steps of the others tell nothing of either.
 
     usual: seconds of all-reduces by payload, where they are not what `known` says.
     """
-    pace = [known.pace_of(r) for r in range(world.size)]
-    least = min(pace[r] for r in active)
-    slow = [r for r in range(world.size) if r not in active and pace[r] > QUICKER * least]
+    slowdown = [known.device.slowdown_of(r) for r in range(world.size)]
+    least = min(slowdown[r] for r in active)
+    limit = PROBING.quicker * least
+    slow = [r for r in range(world.size) if r not in active and slowdown[r] > limit]
     devices = 1.0
     if slow:
-        now = ease(world, 1).pace
-        devices = max(pace[r] / now[r] for r in slow)
+        now = device_speeds(world, 1)
+        devices = max(slowdown[r] / now.slowdown_of(r) for r in slow)
     everyone = ("all_reduce", Pattern(world.size))
-    if devices > QUICKER or everyone not in known.network:
-        return Glance(devices)
+    if devices > PROBING.quicker or everyone not in known.network:
+        return IdleProbe(devices)
     points = known.network[everyone].points
-    size, seconds = max((p for p in points if p[1] <= GLANCE_SECONDS), default=points[0])
+    size, seconds = max((p for p in points if p[1] <= PROBING.seconds), default=points[0])
     payload = int(size)
     calls = [
         network.slowest(world, world.everyone, "all_reduce", world.size, payload)
         for _ in range(2)  # one alone is chance: both are quick, or none
     ]
-    return Glance(devices, usual.get(payload, seconds) / max(1e-9, *calls), (payload, max(calls)))
+    links = usual.get(payload, seconds) / max(1e-9, *calls)
+    return IdleProbe(devices, links, (payload, max(calls)))

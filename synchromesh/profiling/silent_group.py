@@ -5,47 +5,41 @@ computation can be timed apart from traffic. Numbers are wrong where ranks would
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from synchromesh.engine.groups import Finish
+from synchromesh.engine.communicator import Finish, Op
 
 
 class SilentGroup:
-    """What programs ask of `engine.groups.Group`, answered by this rank alone."""
+    """A `Communicator` of this rank alone."""
 
     def __init__(self, size: int, index: int = 0) -> None:
         self.size, self.index = size, index
-        self.ranks = tuple(range(size))
 
-    def all_reduce(
-        self, x: Tensor, op: str = "sum", asynchronous: bool = False, counted: bool = True
-    ) -> Any:
-        return None
+    def all_reduce(self, x: Tensor, op: Op = "sum") -> None:
+        """Leaves `x` as it is."""
 
     def start_all_reduce(self, x: Tensor) -> Finish:
-        whole = x.detach().clone(memory_format=torch.contiguous_format)
-        return lambda: whole
+        """A copy of `x`."""
+        total = x.detach().clone(memory_format=torch.contiguous_format)
+        return lambda: total
 
-    def all_gather(self, x: Tensor, counted: bool = True) -> Tensor:
-        return self.start_all_gather(x)()
-
-    def start_all_gather(self, x: Tensor, counted: bool = True) -> Finish:
+    def start_all_gather(self, x: Tensor) -> Finish:
+        """`x` as every rank's."""
         part = x.detach().contiguous()
         return lambda: part.unsqueeze(0).expand(self.size, *part.shape).contiguous()
 
-    def reduce_scatter(self, x: Tensor) -> Tensor:
-        return self.start_reduce_scatter(x)()
-
     def start_reduce_scatter(self, x: Tensor) -> Finish:
+        """This rank's part of `x`."""
         part = x.detach().contiguous()[self.index].clone()
         return lambda: part
 
     def start_all_to_all(
         self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]] | None = None
     ) -> Callable[[], list[Tensor]]:
+        """What this rank sends, in the shapes that it would receive."""
         wanted = [tuple(s) for s in (shapes or [p.shape for p in parts])]
         packed = torch.cat([p.detach().reshape(-1) for p in parts])
         count = sum(torch.Size(s).numel() for s in wanted)

@@ -10,8 +10,10 @@ from synchromesh.engine import batches
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.planner.candidate import Candidate
-from synchromesh.profiling import choosing
-from synchromesh.profiling.choosing import Choice, Question
+from synchromesh.planner.choice import Choice
+from synchromesh.planner.decide import next_best, survey
+from synchromesh.profiling import planning
+from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.plan import Plan
@@ -35,27 +37,27 @@ class PlanningSession:
         self.profile: Profile | None = None
         self._example = example
         self._choice_rows = self.rows  # that `choice` was made for
-        self._problem: Question | None = None
+        self._facts: LiveFacts | None = None
         tensors = [*model.parameters.values(), *model.buffers.values()]
-        self._limits = choosing.memory_limits(world, tensors)
+        self._limits = planning.memory_limits(world, tensors)
 
-    def problem(self, step: Step) -> Question:
+    def facts(self, step: Step) -> LiveFacts:
         """What a plan is wanted for; partitions that were solved for it are kept with it."""
-        known = self._problem
-        if known is None or known.step is not step or known.rows != self.rows:
-            known = self._problem = Question(
+        facts = self._facts
+        if facts is None or facts.problem.step is not step or facts.problem.rows != self.rows:
+            facts = self._facts = LiveFacts.of(
                 self.world, self.model, step, self.optimizer, self._example, self.rows,
                 self._limits,
             )  # fmt: skip
-        return known
+        return facts
 
     def solved(self, step: Step, plan: Plan) -> Partition | None:
         """The partition of `step` under `plan`, where a plan was searched for with it."""
-        return None if self._problem is None else self._problem.solved(step, plan)
+        return None if self._facts is None else self._facts.solved(step, plan)
 
     def choose(self, step: Step) -> Plan:
         """The plan that is predicted to be best; measures what is not known yet."""
-        self.choice = choosing.choose(self.problem(step), self.say)
+        self.choice = planning.choose(self.facts(step), self.say)
         self._choice_rows = self.rows
         self.profile = self.choice.profile if self.choice.chosen.time else None
         return self.choice.chosen.plan
@@ -68,14 +70,14 @@ class PlanningSession:
         if as_chosen and chosen and chosen.time is not None and chosen.plan == plan:
             return chosen
         known = self.profile if known is None else known
-        found, self.profile = choosing.predict(self.problem(step), plan, known, self.say)
+        found, self.profile = planning.predict(self.facts(step), plan, known, self.say)
         return found
 
     def explained(self, step: Step) -> Choice | None:
         """`choice` with what each component's next best layout would cost."""
         choice = self.choice
         if choice is not None and choice.chosen.time is not None and not choice.components:
-            components = choosing.next_best(self.problem(step), choice)
+            components = next_best(self.facts(step).partitions, choice)
             self.choice = replace(choice, components=components)
         return self.choice
 
@@ -83,5 +85,6 @@ class PlanningSession:
         """The profile of all layouts; measures them where the plan was given."""
         if self.choice is None or self.profile is None:
             self.say("measuring the other layouts, to know what there is to change to ...")
-            self.profile = choosing.survey(self.problem(step), self.profile)
+            facts = self.facts(step)
+            self.profile = survey(facts.partitions, facts, self.profile)
         return self.profile

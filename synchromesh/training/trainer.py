@@ -20,7 +20,7 @@ from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import clip_norm
 from synchromesh.planner.candidate import Candidate
-from synchromesh.profiling.choosing import Choice
+from synchromesh.planner.choice import Choice
 from synchromesh.state import checkpoint
 from synchromesh.state.checkpoint import CheckpointError
 from synchromesh.state.cursor import Loader
@@ -170,9 +170,9 @@ class Trainer:
         plan = self.plan
         if plan.pieces is None and overlaps(self.traced, self.partition):
             plan = replace(plan, pieces=overlap.chosen)  # as candidates are written
-        problem = planning.problem(self.traced)
+        facts = planning.facts(self.traced)
         act = observer.adapter.act
-        decision = act(problem, plan, self.partition, self.steps, self.steps_to_come)
+        decision = act(facts, plan, self.partition, self.steps, self.steps_to_come)
         if decision is not None and decision.measuring_seconds:
             observer.cost = NO_COST  # of a plan that may be gone
         self._report(decision)

@@ -14,8 +14,9 @@ from synchromesh.adapt.monitor import Drift, Usual
 from synchromesh.adapt.observer import RESIZE
 from synchromesh.cost.step_time import StepTime
 from synchromesh.planner.candidate import Candidate
-from synchromesh.profiling.choosing import Choice, Question
-from synchromesh.profiling.reprofile import Glance
+from synchromesh.planner.choice import Choice
+from synchromesh.profiling.live_facts import LiveFacts
+from synchromesh.profiling.reprofile import IdleProbe
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 from tests.models import FAMILIES, family
@@ -67,7 +68,7 @@ def trained(
     are found to be where a rank is idle, of which steps tell nothing; 0: steps tell of a drift.
     """
 
-    def reconsider(question: Question, profile: Profile, current: Plan | None = None) -> Choice:
+    def reconsider(question: LiveFacts, profile: Profile, current: Plan | None = None) -> Choice:
         assert current is not None
         found = (candidate(better, seconds), candidate(str(current), 1.0))
         return Choice(tuple(sorted(found, key=lambda c: c.seconds)), profile, 0.0)
@@ -84,7 +85,7 @@ def trained(
             trainer.adapt()
             assert trainer.adapter is not None
             trainer.adapter.monitor = NoticesNothing() if quicker else NoticesOnce()  # type: ignore[assignment]
-            patch.setattr(adapting, "probe_idle", lambda *_: Glance(links=quicker))
+            patch.setattr(adapting, "probe_idle", lambda *_: IdleProbe(links=quicker))
             trainer.steps_to_come = 10_000
         if first != "tensor":
             trainer.switch(f"{first}; @pieces=1")
@@ -175,8 +176,8 @@ def resized() -> tuple[list[Any], list[float], list[dict[str, Any]]]:
     """Rows that plans were wanted for, losses and decisions, where batches become larger."""
     asked: list[Any] = []
 
-    def reconsider(question: Question, profile: Profile, current: Plan | None = None) -> Choice:
-        asked.append((question.rows, question.subject.rows))
+    def reconsider(question: LiveFacts, profile: Profile, current: Plan | None = None) -> Choice:
+        asked.append(question.problem.rows)
         found = (candidate("data; @pieces=1", 0.5), candidate(str(current), 1.0))
         return Choice(found, profile, 0.0)
 
@@ -203,7 +204,7 @@ def test_batches_of_another_size_are_planned_for() -> None:
     (event,) = events
     assert event["noticed"] == "global batches have 24 rows, 12 before"
     assert event["switched"] and event["to"] == theirs[0]["to"] == "data; @pieces=1"
-    assert event["step"] == 3 + RESIZE.most and [list(a) for a in asked] == [[24, 24]]
+    assert event["step"] == 3 + RESIZE.most and asked == [24]
     assert losses == others
 
 

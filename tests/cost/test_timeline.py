@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synchromesh.cost.timeline import Timeline
-from synchromesh.values.profile import Overlap, Sprint
+from synchromesh.values.profile import BurstSpeed, DeviceModel, Overlap
 
 HALF = {"k": Overlap(compute=0.5, network=0.25)}
 
@@ -80,8 +80,8 @@ def test_the_mean_of_kinds_disturbs() -> None:
     assert line.clock == pytest.approx(1.0)
 
 
-def test_waiting_earns_credit_that_a_sprint_spends() -> None:
-    line = Timeline(sprint=Sprint(speed=3.0, credit=0.5))
+def test_waiting_earns_credit_that_a_burst_spends() -> None:
+    line = Timeline(device=DeviceModel(BurstSpeed(speed=3.0, credit=0.5)))
     line.compute(1.0)  # no credit to begin with
     assert line.clock == 1.0
     line.depart("a", "k", 0.2)
@@ -96,8 +96,8 @@ def test_waiting_earns_credit_that_a_sprint_spends() -> None:
     assert line.credit == 0.5  # no more than there is
 
 
-def test_a_sprint_goes_on_beside_traffic() -> None:
-    line = Timeline(HALF, Sprint(speed=2.0, credit=1.0))
+def test_a_burst_goes_on_beside_traffic() -> None:
+    line = Timeline(HALF, DeviceModel(BurstSpeed(speed=2.0, credit=1.0)))
     line.depart("a", "k", 0.5)
     line.arrive("a")
     assert line.credit == pytest.approx(0.25)  # capacity is a half while it is under way
@@ -114,9 +114,9 @@ RATES = st.builds(Overlap, st.floats(0.05, 1.0), st.floats(0.05, 1.0))
 
 
 def walked(
-    actions: list[tuple[str, float, int]], overlap: Overlap, sprint: Sprint, factor: float = 1.0
+    actions: list[tuple[str, float, int]], overlap: Overlap, burst: BurstSpeed, factor: float = 1.0
 ) -> Timeline:
-    line = Timeline({"k": overlap}, sprint)
+    line = Timeline({"k": overlap}, DeviceModel(burst))
     for what, seconds, key in actions:
         if what == "c":
             line.compute(seconds * factor)
@@ -140,7 +140,7 @@ def test_a_group_has_a_queue() -> None:
 
 
 def test_a_late_one_leaves_the_links_to_others() -> None:
-    line = Timeline({"k": Overlap(delay=1.0)}, Sprint(2.0, 1.0))
+    line = Timeline({"k": Overlap(delay=1.0)}, DeviceModel(BurstSpeed(2.0, 1.0)))
     line.depart("a", "k", 1.0, "g")
     line.depart("b", "other", 1.0, "h")
     line.arrive("b")
@@ -149,16 +149,16 @@ def test_a_late_one_leaves_the_links_to_others() -> None:
     assert line.clock == pytest.approx(2.0)
 
 
-@given(ACTIONS, RATES, st.builds(Sprint, st.floats(1.0, 8.0), st.floats(0.0, 1.0)))
-def test_laws(actions: list[tuple[str, float, int]], overlap: Overlap, sprint: Sprint) -> None:
-    line = walked(actions, overlap, sprint)
-    assert not line.under_way and 0.0 <= line.credit <= sprint.credit
+@given(ACTIONS, RATES, st.builds(BurstSpeed, st.floats(1.0, 8.0), st.floats(0.0, 1.0)))
+def test_laws(actions: list[tuple[str, float, int]], overlap: Overlap, burst: BurstSpeed) -> None:
+    line = walked(actions, overlap, burst)
+    assert not line.under_way and 0.0 <= line.credit <= burst.credit
     computed = sum(s for what, s, _ in actions if what == "c")
     assert line.computed == pytest.approx(computed)
     assert line.waited <= line.clock * (1 + 1e-9)
-    assert line.clock >= computed / sprint.speed * (1 - 1e-9) - 1e-9
+    assert line.clock >= computed / burst.speed * (1 - 1e-9) - 1e-9
     # alone and undisturbed nothing takes longer than everything after the other
-    free = walked(actions, Overlap(), Sprint())
+    free = walked(actions, Overlap(), BurstSpeed())
     assert free.clock >= computed * (1 - 1e-9)
 
 
@@ -166,7 +166,7 @@ def test_laws(actions: list[tuple[str, float, int]], overlap: Overlap, sprint: S
 def test_time_has_no_unit(
     actions: list[tuple[str, float, int]], overlap: Overlap, factor: float
 ) -> None:
-    one, other = (walked(actions, overlap, Sprint(), f) for f in (1.0, factor))
+    one, other = (walked(actions, overlap, BurstSpeed(), f) for f in (1.0, factor))
     assert other.clock == pytest.approx(one.clock * factor, rel=1e-6, abs=1e-9)
 
 
@@ -178,7 +178,7 @@ def test_traffic_is_late_after_computation_and_not_after_a_rest() -> None:
     line.arrive("a")
     assert line.clock == pytest.approx(3.5)
     # the wait has earned half of the credit back, so what departs now is half as late
-    line = Timeline({"k": Overlap(delay=0.5)}, Sprint(2.0, 4.0))
+    line = Timeline({"k": Overlap(delay=0.5)}, DeviceModel(BurstSpeed(2.0, 4.0)))
     line.compute(1.0)
     line.depart("a", "k", 1.5)
     line.arrive("a")

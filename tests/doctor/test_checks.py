@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from synchromesh.doctor.checks import GB, Finding, Ports, alone, checks
-from synchromesh.doctor.links import Message, Timing
+from synchromesh.doctor.links import CollectiveTiming, Message
 from synchromesh.doctor.survey import Survey
 from synchromesh.profiling.machine import Machine
 
@@ -35,7 +35,7 @@ def survey(hosts: int = 2, each: int = 2, **changes: Any) -> Survey:
     n = len(machines)
     return Survey(
         tuple(machines), ({"float32": 5e10},) * n, (1e10,) * n, (0.0,) * n,
-        (Timing("all_reduce", "", n, line(1e9)),),
+        (CollectiveTiming("all_reduce", "", n, line(1e9)),),
         tuple(Message(a, b, line(1e8)) for a in range(n) for b in range(a + 1, n)),
         emulated=False, date="2026-01-31",
     )  # fmt: skip

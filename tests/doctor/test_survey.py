@@ -15,7 +15,7 @@ import torch
 
 from synchromesh.cli import main, ranks
 from synchromesh.doctor import links, rates
-from synchromesh.doctor.links import Line, Message, Timing
+from synchromesh.doctor.links import CollectiveTiming, Line, Message
 from synchromesh.doctor.survey import hosts, pairs, survey
 from synchromesh.engine.groups import WAYS, World
 from synchromesh.profiling import machine
@@ -57,7 +57,7 @@ def test_a_cluster_of_what_was_measured() -> None:
     found = surveyed()
     message = [Message(0, 1, ((1000, 0.0011), (10**6, 0.0021))),  # inside a: 1 GB/s after ~1.1 ms
                Message(0, 2, ((1000, 0.003), (10**6, 0.013)))]  # fmt: skip
-    timing = Timing("all_reduce", "", 4, ((1024, 0.05), (1 << 20, 0.1)))
+    timing = CollectiveTiming("all_reduce", "", 4, ((1024, 0.05), (1 << 20, 0.1)))
     cluster = replace(found, messages=tuple(message), timings=(timing,), emulated=True).cluster(
         "here"
     )
@@ -93,7 +93,7 @@ def test_many_hosts_have_a_link_for_pairs_that_were_not_measured() -> None:
 
 def _surveyed() -> Any:
     world = World.open("cpu")
-    mine = machine.look(world.rank, world.device)
+    mine = machine.machine_of(world.rank, world.device)
     found = survey(world, mine, quick=True)
     left = world.choices, world.ledger.sent
     world.close()
@@ -249,7 +249,7 @@ def test_ranks_that_do_not_meet_are_told_what_this_host_may_have_to_do_with_it(
         raise TimeoutError("ranks [1] of 2 did not start")
 
     monkeypatch.setattr(World, "open", fail)
-    monkeypatch.setattr(machine, "look", lambda *_: replace(FINE, own_address="127.0.1.1"))
+    monkeypatch.setattr(machine, "machine_of", lambda *_: replace(FINE, own_address="127.0.1.1"))
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     assert main(["doctor"]) == 2

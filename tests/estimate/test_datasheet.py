@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from synchromesh import catalogue
 from synchromesh.estimate.datasheet import CPU, CountingBench, count, datasheet, update
 from synchromesh.estimate.roofline import LAUNCH_SECONDS
+from synchromesh.planner.planning_problem import PlanningProblem
 from synchromesh.profiling.borders import record, stand_ins
 from synchromesh.profiling.compute import Bench
-from synchromesh.profiling.facts import Subject
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.local import Partition
@@ -40,9 +40,9 @@ def parted(step: Step, layout: Layout) -> Partition:
     return partition(step, [layout] * len(step.chain.components), rows=ROWS)
 
 
-def subject(name: str) -> Subject:
-    model, step, batch = stepped(name)
-    return Subject(step, {}, batch, torch.optim.AdamW(model.parameters()), ROWS)
+def asked(name: str) -> tuple[PlanningProblem, torch.optim.Optimizer]:
+    model, step, _ = stepped(name)
+    return PlanningProblem(step, ROWS, 4), torch.optim.AdamW(model.parameters())
 
 
 class Square(nn.Module):
@@ -88,7 +88,7 @@ def test_flops_by_hand_and_halved_by_two_ranks() -> None:
 def test_memory_is_that_of_real_tensors(name: str) -> None:
     _, step, batch = stepped(name)
     made = parted(step, Layout(2, 2))
-    profile = datasheet(subject(name), [made], V100, {})
+    profile = datasheet(*asked(name), [made], V100, {})
     tensors = stand_ins(step.chain, {}, CPU)
     borders = record(step, take(batch, 0, 4), tensors, CPU)
     rows = ROWS // 2
@@ -105,7 +105,7 @@ def test_memory_is_that_of_real_tensors(name: str) -> None:
 def test_the_profile_has_every_program_and_says_what_it_is() -> None:
     _, step, _ = stepped("bert")
     parts = [parted(step, Layout(4, 1)), parted(step, Layout(1, 4))]
-    profile = datasheet(subject("bert"), parts, V100, {})
+    profile = datasheet(*asked("bert"), parts, V100, {})
     keys = {p.program(local) for p in parts for local in p.components}
     assert set(profile.compute) == keys
     assert (profile.source, profile.error_band) == ("datasheet", V100.error_band)
@@ -117,8 +117,8 @@ def test_the_profile_has_every_program_and_says_what_it_is() -> None:
 def test_known_programs_are_not_counted_again() -> None:
     _, step, _ = stepped("cnn")
     parts = [parted(step, Layout(4, 1))]
-    known = datasheet(subject("cnn"), parts, V100, {})
-    again = datasheet(subject("cnn"), parts, V100, {}, known)
+    known = datasheet(*asked("cnn"), parts, V100, {})
+    again = datasheet(*asked("cnn"), parts, V100, {}, known)
     assert all(again.compute[k] is known.compute[k] for k in known.compute)
 
 
@@ -129,7 +129,7 @@ def test_a_device_of_half_the_rates_takes_twice_as_long() -> None:
     hosts = (Host("a", (device(2.0),) * 2), Host("b", (device(1.0),) * 2))
     _, step, _ = stepped("cnn")
     made = parted(step, Layout(4, 1))
-    profile = datasheet(subject("cnn"), [made], Cluster("mixed", hosts), {})
+    profile = datasheet(*asked("cnn"), [made], Cluster("mixed", hosts), {})
     found = profile.compute[made.program(made.components[0])]
     times = [curve(2) for curve in found.forward]
     assert times[0] == times[1] and times[2] == times[3]

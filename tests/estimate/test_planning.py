@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 import synchromesh as sm
 from synchromesh.estimate.planning import cluster_of
-from synchromesh.planner.choice import MARGIN, plain
+from synchromesh.planner.choice import MARGIN
+from synchromesh.planner.decide import plain
 from tests.models import FAMILIES
 
 ROWS = 16

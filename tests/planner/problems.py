@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from synchromesh.planner.problem import BATCH, Link, Option, Prices, Problem, evaluate
+from synchromesh.planner.problem import BATCH, Option, PricedEdge, Prices, Problem, evaluate
 from synchromesh.planner.walk import Found
 
 Edges = Sequence[tuple[int, tuple[int, ...]]]
@@ -61,7 +61,9 @@ def random_problem(
     count = 1 + max(max(targets) for _, targets in edges)
     components = tuple(tuple(option() for _ in range(options)) for _ in range(count))
     links = tuple(
-        Link(source, targets, random_prices(chance, borders, chance.choice((2, 3)), forbidden))
+        PricedEdge(
+            source, targets, random_prices(chance, borders, chance.choice((2, 3)), forbidden)
+        )
         for source, targets in edges
     )
     return Problem(components, links)

@@ -13,11 +13,11 @@ from synchromesh.engine.exchange import Exchange, depart
 from synchromesh.engine.groups import Group, World
 from synchromesh.engine.stage import StageGroups
 from synchromesh.planner import assemble as module
-from synchromesh.planner.assemble import Uniform, assemble, crossings
-from synchromesh.planner.candidate import Model, setting
-from synchromesh.planner.choice import uniform
+from synchromesh.planner.assemble import Uniform, assemble, crossings, uniform
+from synchromesh.planner.candidate import setting
+from synchromesh.planner.demand import collectives_of
+from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.planner.problem import BATCH, Problem
-from synchromesh.profiling.facts import traffic
 from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Rows, Value
@@ -232,7 +232,7 @@ def profiled(found: Uniform, seconds: float = 1.0) -> Profile:
         compute[key] = Compute((forward,), (backward,), Memory())
     surveyed = [*crossings(found)]
     for made in found.partitions.values():
-        surveyed += traffic(made, found.rows, found.devices)
+        surveyed += collectives_of(made, found.rows, found.devices)
     curves = {
         (kind, p): Curve(((1.0, BYTE[kind] * (p.size + p.stride) * 1e-6),))
         for kind, p, _ in surveyed
@@ -240,10 +240,10 @@ def profiled(found: Uniform, seconds: float = 1.0) -> Profile:
     return Profile(found.devices, compute, Asked(curves))
 
 
-def planned(name: str, devices: int = DEVICES) -> tuple[Model, Uniform]:
+def planned(name: str, devices: int = DEVICES) -> tuple[PartitionCache, Uniform]:
     step = traced(name)
-    model = Model(step, ROWS, {})
-    return model, uniform(model, devices)
+    partitions = PartitionCache(PlanningProblem(step, ROWS, devices))
+    return partitions, uniform(partitions)
 
 
 def chosen(problem: Problem, border: int) -> list[int]:
@@ -268,7 +268,7 @@ def sums(problem: Problem, border: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", ["gpt2", "cnn", "padded", "unet"])
 def test_one_degree_for_all_takes_what_the_step_time_says(name: str) -> None:
-    model, found = planned(name)
+    partitions, found = planned(name)
     told = profiled(found)
     for key in [("all_reduce", ALL), ("all_reduce", ACROSS)]:
         told.network[key] = Curve(((1.0, 0.0),))  # type: ignore[index]  # gradients: none hide here
@@ -278,7 +278,7 @@ def test_one_degree_for_all_takes_what_the_step_time_says(name: str) -> None:
         if any(border not in {o.border for o in options} for options in problem.components):
             continue
         plan = Plan.parse(f"hybrid:tensor={m}")
-        placed = setting(model, plan, model.partition(plan, DEVICES), DEVICES)
+        placed = setting(partitions, plan)
         time = step_time(placed, told, 1)
         assert sums(problem, border) == pytest.approx((time.forward, time.backward), rel=1e-12), m
         compared += 1

@@ -21,11 +21,11 @@ def test_below_every_plan(shape: str, most: int) -> None:
     states = graph(table(problem), most)
     free, bounded = bound(states, math.inf), bound(states, limit)
     assert free is not None and bounded is not None
-    assert bounded[0].whole >= free[0].whole - 1e-9
+    assert bounded[0].lower >= free[0].lower - 1e-9
     for _ in range(300):
         seconds, memory = evaluate(problem, [chance.randrange(len(o)) for o in problem.components])
-        assert free[0].whole <= seconds + 1e-9
-        assert memory > limit or bounded[0].whole <= seconds + 1e-9
+        assert free[0].lower <= seconds + 1e-9
+        assert memory > limit or bounded[0].lower <= seconds + 1e-9
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -5,24 +5,25 @@ from dataclasses import replace
 import pytest
 
 from synchromesh.cost.step_time import step_time
-from synchromesh.planner.candidate import Model, price, readable, setting, with_pieces
+from synchromesh.planner.candidate import Candidate, price, readable, setting, with_pieces
+from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 from tests.cost.plans import flat
 from tests.models import traced
 
-MODEL = Model(traced("gpt2"), 8, {})
+PARTITIONS = PartitionCache(PlanningProblem(traced("gpt2"), 8, 2))
 
 
 def profile(text: str) -> Profile:
     plan = Plan.parse(text)
-    return flat(setting(MODEL, plan, MODEL.partition(plan, 2), 2), 1.0, 0.5)
+    return flat(setting(PARTITIONS, plan), 1.0, 0.5)
 
 
 def test_a_price_is_the_step_time() -> None:
     plan = Plan.parse("tensor; @pieces=1")
-    found = price(MODEL, plan, 2, profile("tensor"))
-    placed = setting(MODEL, plan, MODEL.partition(plan, 2), 2)
+    found = price(PARTITIONS, plan, profile("tensor"))
+    placed = setting(PARTITIONS, plan)
     assert found.time == step_time(placed, profile("tensor"), 1)
     assert found.fits and found.reason == "" and len(found.memory) == 2
     assert found.to_dict()["step_seconds"] == found.seconds > 0
@@ -31,30 +32,37 @@ def test_a_price_is_the_step_time() -> None:
 def test_pieces_are_as_the_plan_says_or_the_better() -> None:
     told = profile("tensor")
     seconds = {
-        n: price(MODEL, Plan.parse(f"tensor; @pieces={n}"), 2, told).seconds for n in (1, 4)
+        n: price(PARTITIONS, Plan.parse(f"tensor; @pieces={n}"), told).seconds for n in (1, 4)
     }
-    free = price(MODEL, Plan.parse("tensor"), 2, told)
+    free = price(PARTITIONS, Plan.parse("tensor"), told)
     assert free.seconds == min(seconds.values())
     assert free.time is not None
-    assert with_pieces(free, True).plan == replace(free.plan, pieces=free.time.interleaved)
-    assert with_pieces(free, False) == free
+    written = replace(free.plan, pieces=free.time.pieces)
+    assert with_pieces(free, PARTITIONS).plan == written
+    single = price(PARTITIONS, Plan.parse("single"), profile("single"))
+    assert with_pieces(single, PARTITIONS) == single, "nothing is sent that pieces could hide"
 
 
 def test_what_cannot_be_priced_says_why() -> None:
-    unknown = price(MODEL, Plan.parse("tensor"), 2, profile("data"))
+    unknown = price(PARTITIONS, Plan.parse("tensor"), profile("data"))
     assert unknown.time is None and not unknown.fits and "was not measured" in unknown.reason
     assert unknown.seconds == float("inf") and unknown.to_dict()["step_seconds"] is None
-    wrong = price(MODEL, Plan.parse("data; nowhere=tensor"), 2, profile("data"))
+    wrong = price(PARTITIONS, Plan.parse("data; nowhere=tensor"), profile("data"))
     assert wrong.time is None and "matches no component" in wrong.reason
 
 
 def test_limits_name_the_rank_that_lacks_most() -> None:
     told = profile("data")
-    peak = price(MODEL, Plan.parse("data"), 2, told).memory[0].peak
-    assert price(MODEL, Plan.parse("data"), 2, told, (peak, peak)).fits
-    found = price(MODEL, Plan.parse("data"), 2, told, (peak, peak - 2000))
+
+    def limited(text: str, *limits: float) -> Candidate:
+        problem = replace(PARTITIONS.problem, limits=limits)
+        return price(PartitionCache(problem), Plan.parse(text), told)
+
+    peak = limited("data").memory[0].peak
+    assert limited("data", peak, peak).fits
+    found = limited("data", peak, peak - 2000)
     assert not found.fits and found.reason == "rank 1 lacks 2.0 KB" and found.time is not None
-    swapped = price(MODEL, Plan.parse("data; @ranks=1,0"), 2, told, (peak - 3000, peak - 2000))
+    swapped = limited("data; @ranks=1,0", peak - 3000, peak - 2000)
     assert swapped.reason == "rank 0 lacks 3.0 KB"
 
 

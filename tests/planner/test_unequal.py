@@ -3,7 +3,8 @@
 import pytest
 
 from synchromesh.cost.step_time import computing
-from synchromesh.planner.candidate import Candidate, Model, price, setting
+from synchromesh.planner.candidate import Candidate, price, setting
+from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.planner.unequal import fewer, shared, widened
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Compute, Curve, Memory, Pattern, Profile
@@ -11,13 +12,13 @@ from tests.cost.plans import flat
 from tests.models import traced
 
 ROWS, DEVICES = 64, 4
-MODEL = Model(traced("gpt2"), ROWS, {})
+PARTITIONS = PartitionCache(PlanningProblem(traced("gpt2"), ROWS, DEVICES))
 
 
 def timed(text: str, *paces: tuple[float, float]) -> Profile:
     """Ranks whose programs take so many seconds whatever the rows, and so many a row."""
     plan = Plan.parse(text)
-    made = MODEL.partition(plan, DEVICES)
+    made = PARTITIONS.partition(plan)
 
     def curves(of: int) -> tuple[Curve, ...]:
         return tuple(Curve(((0.0, f / of), (1.0, (f + s) / of))) for f, s in paces)
@@ -28,7 +29,7 @@ def timed(text: str, *paces: tuple[float, float]) -> Profile:
 
 
 def rows(text: str, profile: Profile) -> tuple[int, ...] | None:
-    found = shared(MODEL, Plan.parse(text), DEVICES, profile)
+    found = shared(PARTITIONS, Plan.parse(text), profile)
     return None if found is None else found.rows
 
 
@@ -44,10 +45,10 @@ def test_rows_are_shared_by_speed() -> None:
 
 def test_what_does_not_shrink_with_rows_counts() -> None:
     told = timed("data", *[(1.0, 1.0)] * 3, (9.0, 1.0))
-    found = shared(MODEL, Plan.parse("data"), DEVICES, told)
+    found = shared(PARTITIONS, Plan.parse("data"), told)
     assert found is not None and found.rows is not None
     assert len(set(found.rows[:3])) == 1
-    placed = setting(MODEL, found, MODEL.partition(found, DEVICES), DEVICES)
+    placed = setting(PARTITIONS, found)
     total = sum(found.rows)
     seconds = computing(placed, told)
     quick, slow = (seconds(r, found.rows[r] * DEVICES / total) for r in (0, 3))
@@ -70,10 +71,10 @@ def test_a_slow_first_device_is_left_out() -> None:
     paces = [(0.0, 10.0)] + [(0.0, 1.0)] * 3
     told = timed("data", *paces)
     plans = [Plan.parse(text) for text in ("data", "single")]
-    network = flat(setting(MODEL, plans[0], MODEL.partition(plans[0], 4), 4)).network
+    network = flat(setting(PARTITIONS, plans[0])).network
     single = timed("single", *paces).compute
     told = Profile(4, {**told.compute, **single}, network)
-    more = texts(widened(MODEL, [price(MODEL, p, 4, told) for p in plans], 4, told))
+    more = texts(widened(PARTITIONS, [price(PARTITIONS, p, told) for p in plans], told))
     assert more[0] == "data; @rows=3,32,32,32"
     assert {"data; @ranks=1-3", "data; @ranks=1,2", "single; @ranks=1"} <= set(more)
 
@@ -87,10 +88,9 @@ def priced(tensor: float) -> tuple[list[Candidate], Profile]:
     for plan in plans:
         row = tensor if str(plan) == "tensor" else 1.0
         compute |= timed(str(plan), *[(0.0, row)] * 3, (0.0, 10 * row)).compute
-        made = MODEL.partition(plan, DEVICES)
-        network |= flat(setting(MODEL, plan, made, len(plan.devices(DEVICES)))).network
+        network |= flat(setting(PARTITIONS, plan)).network
     told = Profile(DEVICES, compute, network)
-    return [price(MODEL, plan, DEVICES, told) for plan in plans], told
+    return [price(PARTITIONS, plan, told) for plan in plans], told
 
 
 def test_what_is_far_behind_is_tried_no_further() -> None:
@@ -98,7 +98,7 @@ def test_what_is_far_behind_is_tried_no_further() -> None:
         found, told = priced(tensor)
         seconds = {str(c.plan): c.seconds for c in found}
         assert seconds["data"] > 2 * seconds["single"], "but that is the slow device's doing"
-        more = texts(widened(MODEL, found, DEVICES, told))
+        more = texts(widened(PARTITIONS, found, told))
         assert "data; @rows=32,32,32,3" in more and "data; @ranks=0-2" in more
         assert ("tensor; @ranks=0,1" in more) is expected
 

@@ -2,23 +2,21 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
-from synchromesh.profiling import burst_speed as sprint
-from synchromesh.profiling import optimizer as update
-from synchromesh.profiling import overlap
+from synchromesh.profiling import burst_speed, optimizer, overlap
 
 
 @contextmanager
 def hurried() -> Iterator[None]:
     """Inside, also in ranks that are forked, what is measured besides programs takes a tenth."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sprint, "PAUSE", 0.003)
-        patch.setattr(sprint, "SECONDS", 0.02)
-        patch.setattr(sprint, "SETTLED", 0.004)
-        patch.setattr(sprint, "FASTER", 1e9)  # no device sprints: short blocks of runs suffice
-        patch.setattr(overlap, "DELAYS", 1)
-        patch.setattr(overlap, "TIRING", 0.003)
-        patch.setattr(update, "BYTES", 1 << 18)
+        # `faster`: no device has a burst, so that short blocks of runs suffice
+        short = {"pause": 0.003, "seconds": 0.02, "settled": 0.004, "faster": 1e9}
+        patch.setattr(burst_speed, "TUNING", replace(burst_speed.TUNING, **short))
+        few = replace(overlap.TUNING, delay_calls=1, delay_compute_seconds=0.003)
+        patch.setattr(overlap, "TUNING", few)
+        patch.setattr(optimizer, "TRIAL_BYTES", 1 << 18)
         yield

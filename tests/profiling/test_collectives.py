@@ -2,7 +2,7 @@
 
 import pytest
 
-from synchromesh.profiling.collectives import MOST_SECONDS, SIZES, reaches
+from synchromesh.profiling.collectives import SIZES, TUNING, reaches
 from synchromesh.values.profile import Curve
 
 
@@ -12,8 +12,8 @@ from synchromesh.values.profile import Curve
         (SIZES[2], 0.01, SIZES[2], True),
         (SIZES[2], 0.01, SIZES[2] + 1, False),
         (SIZES[-1], 0.01, 100 * SIZES[-1], True),  # the largest there is
-        (SIZES[2], 1.1 * MOST_SECONDS, SIZES[4], True),  # it was ended there
-        (SIZES[2], 1.1 * MOST_SECONDS / 1.5, SIZES[4], True),  # and scaled since
+        (SIZES[2], 1.1 * TUNING.most_seconds, SIZES[4], True),  # it was ended there
+        (SIZES[2], 1.1 * TUNING.most_seconds / 1.5, SIZES[4], True),  # and scaled since
     ],
 )
 def test_reach(size: int, seconds: float, payload: int, enough: bool) -> None:

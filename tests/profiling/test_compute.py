@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.profiling.borders import record, stand_ins, tiled
-from synchromesh.profiling.compute import BLOCKS, Bench, Bytes
+from synchromesh.profiling.compute import TUNING, Bench, Bytes
 from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.partition.partition import partition
@@ -61,13 +61,13 @@ def test_backward_gives_the_operators_gradients_and_clears_them() -> None:
     for bench, inputs, layer in ((first, [None], model[0]), (second, [cut.grad], model[1])):
         bench.backward(bench.seeds(bench.forward()))
         expected = [*inputs, layer.weight.grad, layer.bias.grad]
-        for mine, gradient in zip((*bench.inputs, *bench.held), expected, strict=True):
+        for mine, gradient in zip((*bench.inputs, *bench.tensors), expected, strict=True):
             assert (mine.grad is None) == (gradient is None), "a leaf of the batch has none"
             if gradient is not None:
                 torch.testing.assert_close(mine.grad, gradient, rtol=1e-12, atol=1e-15)
         bench.clear()
         assert min(bench.once()) > 0.0
-        assert all(x.grad is None for x in (*bench.inputs, *bench.held))
+        assert all(x.grad is None for x in (*bench.inputs, *bench.tensors))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "cnn", "unet", "llama"])
@@ -77,7 +77,9 @@ def test_a_rank_of_two_has_its_shapes_and_finite_numbers(name: str) -> None:
     sharded = 0
     for made, local, bench, _ in benches(traced(name), model, batch, Layout(1, 2), 4):
         names = (*local.parameters, *local.buffers)
-        assert [tuple(x.shape) for x in bench.held] == [made.local_shape(local, n) for n in names]
+        assert [tuple(x.shape) for x in bench.tensors] == [
+            made.local_shape(local, n) for n in names
+        ]
         sharded += sum(made.placements[n, local.layout].sharded for n in local.parameters)
         outputs = bench.forward()
         for output, y in zip(local.outputs, outputs, strict=True):
@@ -87,7 +89,7 @@ def test_a_rank_of_two_has_its_shapes_and_finite_numbers(name: str) -> None:
             assert tuple(y.shape) == output.placement.local_shape(tuple(shape), 2)
             assert not y.is_floating_point() or y.isfinite().all()
         bench.backward(bench.seeds(outputs))
-        for x in (*bench.inputs, *bench.held):
+        for x in (*bench.inputs, *bench.tensors):
             assert x.grad is None or x.grad.isfinite().all()
         bench.clear()
     assert sharded, "nothing of it was split"
@@ -110,7 +112,7 @@ def test_a_timing_is_the_median_of_blocks_and_a_block_the_mean_of_its_runs() -> 
         (4.0, 5.0),  # one run suffices
         (0.5, 1.5), (0.5, 1.5), (0.5, 1.5), (0.5, 1.5),
     ]  # fmt: skip
-    assert BLOCKS == 3
+    assert TUNING.blocks == 3
     found = Clocked(blocks).timing(8.0)
     assert (found.forward, found.backward) == (2.0, 3.0)
     assert found.spread == pytest.approx((4 + 5 - 5) / 5), "the block farthest off"

@@ -4,7 +4,8 @@ import gc
 
 import torch
 
-from synchromesh.profiling.memory import LiveBytes, device_bytes, process_bytes, storage_bytes
+from synchromesh.profiling.machine import device_bytes
+from synchromesh.profiling.memory import LiveBytes, process_bytes, storage_bytes
 
 KB = 1000
 

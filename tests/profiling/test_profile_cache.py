@@ -1,4 +1,4 @@
-"""Recall on two ranks: what is kept is sampled instead of measured, as far as it still holds.
+"""The profile cache on two ranks: what is kept is sampled, not measured, as far as it holds.
 
 Devices and links are given their seconds, so that a busy machine changes no verdict.
 """
@@ -16,15 +16,23 @@ import torch
 from torch import nn
 
 from synchromesh import prepare
-from synchromesh.profiling import choosing
 from synchromesh.profiling import collectives as network_module
-from synchromesh.profiling import facts as facts_module
-from synchromesh.profiling import reprofile as look_module
-from synchromesh.profiling.burst_speed import Ease
-from synchromesh.profiling.cache import Kept
+from synchromesh.profiling import live_facts
+from synchromesh.profiling import reprofile as reprofiling
 from synchromesh.profiling.compute import Bench
-from synchromesh.profiling.profile_cache import _told, off
-from synchromesh.values.profile import Compute, Curve, Memory, Overlap, Pattern, Profile, Sprint
+from synchromesh.profiling.live_facts import LiveFacts
+from synchromesh.profiling.profile_cache import off, reuse_text
+from synchromesh.profiling.profile_folder import StoredProfile
+from synchromesh.values.profile import (
+    BurstSpeed,
+    Compute,
+    Curve,
+    DeviceModel,
+    Memory,
+    Overlap,
+    Pattern,
+    Profile,
+)
 from tests.ranks import run
 
 FRESH, SAMPLED = "measuring 2 components", "reused, sampled"
@@ -54,18 +62,20 @@ class Machine:
             self.kinds.add(kind)
             return (5e-3 + 1e-8 * payload) * self.links
 
-        patch.setattr(look_module, "PROGRAMS", 1)
+        patch.setattr(reprofiling, "TUNING", replace(reprofiling.TUNING, programs=1))
         patch.setattr(Bench, "__init__", begin)
         patch.setattr(Bench, "once", once)
         patch.setattr(network_module, "slowest", slowest)
         patch.setattr(
-            facts_module, "overlap", lambda w, r, kinds, s: {k: Overlap(0.5, 0.5) for k in kinds}
+            live_facts, "overlap", lambda w, r, kinds, s: {k: Overlap(0.5, 0.5) for k in kinds}
         )
-        for module in (facts_module, look_module):
-            patch.setattr(
-                module, "ease", lambda world, runs=6: Ease(Sprint(), (1.0,) * world.size)
-            )
-            patch.setattr(module, "agreement", lambda world: 0.001)
+
+        def even(world: Any, runs: int = 6) -> DeviceModel:
+            return DeviceModel(BurstSpeed(), (1.0,) * world.size)
+
+        for module in (live_facts, reprofiling):
+            patch.setattr(module, "device_speeds", even)
+            patch.setattr(module, "agreement_seconds", lambda world: 0.001)
 
     def prepared(self, plan: str, rows: int = 8) -> dict[str, Any]:
         """A model prepared under `plan`, and what that took."""
@@ -211,18 +221,18 @@ def unequal(rows: int) -> tuple[int, list[str]]:
     that a program was timed with for a plan of unequal rows, and the candidates."""
     at, _ = machine()
     at.slower, at.links = [1.0, 5.0], 0.01
-    timed = choosing.Question.measured
+    timed = LiveFacts.profile
     most: list[int] = []
 
-    def measured(question: Any, made: Any, known: Any, ranks: Any = None, **more: Any) -> Any:
+    def measured(facts: Any, made: Any, known: Any, ranks: Any = None, **more: Any) -> Any:
         at.most = 0
-        found = timed(question, made, known, ranks, **more)
+        found = timed(facts, made, known, ranks, **more)
         if more.get("rows", rows) > rows:
             most.append(at.most)
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choosing.Question, "measured", measured)
+        patch.setattr(LiveFacts, "profile", measured)
         told = at.prepared("auto", rows)
     return max(most, default=0), [c["plan"] for c in told["candidates"]]
 
@@ -278,13 +288,16 @@ def test_one_collective_of_many_is_chance() -> None:
 
 
 def test_what_is_said() -> None:
-    kept, found = Kept(Profile(2), "2026-11-20T10:00:00+00:00"), replace(Profile(2), seconds=1.23)
-    assert _told(kept, found, 1.0, 1.2) == "profile of 2026-11-20 reused, sampled in 1.2 s"
-    assert _told(kept, found, 3.0, 1.2) == (
+    kept, found = (
+        StoredProfile(Profile(2), "2026-11-20T10:00:00+00:00"),
+        replace(Profile(2), seconds=1.23),
+    )
+    assert reuse_text(kept, found, 1.0, 1.2) == "profile of 2026-11-20 reused, sampled in 1.2 s"
+    assert reuse_text(kept, found, 3.0, 1.2) == (
         "profile of 2026-11-20, sampled in 1.2 s: programs (off by a factor of 3.0) measured "
         "anew, the rest is reused"
     )
-    assert _told(kept, found, float("inf"), 2.0) == (
+    assert reuse_text(kept, found, float("inf"), 2.0) == (
         "profile of 2026-11-20, sampled in 1.2 s: programs (not sampled) and links (off by a "
         "factor of 2.0) measured anew"
     )

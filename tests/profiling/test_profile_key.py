@@ -1,4 +1,4 @@
-"""The circumstances of a profile: each thing that its numbers depend on changes them."""
+"""The key of a profile: each thing that its numbers depend on changes them."""
 
 from typing import Any
 
@@ -7,17 +7,16 @@ import torch
 from torch import nn
 
 from synchromesh.engine.groups import World
+from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import profile_key as module
-from synchromesh.profiling.facts import Subject
-from synchromesh.profiling.profile_key import circumstances, of_optimizer, of_rank, of_ranks
+from synchromesh.profiling.live_facts import LiveFacts
+from synchromesh.profiling.profile_key import of_optimizer, of_rank, of_ranks, profile_key
 from synchromesh.trace.capture.capture import trace
-from synchromesh.trace.partition.partition import partition
-from synchromesh.values.layout import Layout
 
 CPU = torch.device("cpu")
 
 
-def subject(rows: int = 8, optimizer: Any = torch.optim.SGD, **changed: Any) -> Subject:
+def facts(rows: int = 8, optimizer: Any = torch.optim.SGD, **changed: Any) -> LiveFacts:
     """Of two linear layers."""
     width, dtype = changed.get("width", 8), changed.get("dtype", torch.float32)
     torch.manual_seed(0)
@@ -28,16 +27,16 @@ def subject(rows: int = 8, optimizer: Any = torch.optim.SGD, **changed: Any) -> 
         batch = torch.randn(4, rows, dtype=dtype).T
     step = trace(model, lambda m, b: m(b).square().mean(), batch, training=True)
     made = optimizer(model.parameters(), lr=0.1)
-    return Subject(step, dict(model.named_parameters()), batch, made, rows)
+    partitions = PartitionCache(PlanningProblem(step, rows, 1))
+    tensors = dict(model.named_parameters())
+    return LiveFacts(World.open(CPU), partitions, tensors, batch, made)
 
 
-def found(about: Subject | None = None, ranks: tuple[int, ...] = (0,)) -> dict[str, Any]:
-    about = about or subject()
-    made = partition(about.step, (Layout(1, 1),) * len(about.step.chain.components), rows=8)
-    return circumstances(World.open(CPU), ranks, about, made)
+def found(about: LiveFacts | None = None, ranks: tuple[int, ...] = (0,)) -> dict[str, Any]:
+    return profile_key(about or facts(), ranks)
 
 
-def test_equal_circumstances_are_equal_and_say_what_they_are() -> None:
+def test_equal_keys_are_equal_and_say_what_they_are() -> None:
     first = found()
     assert first == found() and first["rows"] == 8 and first["hosts"] == [0]
     (rank,) = first["ranks"]
@@ -54,7 +53,7 @@ def test_equal_circumstances_are_equal_and_say_what_they_are() -> None:
     ids=str,
 )  # fmt: skip
 def test_what_is_measured_counts(changed: dict[str, Any]) -> None:
-    assert found(subject(**changed)) != found()
+    assert found(facts(**changed)) != found()
 
 
 def test_which_ranks_take_part_counts() -> None:

@@ -1,15 +1,24 @@
-"""Looks at what has changed, on real ranks whose links are stand-ins; glances at idle ranks."""
+"""Reprofiling on real ranks whose links are stand-ins; probes of idle ranks."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from synchromesh.engine.groups import World
 from synchromesh.profiling import collectives as network
-from synchromesh.profiling import reprofile as look
-from synchromesh.profiling.burst_speed import Ease
-from synchromesh.profiling.reprofile import _scaled, _settled, _telling
-from synchromesh.values.profile import Compute, Curve, Memory, Overlap, Pattern, Profile, Sprint
+from synchromesh.profiling import reprofile as module
+from synchromesh.profiling.reprofile import _sampled_rows, _scaled, _settled
+from synchromesh.values.profile import (
+    BurstSpeed,
+    Compute,
+    Curve,
+    DeviceModel,
+    Memory,
+    Overlap,
+    Pattern,
+    Profile,
+)
 from synchromesh.values.traffic import CollectiveKind, sent_bytes
 from tests.ranks import run
 
@@ -26,9 +35,9 @@ def links(seconds: float, kind: CollectiveKind, size: int, payload: int) -> floa
     return 1e-3 + HOST * payload + seconds * times * sent_bytes(kind, payload, size)
 
 
-def looked_at(before: float, now: float, pause: float) -> Any:
-    """The profile after a look: links took `before` seconds a byte and take `now`. pause: of the
-    first call at some size, as a quota has it."""
+def reprofiled(before: float, now: float, pause: float) -> Any:
+    """The profile after another sample: links took `before` seconds a byte and take `now`. pause:
+    of the first call at some size, as a quota has it."""
     world = World.open()
     known = Profile(
         4,
@@ -51,15 +60,9 @@ def looked_at(before: float, now: float, pause: float) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(network, "slowest", slowest)
-        found = look.again(
-            world,
-            range(4),
-            None,
-            None,
-            known,
-            devices=False,
-            links=True,  # type: ignore[arg-type]
-        )
+        facts: Any = SimpleNamespace(world=world)
+        nothing: Any = None  # of programs: links alone are sampled
+        found = module.reprofile(facts, range(4), nothing, known, devices=False, links=True)
     world.close()
     return {(k, p.size): c.points for (k, p), c in found.network.items()}, found.overlap, asked
 
@@ -67,7 +70,7 @@ def looked_at(before: float, now: float, pause: float) -> Any:
 @pytest.mark.parametrize("pause", [0.0, 0.2])
 def test_slower_links(pause: float) -> None:
     """Every curve is what it would be measured to be, though a pattern is sampled by one kind."""
-    for curves, rates, asked in run(4, looked_at, 1e-9, 100e-9, pause):
+    for curves, rates, asked in run(4, reprofiled, 1e-9, 100e-9, pause):
         assert asked == [(k, n) for k in sorted(KINDS) for n in (2, 4) if n == 4 or k == BY]
         for (kind, size), points in curves.items():
             if size < 8:  # more ranks than there are: as on fewer
@@ -79,7 +82,7 @@ def test_slower_links(pause: float) -> None:
 
 @pytest.mark.parametrize("pause", [0.0, 0.2])
 def test_quicker_links(pause: float) -> None:
-    for curves, _, _ in run(4, looked_at, 100e-9, 1e-9, pause):
+    for curves, _, _ in run(4, reprofiled, 100e-9, 1e-9, pause):
         for (kind, size), points in curves.items():
             if size < 8:
                 for x, y in points:
@@ -87,7 +90,7 @@ def test_quicker_links(pause: float) -> None:
 
 
 def test_links_that_are_what_they_were() -> None:
-    for curves, rates, _ in run(4, looked_at, 1e-9, 1e-9, 0.0):
+    for curves, rates, _ in run(4, reprofiled, 1e-9, 1e-9, 0.0):
         for (kind, size), points in curves.items():
             for x, y in points:
                 assert y == pytest.approx(links(1e-9, kind, size, int(x)), rel=1e-6)
@@ -99,10 +102,11 @@ KNOWN = Profile(
 )
 
 
-def glanced(
-    calls: list[float], pace: tuple[float, float], before: tuple[float, float], usual: Any
+def probed(
+    calls: list[float], slowdown: tuple[float, float], before: tuple[float, float], usual: Any
 ) -> Any:
-    """What rank 0 alone, at work, finds where all-reduces take `calls` and ranks have `pace`."""
+    """What rank 0 alone, at work, finds where all-reduces take `calls` and ranks have
+    `slowdown`."""
     world = World.open()
     asked: list[int] = []
 
@@ -112,14 +116,16 @@ def glanced(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(network, "slowest", slowest)
-        patch.setattr(look, "ease", lambda world, runs: Ease(Sprint(), pace))
-        found = look.glance(world, (0,), Profile(2, network=KNOWN.network, pace=before), usual)
+        now = DeviceModel(BurstSpeed(), slowdown)
+        patch.setattr(module, "device_speeds", lambda world, runs: now)
+        known = Profile(2, network=KNOWN.network, device=DeviceModel(slowdowns=before))
+        found = module.probe_idle(world, (0,), known, usual)
     world.close()
     return bool(found), str(found), asked
 
 
 @pytest.mark.parametrize(
-    "calls, pace, before, usual, better, told",
+    "calls, slowdown, before, usual, better, told",
     [
         ([0.010, 0.020], (1, 1), (1, 1), {}, True, "links carry 2.0 times as fast"),
         ([0.010, 0.020], (1, 1), (1, 1), {1_000_000: 0.02}, False, ""),  # it was seen before
@@ -130,10 +136,10 @@ def glanced(
         ([0.010, 0.020], (1, 5), (1, 6), {}, True, "links carry 2.0 times as fast"),
     ],
 )
-def test_a_glance_finds_what_is_better(
-    calls: list[float], pace: Any, before: Any, usual: Any, better: bool, told: str
+def test_a_probe_finds_what_is_better(
+    calls: list[float], slowdown: Any, before: Any, usual: Any, better: bool, told: str
 ) -> None:
-    for found, text, asked in run(2, glanced, calls, pace, before, usual):
+    for found, text, asked in run(2, probed, calls, slowdown, before, usual):
         assert found == better and (told in text)
         assert asked == [1_000_000] * len(calls), "the largest that is short"
 
@@ -141,25 +147,25 @@ def test_a_glance_finds_what_is_better(
 def test_latency_alone() -> None:
     """Links that are as quick as before and farther away: no byte takes longer."""
     before = Curve(((16384.0, 0.001), (1e6, 0.010)))
-    found = look._Sample.of("all_gather", 4, before, [(16384.0, 0.051), (1e6, 0.0601)])
+    found = module._Sample.of("all_gather", 4, before, [(16384.0, 0.051), (1e6, 0.0601)])
     assert found.late == pytest.approx(0.050, rel=0.01) and not found.changed
 
 
 def test_processors_that_became_slower_and_a_rank_that_stands_out() -> None:
-    # pace tells of a quota, programs of what became of all processors; the rest is noise
+    # slowdowns tell of a quota, programs of what became of all processors; the rest is noise
     slower = _settled([1.3, 1.2, 1.1, 3.6], [1.0, 1.0, 1.0, 3.0])
     assert slower == pytest.approx([1.2, 1.2, 1.2, 3.6])
     assert _settled([1.0, 1.0, 2.0, 1.0], [1.0] * 4) == [1.0, 1.0, 2.0, 1.0], "one is slower"
     assert _settled([1.0, 1.6], [1.0, 1.0]) == [1.0, 1.6]
 
 
-def test_a_look_takes_the_rows_that_are_not_too_long() -> None:
+def test_sampling_takes_the_rows_that_are_not_too_long() -> None:
     found = Compute(
         (Curve(((10.0, 0.01), (40.0, 0.04))),) * 2, (Curve(((40.0, 0.0),)),) * 2, Memory()
     )
-    assert _telling(found, (10, 40), [1.0, 1.0]) == 40
-    assert _telling(found, (10, 40), [1.0, 3.0]) == 10, "on the slowest rank"
-    assert _telling(found, (10, 40), [1.0, 90.0]) == 10, "there is nothing shorter"
+    assert _sampled_rows(found, (10, 40), [1.0, 1.0]) == 40
+    assert _sampled_rows(found, (10, 40), [1.0, 3.0]) == 10, "on the slowest rank"
+    assert _sampled_rows(found, (10, 40), [1.0, 90.0]) == 10, "there is nothing shorter"
 
 
 def test_costs_of_the_slowest_rank_come_back_with_it() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synchromesh.profiling import choosing
+from synchromesh.planner import decide
 from synchromesh.trace.capture.capture import trace
 from synchromesh.training.prepare import prepare
 from synchromesh.values.plan import Plan
@@ -120,7 +120,7 @@ def chosen() -> tuple[str, str]:
     net: Any = Coupled().double()
     patch = pytest.MonkeyPatch()
     texts = ("data", "data; b=tensor")
-    patch.setattr(choosing, "plain", lambda *_, **__: [Plan.parse(t) for t in texts])
+    patch.setattr(decide, "plain", lambda *_, **__: [Plan.parse(t) for t in texts])
     with hurried():
         trainer = prepare(net, torch.optim.SGD(net.parameters(), 0.1), coupled_loss, batch(12))
     patch.undo()

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from synchromesh.values.layout import Layout
 from synchromesh.values.profile import (
     LEAST_RATE,
+    BurstSpeed,
     Compute,
     Curve,
+    DeviceModel,
     Memory,
     Overlap,
     Pattern,
     Profile,
-    Sprint,
 )
 
 SIZES = st.floats(0, 1e9, allow_nan=False)
@@ -105,10 +106,10 @@ def test_a_delay_is_a_time() -> None:
         Overlap(delay=-0.1)
 
 
-@pytest.mark.parametrize("sprint", [(0.9, 0.0), (1.0, -0.1), (float("nan"), 0.0)])
-def test_a_sprint_is_no_slowdown(sprint: tuple[float, float]) -> None:
+@pytest.mark.parametrize("burst", [(0.9, 0.0), (1.0, -0.1), (float("nan"), 0.0)])
+def test_a_burst_is_no_slowdown(burst: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="no slowdown"):
-        Sprint(*sprint)
+        BurstSpeed(*burst)
 
 
 CURVE = Curve(((1.0, 0.5), (2.0, 0.75)))
@@ -121,8 +122,7 @@ FULL = Profile(
     },
     network={("all_reduce", Pattern(2)): CURVE, ("all_gather", Pattern(2, 2)): CURVE},
     overlap={"all_reduce": Overlap(0.5, 0.25, 0.001)},
-    sprint=Sprint(2.0, 0.01),
-    pace=(2.5, 2.0),
+    device=DeviceModel(BurstSpeed(2.0, 0.01), (2.5, 2.0)),
     update_byte=1e-9,
     update_tensor=1e-6,
     copy_byte=1e-10,
@@ -186,7 +186,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("overlap.gossip", {}, "doc: overlap: unknown key 'gossip'"),
         ("overlap.all_reduce.compute", 1.5, "doc: overlap.all_reduce: rates of overlap"),
         ("sprint", {}, "doc: sprint: speed, credit is missing"),
-        ("sprint.speed", 0.5, "doc: sprint: a sprint is no slowdown"),
+        ("sprint.speed", 0.5, "doc: sprint: a burst is no slowdown"),
         ("update.state_factor", ..., "doc: update: state_factor is missing"),
         ("update.state_factor", -1, "doc: update.state_factor: should be at least 0"),
         ("emulated", 1, "doc: emulated: should be true or false"),

@@ -90,3 +90,18 @@ def autocast_for(batch: Any, dtype: torch.dtype | None) -> AbstractContextManage
     if dtype is None:
         return nullcontext()
     return torch.autocast(leaves(batch)[0].tensor.device.type, dtype)
+
+
+def row_count(batch: Any) -> int:
+    """Rows of a global batch or of a rank's part of one, which may be none; ValueError where its
+    tensors disagree."""
+    counts = {leaf.tensor.shape[0] for leaf in leaves(batch) if leaf.has_rows}
+    if len(counts) != 1:
+        raise ValueError(
+            "the tensors of a batch must have the same number of rows in dimension 0, got "
+            f"{sorted(counts)}; "
+            "values common to all rows may be 0-d tensors or plain numbers"
+            if counts
+            else "a batch needs at least one tensor with rows in dimension 0, got none"
+        )
+    return counts.pop()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from synchromesh.profiling import cache as module
-from synchromesh.profiling.cache import Cache
+from synchromesh.profiling import profile_folder as module
+from synchromesh.profiling.profile_folder import ProfileFolder
 from synchromesh.values import document
 from tests.values.test_profile import FULL, changed
 
@@ -27,7 +27,7 @@ def files(folder: Path) -> list[str]:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "made" / "when needed")
+    cache = ProfileFolder(tmp_path / "made" / "when needed")
     assert cache.find(HERE) is None and not cache.folder.exists()
     cache.store(HERE, PROFILE)
     found = cache.find(HERE)
@@ -43,7 +43,7 @@ def test_round_trip(tmp_path: Path) -> None:
 def test_the_path_depends_on_every_circumstance_and_the_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = Cache(tmp_path)
+    cache = ProfileFolder(tmp_path)
     others = [
         {**HERE, "rows": 9}, {**HERE, "hosts": [0, 1]}, {**HERE, "model": "abd"},
         {**HERE, "optimizer": {"class": "Adam"}}, {k: v for k, v in HERE.items() if k != "rows"},
@@ -76,7 +76,7 @@ DAMAGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_named_and_replaced(damage: str, tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
+    cache = ProfileFolder(tmp_path)
     cache.store(HERE, PROFILE)
     path = cache.path(HERE)
     path.write_text(DAMAGES[damage](path.read_text()), encoding="latin-1")
@@ -90,7 +90,7 @@ def test_a_damaged_file_is_named_and_replaced(damage: str, tmp_path: Path) -> No
 
 
 def test_a_folder_in_place_of_the_file_is_no_failure(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
+    cache = ProfileFolder(tmp_path)
     cache.path(HERE).mkdir()
     with pytest.warns(UserWarning, match="cannot be read"):
         assert cache.find(HERE) is None
@@ -102,7 +102,7 @@ def test_a_folder_in_place_of_the_file_is_no_failure(tmp_path: Path) -> None:
 def test_an_unwritable_folder_is_one_warning(tmp_path: Path) -> None:
     file = tmp_path / "a file"
     file.write_text("")
-    cache = Cache(file / "profiles")
+    cache = ProfileFolder(file / "profiles")
     with pytest.warns(UserWarning) as caught:
         assert cache.find(HERE) is None
         cache.store(HERE, PROFILE)
@@ -113,7 +113,7 @@ def test_an_unwritable_folder_is_one_warning(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = Cache(tmp_path)
+    cache = ProfileFolder(tmp_path)
     cache.store(HERE, PROFILE)
 
     def full(path: Path, text: str, **_: Any) -> int:
@@ -134,7 +134,7 @@ def test_what_would_not_be_read_is_not_written(
 ) -> None:
     monkeypatch.setattr(document, "MAX_BYTES", 100)
     with pytest.warns(UserWarning, match="bytes are more than the 100 read"):
-        Cache(tmp_path).store(HERE, PROFILE)
+        ProfileFolder(tmp_path).store(HERE, PROFILE)
     assert files(tmp_path) == []
 
 
@@ -143,7 +143,7 @@ def folder_of(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Path | Non
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    cache = Cache.open()
+    cache = ProfileFolder.open()
     return None if cache is None else cache.folder
 
 

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from synchromesh.engine.groups import World
+from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import collectives as network
-from synchromesh.profiling import facts as module
+from synchromesh.profiling import programs
 from synchromesh.profiling.borders import record, stand_ins
-from synchromesh.profiling.facts import Subject, facts
+from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.overlap import overlap
-from synchromesh.trace.partition.partition import partition
+from synchromesh.profiling.programs import Numbers, ProgramTimer, Wanted, memory_of
+from synchromesh.trace.partition.partition import Partition
 from synchromesh.values.layout import Layout
 from synchromesh.values.profile import Pattern
 from tests.models import family, traced
@@ -21,37 +23,42 @@ from tests.ranks import run
 PATTERN, CPU = Pattern(2), torch.device("cpu")
 
 
-def subject() -> Subject:
+def facts_on(world: World) -> LiveFacts:
     model, _, make = family("odd_mlp")
     tensors = dict(model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return Subject(traced("odd_mlp"), tensors, make(8, dtype=torch.float64), optimizer, 8)
+    partitions = PartitionCache(PlanningProblem(traced("odd_mlp"), 8, world.size))
+    return LiveFacts(world, partitions, tensors, make(8, dtype=torch.float64), optimizer)
+
+
+def cut(facts: LiveFacts, layout: Layout) -> Partition:
+    return facts.partitions.of_layouts((layout,) * len(facts.problem.names))
 
 
 def measured() -> dict[str, Any]:
     world = World.open()
-    about = subject()
-    made = partition(about.step, (Layout(2, 1),) * len(about.step.chain.components), rows=8)
-    first = facts(world, (0, 1), about, [made])
+    facts = facts_on(world)
+    made = cut(facts, Layout(2, 1))
+    first = facts.profile([made], None, (0, 1))
     timed = []
-    original = module._measured
+    original = programs.ProgramTimer.__call__
 
-    def spy(*args: Any) -> Any:
-        timed.append(args[1].local.component.name)
-        return original(*args)
+    def spy(timer: Any, wanted: Any) -> Any:
+        timed.append(wanted.local.component.name)
+        return original(timer, wanted)
 
-    module._measured = spy
-    again = facts(world, (0, 1), about, [made], first)
+    programs.ProgramTimer.__call__ = spy  # type: ignore[method-assign]
+    again = facts.profile([made], first, (0, 1))
     assert not timed and again.compute == first.compute and again.network == first.network
 
-    class Broken(module.Bench):
+    class Broken(programs.Bench):
         def timing(self, *args: Any) -> Any:
             if world.rank == 1:
                 raise IndexError("no memory here")
             return super().timing(*args)
 
-    module.Bench = Broken  # type: ignore[misc]
-    lost = facts(world, (0, 1), about, [made], replace(first, compute={}))
+    programs.Bench = Broken  # type: ignore[misc]
+    lost = facts.profile([made], replace(first, compute={}), (0, 1))
     kept = world.ledger.sent
     world.close()
     return {"first": first.to_json(), "lost": lost, "sent": kept, "timed": timed}
@@ -100,18 +107,18 @@ def test_an_idle_rank_takes_part() -> None:
 def timed_for_more_rows() -> Any:
     """Programs that are known for fewer rows are timed, and not watched, for more."""
     world = World.open()
-    about = subject()
-    made = partition(about.step, (Layout(1, 1),) * len(about.step.chain.components), rows=8)
-    known = facts(world, (0,), replace(about, rows=4), [made])
-    watched, original = [], module.Bench.bytes
+    facts = facts_on(world)
+    made = cut(facts, Layout(1, 1))
+    known = facts.profile([made], None, (0,), rows=4)
+    watched, original = [], programs.Bench.bytes
 
     def bytes_(bench: Any, *limit: Any) -> Any:
         watched.append(bench)
         return original(bench, *limit)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.Bench, "bytes", bytes_)
-        more = facts(world, (0,), about, [made], known, quick=True)
+        patch.setattr(programs.Bench, "bytes", bytes_)
+        more = facts.profile([made], known, (0,), quick=True)
     world.close()
     key = made.program(made.components[0])
     sizes = [[x for x, _ in c.forward[0].points] for c in (known.compute[key], more.compute[key])]
@@ -127,22 +134,26 @@ def test_memory_that_is_known_is_not_watched_again() -> None:
 
 def test_measuring_stops_below_the_limit() -> None:
     """With growing memory nothing can be timed, then few rows, then all."""
-    about = subject()
-    made = partition(about.step, (Layout(1, 1),) * len(about.step.chain.components), rows=8)
-    wanted = module.Wanted(made, made.components[0], (2, 8))
-    tensors = stand_ins(about.step.chain, about.tensors, CPU)
-    borders = record(about.step, about.example, tensors, CPU)
+    facts = facts_on(World.open(CPU))
+    made, step = cut(facts, Layout(1, 1)), facts.problem.step
+    wanted = Wanted(made, made.components[0], (2, 8))
+    tensors = stand_ins(step.chain, facts.tensors, CPU)
+    borders = record(step, facts.example, tensors, CPU)
+
+    def numbers(program: Wanted, left: float) -> Numbers:
+        return ProgramTimer(step, tensors, borders, left, CPU, 0.0)(program)
+
     found = []
     for left in (0, *(2**n for n in range(8, 24))):
-        told = module._measured(about, wanted, tensors, borders, left, CPU, 0.0)
+        told = numbers(wanted, left)
         sizes = [rows for rows, *_ in told.get("points", ())]
         found.append(sizes)
         lack = told.get("lack", "")
         missing = {(): "2 rows take more", (2,): "8 rows take more", (2, 8): ""}[tuple(sizes)]
         assert missing in lack and bool(missing) == bool(lack)
     assert found == sorted(found) and [2] in found and found[0] == [] and found[-1] == [2, 8]
-    memory = module._memory(told)
+    memory = memory_of(told)
     known, need = replace(wanted, memory=memory, rows=(16,)), memory.backward(16)
     for left, watched in ((2 * need, 1), (10 * need, 0)):
-        told = module._measured(about, known, tensors, borders, left, CPU, 0.0)
+        told = numbers(known, left)
         assert len(told["points"]) == 1 and len(told["memory"]) == watched

@@ -13,8 +13,8 @@ from torch import nn
 from synchromesh import prepare
 from synchromesh.engine.groups import World
 from synchromesh.planner.choice import MARGIN
-from synchromesh.profiling import facts as facts_module
-from synchromesh.profiling.choosing import _said
+from synchromesh.profiling import live_facts
+from synchromesh.profiling.live_facts import broadcast
 from synchromesh.training.trainer import Trainer
 from tests import models
 from tests.models import FAMILIES
@@ -70,7 +70,7 @@ def unmeasurable(name: str) -> dict[str, Any]:
     def fails(*_: Any) -> Any:
         raise RuntimeError("not enough memory: you tried to allocate 8 bytes")
 
-    patch.setattr(facts_module, "record", fails)
+    patch.setattr(live_facts, "record", fails)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -114,8 +114,8 @@ def faulty() -> tuple[str, str]:
 
     try:
         with pytest.raises(ValueError) as caught:
-            _said(world, fails)
-        return str(caught.value), str(_said(world, lambda: {"of": world.rank}))
+            broadcast(world, fails)
+        return str(caught.value), str(broadcast(world, lambda: {"of": world.rank}))
     finally:
         world.close()
 

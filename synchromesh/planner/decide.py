@@ -1,0 +1,296 @@
+"""Deciding a plan: one sequence, whether its facts are measured on live ranks or estimated.
+
+    uniform partitions -> facts -> search -> its best few and the plain plans
+                                          -> facts of new programs  -> exact prices
+                                          -> unequal rows, fewer devices, priced alike
+                                          -> the choice among all (`choice.decided`)
+
+Where several ranks decide, all call alike and one of them searches and prices for all
+(`Facts.agreed`), so that no two can disagree.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Protocol, TypeVar
+
+from synchromesh.cost.step_time import Unmeasured
+from synchromesh.planner.assemble import Uniform, assemble, crossings, degrees, uniform
+from synchromesh.planner.candidate import Candidate, price, with_pieces
+from synchromesh.planner.chain import search
+from synchromesh.planner.choice import Choice, RunnerUp, decided
+from synchromesh.planner.demand import Demand
+from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
+from synchromesh.planner.problem import Problem
+from synchromesh.planner.runner_up import runners_up
+from synchromesh.planner.unequal import widened
+from synchromesh.planner.walk import Found, found_of
+from synchromesh.planner.wording import worded
+from synchromesh.trace.partition.partition import Partition
+from synchromesh.values.layout import Layout
+from synchromesh.values.layout_spec import LayoutSpec
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DecisionTuning:
+    """How far the search is trusted. Both chosen, not measured."""
+
+    alternatives: int = 4  # plans of the search that are priced exactly besides its best
+    near: float = 1.15  # times the best plan's seconds: a quicker one whose ranks have many rows
+    # is timed with them before it is believed
+
+
+TUNING = DecisionTuning()
+
+
+class Facts(Protocol):
+    """What deciding asks for: live ranks measure it, data sheets estimate it."""
+
+    @property
+    def extrapolation(self) -> float:
+        """Times the rows of an equal block up to which what is known of a program holds."""
+        ...
+
+    def profile(
+        self,
+        partitions: Iterable[Partition],
+        known: Profile | None,
+        ranks: Sequence[int] | None = None,
+        *,
+        rows: int = 0,
+        quick: bool = False,
+        besides: Iterable[Demand] = (),
+    ) -> Profile:
+        """The facts of `partitions` on `ranks` (None: all) with what `known` has besides.
+
+        rows: of a global batch (0: those of the problem). quick: what is known already need not
+        be exact. besides: further collectives that may be asked for.
+        """
+        ...
+
+    def agreed(
+        self,
+        find: Callable[[], list[T]],
+        write: Callable[[T], Any],
+        read: Callable[[Any], T],
+    ) -> list[T]:
+        """What one of the ranks finds, on all of them; where it fails, on all. `write` and `read`
+        turn an item into JSON and back."""
+        ...
+
+
+def survey(partitions: PartitionCache, facts: Facts, known: Profile | None = None) -> Profile:
+    """The facts that a search needs: of every tensor degree, and of what crosses between them."""
+    parts = uniform(partitions)
+    return facts.profile(parts.partitions.values(), known, besides=crossings(parts))
+
+
+def decide(
+    partitions: PartitionCache,
+    facts: Facts,
+    profile: Profile,
+    current: Plan | None = None,
+    explained: bool = False,
+) -> Choice:
+    """The choice from a survey's profile; what is new in the best plans is asked of `facts`.
+
+    current: the plan in force, which is priced among the candidates. explained: finds each
+    component's runner-up too, in the process that searched. The chosen candidate may fit no
+    device (`choice.misfit` says why), or have no price.
+    """
+    problem = partitions.problem
+    began = time.perf_counter()
+    deciding = _Deciding(partitions, facts, profile)
+    plans = deciding.proposed(current)
+    deciding.ask([p for p in plans if len(problem.ranks(p)) == problem.devices])
+    found = deciding.priced(plans)
+    more = facts.agreed(lambda: widened(partitions, found, deciding.profile), str, Plan.parse)
+    for plan in more:  # numbers of ranks that no layout of all devices has
+        if plan.ranks and (problem.unsplittable or problem.devices % len(plan.ranks)):
+            deciding.ask([plan], plan.ranks)
+    found += deciding.priced(more)
+    sure: set[Plan] = set()
+    while near := _uncertain(found, problem.devices, facts.extrapolation, sure):
+        # its ranks have more rows than a program was timed with: no guess where it counts
+        sure.add(near)
+        rows, quick = ceil(problem.rows * _unevenness(near)), current is not None
+        deciding.ask([near], problem.ranks(near), rows=rows, quick=quick)
+        found = deciding.priced([*plans, *more])
+    guessed = [p for p in more if p.ranks is not None]
+    found = [c for c in found if c.time is not None or c.plan not in guessed]
+    found = [with_pieces(c, partitions) for c in found]
+    found = decided([*found, *refused(problem)])
+    spent = time.perf_counter() - began - deciding.waited
+    rows_of: tuple[RunnerUp, ...] = ()
+    if explained and found[0].fits and deciding.search is not None:
+        rows_of = runner_ups(problem, deciding.search, found[0].plan)
+    return Choice(tuple(found), deciding.profile, spent, rows_of)
+
+
+class _Deciding:
+    """A decision under way: the profile so far, and the search of this process if it made one."""
+
+    def __init__(self, partitions: PartitionCache, facts: Facts, profile: Profile) -> None:
+        self.partitions, self.facts, self.profile = partitions, facts, profile
+        self.search: Searched | None = None
+        self.waited = 0.0  # seconds in which partitions were solved and facts made
+
+    def ask(
+        self,
+        plans: Sequence[Plan],
+        ranks: Sequence[int] | None = None,
+        rows: int = 0,
+        quick: bool = False,
+    ) -> None:
+        """Adds the facts of plans to the profile."""
+        began = time.perf_counter()
+        possible = self.partitions.possible(plans)
+        self.profile = self.facts.profile(possible, self.profile, ranks, rows=rows, quick=quick)
+        self.waited += time.perf_counter() - began
+
+    def proposed(self, current: Plan | None) -> list[Plan]:
+        """The best of the search, the plain plans and the one in force."""
+        problem = self.partitions.problem
+
+        def propose() -> list[Plan]:
+            try:
+                self.search = searched(uniform(self.partitions), self.profile, problem.limit)
+                found = self.search.plans(problem)
+            except Unmeasured:  # no layout of a component is known: the plain plans are left
+                found = []
+            known = plain(problem.devices, splits=not problem.unsplittable)
+            plans = [*found, *known, *([] if current is None else [current])]
+            return [Plan.parse(text) for text in dict.fromkeys(str(p) for p in plans)]
+
+        return self.facts.agreed(propose, str, Plan.parse)
+
+    def priced(self, plans: Sequence[Plan]) -> list[Candidate]:
+        """The candidates of `plans`, which every rank has partitioned the step for."""
+        self.partitions.possible(plans)
+        return self.facts.agreed(
+            lambda: [price(self.partitions, p, self.profile) for p in plans],
+            Candidate.to_record,
+            Candidate.from_record,
+        )
+
+
+def _uncertain(
+    found: Sequence[Candidate], devices: int, extrapolation: float, sure: Collection[Plan]
+) -> Plan | None:
+    """Of the plans whose ranks have more rows than programs were timed with, and that are not in
+    `sure`, the quickest, if it may be the best of all."""
+    known = [c for c in found if _largest(c.plan, devices) <= extrapolation or c.plan in sure]
+    guessed = [c for c in found if c.fits and c not in known]
+    best = min(guessed, key=lambda c: c.seconds, default=None)
+    least = min((c.seconds for c in known if c.fits), default=float("inf"))
+    return None if best is None or best.seconds > TUNING.near * least else best.plan
+
+
+def _unevenness(plan: Plan) -> float:
+    """The largest share of rows over an equal one."""
+    return max(plan.rows) * len(plan.rows) / sum(plan.rows) if plan.rows else 1.0
+
+
+def _largest(plan: Plan, devices: int) -> float:
+    """The most rows of a rank over those of an equal block on all devices."""
+    return _unevenness(plan) * devices / len(plan.devices(devices))
+
+
+# Plans that are proposed
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What the search was asked and what it found."""
+
+    uniform: Uniform
+    problem: Problem
+    found: Found
+
+    def plans(self, planned: PlanningProblem) -> list[Plan]:
+        """The best plan and its alternatives, in order."""
+        return [
+            worded(planned.names, self.layouts(other.choice), planned.modules)
+            for other in (self.found, *self.found.alternatives)
+        ]
+
+    def layouts(self, choice: Sequence[int]) -> tuple[Layout, ...]:
+        """The layout of each component under the options of `choice`."""
+        return tuple(
+            self.uniform.layout(self.uniform.degrees[options[k].border])
+            for options, k in zip(self.problem.components, choice, strict=True)
+        )
+
+
+def searched(uniform: Uniform, profile: Profile, limit: float) -> Searched:
+    """The search over the degrees of `uniform`, with at most `limit` bytes on a device.
+    Unmeasured where the profile lacks every layout of a component."""
+    problem = assemble(uniform, profile)
+    return Searched(uniform, problem, search(problem, limit, TUNING.alternatives))
+
+
+def plain(devices: int, splits: bool = True) -> list[Plan]:
+    """The plans that anybody would try: one device, `data`, and where parameters may be sharded
+    `tensor` and uniform hybrids."""
+    specs = [LayoutSpec("single"), LayoutSpec("data")]
+    if splits:
+        specs += [LayoutSpec("hybrid", tensor=m) for m in degrees(devices) if 1 < m < devices]
+        specs += [LayoutSpec("tensor")] if devices > 1 else []
+    return [Plan(spec) for spec in specs]
+
+
+def refused(problem: PlanningProblem) -> list[Candidate]:
+    """The plain plans that shard parameters, where the optimizer forbids it; else none."""
+    why = problem.unsplittable
+    kept = plain(problem.devices, splits=not why)
+    return [Candidate(p, None, (), False, why) for p in plain(problem.devices) if p not in kept]
+
+
+# Runners-up
+
+
+def next_best(partitions: PartitionCache, choice: Choice) -> tuple[RunnerUp, ...]:
+    """What each component's best other layout would cost, by a search of its own in this process.
+    Empty where the search fails."""
+    problem = partitions.problem
+    try:
+        result = searched(uniform(partitions), choice.profile, problem.limit)
+        return runner_ups(problem, result, choice.chosen.plan)
+    except ValueError:
+        return ()
+
+
+def runner_ups(problem: PlanningProblem, result: Searched, plan: Plan) -> tuple[RunnerUp, ...]:
+    """For each component the layout of `plan` and what the best other layout would cost.
+
+    Where the search was not offered a layout of `plan`, its own best plan is meant.
+    """
+    choice = _choice(problem, result, plan) or result.found.choice
+    chosen = found_of(result.problem, choice)
+    others = runners_up(result.problem, chosen, max(problem.limit, chosen.memory))
+    rows = []
+    for i, (name, layout) in enumerate(zip(problem.names, result.layouts(choice), strict=True)):
+        other = others[i]
+        there = None if other is None else result.layouts(other.choice)[i]
+        more = None if other is None else other.seconds - chosen.seconds
+        rows.append(RunnerUp(name, layout, there, more))
+    return tuple(rows)
+
+
+def _choice(problem: PlanningProblem, result: Searched, plan: Plan) -> tuple[int, ...] | None:
+    """The options that are the plan's layouts; None where one of them was not offered."""
+    if len(problem.ranks(plan)) != problem.devices:
+        return None
+    found = []
+    for options, layout in zip(result.problem.components, problem.layouts(plan), strict=True):
+        degree = result.uniform.degrees.index(layout.tensor)
+        k = next((k for k, o in enumerate(options) if o.border == degree), None)
+        if k is None:
+            return None
+        found.append(k)
+    return tuple(found)

@@ -1,0 +1,314 @@
+"""Live facts: all that deciding a plan asks for, measured on the ranks that would run it.
+
+    partitions   of the step under the layouts on the table
+      -> programs      each distinct one, at the rows it would get and at a micro-batch of them
+      -> collectives   each kind on each pattern, up to the largest payload asked for
+      -> overlap, optimizer, what a step costs besides
+
+All ranks call alike and get equal profiles. What is known already is not measured again.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from synchromesh.engine import batches
+from synchromesh.engine.groups import World
+from synchromesh.engine.model import Model
+from synchromesh.engine.random import RandomStreams
+from synchromesh.planner.demand import Demand, collectives_of, program_rows
+from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
+from synchromesh.profiling import collectives as network
+from synchromesh.profiling.borders import record, stand_ins
+from synchromesh.profiling.burst_speed import device_speeds
+from synchromesh.profiling.clock import clock
+from synchromesh.profiling.compute import TUNING as TIMING
+from synchromesh.profiling.memory import storage_bytes
+from synchromesh.profiling.optimizer import update
+from synchromesh.profiling.overlap import overlap
+from synchromesh.profiling.programs import (
+    TUNING,
+    Numbers,
+    ProgramTimer,
+    Wanted,
+    first_line,
+    joined,
+    known_memory,
+)
+from synchromesh.trace.capture.batch import take
+from synchromesh.trace.partition.partition import Partition
+from synchromesh.trace.step import Step
+from synchromesh.values.optimizer import coupled
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Compute, Profile
+
+# Seconds of traffic that show overlap: usually, and under a CPU quota, for several of its periods.
+# One collective alone gave rates from 0.4 to 1.0, several in a row 0.6 to 0.7 (docs/design.md).
+TRAFFIC_SECONDS, QUOTA_TRAFFIC_SECONDS = 0.1, 0.4
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class LiveFacts:
+    """A planning problem on the ranks of a world: what is measured, and what was found too large.
+
+    Implements `planner.decide.Facts`.
+    """
+
+    world: World
+    partitions: PartitionCache
+    tensors: Mapping[str, Tensor]  # of the model, as far as this rank has them unsharded
+    example: Any  # a global batch
+    optimizer: Optimizer
+    refused: dict[str, int] = field(default_factory=dict)  # by program, the rows that do not fit
+
+    @classmethod
+    def of(
+        cls,
+        world: World,
+        model: Model,
+        step: Step,
+        optimizer: Optimizer,
+        example: Any,
+        rows: int,
+        limits: Sequence[float],
+    ) -> "LiveFacts":
+        """Of a model's traced step for global batches of `rows`; limits: bytes of tensors that
+        each rank may hold (`planning.memory_limits`)."""
+        problem = PlanningProblem(
+            step, rows, world.size, model.inside(step.chain.names), tuple(limits),
+            coupled(optimizer),
+        )  # fmt: skip
+        tensors = {**model.parameters, **model.buffers}
+        return cls(world, PartitionCache(problem), tensors, example, optimizer)
+
+    @property
+    def problem(self) -> PlanningProblem:
+        """What a plan is wanted for."""
+        return self.partitions.problem
+
+    @property
+    def extrapolation(self) -> float:
+        """See `planner.decide.Facts`."""
+        return TUNING.extrapolate
+
+    @property
+    def present(self) -> list[Tensor]:
+        """The tensors that this rank has before anything is measured."""
+        given = [p for group in self.optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in given if p.grad is not None]
+        state = (x for s in self.optimizer.state.values() for x in s.values())
+        tensors = (x for x in state if isinstance(x, Tensor))
+        found = [*self.tensors.values(), *given, *gradients, *tensors]
+        return [x for x in found if not x.is_meta and x.layout == torch.strided]
+
+    def solved(self, step: Step, plan: Plan) -> Partition | None:
+        """The partition of `step` under `plan`, where it was needed before."""
+        return self.partitions.known(plan) if step is self.problem.step else None
+
+    def agreed(
+        self,
+        find: Callable[[], list[T]],
+        write: Callable[[T], Any],
+        read: Callable[[Any], T],
+    ) -> list[T]:
+        """What rank 0 finds: the others need not look for it, and cannot disagree."""
+        return [read(x) for x in broadcast(self.world, lambda: [write(x) for x in find()])]
+
+    def profile(
+        self,
+        partitions: Iterable[Partition],
+        known: Profile | None,
+        ranks: Sequence[int] | None = None,
+        *,
+        rows: int = 0,
+        quick: bool = False,
+        besides: Iterable[Demand] = (),
+    ) -> Profile:
+        """The profile of `partitions`, each on all of `ranks`, with what `known` has besides.
+
+        quick: the memory of programs that are known for fewer rows is not watched where there is
+        plenty.
+        """
+        began = time.perf_counter()
+        world, rows = self.world, rows or self.problem.rows
+        where = range(world.size) if ranks is None else ranks
+        parts = list(partitions)
+        demands = [d for p in parts for d in collectives_of(p, rows, len(where))] + list(besides)
+        kinds = {kind for kind, _, _ in demands}
+        profile = self._besides(where) if known is None else known
+        if kinds - set(profile.overlap):
+            seconds = QUOTA_TRAFFIC_SECONDS if profile.device.burst.credit else TRAFFIC_SECONDS
+            more = overlap(world, where, kinds - set(profile.overlap), seconds)
+            profile = replace(profile, overlap={**profile.overlap, **more})
+        wanted = self._unknown(parts, profile, rows, quick)
+        compute, missing = self.timed(where, wanted, profile) if wanted else ({}, [])
+        links = profile.network
+        new = [d for d in demands if d[:2] not in links or not network.reaches(links[d[:2]], d[2])]
+        found = network.collectives(world, where, new)
+        old = profile.compute
+        return replace(
+            profile,
+            compute={
+                **old,
+                **{k: old[k].joined(c) if k in old else c for k, c in compute.items()},
+            },
+            network={**profile.network, **found},
+            missing=tuple(dict.fromkeys((*profile.missing, *missing))),
+            seconds=profile.seconds + time.perf_counter() - began,
+        )
+
+    def _unknown(
+        self, partitions: Sequence[Partition], known: Profile, total: int, quick: bool
+    ) -> dict[str, Wanted]:
+        """Every distinct program that is not known yet, or not for so many rows."""
+        wanted: dict[str, Wanted] = {}
+        for partition in partitions:
+            for local in partition.components:
+                key = partition.program(local)
+                reach = known.compute[key].reach if key in known.compute else 0.0
+                rows = program_rows(total, local.layout)
+                if rows[-1] <= TUNING.extrapolate * reach:
+                    continue
+                fits = self.refused.get(key, rows[-1] + 1)
+                if new := tuple(n for n in rows if reach < n < fits):
+                    memory = known_memory(known, key) if quick else None
+                    wanted.setdefault(key, Wanted(partition, local, new, memory))
+        return wanted
+
+    def timed(
+        self,
+        ranks: Sequence[int],
+        wanted: Mapping[str, Wanted],
+        known: Profile,
+        block: float = 0.0,
+    ) -> tuple[dict[str, Compute], list[str]]:
+        """Programs timed on `ranks` at the same time while the others are idle, as they will be:
+        hosts may share more than links. block: seconds on the wall of one of the blocks of runs
+        that are timed, at least."""
+        world, device = self.world, known.device
+        wall = device.burst.credit and clock(world.device) is None
+        least = TIMING.long_block_seconds if wall else TIMING.block_seconds
+        least = max(least, block / device.slowdown_of(world.rank))
+        with RandomStreams(0, world.device).preserved():  # random operators draw from the user's
+            if world.rank in ranks:
+                numbers_here = self._timings(wanted, least)
+            else:
+                numbers_here = ((key, {}) for key in wanted)
+            everyone = collect_timings(world, numbers_here, waits=len(ranks) < world.size)
+        first, speeds = ranks[0], known.speeds
+        rows, slowdowns = [], []
+        for r in range(world.size):
+            idle = r not in ranks  # takes what the first one does, at its own speed or slowdown
+            rows.append(everyone[first if idle else r])
+            for key, numbers in everyone[r].items():
+                if "lacking" in numbers:
+                    self.refused[key] = min(numbers["lacking"], self.refused.get(key, 1 << 62))
+            if idle and len(speeds) == world.size:
+                slowdowns.append(device.slowdown_of(first) * speeds[first] / speeds[r])
+            else:
+                slowdowns.append(device.slowdown_of(r))
+        return joined(wanted, rows, slowdowns)
+
+    def _timings(
+        self, wanted: Mapping[str, Wanted], least: float
+    ) -> Iterator[tuple[str, Numbers]]:
+        """Each program's key and its numbers on this rank."""
+        step, device = self.problem.step, self.world.device
+        try:
+            tensors = stand_ins(step.chain, self.tensors, device)
+            sample = take(self.example, 0, min(TUNING.sample_rows, self.problem.rows))
+            borders = record(step, batches.to_device(sample, device), tensors, device)
+            taken = storage_bytes((*self.present, *tensors.values(), *borders.values()))
+        except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
+            fault = {"fault": f"the values between components: {first_line(error)}"}
+            yield from ((key, fault) for key in wanted)
+            return
+        left = self.problem.limits[self.world.rank] if self.problem.limits else float("inf")
+        timer = ProgramTimer(step, tensors, borders, left - taken, device, least)
+        yield from timer.all(wanted)
+
+    def _besides(self, ranks: Sequence[int]) -> Profile:
+        """What no component has: the devices, the optimizer, agreement and Python of a step."""
+        world, device = self.world, device_speeds(self.world)
+        costs, fault = self._optimizer_costs()
+        slowdown = device.slowdown_of(world.rank)
+        table = world.everyone.all_gather_json([slowdown * n for n in costs[:3]] + list(costs[3:]))
+        byte, tensor, copy_byte, state, largest, work = (
+            max(column) for column in zip(*table, strict=True)
+        )
+        faults = [f for f in world.everyone.all_gather_json(fault) if f]
+        return Profile(
+            devices=len(ranks),
+            device=device,
+            update_byte=byte,
+            update_tensor=tensor,
+            copy_byte=copy_byte,
+            state_factor=state,
+            work_largest=largest,
+            work_byte=work,
+            host=agreement_seconds(world),
+            missing=tuple(f"the optimizer's step: {f}" for f in faults[:1]),
+        )
+
+    def _optimizer_costs(self) -> tuple[tuple[float, ...], str]:
+        """The optimizer's seconds a byte, a tensor and a copied byte, its bytes of state and of
+        work; nothing, and why, where its step fails."""
+        dtypes = [p.dtype for group in self.optimizer.param_groups for p in group["params"]]
+        try:
+            t = update(self.optimizer, self.world.device, dtypes[0])
+        except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
+            return (0.0,) * 6, first_line(error)
+        return (t.byte, t.tensor, t.copy_byte, t.state_factor, t.work_largest, t.work_byte), ""
+
+
+def broadcast(world: World, find: Callable[[], Any]) -> Any:
+    """What rank 0 finds, in JSON, on all ranks. Where it fails, it does on all."""
+    record: dict[str, Any] = {}
+    fault: Exception | None = None
+    if world.rank == 0:
+        try:
+            record = {"found": find()}
+        except Exception as error:  # whatever it is: the others wait
+            users = isinstance(error, ValueError)
+            record, fault = {"fault": str(error) or type(error).__name__, "users": users}, error
+    record = world.everyone.broadcast_json(record)
+    if "fault" in record:
+        raise fault or (ValueError if record["users"] else RuntimeError)(record["fault"])
+    return record["found"]
+
+
+def collect_timings(
+    world: World, numbers_here: Iterator[tuple[str, Numbers]], waits: bool
+) -> list[dict[str, Numbers]]:
+    """Every rank's numbers of every program. waits: some ranks wait for others; then they are
+    exchanged one after the other, so that no wait is longer than a program."""
+    if not waits:
+        return world.everyone.all_gather_json(dict(numbers_here))
+    everyone: list[dict[str, Numbers]] = [{} for _ in range(world.size)]
+    for key, numbers in numbers_here:
+        for rank, gathered in enumerate(world.everyone.all_gather_json(numbers)):
+            everyone[rank][key] = gathered
+    return everyone
+
+
+def agreement_seconds(world: World) -> float:
+    """Seconds of the control messages of a step: an all-gather of three numbers, an all-reduce of
+    two."""
+    numbers = torch.zeros(3, dtype=torch.int64, device=world.device)
+    began, runs = 0.0, 6
+    for turn in range(runs + 1):
+        if turn == 1:
+            world.everyone.barrier()
+            began = time.perf_counter()
+        world.everyone.all_gather(numbers, counted=False)
+        world.everyone.all_reduce(
+            torch.zeros(2, dtype=torch.float64, device=world.device), counted=False
+        )
+    spent = (time.perf_counter() - began) / runs
+    return max(float(t) for t in world.everyone.all_gather_json(spent))

@@ -1,0 +1,142 @@
+"""Planning on the ranks of this run: measure, decide, and predict a plan that is given.
+
+Facts that are kept from an earlier run are sampled instead (`profiling/profile_cache.py`). All
+ranks call alike.
+"""
+
+import socket
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+
+from torch import Tensor
+
+from synchromesh.engine.groups import World
+from synchromesh.planner.assemble import uniform
+from synchromesh.planner.candidate import Candidate, price
+from synchromesh.planner.choice import Choice, misfit
+from synchromesh.planner.decide import decide, survey
+from synchromesh.profiling.live_facts import LiveFacts
+from synchromesh.profiling.machine import device_bytes
+from synchromesh.profiling.memory import process_bytes, storage_bytes
+from synchromesh.profiling.profile_cache import ProfileCache, Say
+from synchromesh.trace.partition.partition import Partition
+from synchromesh.values.layout_spec import LayoutSpec
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
+
+SHOWN_MISSING = 3  # of what could not be measured, that a message lists
+
+
+def silent(_: str) -> None:
+    """Says nothing."""
+
+
+def choose(facts: LiveFacts, say: Say = silent) -> Choice:
+    """The plan that is chosen of those that fit every device. ValueError where none does.
+
+    say: is told, on every rank, what is measured and what is reused.
+    """
+    world, step = facts.world, facts.problem.step
+    if step.opaque or world.size == 1:
+        return _only(facts)
+    cache = ProfileCache.open(facts, range(world.size))
+    known = cache.profile(uniform(facts.partitions).partitions.values(), say)
+    if known is None:
+        say(f"measuring {len(step.chain.components)} components on {world.size} ranks ...")
+    choice = reconsider(facts, survey(facts.partitions, facts, known))
+    cache.keep(choice.profile, known)
+    spent = choice.profile.seconds
+    say(f"measured for {spent:.1f} s, searched for {choice.planning_seconds:.1f} s")
+    _say_missing(choice.profile, say)
+    return choice
+
+
+def _say_missing(profile: Profile, say: Say) -> None:
+    """What could not be measured: plans that need it are priced without it, or not at all."""
+    if profile.missing:
+        more = len(profile.missing) - SHOWN_MISSING
+        rest = f" (and {more} more)" if more > 0 else ""
+        say(f"could not be measured: {'; '.join(profile.missing[:SHOWN_MISSING])}{rest}")
+
+
+def reconsider(facts: LiveFacts, profile: Profile, current: Plan | None = None) -> Choice:
+    """The choice from facts that are known; what is new in the best plans is measured. ValueError
+    where no plan fits.
+
+    current: the plan in force, which is priced among the candidates.
+    """
+    choice = decide(facts.partitions, facts, profile, current)
+    if all(c.time is None for c in choice.candidates):
+        return _unpriced(facts.world, choice)
+    if not choice.chosen.fits:
+        raise ValueError(misfit(choice.candidates, facts.problem.limits, facts.problem.rows))
+    return choice
+
+
+def predict(
+    facts: LiveFacts, plan: Plan, known: Profile | None = None, say: Say = silent
+) -> tuple[Candidate, Profile]:
+    """The prediction of a given plan, with the measurements that it takes.
+
+    known: of this run, on any ranks; what is measured besides it is not kept for other runs.
+    """
+    problem = facts.problem
+    if problem.step.opaque:
+        reason = "the model runs whole: nothing was measured"
+        return Candidate(plan, None, (), True, reason), known or Profile(problem.devices)
+    ranks, partition = problem.ranks(plan), facts.partitions.partition(plan)
+    if known is None:
+        profile = _measured_once(facts, partition, ranks, say)
+    else:
+        profile = facts.profile([partition], known, ranks)
+    return price(facts.partitions, plan, profile), profile
+
+
+def _measured_once(
+    facts: LiveFacts, partition: Partition, ranks: Sequence[int], say: Say
+) -> Profile:
+    """The facts of one partition: those that are kept, and those that are missing there."""
+
+    def likely() -> Iterator[Partition]:
+        yield partition
+        yield from uniform(facts.partitions).partitions.values()  # what `auto` has measured
+
+    cache = ProfileCache.open(facts, ranks)
+    known = cache.profile(likely(), say)
+    profile = facts.profile([partition], known, ranks)
+    cache.keep(profile, known)
+    say(f"measured for {profile.seconds:.1f} s")
+    _say_missing(profile, say)
+    return profile
+
+
+def memory_limits(world: World, present: Iterable[Tensor]) -> list[float]:
+    """Bytes of tensors that each rank may hold: its device's share, less what the process has
+    besides tensors. present: the tensors that are there already.
+    """
+    hosts = world.everyone.all_gather_json(socket.gethostname())
+    ranks_here = max(1, hosts.count(hosts[world.rank]))
+    share = device_bytes(world.device)
+    if world.device.type != "cuda":
+        besides = process_bytes() - storage_bytes(x for x in present if not x.is_meta)
+        share = share // ranks_here - max(0, besides)
+    return [float(n) for n in world.everyone.all_gather_json(max(0, int(share)))]
+
+
+def _unpriced(world: World, choice: Choice) -> Choice:
+    """`data` where nothing is known of any plan: training warns, it does not fail for it."""
+    reason = choice.chosen.reason or "nothing could be measured"
+    if world.rank == 0:
+        missing = "; ".join(choice.profile.missing[:2])
+        warnings.warn(
+            f"no plan could be predicted, so it is `data` ({reason}; {missing})", stacklevel=2
+        )
+    return Choice.only(Plan(LayoutSpec("data")), reason, choice.profile)
+
+
+def _only(facts: LiveFacts) -> Choice:
+    """The one plan of a model that could not be traced, or on one device."""
+    devices = facts.world.size
+    plan = Plan(LayoutSpec("data" if devices > 1 else "single"))
+    reason = f"the model runs whole: {facts.problem.step.reason}" if devices > 1 else "one device"
+    return Choice.only(plan, reason, Profile(devices))

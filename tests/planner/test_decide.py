@@ -1,0 +1,131 @@
+"""Deciding by facts that are made up: what is asked of them, and what is made of the answers."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import pytest
+
+from synchromesh.planner.candidate import Candidate, setting
+from synchromesh.planner.decide import Facts, decide, next_best, survey
+from synchromesh.planner.demand import Demand
+from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
+from synchromesh.trace.partition.partition import Partition
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Compute, Curve, Memory, Profile
+from tests.cost.plans import flat
+from tests.models import traced
+
+T = TypeVar("T")
+DEVICES, ROWS = 2, 8
+
+
+@dataclass
+class Flat:
+    """Every program takes `seconds[rank]` a row, every collective nothing; asks are written down,
+    and everything that is found goes through JSON, as between ranks."""
+
+    partitions: PartitionCache
+    seconds: tuple[float, ...] = (1.0, 1.0)
+    extrapolation: float = float("inf")
+    knows: bool = True
+    asked: list[tuple[int, int]] = field(default_factory=list)  # ranks, rows
+    records: list[Any] = field(default_factory=list)
+
+    def profile(
+        self,
+        partitions: Iterable[Partition],
+        known: Profile | None,
+        ranks: Sequence[int] | None = None,
+        *,
+        rows: int = 0,
+        quick: bool = False,
+        besides: Iterable[Demand] = (),
+    ) -> Profile:
+        self.asked.append((DEVICES if ranks is None else len(ranks), rows or ROWS))
+        links = flat(setting(self.partitions, Plan.parse("data"))).network
+        profile = known or Profile(DEVICES, network=links)
+        curves = tuple(Curve(((0.0, 0.0), (1.0, s))) for s in self.seconds)
+        found = {
+            p.program(c): Compute(curves, curves, Memory())
+            for p in partitions
+            for c in p.components
+        }
+        return replace(profile, compute={**profile.compute, **found} if self.knows else {})
+
+    def agreed(
+        self,
+        find: Callable[[], list[T]],
+        write: Callable[[T], Any],
+        read: Callable[[Any], T],
+    ) -> list[T]:
+        self.records.append([write(item) for item in find()])
+        return [read(record) for record in self.records[-1]]
+
+
+@pytest.fixture
+def partitions() -> PartitionCache:
+    return PartitionCache(PlanningProblem(traced("odd_mlp"), ROWS, DEVICES))
+
+
+def texts(candidates: Iterable[Candidate]) -> set[str]:
+    return {str(c.plan).partition("; @pieces")[0] for c in candidates}
+
+
+def test_the_plain_plans_and_the_one_in_force_are_priced(partitions: PartitionCache) -> None:
+    facts: Facts = Flat(partitions)
+    current = Plan.parse("data; *=data")
+    found = decide(partitions, facts, survey(partitions, facts), current)
+    assert {"single", "data", "tensor", "data; *=data"} <= texts(found.candidates)
+    assert found.chosen.plan.default.name == "data" and found.components == ()
+    assert all(c.reason for c in found.candidates) and found.planning_seconds > 0
+
+
+def test_candidates_are_the_same_on_the_other_side(partitions: PartitionCache) -> None:
+    facts = Flat(partitions)
+    decide(partitions, facts, survey(partitions, facts))
+    priced = [r for batch in facts.records for r in batch if isinstance(r, dict)]
+    assert priced and all(Candidate.from_record(r).to_record() == r for r in priced)
+
+
+def test_rows_by_speed_are_timed_before_they_are_believed(partitions: PartitionCache) -> None:
+    sure = Flat(partitions, (1.0, 4.0))
+    found = decide(partitions, sure, survey(partitions, sure))
+    assert str(found.chosen.plan).startswith("data; @rows=4,1")
+    assert {rows for _, rows in sure.asked} == {ROWS}
+    unsure = Flat(partitions, (1.0, 4.0), extrapolation=1.5)
+    again = decide(partitions, unsure, survey(partitions, unsure))
+    assert (DEVICES, 13) in unsure.asked, "4/5 of the rows are 1.6 times an equal block"
+    assert again.chosen.plan == found.chosen.plan
+
+
+def test_an_optimizer_that_needs_whole_parameters(partitions: PartitionCache) -> None:
+    problem = replace(partitions.problem, unsplittable="it sums over rows of a parameter")
+    cache = PartitionCache(problem)
+    facts = Flat(cache)
+    found = decide(cache, facts, survey(cache, facts))
+    refused = {str(c.plan): c.reason for c in found.candidates if not c.fits}
+    assert refused["tensor"].startswith("it sums over rows of a parameter")
+
+
+def test_nothing_known_is_nothing_priced(partitions: PartitionCache) -> None:
+    facts = Flat(partitions, knows=False)
+    found = decide(partitions, facts, survey(partitions, facts), explained=True)
+    assert all(c.time is None for c in found.candidates) and found.components == ()
+    assert next_best(partitions, found) == ()
+
+
+def test_runners_up_where_they_are_asked_for(partitions: PartitionCache) -> None:
+    facts = Flat(partitions)
+    found = decide(partitions, facts, survey(partitions, facts), explained=True)
+    assert [row.component for row in found.components] == list(partitions.problem.names)
+    assert next_best(partitions, found) == found.components
+
+
+def test_a_partition_is_solved_once(partitions: PartitionCache) -> None:
+    plan = Plan.parse("tensor")
+    assert partitions.known(plan) is None
+    assert partitions.partition(plan) is partitions.partition(plan) is partitions.known(plan)
+    assert partitions.possible([plan, Plan.parse("data; nowhere=tensor")]) == [
+        partitions.known(plan)
+    ]
