@@ -27,17 +27,13 @@ class Accumulation:
 
     def __init__(self, execution: Execution) -> None:
         self._execution, self._world = execution, execution.world
+        self.begun = False  # there was a backward call since the last update
         self.summed = False  # the last backward has summed the gradients over the ranks
         self._unit = 0.0  # global weight for which a gradient is not scaled
         self._rows = 0  # global rows of the first backward call
         self._programs_run = 0
         # ([loss sum, weight, whether it is a pair, whether it cannot be added up], work under way)
         self._totals: list[tuple[Tensor, Any]] = []
-
-    @property
-    def begun(self) -> bool:
-        """Whether there was a backward call since the last update."""
-        return self._programs_run > 0
 
     def require_none(self, what: str) -> None:
         """ValueError where `what` is to happen although gradients wait for their update."""
@@ -113,6 +109,7 @@ class Accumulation:
         work = self._world.everyone.all_reduce(sums, asynchronous=True, counted=False)
         self._totals.append((sums, work))
         self._programs_run += INTERLEAVED
+        self.begun = True
         if program is not None:
             with program.backward():
                 self._backward(results)
