@@ -34,7 +34,7 @@ class Price:
     """What things cost, in bytes sent; a measured profile may give other numbers.
 
     Sent bytes are what counts; the other prices break ties between assignments of equal traffic.
-    They are chosen, not measured, but for `latency`.
+    All are chosen, not measured.
     """
 
     byte: float = 1.0  # a byte sent
