@@ -26,7 +26,7 @@ LAYERS = (
     "cost",
     "planner",
     # a local program that runs in one process, on real tensors or fake ones
-    "engine.communicator", "engine.random", "engine.model", "engine.walking", "engine.async_move",
+    "engine.communicator", "engine.random", "engine.model", "engine.walk", "engine.async_move",
     "engine.batch_norm", "engine.collectives",
     "profiling.clock", "profiling.memory", "profiling.borders", "profiling.silent_group",
     "profiling.compute", "profiling.optimizer",

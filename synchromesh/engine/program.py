@@ -27,7 +27,7 @@ from synchromesh.engine.collectives import Axis
 from synchromesh.engine.exchange import depart
 from synchromesh.engine.random import Streams
 from synchromesh.engine.stage import Stage
-from synchromesh.engine.walking import Walk, walking
+from synchromesh.engine.walk import Walk, walking
 from synchromesh.trace.partition.partition import LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Value

@@ -20,7 +20,7 @@ from torch import Tensor
 from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.collectives import Axis
 from synchromesh.engine.random import Streams
-from synchromesh.engine.walking import walking
+from synchromesh.engine.walk import walking
 from synchromesh.profiling.borders import local_part, tiled
 from synchromesh.profiling.clock import clock
 from synchromesh.profiling.memory import LiveBytes, storage_bytes
