@@ -18,7 +18,7 @@ from synchromesh.estimate import network
 from synchromesh.estimate.datasheet import SOURCE, datasheet
 from synchromesh.planner.candidate import Candidate, readable
 from synchromesh.planner.choice import Choice, RunnerUp, misfit
-from synchromesh.planner.decide import decide, survey
+from synchromesh.planner.decide import Find, Read, Write, decide, survey
 from synchromesh.planner.demand import Demand, collectives_of
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.trace.capture.batch import row_count
@@ -181,12 +181,7 @@ class DatasheetFacts:
         links = network.curves(self.cluster, new, ranks)
         return datasheet(self.problem, self.optimizer, parts, self.cluster, links, known)
 
-    def agreed(
-        self,
-        find: Callable[[], list[T]],
-        write: Callable[[T], Any],
-        read: Callable[[Any], T],
-    ) -> list[T]:
+    def agreed(self, find: Find[T], write: Write[T], read: Read[T]) -> list[T]:
         """What is found: there is nobody else."""
         return find()
 

@@ -34,6 +34,9 @@ from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
 T = TypeVar("T")
+Find = Callable[[], list[T]]
+Write = Callable[[T], Any]  # an item as JSON
+Read = Callable[[Any], T]  # and back
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,8 @@ class Facts(Protocol):
         """
         ...
 
-    def agreed(
-        self,
-        find: Callable[[], list[T]],
-        write: Callable[[T], Any],
-        read: Callable[[Any], T],
-    ) -> list[T]:
-        """What one of the ranks finds, on all of them; where it fails, on all. `write` and `read`
-        turn an item into JSON and back."""
+    def agreed(self, find: Find[T], write: Write[T], read: Read[T]) -> list[T]:
+        """What one of the ranks finds, on all of them; where it fails, on all."""
         ...
 
 

@@ -21,6 +21,7 @@ from synchromesh.engine import batches
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.engine.random import RandomStreams
+from synchromesh.planner.decide import Find, Read, Write
 from synchromesh.planner.demand import Demand, collectives_of, program_rows
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import collectives as network
@@ -111,12 +112,7 @@ class LiveFacts:
         """The partition of `step` under `plan`, where it was needed before."""
         return self.partitions.known(plan) if step is self.problem.step else None
 
-    def agreed(
-        self,
-        find: Callable[[], list[T]],
-        write: Callable[[T], Any],
-        read: Callable[[Any], T],
-    ) -> list[T]:
+    def agreed(self, find: Find[T], write: Write[T], read: Read[T]) -> list[T]:
         """What rank 0 finds: the others need not look for it, and cannot disagree."""
         return [read(x) for x in broadcast(self.world, lambda: [write(x) for x in find()])]
 

@@ -1,13 +1,13 @@
 """Deciding by facts that are made up: what is asked of them, and what is made of the answers."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import pytest
 
 from synchromesh.planner.candidate import Candidate, setting
-from synchromesh.planner.decide import Facts, decide, next_best, survey
+from synchromesh.planner.decide import Facts, Find, Read, Write, decide, next_best, survey
 from synchromesh.planner.demand import Demand
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.trace.partition.partition import Partition
@@ -53,12 +53,7 @@ class Flat:
         }
         return replace(profile, compute={**profile.compute, **found} if self.knows else {})
 
-    def agreed(
-        self,
-        find: Callable[[], list[T]],
-        write: Callable[[T], Any],
-        read: Callable[[Any], T],
-    ) -> list[T]:
+    def agreed(self, find: Find[T], write: Write[T], read: Read[T]) -> list[T]:
         self.records.append([write(item) for item in find()])
         return [read(record) for record in self.records[-1]]
 
