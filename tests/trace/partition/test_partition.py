@@ -199,7 +199,7 @@ def test_a_bottleneck_is_sharded() -> None:
 def test_equal_blocks_are_solved_once_and_alike() -> None:
     found = problem("bert", 2)
     sizes = len(found.problem.options)
-    total = sum(len(w.nodes) for w in found.works)
+    total = sum(len(s.nodes) for s in found.subgraphs)
     assert sizes < total, "the second layer has no units of its own"
     states = placements(localise(found, assign(found, None)))
     for name, state in states.items():
