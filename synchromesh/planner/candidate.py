@@ -76,7 +76,7 @@ def setting(partitions: PartitionCache, plan: Plan) -> Setting:
 def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate:
     """The candidate of `plan`: seconds, bytes on each device, whether it stays below the limits.
 
-    A plan that leaves open in how many pieces rows walk gets the better number.
+    A plan that leaves open how many micro-batches are interleaved gets the better number.
     """
     problem = partitions.problem
     limits = problem.limits
@@ -101,9 +101,9 @@ def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate
     return Candidate(plan, time, memory, True, "")
 
 
-def with_pieces(candidate: Candidate, partitions: PartitionCache) -> Candidate:
-    """The candidate with the number of pieces it was priced with written into its plan, where rows
-    may walk in pieces."""
+def with_interleaving(candidate: Candidate, partitions: PartitionCache) -> Candidate:
+    """The candidate with the number of interleaved micro-batches that it was priced with written
+    into its plan, where several are possible."""
     if candidate.time is None or not partitions.overlaps(candidate.plan):
         return candidate
     return replace(candidate, plan=replace(candidate.plan, pieces=candidate.time.interleaved))

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from synchromesh.cost.step_time import Unmeasured
 from synchromesh.planner.assemble import Uniform, assemble, crossings, degrees, uniform
-from synchromesh.planner.candidate import Candidate, price, with_pieces
+from synchromesh.planner.candidate import Candidate, price, with_interleaving
 from synchromesh.planner.chain import search
 from synchromesh.planner.choice import Choice, RunnerUp, decided
 from synchromesh.planner.demand import Demand
@@ -120,7 +120,7 @@ def decide(
         found = deciding.priced([*plans, *more])
     guessed = [p for p in more if p.ranks is not None]
     found = [c for c in found if c.time is not None or c.plan not in guessed]
-    found = [with_pieces(c, partitions) for c in found]
+    found = [with_interleaving(c, partitions) for c in found]
     found = decided([*found, *refused(problem)])
     spent = time.perf_counter() - began - deciding.waited
     rows_of: tuple[RunnerUp, ...] = ()

@@ -71,5 +71,5 @@ class PartitionCache:
         return self._solved.get(self.problem.layouts(plan))
 
     def overlaps(self, plan: Plan) -> bool:
-        """Whether rows may walk in several pieces under `plan`."""
+        """Whether several micro-batches may be interleaved under `plan`."""
         return overlaps(self.problem.step, self.partition(plan))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from synchromesh.cost.step_time import step_time
-from synchromesh.planner.candidate import Candidate, price, readable, setting, with_pieces
+from synchromesh.planner.candidate import Candidate, price, readable, setting, with_interleaving
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -38,9 +38,11 @@ def test_pieces_are_as_the_plan_says_or_the_better() -> None:
     assert free.seconds == min(seconds.values())
     assert free.time is not None
     written = replace(free.plan, pieces=free.time.pieces)
-    assert with_pieces(free, PARTITIONS).plan == written
+    assert with_interleaving(free, PARTITIONS).plan == written
     single = price(PARTITIONS, Plan.parse("single"), profile("single"))
-    assert with_pieces(single, PARTITIONS) == single, "nothing is sent that pieces could hide"
+    assert with_interleaving(single, PARTITIONS) == single, (
+        "nothing is sent that pieces could hide"
+    )
 
 
 def test_what_cannot_be_priced_says_why() -> None:

@@ -198,8 +198,12 @@ def test_pieces_that_are_not_given_are_not_written() -> None:
     assert Plan.from_json('{"default": "data", "pieces": null}') == tried
     assert "pieces" not in tried.to_dict() and single.to_dict()["pieces"] == 1
     assert single.unsupported() == ()
-    with_pieces = Plan.parse("auto; @pieces=4")  # what the planner finds says its pieces itself
-    assert not with_pieces.automatic and "write it alone" in with_pieces.unsupported()[0]
+    with_interleaving = Plan.parse(
+        "auto; @pieces=4"
+    )  # what the planner finds says its pieces itself
+    assert (
+        not with_interleaving.automatic and "write it alone" in with_interleaving.unsupported()[0]
+    )
 
 
 def test_files(tmp_path: Path) -> None:
