@@ -37,7 +37,7 @@ def test_pieces_are_as_the_plan_says_or_the_better() -> None:
     free = price(PARTITIONS, Plan.parse("tensor"), told)
     assert free.seconds == min(seconds.values())
     assert free.time is not None
-    written = replace(free.plan, pieces=free.time.pieces)
+    written = replace(free.plan, pieces=free.time.interleaved)
     assert with_interleaving(free, PARTITIONS).plan == written
     single = price(PARTITIONS, Plan.parse("single"), profile("single"))
     assert with_interleaving(single, PARTITIONS) == single, (
