@@ -63,12 +63,23 @@ def fit(
     Raises ValueError for arguments, data or plans that do not fit, CheckpointError where the last
     checkpoint could not be written.
     """
+    if not isinstance(workload, Workload):
+        raise ValueError(f"fit trains a synchromesh.Workload, not {type(workload).__name__}")
     faults = []
     if epochs is not None and steps is not None:
         faults.append(f"epochs ({epochs}) and steps ({steps}) exclude each other")
     numbers = {"epochs": epochs, "steps": steps, "checkpoint_every": checkpoint_every}
     asked = {name: number for name, number in numbers.items() if number is not None}
-    faults += [f"{name} must be at least 1, not {n}" for name, n in asked.items() if n < 1]
+    faults += [
+        f"{name} must be a whole number of at least 1, not {n!r}"
+        for name, n in asked.items()
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1
+    ]
+    if autocast is not None and not isinstance(autocast, torch.dtype):
+        faults.append(f"autocast must be a torch.dtype like torch.bfloat16, not {autocast!r}")
+    for name, function in {"on_event": on_event, "stop": stop, "say": say}.items():
+        if function is not None and not callable(function):
+            faults.append(f"{name} must be a function, not {function!r}")
     if checkpoint_every is not None and checkpoints is None:
         faults.append("checkpoint_every needs a folder: checkpoints=...")
     if faults:

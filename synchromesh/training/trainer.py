@@ -409,6 +409,8 @@ class Trainer:
 def checked_plan(plan: Plan | str) -> Plan:
     """The plan of a text, or `auto`. ValueError where this version cannot execute it."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    if not isinstance(plan, Plan):
+        raise ValueError(f"a plan is a text or a Plan, not {type(plan).__name__}")
     faults = () if plan.automatic else plan.unsupported()
     if faults:
         raise ValueError(f"plan {str(plan)!r}: " + "; ".join(faults))

@@ -169,12 +169,19 @@ def test_what_does_not_fit_is_said_in_one_sentence() -> None:
     events: list[FitEvent] = []
     for sentence, settings in {
         "epochs (2) and steps (3) exclude each other": {"epochs": 2, "steps": 3},
-        "steps must be at least 1, not 0": {"steps": 0},
+        "steps must be a whole number of at least 1, not 0": {"steps": 0},
+        "steps must be a whole number of at least 1, not 2.5": {"steps": 2.5},
+        "autocast must be a torch.dtype like torch.bfloat16, not 'bf16'": {"autocast": "bf16"},
+        "on_event must be a function, not 3": {"on_event": 3},
         "checkpoint_every needs a folder": {"checkpoint_every": 2},
     }.items():
         with pytest.raises(ValueError) as error:
             sm.fit(TINY, plan="single", **settings)  # type: ignore[arg-type]
         assert sentence in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=r"a synchromesh\.Workload, not str"):
+        sm.fit("digits/cnn")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a plan is a text or a Plan, not int"):
+        sm.fit(TINY, plan=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"batch_size\(40\) > 22 items; use a batch size of at"):
         sm.fit(replace(TINY, batch_size=40))
     with pytest.raises(ValueError, match="train_data is empty"):
