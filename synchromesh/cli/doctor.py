@@ -39,7 +39,7 @@ def add_parser(commands: options.Commands) -> None:
     )
     parser.add_argument("--force", action="store_true", help="overwrite that file")
     parser.add_argument(
-        "--port", type=options.positive, metavar="N",
+        "--port", type=options.port, metavar="N",
         help="of rank 0's host, checked to be free; default MASTER_PORT, else 29500",
     )  # fmt: skip
     options.add_json(parser)

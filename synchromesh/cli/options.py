@@ -22,6 +22,14 @@ def positive(text: str) -> int:
     return number
 
 
+def port(text: str) -> int:
+    """A TCP port, 1 to 65535."""
+    number = positive(text)
+    if number > 65_535:
+        raise argparse.ArgumentTypeError(f"{number} is no port: ports are 1 to 65535")
+    return number
+
+
 def natural(text: str) -> int:
     """A whole number of at least 0 that fits a seed."""
     try:

@@ -7,13 +7,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from synchromesh.engine import batches
-from synchromesh.engine import optimizer as rebinding
 from synchromesh.engine.batches import GlobalRows, RowAgreement
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import Group, World
 from synchromesh.engine.interleaving import Interleaving
 from synchromesh.engine.model import Model
 from synchromesh.engine.opaque import OpaqueProgram, hand_over
+from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.engine.program import Program
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.stage import StageGroups
@@ -107,7 +107,7 @@ class Execution:
             raise ValueError(f"{error} ({why})" if why else str(error)) from None
         made = made or partition(step, layouts, rows=self.planning.rows)
         placed = holdings(self.model.described.values(), made.placements, len(ranks))
-        rebinding.check(self.optimizer, any(h.placement.sharded for h in placed.values()))
+        check_optimizer(self.optimizer, any(h.placement.sharded for h in placed.values()))
         order = [(c.name, [p.name for p in c.parameters]) for c in step.chain.components]
         places = sorted((n, str(h)) for n, h in placed.items())
         mark = batches.fingerprint((str(plan), step.opaque, order, places))
@@ -220,7 +220,7 @@ class Execution:
         return self.programs.find(batch, function, rows, self.planning.rows)
 
     def reseed(self, seed: int) -> None:
-        """RandomStreams of another seed, as of a checkpoint."""
+        """Random streams of another seed, as of a checkpoint."""
         self.streams = RandomStreams(seed, self.world.device)
         self.programs = Programs(self.active, self.traces, self.state, self.streams)
 

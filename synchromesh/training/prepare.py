@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from synchromesh.engine import batches, heap
-from synchromesh.engine import optimizer as rebinding
 from synchromesh.engine.agreement import compare_ranks
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
+from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.training.options import Loss, Options
 from synchromesh.training.trainer import Trainer, checked_plan
 from synchromesh.values.plan import Plan
@@ -62,7 +62,7 @@ def prepare(
         heap.keep()
     wrapped: Model | None = None
     try:
-        rebinding.check(optimizer, sharded=False)
+        check_optimizer(optimizer, sharded=False)
         wrapped = Model(model if _is_meta(model) else model.to(world.device))
         compare_ranks(world.everyone, wrapped, chosen, optimizer, seed, example_batch)
         source = None if weights is None else Path(weights)

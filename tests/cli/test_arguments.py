@@ -39,6 +39,7 @@ def told(words: str | list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("train", "the following arguments are required: TARGET; see synchromesh train --help"),
         ("train digits/cnn --nproc 0", "--nproc: '0' is not a whole number of at least 1"),
         ("train digits/cnn --batch-size x", "--batch-size: 'x' is not a whole number"),
+        ("doctor --port 65536", "--port: 65536 is no port: ports are 1 to 65535"),
         ("train digits/cnn --seed -1", "--seed: '-1' is not a whole number from 0"),
         ("train digits/cnn --epochs 1 --steps 1", "--steps: not allowed with argument --epochs"),
         ("train digits/cnn --plan dtaa", "unknown layout 'dtaa'; did you mean 'data'"),
