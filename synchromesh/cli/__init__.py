@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.words = words
     hush()
     if launched():
-        code: int = args.main(args)  # errors pass on to engine.rank, which reports them
+        code: int = args.main(args)  # errors pass on to launch.rank, which reports them
         return code
     try:
         code = args.main(args)
