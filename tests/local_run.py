@@ -43,16 +43,16 @@ def forward(
         ]
         made = c.graph(axis, rows, *inputs, *rest)
         for out, x in zip(c.outputs, made, strict=True):
-            check_shape(out.value, out.placement, x, rows, axis.size)
+            check_shape(out.value, out.placement, x, rows, axis)
             values[out.value.name, out.placement] = x
     return [values[o.value.name, o.placement] for o in found.outputs]
 
 
-def check_shape(value: Value, state: Placement, x: Tensor, rows: int, size: int) -> None:
+def check_shape(value: Value, state: Placement, x: Tensor, rows: int, axis: ThreadAxis) -> None:
     shape = list(value.shape)
     if value.rows:
         shape[value.rows.dim] *= rows
-    assert tuple(x.shape) == state.local_shape(tuple(shape), size), (
+    assert tuple(x.shape) == state.local_shape(tuple(shape), axis.size, axis.index), (
         f"{value} in {state}: {tuple(x.shape)}"
     )
 
@@ -85,21 +85,21 @@ def run(
             outputs = [outputs[0] / outputs[1]]
         if backward:
             outputs[0].backward()
-        gradients = {n: t.grad for n, t in tensors.items() if t.requires_grad}
+        gradients = {
+            n: torch.zeros_like(t) if t.grad is None else t.grad
+            for n, t in tensors.items()
+            if t.requires_grad
+        }
         return [o.detach() for o in outputs], gradients, tensors
 
     return spin(size, rank), groups
 
 
-def assembled(parts: list[Tensor | None], state: Placement) -> Tensor:
+def assembled(parts: list[Tensor], state: Placement) -> Tensor:
     """The whole gradient from what the ranks have."""
-    some = next((p for p in parts if p is not None), None)
-    if some is None:
-        return torch.zeros(())
-    full = torch.stack([torch.zeros_like(some) if p is None else p for p in parts])
     if state.sharded:
-        return join(list(full), state)
-    return full.sum(0) if state.kind == "r" else full[0]
+        return join(parts, state)
+    return torch.stack(parts).sum(0) if state.kind == "r" else parts[0]
 
 
 def joined(parts: list[Tensor], state: Placement) -> Tensor:

@@ -91,25 +91,28 @@ def vit(dropout: float = 0.0) -> Family:
     return hf.ViTForImageClassification(config), image_loss, images(3, 8, 8)
 
 
-def bert(dropout: float = 0.0, attention: str = "sdpa") -> Family:
+def bert(
+    dropout: float = 0.0, attention: str = "sdpa", heads: int = 4, vocabulary: int = 40
+) -> Family:
     config = hf.BertConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
-        vocab_size=40, max_position_embeddings=16, num_labels=4, hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout, attn_implementation=attention,
+        hidden_size=4 * heads, num_hidden_layers=2, num_attention_heads=heads,
+        intermediate_size=8 * heads, vocab_size=vocabulary, max_position_embeddings=16,
+        num_labels=4, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+        attn_implementation=attention,
     )  # fmt: skip
-    return hf.BertForSequenceClassification(config), text_loss, tokens(40, mask=1, y=4)
+    return hf.BertForSequenceClassification(config), text_loss, tokens(vocabulary, mask=1, y=4)
 
 
 def bert_eager(dropout: float = 0.0) -> Family:
     return bert(dropout, "eager")
 
 
-def gpt2(dropout: float = 0.0) -> Family:
+def gpt2(dropout: float = 0.0, vocabulary: int = 48) -> Family:
     config = hf.GPT2Config(
-        n_embd=16, n_layer=2, n_head=4, vocab_size=48, n_positions=16, embd_pdrop=dropout,
+        n_embd=16, n_layer=2, n_head=4, vocab_size=vocabulary, n_positions=16, embd_pdrop=dropout,
         resid_pdrop=dropout, attn_pdrop=dropout, use_cache=False, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    return hf.GPT2LMHeadModel(config), language_loss, tokens(48)
+    return hf.GPT2LMHeadModel(config), language_loss, tokens(vocabulary)
 
 
 def llama(dropout: float = 0.0) -> Family:
@@ -217,6 +220,23 @@ def lstm(dropout: float = 0.0) -> Family:
     return Recurrent(nn.LSTM, dropout=dropout), text_loss, tokens(37, y=4)
 
 
+class NextWord(nn.Module):
+    """A recurrent model of the next word."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, 18)
+        self.rnn = nn.LSTM(18, 14, batch_first=True)
+        self.head = nn.Linear(14, vocabulary)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(self.embedding(x))[0])  # type: ignore[no-any-return]
+
+
+def word_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch["x"])[:, :-1].flatten(0, 1), batch["x"][:, 1:].flatten())
+
+
 def gru(dropout: float = 0.0) -> Family:
     return Recurrent(nn.GRU, dropout=dropout), text_loss, tokens(37, y=4)
 
@@ -272,6 +292,30 @@ def seeded(build: Callable[..., Family]) -> Callable[..., Family]:
     return make
 
 
+def gpt2_251_words() -> Family:
+    return gpt2(vocabulary=251)
+
+
+def bert_6_heads() -> Family:
+    return bert(heads=6, vocabulary=41)
+
+
+def resnet_30_channels() -> Family:
+    config = hf.ResNetConfig(
+        embedding_size=30, hidden_sizes=[30, 54], depths=[1, 2], layer_type="basic", num_labels=7
+    )
+    return hf.ResNetForImageClassification(config), image_loss, images(3, 16, 7)
+
+
+def lstm_101_words() -> Family:
+    return NextWord(101), word_loss, tokens(101)
+
+
+# sizes that few numbers of ranks divide
+UNEVEN: dict[str, Callable[..., Family]] = {
+    build.__name__: seeded(build)
+    for build in (gpt2_251_words, bert_6_heads, resnet_30_channels, lstm_101_words)
+}
 FAMILIES: dict[str, Callable[..., Family]] = {
     build.__name__: seeded(build)
     for build in (

@@ -164,9 +164,11 @@ def check_spec(
         if pairs:
             torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
         gradients = [x.grad if x.grad is not None else torch.zeros_like(x) for x in inputs]
-        return [y.detach() for y in made], gradients
+        without = tuple(x.grad is None for x in inputs)
+        return [y.detach() for y in made], gradients, without
 
     ranks = spin(m, rank)
+    assert len({r[2] for r in ranks}) == 1, "moves run backward on all ranks or on none"
     for k, (y, s) in enumerate(zip(outputs, spec.outputs, strict=True)):
         mine = whole([r[0][k] for r in ranks], s, "P")
         torch.testing.assert_close(mine, y.detach(), atol=1e-11, rtol=1e-11)

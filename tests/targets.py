@@ -7,9 +7,10 @@ import torch
 from torch.utils.data import Dataset
 
 from synchromesh.workloads.workload import Workload
-from tests.models import FAMILIES
+from tests.models import FAMILIES, UNEVEN
 
 SAMPLES = 30
+EVERY = FAMILIES | UNEVEN
 
 
 class Rows(Dataset[Any]):
@@ -32,9 +33,9 @@ def target(family: str) -> Workload:
     """A workload of 30 random rows in global batches of 12."""
 
     def model() -> torch.nn.Module:
-        return FAMILIES[family]()[0]
+        return EVERY[family]()[0]
 
-    _, loss, make = FAMILIES[family]()
+    _, loss, make = EVERY[family]()
     return Workload(
         model=model,
         loss=loss,
@@ -46,6 +47,6 @@ def target(family: str) -> Workload:
 
 
 def __getattr__(name: str) -> Any:
-    if name in FAMILIES:
+    if name in EVERY:
         return lambda: target(name)
     raise AttributeError(name)

@@ -90,14 +90,15 @@ def spin(size: int, function: Callable[[ThreadGroup], Any]) -> list[Any]:
 
 def part(x: Tensor, state: Placement, size: int, index: int) -> Tensor:
     """What rank `index` of `size` holds of the whole `x` under a sharded placement."""
-    apart = x.unflatten(state.dim, (state.segments, size, -1))
-    return apart.select(state.dim + 1, index).flatten(state.dim, state.dim + 1)
+    boxes = state.boxes(tuple(x.shape), size, index)
+    return torch.cat([x[tuple(slice(a, b) for a, b in box)] for box in boxes], state.dim)
 
 
 def join(parts: Sequence[Tensor], state: Placement) -> Tensor:
     """The whole of all ranks' parts."""
-    apart = [p.unflatten(state.dim, (state.segments, -1)) for p in parts]
-    return torch.stack(apart, state.dim + 1).flatten(state.dim, state.dim + 2)
+    n, dim = state.segments, state.dim
+    chunks = [p.split(p.shape[dim] // n, dim) if p.shape[dim] else [p] * n for p in parts]
+    return torch.cat([c[i] for i in range(n) for c in chunks], dim)
 
 
 VALUE = {"R": "R", "r": "R", "P": "P", "S": "S"}  # of a placement: how the value lies
@@ -116,18 +117,23 @@ def convert(
             x = x.clone()
             group.all_reduce(x)
             return x
-        return group.reduce_scatter(torch.stack([part(x, target, size, i) for i in range(size)]))
+        group.count("reduce_scatter", part(x, target, size, 0), size)
+        every = group.meeting.exchange(index, x.detach().clone())
+        return part(torch.stack(every).sum(0), target, size, index)
     if before == "R":
         return {"R": lambda: x, "P": lambda: x / size, "S": lambda: part(x, target, size, index)}[
             after
         ]()
-    if after == "R":
-        return join(list(group.all_gather(x)), source)
+    parts = group.meeting.exchange(index, x.detach().clone())
     if after == "P":
-        return join([x if i == index else torch.zeros_like(x) for i in range(size)], source)
-    parts = torch.stack(group.meeting.exchange(index, x.detach().clone()))
-    group.count("all_to_all", x)
-    return part(join(list(parts), source), target, size, index)
+        return join(
+            [x if i == index else torch.zeros_like(p) for i, p in enumerate(parts)], source
+        )
+    if after == "R":
+        group.count("all_gather", parts[0], size)
+        return join(parts, source)
+    group.count("all_to_all", parts[0])
+    return part(join(parts, source), target, size, index)
 
 
 class Move(torch.autograd.Function):
@@ -150,7 +156,7 @@ class ThreadAxis:
     def __init__(self, group: ThreadGroup) -> None:
         self.group, self.size, self.index = group, group.size, group.index
 
-    def move(self, x: Tensor, source: str, target: str) -> Tensor:
+    def move(self, x: Tensor, source: str, target: str, length: int = 0) -> Tensor:
         return Move.apply(x, self.group, parse(source), parse(target))  # type: ignore[no-any-return]
 
     def maximum(self, x: Tensor) -> Tensor:

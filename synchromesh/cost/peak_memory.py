@@ -152,7 +152,8 @@ class _MemoryWalk:
 
     def _sized(self, value: Value, layout: Layout, placement: Placement) -> tuple[Form, float]:
         """A form of a value, and its bytes for a micro-batch on this device."""
-        size = value.bytes(1) * (self.rows(layout) if value.rows is not None else 1.0)
+        whole = placement.padded_bytes(value.bytes(1), value.shape, layout.tensor)
+        size = whole * (self.rows(layout) if value.rows is not None else 1.0)
         form = value.name, layout.tensor, placement
         return form, size / layout.tensor if placement.sharded else size
 

@@ -4,8 +4,9 @@
 primitive that converts the value in forward, and the one that converts the gradient back.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -16,106 +17,161 @@ from synchromesh.engine.async_move import async_move
 from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.communicator import Communicator, Finish
 from synchromesh.engine.random import RandomStreams
-from synchromesh.values.placement import Placement, parse
+from synchromesh.values.placement import Placement, parse, shard
 
-Primitive = Callable[
-    [Tensor, Communicator, Placement, Placement], Finish
-]  # (x, group, source, target)
+# (x, group, source, target, entries of the dimension that the source shards)
+Primitive = Callable[[Tensor, Communicator, Placement, Placement, int], Finish]
 
 
 def part(x: Tensor, placement: Placement, size: int, index: int) -> Tensor:
     """The local part of rank `index` of `size` of a global tensor under a sharded placement."""
     dim, segments = placement.dim, placement.segments
-    assert x.shape[dim] % (segments * size) == 0, f"{placement} of {tuple(x.shape)} over {size}"
+    start, stop = placement.share(x.shape[dim], size, index)
     if segments == 1:
-        length = x.shape[dim] // size
-        return x.narrow(dim, index * length, length)
-    parts: Tensor = x.unflatten(dim, (segments, size, -1))
-    return parts.select(dim + 1, index).flatten(dim, dim + 1)
+        return x.narrow(dim, start, stop - start)
+    return _apart(x, dim, segments).narrow(dim + 1, start, stop - start).flatten(dim, dim + 1)
 
 
-def join(parts: Tensor, placement: Placement) -> Tensor:
-    """The global tensor of (size, *part): the inverse of `part`."""
+def join(parts: Sequence[Tensor], placement: Placement) -> Tensor:
+    """The global tensor of every rank's part: the inverse of `part`."""
     dim, segments = placement.dim, placement.segments
     if segments == 1:
-        return parts.movedim(0, dim).flatten(dim, dim + 1)
-    split: Tensor = parts.unflatten(dim + 1, (segments, -1))
-    return split.movedim(0, dim + 1).flatten(dim, dim + 2)
+        return torch.cat(tuple(parts), dim)
+    return torch.cat([_apart(x, dim, segments) for x in parts], dim + 1).flatten(dim, dim + 1)
 
 
-def _identity(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
+def _apart(x: Tensor, dim: int, segments: int) -> Tensor:
+    """`x` with the segments of `dim` as a dimension of their own."""
+    apart: Tensor = x.unflatten(dim, (segments, x.shape[dim] // segments))
+    return apart
+
+
+def _padded(x: Tensor, placement: Placement, length: int, size: int) -> Tensor:
+    """A rank's part of a dimension of `length`, each segment as long as the first rank's."""
+    dim, segments = placement.dim, placement.segments
+    _, most = placement.share(length, size, 0)
+    lacking = most - x.shape[dim] // segments
+    if not lacking:
+        return x
+    apart = _apart(x, dim, segments)
+    zeros = apart.new_zeros((*apart.shape[: dim + 1], lacking, *apart.shape[dim + 2 :]))
+    return torch.cat((apart, zeros), dim + 1).flatten(dim, dim + 1)
+
+
+def _trimmed(x: Tensor, placement: Placement, length: int, size: int, index: int) -> Tensor:
+    """What `_padded` made longer on rank `index`, as it was."""
+    start, stop = placement.share(length, size, index)
+    dim, segments = placement.dim, placement.segments
+    if x.shape[dim] == segments * (stop - start):
+        return x
+    return _apart(x, dim, segments).narrow(dim + 1, 0, stop - start).flatten(dim, dim + 1)
+
+
+def _identity(
+    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
+) -> Finish:
     return lambda: x.view_as(x)
 
 
-def _copy(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
+def _copy(
+    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
+) -> Finish:
     """As `_identity` for gradients, which may become a leaf's `grad`: autograd would take a view
     of another leaf's memory for it, and add to it in place.
     """
     return lambda: x.clone()
 
 
-def _divide(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
+def _divide(
+    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
+) -> Finish:
     if x.is_floating_point() or x.is_complex():
         return lambda: x / group.size
     return lambda: x.clone() if group.index == 0 else torch.zeros_like(x)
 
 
-def _all_reduce(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
+def _all_reduce(
+    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
+) -> Finish:
     return group.start_all_reduce(x)
 
 
-def _slice(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
+def _slice(
+    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
+) -> Finish:
     # a copy, as in `_copy`; a view would keep all of `x` alive besides
     local = part(x, target, group.size, group.index)
     return lambda: local.clone(memory_format=torch.contiguous_format)
 
 
-def _zeros(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
+def _zeros(
+    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
+) -> Finish:
     def finish() -> Tensor:
-        shape = list(x.shape)
-        shape[source.dim] *= group.size
-        full = x.new_zeros(shape)
-        if source.segments == 1:
-            part(full, source, group.size, group.index).copy_(x)
-        else:  # a view through unflatten, for `part` copies
-            view = full.unflatten(source.dim, (source.segments, group.size, -1))
-            view.select(source.dim + 1, group.index).copy_(
-                x.unflatten(source.dim, (source.segments, -1))
-            )
+        dim, segments = source.dim, source.segments
+        full = x.new_zeros((*x.shape[:dim], length, *x.shape[dim + 1 :]))
+        start, stop = source.share(length, group.size, group.index)
+        own = _apart(full, dim, segments).narrow(dim + 1, start, stop - start)
+        own.copy_(_apart(x, dim, segments))
         return full
 
     return finish
 
 
-def _all_gather(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
-    gather = group.start_all_gather(x)
-    return lambda: join(gather(), source)
+def _all_gather(
+    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
+) -> Finish:
+    gather = group.start_all_gather(_padded(x, source, length, group.size))
+
+    def finish() -> Tensor:
+        gathered = gather()
+        if source == shard(0) and source.even(length, group.size):
+            return gathered.flatten(0, 1)  # a view
+        parts = enumerate(gathered.unbind())
+        return join([_trimmed(x, source, length, group.size, i) for i, x in parts], source)
+
+    return finish
 
 
 def _reduce_scatter(
-    x: Tensor, group: Communicator, source: Placement, target: Placement
+    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
 ) -> Finish:
-    dim, segments = target.dim, target.segments
-    parts = x.detach().unflatten(dim, (segments, group.size, -1)).movedim(dim + 1, 0)
-    scatter = group.start_reduce_scatter(parts)
-    return lambda: scatter().flatten(dim, dim + 1)
+    x, size, length = x.detach(), group.size, x.shape[target.dim]
+    if target.even(length, size):
+        dim = target.dim
+        parts = x.unflatten(dim, (target.segments, size, -1)).movedim(dim + 1, 0)
+        scatter = group.start_reduce_scatter(parts)
+        return lambda: scatter().flatten(dim, dim + 1)
+    uneven = (_padded(part(x, target, size, i), target, length, size) for i in range(size))
+    scatter = group.start_reduce_scatter(torch.stack(tuple(uneven)))
+    return lambda: _trimmed(scatter(), target, length, size, group.index)
 
 
-def _all_to_all(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
+def _all_to_all(
+    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
+) -> Finish:
     x = x.detach()
     if source.dim != target.dim:
         parts = [part(x, target, group.size, i) for i in range(group.size)]
-        sent = group.start_all_to_all(parts)
-        return lambda: join(torch.stack(sent()), source)
+        shape = list(parts[group.index].shape)
+        shape[source.dim] = length
+        shapes = [source.local_shape(tuple(shape), group.size, i) for i in range(group.size)]
+        sent = group.start_all_to_all(parts, shapes, _largest(x, source, length, group.size))
+        return lambda: join(sent(), source)
     dim = source.dim
-    length = x.shape[dim] * group.size
     outward, inward = _crossings(length, source, target, group.size, group.index)
     sends = [x.index_select(dim, i.to(x.device)) for i in outward]
     shapes = [(*x.shape[:dim], len(i), *x.shape[dim + 1 :]) for i in inward]
-    sent = group.start_all_to_all(sends, shapes)
-    return lambda: torch.empty_like(x, memory_format=torch.contiguous_format).index_copy_(
-        dim, torch.cat(inward).to(x.device), torch.cat(sent(), dim)
-    )
+    sent = group.start_all_to_all(sends, shapes, _largest(x, source, length, group.size))
+    place = torch.cat(inward)
+    shape = [*x.shape[:dim], len(place), *x.shape[dim + 1 :]]
+    return lambda: x.new_empty(shape).index_copy_(dim, place.to(x.device), torch.cat(sent(), dim))
+
+
+def _largest(x: Tensor, source: Placement, length: int, size: int) -> int:
+    """Bytes that the rank with the largest part has of what `x` is a part of."""
+    shape = (*x.shape[: source.dim], length, *x.shape[source.dim + 1 :])
+    return prod(source.local_shape(shape, size)) * x.element_size()
 
 
 @lru_cache(maxsize=256)
@@ -124,9 +180,8 @@ def _crossings(
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Between two shardings of a dimension: positions to send to, and to fill from, each rank."""
     entries = torch.arange(length)
-    flat = Placement("S", 0, source.segments), Placement("S", 0, target.segments)
-    there = [part(entries, flat[0], size, i) for i in range(size)]
-    wanted = [part(entries, flat[1], size, i) for i in range(size)]
+    there = [part(entries, source.at(0), size, i) for i in range(size)]
+    wanted = [part(entries, target.at(0), size, i) for i in range(size)]
     outward = tuple(torch.isin(there[index], w).nonzero().view(-1) for w in wanted)
     place = torch.empty(length, dtype=torch.int64)
     place[wanted[index]] = torch.arange(len(wanted[index]))
@@ -159,42 +214,55 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, group: Communicator, source: Placement, target: Placement
+        ctx: Any,
+        x: Tensor,
+        group: Communicator,
+        source: Placement,
+        target: Placement,
+        lengths: tuple[int, int],
     ) -> Tensor:
-        ctx.move = group, source, target
-        return TABLE[source.kind, target.kind][0](x, group, source, target)()
+        ctx.move = group, source, target, lengths
+        return TABLE[source.kind, target.kind][0](x, group, source, target, lengths[0])()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        group, source, target = ctx.move
+        group, source, target, lengths = ctx.move
         back = TABLE[source.kind, target.kind][1]
-        return back(gradient, group, target, source)(), None, None, None
+        return back(gradient, group, target, source, lengths[1])(), None, None, None, None
 
 
-def depart(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Finish:
+def depart(
+    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int = 0
+) -> Finish:
     """Begins the move of `x` on the ranks of `group` from `source` to `target`; the function that
     ends it.
 
+    length: entries of the dimension that `source` shards; 0: each rank has as many as this one.
     Where `x` needs no gradient nothing is sent in backward; integers are moved forward alone.
     """
     if source == target or group.size == 1:
         return lambda: x
     forward, back = TABLE[source.kind, target.kind]
+    length = length or (x.shape[source.dim] * group.size if source.sharded else 0)
     if not (x.requires_grad and torch.is_grad_enabled()):
-        return (lambda: x) if forward is _identity else forward(x, group, source, target)
+        return (lambda: x) if forward is _identity else forward(x, group, source, target, length)
+    along = source.sharded and target.sharded and source.dim == target.dim
+    back_length = length if along else x.shape[target.dim] if target.sharded else 0
     if forward in QUIET and back in QUIET:
-        return lambda: _Move.apply(x, group, source, target)
+        return lambda: _Move.apply(x, group, source, target, (length, back_length))
     return async_move(
         x,
-        lambda value: forward(value, group, source, target),
-        lambda gradient: back(gradient, group, target, source),
+        lambda value: forward(value, group, source, target, length),
+        lambda gradient: back(gradient, group, target, source, back_length),
     )
 
 
-def move(x: Tensor, group: Communicator, source: Placement, target: Placement) -> Tensor:
+def move(
+    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int = 0
+) -> Tensor:
     """`depart` and arrival at once."""
-    return depart(x, group, source, target)()
+    return depart(x, group, source, target, length)()
 
 
 class TensorAxis:
@@ -205,13 +273,15 @@ class TensorAxis:
         self.size, self.index = group.size, group.index
         self.real_rows = 1  # of the block being computed; 0: what is computed is a stand-in
 
-    def move(self, x: Tensor, source: str, target: str) -> Tensor:
+    def move(self, x: Tensor, source: str, target: str, length: int = 0) -> Tensor:
         """`x` from one placement to another, value and gradient."""
-        return move(x, self.group, parse(source), parse(target))
+        return move(x, self.group, parse(source), parse(target), length)
 
-    def moving(self, x: Tensor, source: str, target: str) -> Generator[None, None, Tensor]:
+    def moving(
+        self, x: Tensor, source: str, target: str, length: int = 0
+    ) -> Generator[None, None, Tensor]:
         """`move` that pauses once between departure and arrival."""
-        arrive = depart(x, self.group, parse(source), parse(target))
+        arrive = depart(x, self.group, parse(source), parse(target), length)
         yield
         return arrive()
 

@@ -43,7 +43,13 @@ class Communicator(Protocol):
         ...
 
     def start_all_to_all(
-        self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]] | None = None
+        self,
+        parts: Sequence[Tensor],
+        shapes: Sequence[Sequence[int]] | None = None,
+        payload: int | None = None,
     ) -> Callable[[], list[Tensor]]:
-        """Begins to send part i to rank i; shapes: of what comes back (None: as `parts`)."""
+        """Begins to send part i to rank i; shapes: of what comes back (None: as `parts`).
+
+        payload: bytes to count, of the largest rank's parts (None: of these).
+        """
         ...

@@ -82,7 +82,10 @@ def depart(
     have, want = _first(item.have, rows), _first(item.want, rows)
 
     def side(layout: Layout, placement: Placement, kinds: dict[str, Placement]) -> Side:
-        return Side(layout.tensor, ranges(layout.data), kinds.get(placement.kind, placement))
+        shape = _shape_rows_first(item.value)
+        width = shape[placement.dim] if placement.sharded else 0
+        kind = kinds.get(placement.kind, placement)
+        return Side(layout.tensor, ranges(layout.data), kind, width)
 
     forward = _Conversion(stage, rows, side(source, have, _VALUE), side(target, want, _VALUE))
     if not (x.requires_grad and torch.is_grad_enabled()):
@@ -101,7 +104,14 @@ def _first(placement: Placement, rows: Rows) -> Placement:
         return placement
     assert placement.dim != rows.dim, f"{placement} shards the dimension of the batch rows"
     shift = 1 if placement.dim < rows.dim else 2
-    return Placement("S", placement.dim + shift, placement.segments)
+    return placement.at(placement.dim + shift)
+
+
+def _shape_rows_first(value: Value) -> tuple[int, ...]:
+    """The shape of one row of `value` as `_rows_first` has it."""
+    rows, shape = value.rows, value.shape
+    assert rows is not None, f"{value.name} has no rows"
+    return (1, *shape[: rows.dim], rows.segments, rows.inner, *shape[rows.dim + 1 :])
 
 
 def _rows_first(x: Tensor, rows: Rows, count: int) -> Tensor:
@@ -128,20 +138,27 @@ def _convert(x: Tensor, way: _Conversion) -> Finish:
         arrived = received()
         if not target.rows_at(position):  # the others needed this rank's rows, it needs none
             row = local[:1]
-            arrived = _stand_in(torch.zeros_like(row) if way.gradient else row, source, target)
+            row = torch.zeros_like(row) if way.gradient else row
+            arrived = _stand_in(row, source, target, position)
         return _rows_back(arrived, way.rows).contiguous()
 
     return finish
 
 
-def _stand_in(row: Tensor, source: Side, target: Side) -> Tensor:
+def _stand_in(row: Tensor, source: Side, target: Side, position: int) -> Tensor:
     """A row of the target's local shape with ordinary numbers: zeros might divide by zero."""
     if source.placement.sharded:
-        row = torch.cat([row] * source.tensor, source.placement.dim)
+        row = _resized(row, source.placement.dim, source.width)
     if target.placement.sharded:
-        dim = target.placement.dim
-        row = row.narrow(dim, 0, row.shape[dim] // target.tensor)
+        row = _resized(row, target.placement.dim, target.width_at(position))
     return row
+
+
+def _resized(row: Tensor, dim: int, length: int) -> Tensor:
+    """`row` with `length` entries along `dim`, its own over and over; ones if it has none."""
+    if not row.shape[dim]:
+        return row.new_ones((*row.shape[:dim], length, *row.shape[dim + 1 :]))
+    return row.index_select(dim, torch.arange(length, device=row.device) % row.shape[dim])
 
 
 def _redistribute(
@@ -177,12 +194,10 @@ def _layout(side: Side) -> Layout:
 def _route(x: Tensor, source: Side, target: Side, stage: StageGroups, position: int) -> Finish:
     shape, dims = list(x.shape), {}
     if source.placement.sharded:
-        shape[source.placement.dim] *= source.tensor
-        dims[source.placement.dim] = shape[source.placement.dim]
+        shape[source.placement.dim] = dims[source.placement.dim] = source.width
     if target.placement.sharded:
-        dims[target.placement.dim] = shape[target.placement.dim]
-        assert shape[target.placement.dim] % (target.tensor * target.placement.segments) == 0
-        shape[target.placement.dim] //= target.tensor
+        dims[target.placement.dim] = target.width
+        shape[target.placement.dim] = target.width_at(position)
     shape[0] = target.rows_at(position)
     cut = (0, *sorted(dims))
     all_routes = routes(source, target, tuple(sorted(dims.items())))
@@ -249,7 +264,9 @@ def _rowless(x: Tensor, item: Exchange, stage: StageGroups) -> Tensor:
     """A value without batch rows is equal on all data ranks already; its gradients are not."""
     have, want, source, target = item.have, item.want, item.source, item.target
     if have.kind not in "Rr":
-        x, have = move(x, stage.tensor_group(source), have, REPLICATED), REPLICATED
+        length = item.value.shape[have.dim] if have.sharded else 0
+        x = move(x, stage.tensor_group(source), have, REPLICATED, length)
+        have = REPLICATED
     between = want if want.kind in "Rr" else REPLICATED
     if x.requires_grad and torch.is_grad_enabled():
         x = _Rowless.apply(x, have.kind, between.kind, source, target, stage)

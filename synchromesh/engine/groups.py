@@ -203,16 +203,20 @@ class Group:
         return self.start_all_to_all(parts, shapes)()
 
     def start_all_to_all(
-        self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]] | None = None
+        self,
+        parts: Sequence[Tensor],
+        shapes: Sequence[Sequence[int]] | None = None,
+        payload: int | None = None,
     ) -> Callable[[], list[Tensor]]:
-        """Begins an all-to-all."""
+        """Begins an all-to-all; payload: bytes that all ranks count, where their parts differ."""
         assert len(parts) == self.size
         if not self._ready():
             return lambda: [parts[0].detach()]
         dtype = parts[0].dtype
         sends = [_movable(p) for p in parts]
         wanted = [tuple(s) for s in (shapes or [p.shape for p in parts])]
-        self.world.ledger.add("all_to_all", sum(map(_bytes, sends)), self.size)
+        counted = sum(map(_bytes, sends)) if payload is None else payload
+        self.world.ledger.add("all_to_all", counted, self.size)
         wide = dtype.itemsize if sends[0].dtype is not dtype else 1
         outward = [p.numel() for p in sends]
         inward = [torch.Size(s).numel() * wide for s in wanted]

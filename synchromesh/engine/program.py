@@ -212,7 +212,8 @@ class Program:
         self, fetch: Exchange, axis: TensorAxis, x: Tensor, rows: GlobalRows
     ) -> Generator[None, None, Tensor]:
         if fetch.source.tensor == fetch.target.tensor:
-            return (yield from axis.moving(x, str(fetch.have), str(fetch.want)))
+            length = fetch.value.shape[fetch.have.dim] if fetch.have.sharded else 0
+            return (yield from axis.moving(x, str(fetch.have), str(fetch.want), length))
         arrive = depart(x, fetch, self.stage, rows.ranges)
         yield
         return arrive()

@@ -30,11 +30,17 @@ class Side:
     tensor: int  # degree
     rows: Ranges
     placement: Placement  # R, P or S; its dim counts in the value with rows first
+    width: int = 0  # global entries of the dimension that is sharded
 
     def rows_at(self, position: int) -> int:
         """How many rows a position has."""
         start, stop = self.rows[position // self.tensor]
         return stop - start
+
+    def width_at(self, position: int) -> int:
+        """How many entries of the sharded dimension a position has."""
+        start, stop = self.placement.share(self.width, self.tensor, position % self.tensor)
+        return self.placement.segments * (stop - start)
 
     def line(self, data_index: int) -> range:
         """The positions that share the rows of a data index."""
@@ -46,8 +52,7 @@ class Side:
             return [(*self.rows[position // self.tensor], 0)]
         if not self.placement.sharded or self.placement.dim != dim:
             return [(0, width, 0)]
-        flat = Placement("S", 0, self.placement.segments)
-        boxes = flat.boxes((width,), self.tensor, position % self.tensor)
+        boxes = self.placement.at(0).boxes((width,), self.tensor, position % self.tensor)
         intervals, place = [], 0
         for ((start, stop),) in boxes:
             intervals.append((start, stop, place))

@@ -116,12 +116,11 @@ def made_up(
 
 
 def local_part(x: Tensor, placement: Placement, size: int) -> Tensor:
-    """What the first of `size` ranks holds of `x`, on storage of its own."""
+    """What the first of `size` ranks, which has most, holds of `x`, on storage of its own."""
     if not placement.sharded or size == 1:
         return x.clone()
-    shape = list(x.shape)
     segments: Tensor = x.unflatten(placement.dim, (placement.segments, -1))
-    length = shape[placement.dim] // placement.segments // size
+    _, length = placement.share(x.shape[placement.dim], size, 0)
     part: Tensor = segments.narrow(placement.dim + 1, 0, length).flatten(
         placement.dim, placement.dim + 1
     )

@@ -37,7 +37,10 @@ class SilentGroup:
         return lambda: part
 
     def start_all_to_all(
-        self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]] | None = None
+        self,
+        parts: Sequence[Tensor],
+        shapes: Sequence[Sequence[int]] | None = None,
+        payload: int | None = None,
     ) -> Callable[[], list[Tensor]]:
         """What this rank sends, in the shapes that it would receive."""
         wanted = [tuple(s) for s in (shapes or [p.shape for p in parts])]

@@ -199,11 +199,20 @@ def _train(
 
 def _exactly_explained(trainer: Trainer, rows: int) -> bool:
     """Whether `explain` knows the bytes of each rank: on edges between layouts that do not divide
-    the rows evenly it knows their mean.
+    the rows evenly it knows their mean, and of unequal parts that of the largest.
     """
-    layouts = {c.layout for c in trainer.partition.components}
+    components = trainer.partition.components
+    layouts = {c.layout for c in components}
     shares = trainer.plan.rows is None and all(rows % layout.data == 0 for layout in layouts)
-    return shares or len({layout.tensor for layout in layouts}) == 1
+    equal = True
+    for c in components:
+        for item in c.inputs:
+            degree = c.layout.tensor
+            source = degree if item.source is None else components[item.source].layout.tensor
+            for placement, ranks in ((item.have, source), (item.want, degree)):
+                length = item.value.shape[placement.dim] if placement.sharded else 0
+                equal = equal and placement.even(length, ranks)
+    return (shares and equal) or len({layout.tensor for layout in layouts}) == 1
 
 
 def _number(deviation: float) -> float:

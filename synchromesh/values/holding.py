@@ -35,13 +35,19 @@ class Holding:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Shape of what one position holds."""
+        """Shape of what a position holds at most, as the first one does."""
         return self.placement.local_shape(self.tensor.shape, self.layout.tensor)
 
     @property
     def local_bytes(self) -> int:
-        """Bytes of what one position holds."""
+        """Bytes of what a position holds at most: what a plan is priced by."""
         return replace(self.tensor, shape=self.local_shape).bytes
+
+    def bytes_at(self, position: int) -> int:
+        """Bytes of what `position` holds."""
+        index = self.layout.tensor_index(position)
+        shape = self.placement.local_shape(self.tensor.shape, self.layout.tensor, index)
+        return replace(self.tensor, shape=shape).bytes
 
     @property
     def summed(self) -> bool:

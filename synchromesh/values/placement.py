@@ -4,15 +4,20 @@ it.
     R           value replicated, gradient replicated
     r           value replicated, gradient partial (the sum over the ranks is the gradient)
     P           value partial (the sum over the ranks is the value), gradient replicated
-    S(d)        value and gradient sharded along dimension d in equal parts
+    S(d)        value and gradient sharded along dimension d
     S(d, n)     the same within each of n equal segments of dimension d (a fused q-k-v weight: n =
     3)
+    S(d, n, u)  the same, u neighbouring entries staying together (a head of attention)
+
+Parts are equal where the ranks divide the units of a segment. Else they differ by one unit: the
+first ranks have one more, and where there are fewer units than ranks the last ranks have none.
+A placement whose units the ranks divide is written without them, as its parts are those of u = 1.
 
 `R -> r` is Megatron's f (identity; all-reduce in backward), `P -> R` its g (arXiv 1909.08053,
 section 3).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -22,35 +27,73 @@ Kind = Literal["R", "r", "P", "S"]
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """A state on the tensor axis; `dim` (never negative) and `segments` mean something for S
-    only."""
+    """A state on the tensor axis; `dim` (never negative), `segments` and `unit` mean something
+    for S only."""
 
     kind: Kind
     dim: int = 0
     segments: int = 1
+    unit: int = 1
 
     def __str__(self) -> str:
         if self.kind != "S":
             return self.kind
-        return f"S({self.dim})" if self.segments == 1 else f"S({self.dim}, {self.segments})"
+        numbers = [self.dim, self.segments, self.unit]
+        while len(numbers) > 1 and numbers[-1] == 1:
+            numbers.pop()
+        return f"S({', '.join(map(str, numbers))})"
 
     @property
     def sharded(self) -> bool:
         """Whether each rank has a part of the value."""
         return self.kind == "S"
 
-    def divides(self, shape: tuple[int, ...], size: int) -> bool:
-        """Whether `shape` can be placed so over `size` ranks without a remainder."""
-        if self.kind != "S":
-            return True
-        return self.dim < len(shape) and shape[self.dim] % (self.segments * size) == 0
+    def at(self, dim: int) -> "Placement":
+        """The same along dimension `dim`, which is as long."""
+        return replace(self, dim=dim)
 
-    def local_shape(self, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
-        """Shape of one rank's part of a tensor of global `shape`."""
+    def units(self, length: int) -> int:
+        """How many units each segment of a dimension of `length` entries has; 0: no whole
+        number."""
+        return 0 if length % (self.segments * self.unit) else length // self.segments // self.unit
+
+    def even(self, length: int, size: int) -> bool:
+        """Whether all of `size` ranks have equally many of a dimension's `length` entries."""
+        return self.units(length) % size == 0
+
+    def fits(self, shape: tuple[int, ...], size: int) -> bool:
+        """Whether a tensor of `shape` can be placed so over `size` ranks, and no plainer form says
+        the same."""
+        if self.kind != "S" or size == 1:
+            return True
+        if self.dim >= len(shape):
+            return False
+        count = self.units(shape[self.dim])
+        return self.unit == 1 if count and count % size == 0 else count > 1
+
+    def share(self, length: int, size: int, index: int) -> tuple[int, int]:
+        """[start, stop) of rank `index` of `size` within each segment of a dimension of `length`
+        entries."""
+        each, more = divmod(self.units(length), size)
+        start = index * each + min(index, more)
+        return start * self.unit, (start + each + (index < more)) * self.unit
+
+    def local_shape(self, shape: tuple[int, ...], size: int, index: int = 0) -> tuple[int, ...]:
+        """Shape of the part of rank `index` of a tensor of global `shape`: of the first rank the
+        largest."""
         if self.kind != "S":
             return tuple(shape)
-        assert self.divides(shape, size), f"{self} of {shape} over {size}"
-        return (*shape[: self.dim], shape[self.dim] // size, *shape[self.dim + 1 :])
+        assert self.units(shape[self.dim]), f"{self} of {shape}"
+        start, stop = self.share(shape[self.dim], size, index)
+        return (*shape[: self.dim], self.segments * (stop - start), *shape[self.dim + 1 :])
+
+    def padded_bytes(self, bytes_: int, shape: tuple[int, ...], size: int) -> int:
+        """Bytes of the tensor if every rank had as much of its `bytes_` as the first one: what
+        gathering and scattering it moves."""
+        if self.kind != "S" or self.even(shape[self.dim], size):
+            return bytes_
+        largest = self.local_shape(shape, size)[self.dim]
+        return bytes_ // shape[self.dim] * largest * size
 
     def boxes(self, shape: tuple[int, ...], size: int, index: int) -> tuple[Box, ...]:
         """The boxes of the tensor of global `shape` that rank `index` of `size` holds, in local
@@ -59,9 +102,9 @@ class Placement:
         if self.kind != "S":
             return (full,)
         segment = shape[self.dim] // self.segments
-        part = segment // size
-        starts = (s * segment + index * part for s in range(self.segments))
-        return tuple((*full[: self.dim], (a, a + part), *full[self.dim + 1 :]) for a in starts)
+        start, stop = self.share(shape[self.dim], size, index)
+        ranges = ((s * segment + start, s * segment + stop) for s in range(self.segments))
+        return tuple((*full[: self.dim], own, *full[self.dim + 1 :]) for own in ranges)
 
 
 REPLICATED = Placement("R")
@@ -69,9 +112,16 @@ REPLICATED_PARTIAL_GRADIENT = Placement("r")
 PARTIAL = Placement("P")
 
 
-def shard(dim: int, segments: int = 1) -> Placement:
-    """S(dim), or S(dim, segments)."""
-    return Placement("S", dim, segments)
+def shard(dim: int, segments: int = 1, unit: int = 1) -> Placement:
+    """S(dim), S(dim, segments) or S(dim, segments, unit)."""
+    return Placement("S", dim, segments, unit)
+
+
+def shard_units(length: int, size: int, dim: int, segments: int, unit: int) -> Placement:
+    """S(dim, segments, unit) of a dimension of `length` entries, in its plainest form over `size`
+    ranks."""
+    placement = shard(dim, segments, unit)
+    return shard(dim, segments) if placement.even(length, size) else placement
 
 
 @cache

@@ -14,16 +14,17 @@ from synchromesh.values.placement import Placement, parse
 from tests.ranks import run
 
 SHAPE = (12, 24, 2)
+ODD = (7, 18, 3)  # 7 entries, 6 units of 3, 2 x 3 of 3
 
 
-def _globals(size: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _globals(size: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, list[Tensor]]:
     """A value, a gradient, and terms for partial ones that add up to zero; equal on every rank."""
     generator = torch.Generator().manual_seed(size)
     value, gradient = (
-        torch.randn(SHAPE, generator=generator, dtype=torch.float64) for _ in range(2)
+        torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2)
     )
-    noise = [torch.randn(SHAPE, generator=generator, dtype=torch.float64) for _ in range(size - 1)]
-    return value, gradient, [*noise, -sum(noise, torch.zeros(SHAPE, dtype=torch.float64))]
+    noise = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(size - 1)]
+    return value, gradient, [*noise, -sum(noise, torch.zeros(shape, dtype=torch.float64))]
 
 
 def _hold(whole: Tensor, noise: list[Tensor], how: str, rank: int) -> Tensor:
@@ -48,20 +49,21 @@ VALUE = {"R": "R", "r": "R", "P": "P"}
 GRADIENT = {"R": "R", "r": "P", "P": "R"}
 
 
-def _every_move(sharded: tuple[str, ...]) -> int:
+def _every_move(sharded: tuple[str, ...], shape: tuple[int, ...] = SHAPE) -> int:
     world = World.open("cpu")
     group, rank = world.everyone, world.rank
-    value, gradient, noise = _globals(world.size)
+    value, gradient, noise = _globals(world.size, shape)
     moves = 0
     for source, target in product(("R", "r", "P", *sharded), repeat=2):
         if (source[0], target[0]) not in TABLE and source != target:
             continue
-        if not all(parse(p).divides(SHAPE, world.size) for p in (source, target)):
+        if not all(parse(p).fits(shape, world.size) for p in (source, target)):
             continue
+        length = shape[parse(source).dim] if parse(source).sharded else 0
         x = _hold(value, noise, VALUE.get(source, source), rank)
         # a transposed memory layout: nothing here is contiguous
         x = x.transpose(0, 2).contiguous().transpose(0, 2).requires_grad_()
-        y = move(x, group, parse(source), parse(target))
+        y = move(x, group, parse(source), parse(target), length)
         what = f"{source} -> {target}"
         _check(y.detach(), value, VALUE.get(target, target), world, what)
         dy = _hold(gradient, noise, GRADIENT.get(target, target), rank)
@@ -82,6 +84,20 @@ def _every_move(sharded: tuple[str, ...]) -> int:
 )
 def test_every_move_of_the_table(size: int, sharded: tuple[str, ...], moves: int) -> None:
     assert run(size, _every_move, sharded) == [moves] * size
+
+
+@pytest.mark.parametrize(("size", "shape"), [(2, ODD), (4, ODD), (4, (3, 9, 2))])
+def test_every_move_of_unequal_parts(size: int, shape: tuple[int, ...]) -> None:
+    """With (3, 9, 2) on four ranks the last one has nothing."""
+    sharded = ("S(0)", "S(1)", "S(1, 1, 3)", "S(1, 2, 3)", "S(2)")
+    fitting = [p for p in sharded if parse(p).fits(shape, size)]
+    assert len(fitting) > 2
+    pairs = len(fitting) ** 2 + 3 * len(fitting) * 2 + 9
+    refused = sum(
+        (a[0], b[0]) not in TABLE and a != b
+        for a, b in product(("R", "r", "P", *fitting), repeat=2)
+    )
+    assert run(size, _every_move, sharded, shape) == [pairs - refused] * size
 
 
 def _traffic() -> dict:

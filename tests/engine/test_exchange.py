@@ -24,6 +24,8 @@ from tests.ranks import run
 PLAIN = Value("plain", (1, 24, 24), "float64", Rows(), True)
 # rows in the middle: two segments of (rows x 2) entries
 INNER = Value("inner", (24, 4, 24), "float64", Rows(1, 2, 2), True)
+ODD = Value("odd", (1, 7, 18), "float64", Rows(), True)
+ODD_INNER = Value("odd-inner", (7, 4, 18), "float64", Rows(1, 2, 2), True)
 EVEN, UNEVEN, SHORT = 12, 11, 2  # global rows: 2 rows leave data ranks without any
 
 
@@ -58,8 +60,8 @@ class Case:
     def sharded(self, how: str) -> Placement:
         """S(1) and S(2) mean the first and second dimension besides the rows."""
         placement = parse(how)
-        if placement.sharded and self.value is INNER and placement.dim == 1:
-            return Placement("S", 0, placement.segments)
+        if placement.sharded and self.value in (INNER, ODD_INNER) and placement.dim == 1:
+            return placement.at(0)
         return placement
 
 
@@ -86,14 +88,15 @@ def _hold(whole: Tensor, how: Placement, size: int, index: int) -> Tensor:
     return whole.clone()
 
 
-def _stand_in(case: Case, how: Placement, size: int) -> Tensor:
-    return torch.full(how.local_shape(case.value.shape, size), 1e3, dtype=torch.float64)
+def _stand_in(case: Case, how: Placement, size: int, index: int) -> Tensor:
+    shape = how.local_shape(case.value.shape, size, index)
+    return torch.full(shape, 1e3, dtype=torch.float64)
 
 
 def _local(case: Case, whole: Tensor, how: Placement, layout: Layout, position: int) -> Tensor:
     start, stop = _ranges(case.rows, layout.data)[layout.data_index(position)]
     if start == stop:
-        return _stand_in(case, how, layout.tensor)
+        return _stand_in(case, how, layout.tensor, layout.tensor_index(position))
     rows = _take(whole, case.value, case.rows, start, stop)
     return _hold(rows, how, layout.tensor, layout.tensor_index(position))
 
@@ -171,6 +174,21 @@ def _every(devices: int, degrees: list[tuple[int, int]], rows: tuple[int, ...]) 
 )
 def test_every_combination(devices: int, degrees: Any, rows: Any) -> None:
     cases = _every(devices, degrees, rows)
+    answers = run(devices, _exchanges, cases)
+    for i, case in enumerate(cases):
+        _check(case, [rank[i] for rank in answers])
+
+
+@pytest.mark.parametrize(("devices", "degree"), [(2, 2), (4, 4), (3, 3)])
+def test_every_combination_of_unequal_parts(devices: int, degree: int) -> None:
+    cases = [
+        Case(devices, a, b, have, want, rows, value)
+        for a, b in ((1, degree), (degree, 1))
+        for have in ("R", "P", "S(1)", "S(2, 1, 3)", "S(2, 2, 3)")
+        for want in ("R", "r", "S(1)", "S(2, 1, 3)")
+        for rows in (EVEN, UNEVEN, SHORT)
+        for value in (ODD, ODD_INNER)
+    ]
     answers = run(devices, _exchanges, cases)
     for i, case in enumerate(cases):
         _check(case, [rank[i] for rank in answers])

@@ -49,9 +49,7 @@ def local_tensors(
     for name, tensor in WHOLE.items():
         shape = tuple(tensor.shape)
         placed = (
-            placement
-            if placement.divides(shape, layout.tensor) and tensor.dim() > 1
-            else REPLICATED
+            placement if placement.fits(shape, layout.tensor) and tensor.dim() > 1 else REPLICATED
         )
         if 0 in shape:
             placed = REPLICATED

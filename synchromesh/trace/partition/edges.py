@@ -22,7 +22,7 @@ The producer's axis has `a` ranks, the consumer's `b`; degrees nest when one div
 
 Payloads follow `traffic.sent_bytes`, per row of the *producer's* data block (`rows /
 source.data` rows). With rows that do not divide evenly the live bytes differ from rank to rank;
-the mean is what stands here.
+the mean is what stands here. Of parts that differ the largest counts.
 """
 
 from synchromesh.values.component import Value
@@ -63,12 +63,12 @@ def edge_collectives(
         return _rowless(value, have, want, a, backward)
     for state, degree in ((have, a), (want, b)):
         along_rows = state.sharded and state.dim == value.rows.dim
-        if along_rows or (state.sharded and not state.divides(value.shape, degree)):
+        if along_rows or not state.fits(value.shape, degree):
             return None
     payload, pair = value.bytes(1), (have.kind, want.kind)
     if a % b == 0:  # the consumer's blocks have fewer rows
         table, k = SHRINKS, a // b
-        payload //= a if have.sharded else 1
+        payload = have.padded_bytes(payload, value.shape, a) // a if have.sharded else payload
     elif b % a == 0:  # k producers' blocks make one of the consumer's
         table, k = GROWS, b // a
         payload *= 1 if want.sharded else k

@@ -107,13 +107,13 @@ def explain(
     sent, local_bytes = [0] * world, [0] * world
     for position, rank in enumerate(ranks):
         tally = TrafficCount()
-        local_bytes[rank] = sum(h.local_bytes for h in holding.values())
+        local_bytes[rank] = sum(h.bytes_at(position) for h in holding.values())
         for component in made.components:
             for c in component.collectives:
                 block = _rows(c, component.layout, plan, rows, position)
                 tally.add(c.kind, c.payload(block), c.ranks)
         for h in trained:
-            tally.add("all_reduce", h.local_bytes, len(h.gradient_positions(position)))
+            tally.add("all_reduce", h.bytes_at(position), len(h.gradient_positions(position)))
         sent[rank] = tally.sent
     return Explanation(
         str(plan), world, rows, components, edges, tuple(local_bytes), tuple(sent),

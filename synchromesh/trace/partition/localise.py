@@ -181,7 +181,10 @@ class LocalGraphWriter:
                 self.forms[tensor, state] = self.graph.call_function(getitem, (results, k))
             else:
                 x = self.form(tensor, source)
-                moved = self.graph.call_method("move", (self.axis, x, str(source), str(state)))
+                lengths = length_of(tensor, source, self.m)
+                moved = self.graph.call_method(
+                    "move", (self.axis, x, str(source), str(state), *lengths)
+                )
                 self.forms[tensor, state] = moved
                 gradient = self.borders.gradient(tensor, self.m, state)
                 self.communicate(
@@ -266,6 +269,14 @@ class LocalGraphWriter:
             unsharded=unsharded,
             arrivals=len(self.borders.moves[index]),
         )
+
+
+def length_of(tensor: Tensor, source: Placement, m: int) -> tuple[int, ...]:
+    """What a move must know besides placements: how long a dimension is of which ranks have
+    unequal parts."""
+    shape = value_of(tensor).shape
+    even = not source.sharded or source.even(shape[source.dim], m)
+    return () if even else (shape[source.dim],)
 
 
 def localise(problem: StepProblem, assignment: Assignment) -> Partition:

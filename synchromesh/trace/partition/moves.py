@@ -26,10 +26,13 @@ TABLE: dict[tuple[str, str], tuple[CollectiveKind | None, CollectiveKind | None]
 }
 
 
-def collective(kind: CollectiveKind, direction: str, ranks: int, value: Value) -> Collective:
-    """A collective over all of `value` (all-to-all counts one rank's part of it)."""
+def collective(
+    kind: CollectiveKind, direction: str, ranks: int, value: Value, sharded: Placement
+) -> Collective:
+    """A collective over all of `value`, or over the parts that ranks have of it where it is
+    `sharded`: each counts as much as the largest (all-to-all counts one part)."""
     share = ranks if kind == "all_to_all" else 1
-    size = value.bytes(1) // share
+    size = sharded.padded_bytes(value.bytes(1), value.shape, ranks) // share
     if value.rows is None:
         return Collective(kind, direction, ranks, 0, size)  # type: ignore[arg-type]
     return Collective(kind, direction, ranks, size, 0)  # type: ignore[arg-type]
@@ -44,7 +47,9 @@ def move_collectives(
     forward_kind, backward_kind = TABLE[source.kind, target.kind]
     found = []
     if forward_kind:
-        found.append(collective(forward_kind, "forward", ranks, value))
+        parts = source if source.sharded else target
+        found.append(collective(forward_kind, "forward", ranks, value, parts))
     if backward and backward_kind:
-        found.append(collective(backward_kind, "backward", ranks, value))
+        parts = target if target.sharded else source
+        found.append(collective(backward_kind, "backward", ranks, value, parts))
     return tuple(found)

@@ -34,6 +34,6 @@ def why_replicated(subgraph: Subgraph, found: Strategies, parameter: Node, degre
         return f"no rule shards {', '.join('aten.' + n for n in unruled)}"
     sizes = " and ".join(str(n) for n in value.shape) or "a scalar"
     names = ", ".join(sorted({op.name for op in operators}))
-    if not any(n and n % degree == 0 for n in value.shape):
-        return f"{sizes} does not divide by {degree}"
+    if max(value.shape, default=1) < 2:
+        return f"{sizes} has one entry"
     return f"{names} of shape {list(value.shape)} has no sharded form over {degree} ranks"

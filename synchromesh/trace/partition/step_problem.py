@@ -133,8 +133,10 @@ class StepProblem:
                 placements.add(r)
         options = []
         for s in sorted(placements) if pinned is None else [pinned]:
+            # of ranks on average: a part in whole heads is as good as one in single entries
             held_bytes = value.bytes(1) / (m if s.sharded else 1) if is_parameter else 0.0
-            price = self.price.held_byte * held_bytes
+            largest = s.padded_bytes(value.bytes(1), value.shape, m) / (m if s.sharded else 1)
+            price = self.price.held_byte * largest if is_parameter else 0.0
             if s.kind == "r" and (node, 0) in self.flow.needs:  # its gradient's all-reduce
                 price += self.price.byte * 2 * (m - 1) / m * value.bytes(1)
             options.append(UnitOption((), (s,), price, held_bytes))

@@ -11,8 +11,11 @@ class TensorAxis(Protocol):
     size: int  # ranks on the axis
     index: int  # this rank's place among them
 
-    def move(self, x: Tensor, source: str, target: str) -> Tensor:
-        """`x` from one placement to another, value and gradient (table in docs/design.md)."""
+    def move(self, x: Tensor, source: str, target: str, length: int = 0) -> Tensor:
+        """`x` from one placement to another, value and gradient (table in docs/design.md).
+
+        length: entries of the dimension that the source shards; 0: size times those of `x`.
+        """
         ...
 
     def maximum(self, x: Tensor) -> Tensor:

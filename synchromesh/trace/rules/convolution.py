@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from synchromesh.values.placement import shard
-
+from .groups import group_states, spread
 from .operator import Operator, OpSpec, P
 
 SPATIAL = {
@@ -21,19 +20,22 @@ def convolution(op: Operator) -> Iterator[OpSpec]:
     w_in, w_out = (0, 1) if transposed else (1, 0)
     groups = op.constant("groups")
     x = op.tensor("input")
-    made = {s.segments for s in out.states if s.dim == 1}
-    read = {s.segments for s in x.states if s.dim == 1}
     if groups == 1:
-        weights = {(s.dim, s.segments) for s in w.states}
-        for n in sorted(made | {n for d, n in weights if d == w_out}):
-            yield op.spec({"weight": shard(w_out, n), "bias": shard(0, n)}, shard(1, n))
-        for n in sorted(read | {n for d, n in weights if d == w_in}):
-            yield op.spec({"input": shard(1, n), "weight": shard(w_in, n), "bias": P}, P)
+        for s in sorted(out.cuts(1) | w.cuts(w_out)):
+            if out.populated(s.at(1), op.m):
+                yield op.spec({"weight": s.at(w_out), "bias": s}, s.at(1))
+        for s in sorted(x.cuts(1) | w.cuts(w_in)):
+            if x.populated(s.at(1), op.m):
+                yield op.spec({"input": s.at(1), "weight": s.at(w_in), "bias": P}, P)
         return
-    for n in sorted(made | read):
-        if groups % (n * op.m) == 0:
-            states = {"input": shard(1, n), "weight": shard(0, n), "bias": shard(0, n)}
-            yield op.spec(states, shard(1, n), constants={"groups": groups // op.m})
+    lengths = {"input": x.shape[1], "weight": w.shape[0], "bias": out.shape[1]}
+    known = ((x.shape[1], x.cuts(1)), (w.shape[0], w.cuts(0)), (out.shape[1], out.cuts(1)))
+    for s in group_states(groups, op.m, known):
+        if s.units(groups) >= op.m:
+            states = {name: spread(s, groups, n, 0, op.m) for name, n in lengths.items()}
+            made = states["bias"].at(1)
+            states["input"] = states["input"].at(1)
+            yield op.spec(states, made, replace=op.with_local("groups", groups, s))
 
 
 POOLS = {
@@ -52,7 +54,7 @@ def pooling(op: Operator) -> Iterator[OpSpec]:
     """Every dim in front of the spatial ones; averages and interpolation are linear."""
     x = op.inputs[0]
     front = len(x.shape) - POOLS[op.name]
-    yield from op.along(*range(front, len(x.shape)))
+    yield from op.on_entries(op.along(*range(front, len(x.shape))))
     if "max" not in op.name and "lp" not in op.name:
         yield op.spec({0: P}, P, share=1.0)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from synchromesh.values.placement import Placement, shard
+from synchromesh.values.placement import Placement
 
 from .operator import Operand, Operator, OpSpec, P, r
 
@@ -58,7 +58,7 @@ def broadcast_states(op: Operator) -> list[Placement]:
         offset = len(op.output.shape) - len(x.shape)
         for state in x.states:
             if x.shape[state.dim] == op.output.shape[state.dim + offset]:
-                found.add(shard(state.dim + offset, state.segments))
+                found.add(state.at(state.dim + offset))
     return sorted(found)
 
 
@@ -67,4 +67,4 @@ def dim_state(x: Operand, out: Operand, state: Placement) -> Placement:
     dim = state.dim - (len(out.shape) - len(x.shape))
     if dim < 0 or x.shape[dim] != out.shape[state.dim]:
         return r  # one entry for all shards
-    return shard(dim, state.segments)
+    return state.at(dim)

@@ -13,7 +13,7 @@ def transform(op: Operator) -> Iterator[OpSpec]:
     given, sizes = op.constant("dim"), op.constant("s")
     if given is None:  # the last dims, as many as there are sizes
         given = range(n) if sizes is None else range(n - len(sizes), n)
-    yield from op.along(*dims_of(given, n), linear=True)
+    yield from op.on_entries(op.along(*dims_of(given, n), linear=True))
 
 
 KINDS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")

@@ -21,16 +21,14 @@ def embedding(op: Operator) -> Iterator[OpSpec]:
     last = len(op.output.shape) - 1
     if op.constant("sparse"):
         return
-    found = {s.segments for s in op.output.states if s.dim == last} | {
-        s.segments for s in w.states if s.dim == 1
-    }
-    for n in sorted(found):
-        yield op.spec({"weight": shard(1, n)}, shard(last, n))
-    if w.shape[0] % op.m == 0 and not op.constant("scale_grad_by_freq"):
+    for s in sorted(op.output.cuts(last) | w.cuts(1)):
+        yield op.spec({"weight": s.at(1)}, s.at(last))
+    if w.populated(shard(0), op.m) and not op.constant("scale_grad_by_freq"):
 
         def emit(to: Emit, given: dict[str, Any]) -> Node:
             padding = given.get("padding_idx", -1)
-            return to.call(embedding_of_part, to.axis, given["weight"], given["indices"], padding)
+            weight, indices = given["weight"], given["indices"]
+            return to.call(embedding_of_part, to.axis, weight, indices, padding, w.shape[0])
 
         yield op.spec({"weight": shard(0)}, P, replace=emit)
     for s in sorted({*indices.states, *(s for s in op.output.states if s.dim < last)}):
@@ -38,16 +36,17 @@ def embedding(op: Operator) -> Iterator[OpSpec]:
             yield op.spec({"indices": s}, s)
 
 
-def embedding_of_part(axis: TensorAxis, weight: Tensor, indices: Tensor, padding: int) -> Tensor:
-    """Rows of this rank's part of the table, zeros where another rank has the row.
+def embedding_of_part(
+    axis: TensorAxis, weight: Tensor, indices: Tensor, padding: int, words: int
+) -> Tensor:
+    """Rows of this rank's part of a table of so many words, zeros where another rank has the row.
 
     `padding`: the global index whose row gets no gradient, -1 for none.
     """
-    n = weight.shape[0]
-    local = indices - axis.index * n
-    elsewhere = (local < 0) | (local >= n)
-    padding -= axis.index * n
-    row = padding if 0 <= padding < n else None
+    start, stop = shard(0).share(words, axis.size, axis.index)
+    local = indices - start
+    elsewhere = (indices < start) | (indices >= stop)
+    row = padding - start if start <= padding < stop else None
     found = F.embedding(local.masked_fill(elsewhere, 0), weight)
     if row is not None:  # not handed to F.embedding: foreign indices are mapped to row 0
         elsewhere_or_padding = (local == row).unsqueeze(-1)
@@ -74,7 +73,7 @@ def index(op: Operator) -> Iterator[OpSpec]:
         if s.dim < read[0]:
             yield op.spec({"self": s}, s)
         elif s.dim > read[-1]:
-            yield op.spec({"self": s}, shard(s.dim + shift, s.segments))
+            yield op.spec({"self": s}, s.at(s.dim + shift))
 
 
 def index_select(op: Operator) -> Iterator[OpSpec]:

@@ -27,12 +27,14 @@ def cross_entropy(op: Operator) -> Iterator[OpSpec]:
     if target.floating:
         return
     reduction = op.constant("reduction")
-    if op.slot("weight") is None and shard(classes) in logits.states:
+    states = logits.states if op.slot("weight") is None else ()
+    if shard(classes) in states and logits.populated(shard(classes), op.m):
 
         def emit(to: Emit, given: dict[str, Any]) -> Node:
             return to.call(
                 cross_entropy_of_part, to.axis, given["self"], given["target"], reduction,
                 given.get("ignore_index", -100), given.get("label_smoothing", 0.0),
+                logits.shape[classes],
             )  # fmt: skip
 
         smooth = bool(op.constant("label_smoothing"))
@@ -45,8 +47,8 @@ def cross_entropy(op: Operator) -> Iterator[OpSpec]:
     if reduction != MEAN and op.slot("weight") is None:
         for s in logits.states:
             if s.dim > 1:
-                out = P if reduction == SUM else shard(s.dim - 1, s.segments)
-                yield op.spec({"self": s, "target": shard(s.dim - 1, s.segments)}, out)
+                out = P if reduction == SUM else s.at(s.dim - 1)
+                yield op.spec({"self": s, "target": s.at(s.dim - 1)}, out)
 
 
 def _collectives(op: Operator, smooth: bool) -> tuple[Collective, ...]:
@@ -69,19 +71,20 @@ def cross_entropy_of_part(
     reduction: int,
     ignore_index: int,
     smoothing: float,
+    classes: int,
 ) -> Tensor:
     """Cross-entropy where `logits` are this rank's part of the classes and `target` is
     replicated.
 
     loss = log sum exp(l) - (1 - s) l[target] - s mean(l), with the sums over the classes of all
-    ranks.
+    ranks, of which every rank has one at least.
     """
     dim = 1 if logits.dim() > 1 else 0
-    n = logits.shape[dim]
+    start, stop = shard(0).share(classes, axis.size, axis.index)
     top = axis.maximum(logits.detach().amax(dim))
     shifted = logits - top.unsqueeze(dim)
-    local = target - axis.index * n
-    elsewhere = (local < 0) | (local >= n)
+    elsewhere = (target < start) | (target >= stop)
+    local = target - start
     own = shifted.gather(dim, local.masked_fill(elsewhere, 0).unsqueeze(dim)).squeeze(dim)
     sums = [shifted.exp().sum(dim), own.masked_fill(elsewhere, 0)]
     if smoothing:
@@ -89,7 +92,7 @@ def cross_entropy_of_part(
     total = axis.move(torch.stack(sums), "P", "R")
     each: Tensor = total[0].log() - (1 - smoothing) * total[1]
     if smoothing:
-        each = each - smoothing / (n * axis.size) * total[2]
+        each = each - smoothing / classes * total[2]
     ignored = target == ignore_index
     each = each.masked_fill(ignored, 0)
     if reduction == MEAN:
@@ -106,9 +109,9 @@ def distance(op: Operator) -> Iterator[OpSpec]:
         return
     for s in sorted({s for y in op.inputs for s in y.states}):
         same = dict.fromkeys(range(len(op.inputs)), s)
-        if reduction == MEAN:
-            yield op.spec(same, P, replace=mean_of_part(op))
-        else:
+        if reduction == MEAN and x.populated(s, op.m):
+            yield op.spec(same, P, replace=mean_of_part(op, x, s))
+        elif reduction != MEAN:
             yield op.spec(same, P if reduction == SUM else s)
 
 

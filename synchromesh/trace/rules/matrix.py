@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from synchromesh.trace.nodes import by_operator
-from synchromesh.values.placement import Placement, shard
+from synchromesh.values.placement import Placement
 
 from .elementwise import dim_state
-from .operator import Operand, Operator, OpSpec, P, Rule, r
+from .operator import Operator, OpSpec, P, Rule, r
 
 
 def linear(op: Operator) -> Iterator[OpSpec]:
@@ -31,20 +31,15 @@ def _product(
     if len(w.shape) != 2:
         return
     last = len(out.shape) - 1
-    columns = _segments(out, last) | _segments(w, weight_out)
+    columns = out.cuts(last) | w.cuts(weight_out)
     if op.slot(bias) is not None:
-        columns |= _segments(op.tensor(bias), 0)
-    for n in sorted(columns):
-        states = {weight: shard(weight_out, n), bias: shard(0, n)}
-        yield op.spec(states, shard(last, n))
-    for n in sorted(_segments(op.tensor(x), last) | _segments(w, weight_in)):
-        yield op.spec({x: shard(last, n), weight: shard(weight_in, n), bias: P}, P)
+        columns |= op.tensor(bias).cuts(0)
+    for s in sorted(columns):
+        yield op.spec({weight: s.at(weight_out), bias: s}, s.at(last))
+    for s in sorted(op.tensor(x).cuts(last) | w.cuts(weight_in)):
+        yield op.spec({x: s.at(last), weight: s.at(weight_in), bias: P}, P)
     for s in sorted({s for s in (*out.states, *op.tensor(x).states) if s.dim != last}):
         yield op.spec({x: s}, s)
-
-
-def _segments(x: Operand, dim: int) -> set[int]:
-    return {s.segments for s in x.states if s.dim == dim}
 
 
 def matmul(op: Operator) -> Iterator[OpSpec]:
@@ -56,16 +51,16 @@ def matmul(op: Operator) -> Iterator[OpSpec]:
     batch: set[Placement] = set(out.states)
     for x in (a, b):
         offset = n - len(x.shape)
-        batch |= {shard(s.dim + offset, s.segments) for s in x.states}
+        batch |= {s.at(s.dim + offset) for s in x.states}
     for s in sorted(x for x in batch if x.dim < i):
         yield op.spec({0: dim_state(a, out, s), 1: dim_state(b, out, s)}, s)
     a_last, b_last = len(a.shape) - 1, len(b.shape) - 1
-    for g in sorted(_segments(a, a_last - 1) | _segments(out, i)):
-        yield op.spec({0: shard(a_last - 1, g)}, shard(i, g))
-    for g in sorted(_segments(b, b_last) | _segments(out, j)):
-        yield op.spec({1: shard(b_last, g)}, shard(j, g))
-    for g in sorted(_segments(a, a_last) | _segments(b, b_last - 1)):
-        yield op.spec({0: shard(a_last, g), 1: shard(b_last - 1, g)}, P)
+    for s in sorted(a.cuts(a_last - 1) | out.cuts(i)):
+        yield op.spec({0: s.at(a_last - 1)}, s.at(i))
+    for s in sorted(b.cuts(b_last) | out.cuts(j)):
+        yield op.spec({1: s.at(b_last)}, s.at(j))
+    for s in sorted(a.cuts(a_last) | b.cuts(b_last - 1)):
+        yield op.spec({0: s.at(a_last), 1: s.at(b_last - 1)}, P)
 
 
 def baddbmm(op: Operator) -> Iterator[OpSpec]:
@@ -75,10 +70,9 @@ def baddbmm(op: Operator) -> Iterator[OpSpec]:
     for s in sorted({*out.states, *a.states, *b.states}):
         if s.dim == 0:
             yield op.spec({"self": dim_state(c, out, s), "batch1": s, "batch2": s}, s)
-    for g in sorted(_segments(out, 1) | _segments(a, 1)):
-        yield op.spec({"self": dim_state(c, out, shard(1, g)), "batch1": shard(1, g)}, shard(1, g))
-    for g in sorted(_segments(out, 2) | _segments(b, 2)):
-        yield op.spec({"self": dim_state(c, out, shard(2, g)), "batch2": shard(2, g)}, shard(2, g))
+    for name, x, dim in (("batch1", a, 1), ("batch2", b, 2)):
+        for s in sorted(cut.at(dim) for cut in out.cuts(dim) | x.cuts(dim)):
+            yield op.spec({"self": dim_state(c, out, s), name: s}, s)
 
 
 def einsum(op: Operator) -> Iterator[OpSpec]:
@@ -93,17 +87,16 @@ def einsum(op: Operator) -> Iterator[OpSpec]:
     if len(slots) != len(terms) or any(len(set(t)) != len(t) for t in (*terms, right)):
         return
     for letter in sorted({c for t in terms for c in t}):
-        found: set[int] = set()
-        states: dict[str | int, Placement | None] = {}
+        found: set[Placement] = set()
         for slot, term in zip(slots, terms, strict=True):
             if letter in term:
-                found |= _segments(op.inputs[slot], term.index(letter))
-        for n in sorted(found):
+                found |= op.inputs[slot].cuts(term.index(letter))
+        for s in sorted(found):
             states = {
-                slot: shard(t.index(letter), n) if letter in t else r
+                slot: s.at(t.index(letter)) if letter in t else r
                 for slot, t in zip(slots, terms, strict=True)
             }
-            yield op.spec(states, shard(right.index(letter), n) if letter in right else P)
+            yield op.spec(states, s.at(right.index(letter)) if letter in right else P)
 
 
 RULES: dict[str, Rule] = by_operator({

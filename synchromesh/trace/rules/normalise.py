@@ -6,8 +6,8 @@ from typing import Any
 from torch.fx import Node
 
 from synchromesh.trace.nodes import by_operator
-from synchromesh.values.placement import shard
 
+from .groups import group_states, spread
 from .operator import Emit, Operator, OpSpec, Rule
 
 
@@ -20,11 +20,13 @@ def layer_norm(op: Operator) -> Iterator[OpSpec]:
 
 def group_norm(op: Operator) -> Iterator[OpSpec]:
     """Channels, where every rank gets whole groups."""
-    groups = op.constant("num_groups")
-    for s in sorted({*op.output.states, *op.inputs[0].states}):
-        if s.dim == 1 and groups % (s.segments * op.m) == 0:
-            states = {"input": s, "weight": shard(0, s.segments), "bias": shard(0, s.segments)}
-            yield op.spec(states, s, constants={"num_groups": groups // op.m})
+    groups, x = op.constant("num_groups"), op.inputs[0]
+    channels = x.shape[1]
+    for s in group_states(groups, op.m, [(channels, x.cuts(1) | op.output.cuts(1))]):
+        if s.units(groups) >= op.m:
+            own = spread(s, groups, channels, 0, op.m)
+            states = {"input": own.at(1), "weight": own, "bias": own}
+            yield op.spec(states, own.at(1), replace=op.with_local("num_groups", groups, s))
 
 
 # of batch norm, as the axis takes them
@@ -35,10 +37,10 @@ ARGUMENTS = (
 
 def batch_norm(op: Operator) -> Iterator[OpSpec]:
     """Channels, with statistics and weights; per channel, so nothing else changes."""
-    for s in sorted({*op.output.states, *op.inputs[0].states}):
-        if s.dim == 1:
-            own = shard(0, s.segments)
-            yield op.spec({"input": s, **dict.fromkeys(ARGUMENTS[1:5], own)}, s)
+    x = op.inputs[0]
+    for s in sorted(op.output.cuts(1) | x.cuts(1)):
+        if x.populated(s.at(1), op.m):
+            yield op.spec({"input": s.at(1), **dict.fromkeys(ARGUMENTS[1:5], s)}, s.at(1))
 
 
 def synchronised(to: Emit, given: dict[str, Any]) -> Node:

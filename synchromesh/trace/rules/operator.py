@@ -5,9 +5,10 @@ gradient: with the inputs in the states it names, the local operator gives outpu
 it names, and gradients of the outputs in their states become gradients of the inputs in theirs.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from operator import floordiv
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from synchromesh.trace.nodes import OperatorCall
 from synchromesh.values.component import ITEM_BYTES, Value
 from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement, shard
 from synchromesh.values.traffic import Collective
+
+from .axis import TensorAxis
 
 # batch rows in concrete shapes: a prime, so that no other size is confused with it
 ROWS = 1_000_003
@@ -60,8 +63,24 @@ class Operand:
             and (state.dim == self.rows_dim) == inner
             and (state.segments // ROWS if inner else state.segments) <= MOST_SEGMENTS
             and self.shape[state.dim] > 0
-            and self.shape[state.dim] % (state.segments * m) == 0
+            and state.fits(self.shape, m)
         )
+
+    def even(self, state: Placement, m: int) -> bool:
+        """Whether all of m ranks have equal parts of the tensor."""
+        return state.even(self.shape[state.dim], m)
+
+    def populated(self, state: Placement, m: int) -> bool:
+        """Whether every one of m ranks has a part of the tensor."""
+        return state.units(self.shape[state.dim]) >= m
+
+    def cuts(self, dim: int) -> set[Placement]:
+        """The states that shard `dim`, as states of dimension 0."""
+        return {s.at(0) for s in self.states if s.dim == dim}
+
+    def share(self, state: Placement, m: int) -> float:
+        """The part of the tensor that one of m ranks has, at most."""
+        return state.local_shape(self.shape, m)[state.dim] / self.shape[state.dim]
 
 
 def inside_rows(state: Placement) -> bool:
@@ -92,6 +111,13 @@ def operand(value: Value, states: tuple[Placement, ...] = ()) -> Operand:
 SECOND_FACTOR = {
     "linear": "weight", "addmm": "mat2", "matmul": "other", "bmm": "mat2", "mm": "mat2",
 }  # fmt: skip
+
+
+def local_entries(axis: TensorAxis, entries: int, segment: int, unit: int) -> int:
+    """How many of `entries` in segments of so many a rank has, units staying together."""
+    start, stop = shard(0, 1, unit).share(segment, axis.size, axis.index)
+    return entries // segment * (stop - start)
+
 
 Replace = Callable[["Emit", dict[str, Any]], Node]
 
@@ -198,7 +224,14 @@ class Operator(OperatorCall):
                 inputs[slot] = state
         outputs = output if isinstance(output, tuple) else (output,) * len(self.outputs)
         if share is None:
-            share = 1 / self.m if any(s.sharded for s in (*inputs, *outputs)) else 1.0
+            pairs = (
+                *zip(self.inputs, inputs, strict=True),
+                *zip(self.outputs, outputs, strict=True),
+            )
+            share = max(
+                (x.share(s, self.m) for x, s in pairs if s.sharded and x.allows(s, self.m)),
+                default=1.0,
+            )
         return OpSpec(tuple(inputs), outputs, share, **rest)
 
     def mapped(self, dims: list[int | None], linear: bool = True, **rest: Any) -> Iterator[OpSpec]:
@@ -207,11 +240,11 @@ class Operator(OperatorCall):
         states = set(self.inputs[0].states)
         back = {to: d for d, to in enumerate(dims) if to is not None}
         for made in self.outputs:
-            states |= {shard(back[s.dim], s.segments) for s in made.states if s.dim in back}
+            states |= {s.at(back[s.dim]) for s in made.states if s.dim in back}
         for state in sorted(states):
             to = dims[state.dim]
             if to is not None:
-                yield self.spec({0: state}, shard(to, state.segments), **rest)
+                yield self.spec({0: state}, state.at(to), **rest)
         if linear and all(o.floating for o in self.outputs):
             yield self.spec({0: P}, P, share=1.0)
 
@@ -219,6 +252,35 @@ class Operator(OperatorCall):
         """Specs of an operator that works along these dims, and leaves the others apart."""
         n = len(self.inputs[0].shape)
         yield from self.mapped([None if d in dims else d for d in range(n)], linear)
+
+    def on_entries(self, specs: Iterable[OpSpec]) -> Iterator[OpSpec]:
+        """Those with which every rank makes a part of the output: what torch refuses to run on
+        nothing takes no others."""
+        for spec in specs:
+            state = spec.outputs[0]
+            if not state.sharded or self.output.populated(state, self.m):
+                yield spec
+
+    def local(self, to: Emit, length: int, state: Placement, entries: Any) -> Any:
+        """How many of `entries` this rank has of a dimension of `length` that `state` shards: a
+        number where all ranks have as many, else a node.
+
+        entries: the length, or a node that computes it from the rows.
+        """
+        if not state.even(length, self.m):
+            segment = length // state.segments
+            return to.call(local_entries, to.axis, entries, segment, state.unit)
+        if isinstance(entries, Node):  # rows x something that is sharded
+            return to.call(floordiv, entries, self.m)
+        return entries // self.m
+
+    def with_local(self, name: str, length: int, state: Placement) -> Replace:
+        """The operator with `name`, a length that `state` shards, as this rank has it."""
+
+        def emit(to: Emit, given: dict[str, Any]) -> Node:
+            return to.original(self.node, {**given, name: self.local(to, length, state, length)})
+
+        return emit
 
     @property
     def work(self) -> float:

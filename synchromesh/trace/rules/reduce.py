@@ -6,9 +6,10 @@ from typing import Any
 from torch.fx import Node
 
 from synchromesh.trace.nodes import by_operator, dim_of, dims_of
-from synchromesh.values.placement import shard
+from synchromesh.values.placement import Placement
 
-from .operator import Emit, Operator, OpSpec, P, Rule
+from .axis import TensorAxis
+from .operator import Emit, Operand, Operator, OpSpec, P, Rule, local_entries
 
 
 def reduction(op: Operator) -> Iterator[OpSpec]:
@@ -23,30 +24,40 @@ def reduction(op: Operator) -> Iterator[OpSpec]:
     back = {to: d for d, to in dims.items()}
     states = set(x.states)
     for made in op.outputs:
-        states |= {shard(back[s.dim], s.segments) for s in made.states if s.dim in back}
+        states |= {s.at(back[s.dim]) for s in made.states if s.dim in back}
     for s in sorted(states):
         if s.dim in dims:
-            yield op.spec({0: s}, shard(dims[s.dim], s.segments))
+            if op.name not in ("var", "std") or x.populated(s, op.m):  # warnings of nothing
+                yield op.spec({0: s}, s.at(dims[s.dim]))
         elif op.name == "sum" and op.output.floating:
             yield op.spec({0: s}, P)
-        elif op.name == "mean":
-            yield op.spec({0: s}, P, replace=mean_of_part(op))
+        elif op.name == "mean" and x.populated(s, op.m):
+            yield op.spec({0: s}, P, replace=mean_of_part(op, x, s))
     if op.name in ("sum", "mean") and op.output.floating and x.floating:
         yield op.spec({0: P}, P, share=1.0)
 
 
-def mean_of_part(op: Operator) -> Callable[[Emit, dict[str, Any]], Node]:
-    """A rank's contribution to a mean over equal parts: the mean of its part over m."""
+def mean_of_part(
+    op: Operator, x: Operand, state: Placement
+) -> Callable[[Emit, dict[str, Any]], Node]:
+    """A rank's contribution to a mean over `x`: the mean of its part times its share of `x`."""
+    segment = x.shape[state.dim] // state.segments
 
     def emit(to: Emit, given: dict[str, Any]) -> Node:
         mean = to.original(op.node, given)
-        return to.call(_divide, mean, op.m)
+        if x.even(state, op.m):
+            return to.call(_divide, mean, op.m)
+        return to.call(_weigh, mean, to.axis, segment, state.unit)
 
     return emit
 
 
 def _divide(x: Any, m: int) -> Any:
     return x / m
+
+
+def _weigh(x: Any, axis: TensorAxis, segment: int, unit: int) -> Any:
+    return x * (local_entries(axis, segment, segment, unit) / segment)
 
 
 def along(op: Operator) -> Iterator[OpSpec]:

@@ -7,12 +7,16 @@ target's prefix products:
 
     [rows, 12, 3*8] S(2, 3)     O = rows * 12 * 3
     [rows, 12, 3, 8]            prefix products 1, rows, rows*12, rows*12*3   ->   S(3)
+
+Where m does not divide the units of a shard, the digit is a range of units, of so many entries
+that the target must have as a unit too:
+
+    [rows, 12, 3*8] S(2, 1, 8) over 2 ranks     units of 8 entries in their order
+    [rows, 12, 3, 8]                            suffix products ..., 8, 1     ->   S(2)
 """
 
-from collections.abc import Callable, Iterator
-from itertools import accumulate
+from collections.abc import Iterator
 from math import gcd, prod
-from operator import floordiv
 from typing import Any
 
 import torch
@@ -21,9 +25,11 @@ from torch.fx import Node
 from synchromesh.trace.nodes import by_operator, dim_of, dims_of
 from synchromesh.values.placement import Placement, shard
 
-from .operator import Emit, Operator, OpSpec, P, Rule, inside_rows
+from .groups import group_states, spread
+from .operator import Emit, Operator, OpSpec, P, Replace, Rule, inside_rows
 
 aten = torch.ops.aten
+SIZES = ("size", "shape", "sizes")  # names of the argument, of one view or another
 
 
 def through(
@@ -31,12 +37,18 @@ def through(
 ) -> Placement | None:
     """Where `state` of a tensor of shape `source` is found after a view as `target`."""
     outer = prod(source[: state.dim]) * state.segments
+    even = state.even(source[state.dim], m)
+    entries = state.unit * prod(source[state.dim + 1 :])  # of a unit, in the flat index
     before = 1
     for dim, size in enumerate(target):
         if before > outer:
             return None
-        if before and outer % before == 0 and size % (outer // before * m) == 0:
-            return shard(dim, outer // before)
+        segments = outer // before if before and outer % before == 0 else 0
+        if segments and even and size % (segments * m) == 0:
+            return shard(dim, segments)
+        after = prod(target[dim + 1 :])
+        if segments and not even and size % segments == 0 and entries % after == 0:
+            return shard(dim, segments, entries // after)
         before *= size
     return None
 
@@ -54,30 +66,39 @@ def reshape(op: Operator) -> Iterator[OpSpec]:
         after = through(source, target, before, m)
         if after is None:
             continue
-        yield op.spec({0: before}, after, replace=_reshape(op, after))
+        if op.output.populated(after, m) or _explicit(op):
+            yield op.spec({0: before}, after, replace=_reshape(op, after))
     yield op.spec({0: P}, P, share=1.0)
 
 
-def _reshape(op: Operator, state: Placement) -> Callable[[Emit, dict[str, Any]], Node]:
-    local = op.output.shape[state.dim] // op.m
+def _sizes_of(op: Operator) -> list[Any]:
+    """The sizes that the operator names."""
+    if op.name == "flatten":
+        return []
+    return list(op.constant(next(n for n in SIZES if n in op.arguments)))
+
+
+def _explicit(op: Operator) -> bool:
+    """Whether no size is left to be found, which cannot be found of nothing."""
+    return -1 not in _sizes_of(op)
+
+
+def _reshape(op: Operator, state: Placement) -> Replace:
+    length = op.output.shape[state.dim]
 
     def emit(to: Emit, given: dict[str, Any]) -> Node:
         x = given["self"]
         if op.name == "flatten":
             return to.call(aten.flatten.using_ints, *given.values())
-        name = next(n for n in ("size", "shape", "sizes") if n in given)
-        sizes = list(given[name])
+        sizes = list(given[next(n for n in SIZES if n in given)])
+        first = dim_of(given["dim"], len(op.inputs[0].shape)) if op.name == "unflatten" else 0
+        at = state.dim - first
+        if 0 <= at < len(sizes) and sizes[at] != -1:
+            # a node: rows x something that is sharded
+            entries = sizes[at] if isinstance(sizes[at], Node) else length
+            sizes[at] = op.local(to, length, state, entries)
         if op.name == "unflatten":
-            at = state.dim - dim_of(given["dim"], len(op.inputs[0].shape))
-            if 0 <= at < len(sizes) and isinstance(sizes[at], Node):
-                sizes[at] = to.call(floordiv, sizes[at], op.m)
-            elif 0 <= at < len(sizes) and sizes[at] != -1:
-                sizes[at] = local
             return to.call(aten.unflatten.int, x, given["dim"], sizes)
-        if isinstance(sizes[state.dim], Node):  # rows x something that is sharded
-            sizes[state.dim] = to.call(floordiv, sizes[state.dim], op.m)
-        elif sizes[state.dim] != -1:
-            sizes[state.dim] = local
         # a shard need not be contiguous where the tensor was
         return to.call(aten.reshape.default, x, sizes)
 
@@ -150,19 +171,25 @@ def expand(op: Operator) -> Iterator[OpSpec]:
         return
     offset = len(out.shape) - len(x.shape)
     found = set(out.states) | {
-        shard(s.dim + offset, s.segments)
-        for s in x.states
-        if x.shape[s.dim] == out.shape[s.dim + offset]
+        s.at(s.dim + offset) for s in x.states if x.shape[s.dim] == out.shape[s.dim + offset]
     }
     for state in sorted(s for s in found if not inside_rows(s)):
-        sizes = list(op.constant("size"))
         dim = state.dim - offset
         kept = dim >= 0 and x.shape[dim] == out.shape[state.dim]
-        if sizes[state.dim] != -1:
-            sizes[state.dim] = out.shape[state.dim] // op.m
-        before = shard(dim, state.segments) if kept else None
-        yield op.spec({0: before}, state, constants={"size": sizes})
+        yield op.spec({0: state.at(dim) if kept else None}, state, replace=_expand(op, state))
     yield op.spec({0: P}, P, share=1.0)
+
+
+def _expand(op: Operator, state: Placement) -> Replace:
+    length = op.output.shape[state.dim]
+
+    def emit(to: Emit, given: dict[str, Any]) -> Node:
+        sizes = list(given["size"])
+        if sizes[state.dim] != -1:
+            sizes[state.dim] = op.local(to, length, state, length)
+        return to.original(op.node, {**given, "size": sizes})
+
+    return emit
 
 
 def part(op: Operator) -> Iterator[OpSpec]:
@@ -195,28 +222,20 @@ def split(op: Operator) -> Iterator[OpSpec]:
     yield from op.mapped(dims)
     if not sizes or dim == x.rows_dim:
         return
-    constants = _local_sizes(op, sizes)
-    if constants is None or sum(sizes) != x.shape[dim]:
+    if sum(sizes) != x.shape[dim]:
         return  # the parts overlap where places run backwards
-    for size in _unit(op, sizes, [x.shape[dim]]):
-        outputs = tuple(shard(dim, s // size) for s in sizes)
-        yield op.spec({0: shard(dim, x.shape[dim] // size)}, outputs, constants=constants)
+    for segment, unit in _segments(op, dim, sizes, [x.shape[dim]]):
+        outputs = tuple(shard(dim, s // segment, unit) for s in sizes)
+        before = shard(dim, x.shape[dim] // segment, unit)
+        yield op.spec({0: before}, outputs, replace=_split(op, dim, sizes, outputs))
 
 
-def _local_sizes(op: Operator, sizes: list[int]) -> dict[str, Any] | None:
-    """Arguments with which a rank's part of a dim is split into parts of parts of these sizes;
-    None where there are none."""
-    if op.name in ("split", "split_with_sizes"):
-        several = op.name == "split_with_sizes" or op.overload == "sizes"
-        name = "split_sizes" if several else "split_size"
-        given = op.constant(name)
-        if given is None or (isinstance(given, int) and given % op.m):
-            return None
-        return {name: given // op.m if isinstance(given, int) else [s // op.m for s in sizes]}
-    if op.name == "tensor_split" and op.overload == "indices":
-        return {"indices": [n // op.m for n in accumulate(sizes[:-1])]}
-    by_tensor = op.name == "tensor_split" and op.overload == "tensor_indices_or_sections"
-    return None if by_tensor or len(set(sizes)) > 1 else {}  # chunk of uneven parts
+def _split(op: Operator, dim: int, sizes: list[int], outputs: tuple[Placement, ...]) -> Replace:
+    def emit(to: Emit, given: dict[str, Any]) -> Node:
+        local = [op.local(to, n, s, n) for n, s in zip(sizes, outputs, strict=True)]
+        return to.call(aten.split_with_sizes.default, given["self"], local, dim)
+
+    return emit
 
 
 def cat(op: Operator) -> Iterator[OpSpec]:
@@ -233,32 +252,35 @@ def cat(op: Operator) -> Iterator[OpSpec]:
     if all(x.floating for x in op.inputs):
         yield op.spec(dict.fromkeys(slots, P), P, share=1.0)
     sizes = [x.shape[dim] for x in op.inputs]
-    for size in _unit(op, sizes, [op.output.shape[dim]]):
-        inputs = {i: shard(dim, s // size) for i, s in zip(slots, sizes, strict=True)}
-        yield op.spec(inputs, shard(dim, op.output.shape[dim] // size))
+    for segment, unit in _segments(op, dim, sizes, [op.output.shape[dim]]):
+        inputs = {i: shard(dim, s // segment, unit) for i, s in zip(slots, sizes, strict=True)}
+        yield op.spec(inputs, shard(dim, op.output.shape[dim] // segment, unit))
 
 
-def _unit(op: Operator, parts: list[int], wholes: list[int]) -> list[int]:
-    """Sizes of a segment that the parts are made of: their greatest divisor, and those asked
-    for."""
+def _segments(
+    op: Operator, dim: int, parts: list[int], wholes: list[int]
+) -> list[tuple[int, int]]:
+    """Sizes of a segment that the parts are made of, and of its units: their greatest divisor, and
+    what is asked for."""
     common = gcd(*parts)
     if common == 0:
         return []
-    asked = {common}
+    asked = {(common, 1)}
     for x in (*op.inputs, *op.outputs):
-        for s in x.states:
-            if s.dim < len(x.shape) and x.shape[s.dim] in (*parts, *wholes):
-                asked.add(x.shape[s.dim] // s.segments)
-    return sorted(s for s in asked if s and common % s == 0 and s % op.m == 0)
+        if x.shape[dim] in (*parts, *wholes):
+            asked |= {(x.shape[dim] // s.segments, s.unit) for s in x.cuts(dim)}
+    return sorted(
+        (n, unit) for n, unit in asked if common % n == 0 and shard(0, 1, unit).fits((n,), op.m)
+    )
 
 
 def stack(op: Operator) -> Iterator[OpSpec]:
     """Every dim of the parts; the new one is never cut."""
     dim = dim_of(op.constant("dim", 0), len(op.output.shape))
     states = {s for x in op.inputs for s in x.states}
-    states |= {shard(s.dim - (s.dim > dim), s.segments) for s in op.output.states if s.dim != dim}
+    states |= {s.at(s.dim - (s.dim > dim)) for s in op.output.states if s.dim != dim}
     for state in sorted(states):
-        made = shard(state.dim + (state.dim >= dim), state.segments)
+        made = state.at(state.dim + (state.dim >= dim))
         yield op.spec(dict.fromkeys(range(len(op.inputs)), state), made)
 
 
@@ -276,7 +298,7 @@ def pad(op: Operator) -> Iterator[OpSpec]:
         n = len(op.inputs[0].shape)
         padded = {n - 1 - i // 2 for i, p in enumerate(given) if p}
         zeros = op.constant("mode", "constant") != "constant" or not op.constant("value")
-        yield from op.along(*padded, linear=zeros)
+        yield from op.on_entries(op.along(*padded, linear=zeros))
 
 
 def repeat(op: Operator) -> Iterator[OpSpec]:
@@ -286,16 +308,25 @@ def repeat(op: Operator) -> Iterator[OpSpec]:
         return
     offset = len(counts) - len(x.shape)
     for s in x.states:
-        yield op.spec({0: s}, shard(s.dim + offset, s.segments * counts[s.dim + offset]))
+        dim = s.dim + offset
+        yield op.spec({0: s}, shard(dim, s.segments * counts[dim], s.unit))
     yield op.spec({0: P}, P, share=1.0)
 
 
 def repeat_interleave(op: Operator) -> Iterator[OpSpec]:
-    """Every dim, where entries are repeated a fixed number of times."""
+    """Every dim, where entries are repeated a fixed number of times: copies of one stay
+    together."""
     named = op.constant("dim") is not None and op.constant("output_size") is None
     if op.overload != "self_int" or not named:
         return
-    yield from op.along(linear=True)
+    x, out = op.inputs[0], op.output
+    dim = dim_of(op.constant("dim"), len(x.shape))
+    yield from op.along(dim, linear=True)
+    length, made = x.shape[dim], out.shape[dim]
+    if not made:
+        return
+    for s in group_states(length, op.m, [(length, x.cuts(dim)), (made, out.cuts(dim))]):
+        yield op.spec({0: s.at(dim)}, spread(s, length, made, dim, op.m))
 
 
 def triangle(op: Operator) -> Iterator[OpSpec]:

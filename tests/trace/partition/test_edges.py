@@ -36,7 +36,7 @@ def text(value: Value, have: str, want: str, source: Layout, target: Layout) -> 
         ("P", "R", FOUR, TWO, None),
         ("S(1)", "R", FOUR, ONE, "all_to_all f4 576 / all_to_all b4 576"),
         ("S(0)", "R", FOUR, ONE, None),  # rows
-        ("S(2)", "R", FOUR, ONE, None),  # 6 does not divide by 4
+        ("S(2)", "R", FOUR, ONE, "all_to_all f4 768 / all_to_all b4 768"),  # 2 of 6, the largest
         ("r", "R", FOUR, ONE, None),
         ("R", "R", ONE, FOUR, "all_gather f4 2304"),
         ("R", "r", ONE, FOUR, "all_gather f4 2304 / reduce_scatter b4 2304"),

@@ -58,10 +58,20 @@ def test_a_mixed_plan_names_its_crossing() -> None:
 
 
 def test_what_is_whole_has_its_reason() -> None:
-    told = explained("odd_mlp", "tensor", 4)
+    told = explained("lstm", "tensor", 4)
     reasons = {n: why for p in told.components for n, why in p.not_sharded.items()}
-    assert reasons and all("4" in why or "cost" in why for why in reasons.values())
-    assert all(p.sharded_parameter_bytes == 0 for p in told.components)
+    assert "no rule shards aten.lstm" in reasons["rnn.weight_ih_l0"]
+    assert all("aten.lstm" in why or "cost" in why for why in reasons.values())
+
+
+def test_sizes_that_do_not_divide_are_sharded() -> None:
+    """13-31-7-5 on four ranks: what each holds, the first most."""
+    told = explained("odd_mlp", "tensor", 4)
+    held = told.parameter_bytes_per_rank
+    assert list(held) == sorted(held, reverse=True) and held[0] > held[3]
+    assert held[0] < 0.35 * whole("odd_mlp")
+    sharded = sum(p.sharded_parameter_bytes for p in told.components)
+    assert sharded > 0.9 * whole("odd_mlp")
 
 
 def test_batch_norm_is_counted_as_it_runs() -> None:

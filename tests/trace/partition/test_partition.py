@@ -100,7 +100,7 @@ def check(name: str, found: Partition) -> None:
     assert groups[0].calls == sum(len(c.collectives) for c in found.components)
 
 
-@pytest.mark.parametrize("m", [1, 2, 3, 4])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_cheapest_partition_is_exact(name: str, m: int) -> None:
     step = traced(name)[0]
@@ -110,7 +110,7 @@ def test_cheapest_partition_is_exact(name: str, m: int) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_random_partitions_are_exact(name: str) -> None:
     for seed in range(SAMPLES):
-        m = (2, 4, 3)[seed % 3]
+        m = (2, 4, 3, 5)[seed % 4]
         found = problem(name, m)
         try:
             check(name, localise(found, assign(found, random.Random(seed))))
@@ -356,8 +356,7 @@ def test_mixed_layouts_cross_only_as_the_table_allows(name: str) -> None:
 
 def test_the_reason_why_nothing_can_be_sharded() -> None:
     step = traced("odd_mlp")[0]
-    assert obstacle(step, 0, 2) is not None and "does not divide by 2" in str(obstacle(step, 0, 2))
-    assert obstacle(step, 1, 7) is None
+    assert obstacle(step, 0, 2) is None and obstacle(step, 1, 8) is None, "sizes need not divide"
     step = traced("lstm")[0]
     assert "no rule shards aten.lstm" in str(obstacle(step, 1, 2))
     found = partition(step, layouts(step, 2), rows=ROWS)

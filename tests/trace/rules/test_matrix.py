@@ -21,11 +21,16 @@ def test_linear(m: int) -> None:
     assert {"r, S(0) -> S(1)", "S(1), S(1) -> P", "S(0), r -> S(0)"} <= found
 
 
-def test_linear_that_does_not_divide() -> None:
-    assert check(aten.linear.default, (t(5, 13), t(7, 13), t(7)), m=2) == {
-        "R, R, R -> R",
-        "r, r, r -> r",
-    }
+@pytest.mark.parametrize("m", [2, 3, 5, 8])
+def test_linear_that_does_not_divide(m: int) -> None:
+    found = check(aten.linear.default, (t(7, 13), t(7, 13), t(7)), m=m)
+    assert {"r, S(0), S(0) -> S(1)", "S(1), S(1), P -> P", "S(0), r, r -> S(0)"} <= found
+
+
+def test_fewer_entries_than_ranks() -> None:
+    found = check(aten.linear.default, (t(4, 3), t(2, 3), t(2)), m=5)
+    assert {"r, S(0), S(0) -> S(1)", "S(1), S(1), P -> P"} <= found
+    assert not any("S(" in x for x in check(aten.mm.default, (t(1, 1), t(1, 1)), m=2))
 
 
 def test_frozen_weight_needs_no_partial_gradient() -> None:
@@ -81,7 +86,7 @@ def test_ranks_that_share_scores_drop_the_same_of_them() -> None:
             torch.testing.assert_close(join(parts, state), expected)
         if state.sharded:
             apart[str(state)] = choice.draws_apart
-    assert apart == {"S(1)": True, "S(2)": True, "S(3)": False}
+    assert apart == {"S(0)": True, "S(1)": True, "S(2)": True, "S(3)": False}
 
 
 @pytest.mark.parametrize("m", [2, 4])
@@ -110,6 +115,37 @@ def test_grouped_queries() -> None:
     assert "S(1), r, r -> S(1)" in check(
         aten.scaled_dot_product_attention.default, (q, k, v), flag, m=4
     )
+
+
+@pytest.mark.parametrize(("heads", "m"), [(6, 4), (3, 2), (3, 5)])
+def test_heads_that_do_not_divide(heads: int, m: int) -> None:
+    q, k, v = (t(2, heads, 4, 6) for _ in range(3))
+    for learned in (False, True):
+        mask = t(heads, 1, 4, grad=learned)
+        found = check(aten.scaled_dot_product_attention.default, (q, k, v, mask), m=m)
+        assert ("S(1), S(1), S(1), S(0) -> S(1)" in found) == (heads >= m or not learned)
+    found = check(aten.matmul.default, (q, t(2, heads, 6, 4)), m=m)
+    assert "S(1), S(1) -> S(1)" in found
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "m", "expected"),
+    [
+        (6, 3, 2, {"S(1, 1, 2), S(1), S(1) -> S(1, 1, 2)", "S(1), r, r -> S(1)"}),
+        (6, 3, 5, {"S(1, 1, 2), S(1), S(1) -> S(1, 1, 2)", "S(1), r, r -> S(1)"}),
+        (14, 2, 4, {"S(1, 1, 7), S(1), S(1) -> S(1, 1, 7)", "S(1), r, r -> S(1)"}),
+        (4, 2, 3, {"S(1), r, r -> S(1)"}),
+    ],
+)
+def test_grouped_queries_that_do_not_divide(
+    heads: int, groups: int, m: int, expected: set[str]
+) -> None:
+    q, k, v = t(2, heads, 5, 4), t(2, groups, 5, 4), t(2, groups, 5, 4)
+    flag = {"enable_gqa": True}
+    op = aten.scaled_dot_product_attention.default
+    assert expected <= check(op, (q, k, v), flag, m=m)
+    mask = t(2, heads, 5, 5)
+    assert any("S(1), r, r, S(1) -> " in x for x in check(op, (q, k, v, mask), flag, m=m))
 
 
 def test_softmax() -> None:

@@ -103,6 +103,37 @@ def test_convolutions(m: int) -> None:
     assert "S(1), S(0), S(0) -> S(1)" in check(aten.conv_transpose1d.default, grouped, m=m)
 
 
+@pytest.mark.parametrize("m", [2, 4])
+def test_channels_that_do_not_divide(m: int) -> None:
+    found = check(aten.conv2d.default, (t(2, 5, 4, 4), t(7, 5, 3, 3), t(7)), m=m)
+    assert {"r, S(0), S(0) -> S(1)", "S(1), S(1), P -> P"} <= found
+    depthwise = (t(2, 5, 9), t(10, 1, 3), t(10), [1], [1], [1], 5)
+    assert "S(1), S(0, 1, 2), S(0, 1, 2) -> S(1, 1, 2)" in check(
+        aten.conv1d.default, depthwise, m=m
+    )
+    grouped = (t(2, 15, 3), t(15, 2, 2), t(10), [2], [0], [0], 5)
+    assert "S(1, 1, 3), S(0, 1, 3), S(0, 1, 2) -> S(1, 1, 2)" in check(
+        aten.conv_transpose1d.default, grouped, m=m
+    )
+    norm = check(aten.group_norm.default, (t(3, 10, 4), 5, t(10), t(10)), m=m)
+    assert "S(1, 1, 2), S(0, 1, 2), S(0, 1, 2) -> S(1, 1, 2)" in norm
+    few = check(aten.conv2d.default, (t(2, 3, 4, 4), t(3, 3, 3, 3), t(3)), m=5)
+    assert not any("S(1)" in x for x in few), "torch has no convolution without channels"
+
+
+@pytest.mark.parametrize("m", [2, 3, 5])
+def test_words_and_classes_that_do_not_divide(m: int) -> None:
+    indices = torch.cat([ids(13, 3, 6), torch.full((1, 6), 5)])
+    assert "S(0), R -> P" in check(aten.embedding.default, (t(13, 7), indices, 5), m=m)
+    target = ids(13, 6)
+    target[2] = -100
+    for reduction in (0, 1, 2):
+        args = (t(6, 13), target, None, reduction, -100, 0.1)
+        assert "S(1), R -> R" in check(aten.cross_entropy_loss.default, args, m=m)
+    assert "S(1) -> P" in check(aten.mean.dim, (t(4, 7), [1]), m=m)
+    assert "S(0), S(0) -> P" in check(aten.mse_loss.default, (t(7, 2), t(7, 2)), m=m)
+
+
 def test_pooling_and_upsampling() -> None:
     x = t(2, 4, 6, 6)
     for op, args in (
@@ -228,6 +259,21 @@ def test_distances(reduction: int) -> None:
     assert f"S(1), S(1) -> {out}" in check(
         aten.binary_cross_entropy_with_logits.default, args, m=2
     )
+
+
+def test_torch_computes_nothing_of_nothing() -> None:
+    """With fewer channels than ranks a rank would have none, which these operators refuse."""
+    x = t(2, 3, 6, 6)
+    for op, args in (
+        (aten.max_pool2d.default, ([2, 2],)),
+        (aten.adaptive_avg_pool2d.default, ([1, 1],)),
+        (aten.upsample_nearest2d.vec, (None, [2.0, 2.0])),
+        (aten.reflection_pad2d.default, ([1, 1, 1, 1],)),
+        (aten.fft_fft.default, ()),
+    ):
+        assert "S(1) -> S(1)" in check(op, (x, *args), m=2)
+        assert "S(1) -> S(1)" not in check(op, (x, *args), m=5)
+    assert "S(1) -> S(1)" in check(aten.cumsum.default, (x, 3), m=5)
 
 
 def test_an_operator_without_rule_stays_whole() -> None:

@@ -27,6 +27,13 @@ def t(*shape: int, grad: bool = True) -> torch.Tensor:
         ((5, 6), "S(1)", (5, 3, 2), None),  # the halves of 6 do not end where a row of 2 does
         ((5, 1, 6), "S(2)", (5, 6, 1), "S(1)"),
         ((4, 6), "S(0)", (24,), "S(0)"),
+        ((5, 12), "S(1, 1, 4)", (5, 3, 4), "S(1)"),
+        ((5, 36), "S(1, 3, 4)", (5, 3, 3, 4), "S(2)"),
+        ((5, 3, 1, 4), "S(1)", (5, 12), "S(1, 1, 4)"),
+        ((5, 3, 2, 4), "S(1)", (5, 6, 4), "S(1, 1, 2)"),
+        ((5, 12), "S(1, 1, 4)", (5, 6, 2), "S(1, 1, 2)"),
+        ((5, 15), "S(1)", (5, 3, 5), None),  # 8 and 7 entries end within a row of 5
+        ((5, 3, 4), "S(1)", (60,), "S(0, 5, 4)"),
     ],
 )
 def test_through_a_view(source: tuple, state: str, target: tuple, expected: str | None) -> None:
@@ -45,6 +52,23 @@ def test_reshape(m: int) -> None:
     assert "S(0) -> S(0)" in check(aten.flatten.using_ints, (t(6, 4, 2), 0, 1), m=m)
     assert "S(1) -> S(1)" in check(aten.unflatten.int, (t(5, 24), 1, [6, 4]), m=m)
     check(aten.unflatten.int, (t(5, 24), -1, [-1, 4]), m=m)
+
+
+@pytest.mark.parametrize("m", [2, 5])
+def test_heads_through_a_view(m: int) -> None:
+    assert "S(1, 1, 4) -> S(1)" in check(aten.view.default, (t(2, 12), [2, 3, 4]), m=m)
+    assert "S(1, 3, 4) -> S(2)" in check(aten.view.default, (t(2, 36), [2, 3, 3, 4]), m=m)
+    assert "S(1) -> S(1, 1, 4)" in check(aten.reshape.default, (t(2, 3, 4), [2, 12]), m=m)
+    assert "S(1) -> S(1, 1, 4)" in check(aten.flatten.using_ints, (t(2, 3, 4), 1, 2), m=m)
+    assert "S(1, 1, 4) -> S(1)" in check(aten.unflatten.int, (t(2, 12), 1, [3, 4]), m=m)
+    check(aten.reshape.default, (t(2, 3, 4), [-1, 12]), m=m)
+    check(aten.reshape.default, (t(2, 3, 4), [2, -1]), m=m)
+    found = check(aten.repeat_interleave.self_int, (t(2, 3), 4, 1), m=m)
+    assert "S(1) -> S(1, 1, 4)" in found
+    assert "S(1) -> S(1, 2)" in check(aten.repeat.default, (t(2, 3), [1, 2]), m=m)
+    assert "r -> S(1)" in check(aten.expand.default, (t(2, 1, 4), [2, 3, 4]), m=m)
+    assert "S(1, 3) -> S(1), S(1), S(1)" in check(aten.chunk.default, (t(2, 21), 3, 1), m=m)
+    assert "S(1), S(1) -> S(1, 2)" in check(aten.cat.default, ([t(2, 3), t(2, 3)], 1), m=m)
 
 
 def test_permutations() -> None:
