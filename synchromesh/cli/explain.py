@@ -67,5 +67,5 @@ def explained(workload: "Workload", plan: "Plan", ranks: int) -> "Explanation":
         cuts=plan.cuts(model.paths()),
     )  # fmt: skip
     names = step.chain.names
-    layouts = plan.layouts(names, ranks, model.inside(names))
+    layouts = step.undivided(plan.layouts(names, ranks, model.inside(names)))
     return explain(step, partition(step, layouts, rows=rows), plan, ranks, rows)

@@ -90,8 +90,7 @@ class Program:
         self.position = stage.position
         self.targets, self.coupled = step.targets, bool(step.coupled)
         self._make_axis, self._streams = make_axis, streams
-        layouts = [c.layout for c in partition.components]
-        self.leaf_layout = leaf_layout(layouts)
+        self.leaf_layout = partition.leaf_layout
         self._leaves = [(name, self.leaf_layout.tensor, REPLICATED) for name in step.leaves]
         self._parts = [self._bind(local, tensors, holdings) for local in partition.components]
         self._lanes: list[Lane] = []
@@ -238,12 +237,6 @@ def run_forwards(walks: Sequence[Generator[None, None, T]], schedule: Schedule) 
             except StopIteration as end:
                 results[action.micro_batch] = end.value
     return [results[i] for i in range(len(walks))]
-
-
-def leaf_layout(layouts: Sequence[Layout]) -> Layout:
-    """How a batch's rows lie over a stage: by the largest data degree of its components."""
-    data = max(layout.data for layout in layouts)
-    return Layout(data, layouts[0].devices // data)
 
 
 def share(layout: Layout, position: int, rows: GlobalRows) -> tuple[int, bool]:

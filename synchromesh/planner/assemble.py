@@ -11,13 +11,14 @@ b's reader wants, over the cheapest way that `trace.edges` knows.
     gradient   the all-reduce of its gradients                           seconds
     memory     parameters, gradients, optimizer state, kept activations  bytes
 
-A component of which a degree shards nothing is not offered under it. The prediction of a plan is
-made anew, exactly, by `planner.candidate`; this is what the search adds up.
+A component of which a degree shards nothing is not offered under it. Where rows depend on each
+other it has one degree, that of all devices, which then compute all rows. The prediction of a plan
+is made anew, exactly, by `planner.candidate`; this is what the search adds up.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import product
 
 import numpy as np
 
@@ -66,15 +67,24 @@ class Uniform:
         """The layout of a tensor degree on all devices."""
         return Layout(self.devices // degree, degree)
 
+    def offers(self, degree: int, index: int) -> bool:
+        """Whether a component may have the degree; if not, it has its own in that partition."""
+        return self.partitions[degree].components[index].layout.tensor == degree
+
 
 def uniform(partitions: PartitionCache) -> Uniform:
     """The step partitioned under every tensor degree of the devices; under one degree alone where
-    parameters cannot be sharded."""
+    parameters cannot be sharded. Components whose rows depend on each other have the degree of
+    all devices in each of them."""
     problem = partitions.problem
-    count = len(problem.names)
-    tensor = (1,) if problem.unsplittable else degrees(problem.devices)
-    cut = {m: partitions.of_layouts((Layout(problem.devices // m, m),) * count) for m in tensor}
-    return Uniform(problem.step, problem.devices, problem.rows, cut)
+    step, devices, count = problem.step, problem.devices, len(problem.names)
+    stated = (1,) if problem.unsplittable else degrees(devices)
+    cut = {}
+    for m in sorted({*stated, *([devices] if step.coupling else [])}):
+        own = m if m in stated else stated[0]
+        layouts = step.undivided((Layout(devices // own, own),) * count)
+        cut[m] = partitions.of_layouts(layouts)
+    return Uniform(step, devices, problem.rows, cut)
 
 
 def degrees(devices: int) -> tuple[int, ...]:
@@ -95,8 +105,10 @@ def crossings(uniform: Uniform) -> list[tuple[str, Pattern, int]]:
     for link in _values(uniform):
         if link.source == BATCH:
             continue
-        for a, b in permutations(uniform.degrees, 2):
-            wants = dict.fromkeys(link.wanted[b, i] for i in link.readers)
+        for a, b in product(link.made, uniform.degrees):
+            wants = link.wants(b)
+            if a == b or not wants:
+                continue
             for have, want in product((link.made[a], REPLICATED), (*wants, REPLICATED)):
                 note(_edge(uniform, link.value, have, want, a, b) or (), a)
             note(_move(uniform, link.value, link.made[a], REPLICATED, a), a)
@@ -114,7 +126,8 @@ def assemble(uniform: Uniform, profile: Profile) -> Problem:
         options = tuple(
             option
             for border, m in enumerate(uniform.degrees)
-            if (option := _option(uniform, m, border, i, holding_of[m], profile)) is not None
+            if uniform.offers(m, i)
+            and (option := _option(uniform, m, border, i, holding_of[m], profile)) is not None
         )
         if not options:
             name = uniform.step.chain.names[i]
@@ -149,8 +162,10 @@ def _option(
     """The component under one degree; None where nothing is sharded or nothing is known of it."""
     made = uniform.partitions[degree]
     local = made.components[index]
+    only = not any(uniform.offers(m, index) for m in uniform.degrees if m != degree)
     if (
         degree > 1
+        and not only
         and local.parameters
         and not any(made.placements[n, local.layout].sharded for n in local.parameters)
     ):
@@ -246,8 +261,14 @@ class _Value:
     value: Value
     source: int  # BATCH: a leaf
     readers: tuple[int, ...]
-    made: Mapping[int, Placement]
-    wanted: Mapping[tuple[int, int], Placement]  # by degree and reader
+    made: Mapping[int, Placement]  # by degree that its maker is offered under
+    wanted: Mapping[tuple[int, int], Placement]  # by degree and reader offered under it
+
+    def wants(self, degree: int) -> dict[Placement, None]:
+        """The states in which readers of a degree want it, in their order."""
+        return dict.fromkeys(
+            self.wanted[degree, i] for i in self.readers if (degree, i) in self.wanted
+        )
 
 
 def _values(uniform: Uniform) -> list[_Value]:
@@ -264,16 +285,25 @@ def _values(uniform: Uniform) -> list[_Value]:
         readers = tuple(sorted({i for items in by_degree.values() for i in items}))
         value = next(iter(next(iter(by_degree.values())).values())).value
         made_in = {
-            m: next((x.have for x in by_degree.get(m, {}).values()), REPLICATED)
+            m: _made(uniform, m, by_degree.get(m, {}))
             for m in uniform.degrees
+            if source == BATCH or uniform.offers(m, source)
         }
         wanted = {
             (m, i): by_degree[m][i].want if i in by_degree.get(m, {}) else REPLICATED
             for m in uniform.degrees
             for i in readers
+            if uniform.offers(m, i)
         }
         found.append(_Value(value, source, readers, made_in, wanted))
     return found
+
+
+def _made(uniform: Uniform, degree: int, read: Mapping[int, Input]) -> Placement:
+    """The state in which a value is made under a degree, as its readers find it: those of the same
+    degree before others."""
+    near = sorted(read, key=lambda i: not uniform.offers(degree, i))
+    return read[near[0]].have if near else REPLICATED
 
 
 def _prices(uniform: Uniform, link: _Value, profile: Profile) -> Prices:
@@ -284,6 +314,8 @@ def _prices(uniform: Uniform, link: _Value, profile: Profile) -> Prices:
     for row in sources:
         for column, b in enumerate(uniform.degrees):
             a = uniform.degrees[row] if link.source != BATCH else None
+            if not link.wants(b) or (a is not None and a not in link.made):
+                continue  # which nobody asks for
             for direction, seconds in zip(
                 DIRECTIONS, _cheapest(uniform, link, a, b, profile), strict=True
             ):
@@ -298,7 +330,7 @@ def _cheapest(
     are there on every rank or nearly so)."""
     if a is None:
         return 0.0, 0.0
-    wants = dict.fromkeys(link.wanted[b, i] for i in link.readers)
+    wants = link.wants(b)
     if a == b:
         moves = [m for w in wants for m in _move(uniform, link.value, link.made[a], w, a)]
         return _both(uniform, moves, uniform.layout(a), profile)

@@ -212,7 +212,12 @@ class Searched:
     def plans(self, planned: PlanningProblem) -> list[Plan]:
         """The best plan and its alternatives, in order."""
         return [
-            worded(planned.names, self.layouts(other.choice), planned.modules)
+            worded(
+                planned.names,
+                self.layouts(other.choice),
+                planned.modules,
+                free=planned.step.coupling,
+            )
             for other in (self.found, *self.found.alternatives)
         ]
 

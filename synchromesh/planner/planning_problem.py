@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from synchromesh.trace.partition.partition import Partition, overlaps, partition
+from synchromesh.trace.partition.partition import Partition, overlaps, partition, unsharded
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
@@ -33,7 +33,7 @@ class PlanningProblem:
 
     def layouts(self, plan: Plan) -> tuple[Layout, ...]:
         """The layout of each component under `plan`."""
-        return plan.layouts(self.names, self.devices, self.modules)
+        return self.step.undivided(plan.layouts(self.names, self.devices, self.modules))
 
     def ranks(self, plan: Plan) -> Sequence[int]:
         """The ranks that take part in `plan`."""
@@ -50,8 +50,9 @@ class PartitionCache:
     def of_layouts(self, layouts: tuple[Layout, ...]) -> Partition:
         """The partition with `layouts[i]` for component i. ValueError where there is none."""
         if layouts not in self._solved:
-            problem = self.problem
-            self._solved[layouts] = partition(problem.step, layouts, rows=problem.rows)
+            step, rows = self.problem.step, self.problem.rows
+            pins = unsharded(step, layouts) if self.problem.unsplittable else {}
+            self._solved[layouts] = partition(step, layouts, rows=rows, pins=pins)
         return self._solved[layouts]
 
     def partition(self, plan: Plan) -> Partition:

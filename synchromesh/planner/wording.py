@@ -8,7 +8,7 @@ encoder.layer.1.attention  1x4
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import LayoutSpec
@@ -26,16 +26,19 @@ def worded(
     names: Sequence[str],
     layouts: Sequence[Layout],
     modules: Mapping[str, Sequence[str]] | None = None,
+    free: Collection[str] = (),
 ) -> Plan:
-    """A plan under which each component has its layout; equal layouts give an equal plan.
+    """A plan under which each component has its layout; equal layouts give an equal plan. Those of
+    `free` components follow from the model, so that they have none of their own in the plan.
 
     The commonest layout is the default; the others are patterns with numbers replaced by `*`
     where that matches no component of another layout, else names.
     """
     devices = layouts[0].devices
     assert all(layout.devices == devices for layout in layouts)
-    count = Counter(layouts)
-    default = max(count, key=lambda x: (count[x], x.data))
+    count = Counter(x for n, x in zip(names, layouts, strict=True) if n not in free)
+    default = max(count, key=lambda x: (count[x], x.data), default=Layout(devices, 1))
+    layouts = [default if n in free else x for n, x in zip(names, layouts, strict=True)]
     wanted = dict(zip(names, layouts, strict=True))
     overrides: list[Override] = []
     named: set[str] = set()

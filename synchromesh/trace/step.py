@@ -1,12 +1,13 @@
 """A step, the traced training step: one flat graph, its chain of components, and its constants."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from synchromesh.values.component import Chain
+from synchromesh.values.layout import Layout
 
 from .guards import Guard
 
@@ -27,6 +28,7 @@ class Step:
     fed: tuple[str, ...] = ()  # what it changes by the values of its rows, but for norms
     changed: tuple[str, ...] = ()  # what an opaque step changes whatever its rows
     coupled: str = ""  # why its rows may depend on each other: no micro-batches then
+    coupling: tuple[str, ...] = ()  # components in which they do, as the graph shows
     least: tuple[Guard, ...] = ()  # those that a comparison with the model has found
     merged: str = ""  # why components that might stand alone were made one
     doubt: str = ""  # where its loss is not seen to treat rows apart
@@ -36,6 +38,18 @@ class Step:
     def takes(self, rows: int) -> bool:
         """Whether the step stands for global batches of so many rows."""
         return all(guard.holds(rows) for guard in self.guards)
+
+    def undivided(self, layouts: Sequence[Layout]) -> tuple[Layout, ...]:
+        """`layouts` of the components, but 1 x K where rows depend on each other: every one of the
+        K devices computes all rows there, whatever a plan says.
+
+            rows depend on each other in c       a   b   c            a   b   c
+                                                4x1 2x2 4x1    ->    4x1 2x2 1x4
+        """
+        return tuple(
+            replace(layout, data=1, tensor=layout.devices) if name in self.coupling else layout
+            for name, layout in zip(self.chain.names, layouts, strict=True)
+        )
 
     @property
     def opaque(self) -> bool:

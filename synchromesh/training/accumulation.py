@@ -57,9 +57,16 @@ class Accumulation:
     ) -> Tensor:
         """Forward and backward of this rank's rows; returns the loss of the accumulation so far.
 
-        steps: updates done, from which random operators draw.
+        steps: updates done, from which random operators draw. ValueError where rows that depend on
+        each other would come into several micro-batches.
         """
         execution, start = self._execution, 0
+        step = execution.active.step
+        if micro_batches > 1 and step.coupling:
+            raise ValueError(
+                f"micro_batches={micro_batches} would part rows that depend on each other "
+                f"({step.coupled}) and train another loss: leave it out, or give smaller batches"
+            )
         micro = [part for part in rows.micro(micro_batches) if part.total]  # no rank runs none
         with execution.streams.preserved():
             for part in micro:

@@ -20,9 +20,13 @@ class ActivePlan:
     partition: Partition
     stage: StageGroups
     layouts: Mapping[str, Layout]  # of each component of the training step
-    leaf_layout: Layout  # how the batch's rows lie over the stage
     agree: RowAgreement
     fingerprint: int
+
+    @property
+    def leaf_layout(self) -> Layout:
+        """How the batch's rows lie over the stage."""
+        return self.partition.leaf_layout
 
     def row_range(self, rows: int) -> tuple[int, int]:
         """[start, stop) of a global batch of `rows` rows that this rank works on."""

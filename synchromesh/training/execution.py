@@ -23,7 +23,7 @@ from synchromesh.state.model_state import ModelState
 from synchromesh.state.switch import TransferStats
 from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.capture.modes import training_modes
-from synchromesh.trace.partition.partition import Partition, overlaps, partition
+from synchromesh.trace.partition.partition import Partition, overlaps, partition, unsharded
 from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.training.notices import Notices
@@ -33,6 +33,7 @@ from synchromesh.training.programs import Programs
 from synchromesh.training.traces import Traces
 from synchromesh.values.holding import holdings
 from synchromesh.values.layout import Layout
+from synchromesh.values.optimizer import coupled
 from synchromesh.values.plan import Plan
 
 
@@ -98,14 +99,11 @@ class Execution:
 
         made: the partition of `step` under `plan`, where it is known.
         """
-        ranks = plan.devices(self.world.size)
-        inside = self.model.inside(step.chain.names)
-        try:
-            layouts = plan.layouts(step.chain.names, self.world.size, inside)
-        except ValueError as error:
-            why = step.merged or step.reason
-            raise ValueError(f"{error} ({why})" if why else str(error)) from None
-        made = made or partition(step, layouts, rows=self.planning.rows)
+        ranks, rows = plan.devices(self.world.size), self.planning.rows
+        stated = self._stated(plan, step)
+        layouts = step.undivided(stated)
+        pins = unsharded(step, layouts) if coupled(self.optimizer) else {}
+        made = made or partition(step, layouts, rows=rows, pins=pins)
         placed = holdings(self.model.described.values(), made.placements, len(ranks))
         check_optimizer(self.optimizer, any(h.placement.sharded for h in placed.values()))
         order = [(c.name, [p.name for p in c.parameters]) for c in step.chain.components]
@@ -117,23 +115,33 @@ class Execution:
                 "every rank with the same "
                 "script, arguments and versions of torch and synchromesh"
             )
-        self.notices.partitioned(plan, made, step, self.model.parameters)
-        data = max(layout.data for layout in layouts)
-        leaf_layout = Layout(data, len(ranks) // data)
-        stage = StageGroups(self.world, ranks, (*layouts, leaf_layout))
+        self.notices.partitioned(plan, stated, made, step, self.model.parameters)
+        self.notices.undivided(stated, made, step, rows)
+        undivided = Layout(1, len(ranks))  # of a metric, maybe
+        stage = StageGroups(self.world, ranks, (*layouts, undivided))
         self.sync.close()
         moved = self.state.move(placed, stage)
         if first:
             self._start()
-        agree = RowAgreement(self.world.everyone, ranks, leaf_layout, plan, self.world.device)
+        agree = RowAgreement(self.world.everyone, ranks, made.leaf_layout, plan, self.world.device)
         of_components = dict(zip(step.chain.names, layouts, strict=True))
-        self.active = ActivePlan(plan, step, made, stage, of_components, leaf_layout, agree, mark)
+        self.active = ActivePlan(plan, step, made, stage, of_components, agree, mark)
         self.programs = Programs(self.active, self.traces, self.state, self.streams)
         # batch norms of a model that runs as it is come in no order that buckets could keep
         late = step.opaque and self.options.sync_batch_norm
         self.sync = GradientSync(self._gradient_groups(), late=late)
         self.interleaving = Interleaving(self.world.everyone, overlaps(step, made), plan.pieces)
         return moved
+
+    def _stated(self, plan: Plan, step: Step) -> tuple[Layout, ...]:
+        """The layout of each component as the plan states it. ValueError with the reason, where
+        the plan names what was made one component."""
+        inside = self.model.inside(step.chain.names)
+        try:
+            return plan.layouts(step.chain.names, self.world.size, inside)
+        except ValueError as error:
+            why = step.merged or step.reason
+            raise ValueError(f"{error} ({why})" if why else str(error)) from None
 
     def _gradient_groups(self) -> list[tuple[nn.Parameter, Group]]:
         """Trained parameters of this rank in the order of the chain, each with the ranks that sum

@@ -1,13 +1,16 @@
 """Notices: what a plan or a model does that its user should know, as warnings of rank 0."""
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from torch import nn
 
-from synchromesh.trace.partition.partition import Partition
+from synchromesh.planner.candidate import readable
+from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
+from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
+from synchromesh.values.plan_item import show_numbers
 
 
 class Notices:
@@ -38,27 +41,57 @@ class Notices:
             )
 
     def partitioned(
-        self, plan: Plan, partition: Partition, step: Step, parameters: Collection[str]
+        self,
+        plan: Plan,
+        stated: Sequence[Layout],
+        partition: Partition,
+        step: Step,
+        parameters: Collection[str],
     ) -> None:
-        """Whatever in a partition is not as `plan` or its user may expect. parameters: names of
-        the model's. ValueError where data ranks would come to different parameters."""
-        self._unsharded(plan, partition)
+        """Whatever in a partition is not as `plan` or its user may expect. stated: the layouts
+        that it states. parameters: names of the model's. ValueError where data ranks would come
+        to different parameters."""
+        self._unsharded(plan, stated, partition)
         self._row_state(plan, partition, step, parameters)
         if any(local.layout.data > 1 for local in partition.components):
             self.once(step.uneven)
+        elif len(plan.rows or ()) > 1:
+            self.once(
+                f"@rows={show_numbers(plan.rows or ())} is left aside, for each rank computes all "
+                f"rows: {step.coupled}"
+            )
         if step.coupled and (plan.pieces or 1) > 1:
             self.once(
                 f"@pieces={plan.pieces} is left aside, for pieces would part rows that belong "
                 f"together: {step.coupled}"
             )
 
-    def _unsharded(self, plan: Plan, partition: Partition) -> None:
+    def undivided(
+        self, stated: Sequence[Layout], partition: Partition, step: Step, rows: int
+    ) -> None:
+        """Where rows stay together although a plan divides them, and what that costs. stated: the
+        layouts that it states. rows: of a global batch."""
+        parts = zip(partition.components, stated, strict=True)
+        kept = [local for local, layout in parts if local.layout.data < layout.data]
+        if not kept:
+            return
+        devices, names = kept[0].layout.devices, [local.component.name for local in kept]
+        where = ", ".join(names) if len(kept) < len(stated) else "every component"
+        cost = f"up to {devices} times the computation of divided rows"
+        if size := _gathered_bytes(partition, kept, rows):
+            cost += f", and {readable(size)} of inputs to gather in a step of {rows} rows"
+        self.once(
+            f"rows depend on each other ({step.coupled}), so that under every plan each of the "
+            f"{devices} ranks computes all rows of {where}, as one process does. That costs {cost}"
+        )
+
+    def _unsharded(self, plan: Plan, stated: Sequence[Layout], partition: Partition) -> None:
         """One warning that names the components of which nothing could be sharded although the
         plan says so."""
         replicated = {}
-        for local in partition.components:
+        for local, layout in zip(partition.components, stated, strict=True):
             placements = [partition.placements[n, local.layout] for n in local.parameters]
-            if local.layout.tensor > 1 and placements and not any(p.sharded for p in placements):
+            if layout.tensor > 1 and placements and not any(p.sharded for p in placements):
                 replicated[local.component.name] = next(iter(local.unsharded.values()), "")
         if replicated and not any(c.component.opaque for c in partition.components):
             name, reason = next(iter(replicated.items()))
@@ -95,3 +128,17 @@ class Notices:
                 "which need not be what one process computes; a plan whose data degree is 1 there "
                 "is exact"
             )
+
+
+def _gathered_bytes(partition: Partition, parts: Sequence[LocalComponent], rows: int) -> int:
+    """Bytes of the values with rows that the parts read and that lie divided where they are made;
+    leaves of the batch lie by the largest data degree."""
+    layouts = [local.layout for local in partition.components]
+    leaf = max(layouts, key=lambda layout: layout.data)
+    read = (item for local in parts for item in local.inputs if item.value.rows)
+    divided = {
+        item.value.name: item.value.bytes(rows)
+        for item in read
+        if (leaf if item.source is None else layouts[item.source]).data > 1
+    }
+    return sum(divided.values())

@@ -16,6 +16,7 @@ from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.training.traces import Traces
 from synchromesh.values.layout import Layout
+from synchromesh.values.placement import REPLICATED
 
 MANY_SHAPES = 8  # shapes of batches traced before the user is warned; chosen, not measured
 
@@ -47,7 +48,8 @@ class Programs:
         key = (function, shape, id(step))
         if key not in self._made:
             known = step is self.active.step
-            made = self.active.partition if known else self._partition(step, planned_rows)
+            learns = function is self.traces.loss
+            made = self.active.partition if known else self._partition(step, planned_rows, learns)
             self._made[key] = self._program(step, made, function)
             shapes = [s for f, s, _ in self._made if f is function]
             if len(shapes) == MANY_SHAPES:
@@ -94,8 +96,9 @@ class Programs:
         tensors = {**model.parameters, **model.buffers}
         return Program(step, made, stage, tensors, self.state.holdings, axis, self.streams)
 
-    def _partition(self, step: Step, planned_rows: int) -> Partition:
-        """The partition of another trace of the same model, with its tensors where they are."""
+    def _partition(self, step: Step, planned_rows: int, learns: bool) -> Partition:
+        """The partition of another trace of the same model, with its tensors where they are.
+        learns: gradients are wanted; if not, what all ranks have complete serves any layout."""
         if step.opaque:  # all layouts are of tensor degree 1
             return self.active.partition
         known = self.active.layouts
@@ -104,15 +107,22 @@ class Programs:
         for name in step.chain.names:
             default = known.get(name, known.get(name.partition("@")[0], default))
             layouts.append(default)
-        holdings = self.state.holdings
-        pins = {(n, h.layout): h.placement for n, h in holdings.items() if not h.home}
-        made = partition(step, layouts, rows=planned_rows, pins=pins)
+        layouts = list(step.undivided(layouts))
+        holdings = {n: h for n, h in self.state.holdings.items() if not h.home}
+        complete = set() if learns else {n for n, h in holdings.items() if not h.placement.sharded}
+        pins = {(n, layout): REPLICATED for n in complete for layout in layouts}
+        pins |= {(n, h.layout): h.placement for n, h in holdings.items()}
+        leaf = self.active.leaf_layout
+        made = partition(step, layouts, rows=planned_rows, pins=pins, leaf=leaf)
         for (name, layout), placement in made.placements.items():
-            holding = holdings[name]
-            if not holding.home and (holding.layout, holding.placement) != (layout, placement):
+            holding = holdings.get(name)
+            if holding is None or (name in complete and placement == REPLICATED):
+                continue
+            if (holding.layout, holding.placement) != (layout, placement):
+                why = f" ({step.coupled})" if step.coupling else ""
                 raise ValueError(
                     f"{name} lies as {holding.placement} on {holding.layout}, but another trace "
-                    f"of the model uses it as {placement} on {layout}: give the components that "
-                    "use it equal layouts"
+                    f"of the model uses it as {placement} on {layout}{why}: give the components "
+                    "that use it equal layouts"
                 )
         return made

@@ -156,7 +156,8 @@ class Traces:
                 step = self.trust.of_shape(module, batch, step, active.step)
         what = "this shape of batch" if training else "this metric"
         if step.opaque:
-            if any(layout.tensor > 1 for layout in active.layouts.values()):
+            shards = (p.sharded for p in active.partition.placements.values())
+            if any(x.tensor > 1 for x in active.layouts.values()) if training else any(shards):
                 raise ValueError(
                     f"{what} could not be traced although the training step could: {step.reason}"
                 )

@@ -146,7 +146,7 @@ class Trainer:
         loss (0-d).
 
         micro_batches: into how many parts each rank cuts its rows to save memory; gradients
-        accumulate.
+        accumulate. ValueError where rows depend on each other.
         """
         if micro_batches < 1:
             raise ValueError(f"micro_batches must be at least 1, got {micro_batches}")

@@ -50,13 +50,9 @@ class Trust:
             step = opaque(module, example, fault)
         if least > 1:
             step = replace(step, guards=(*step.guards, at_least(least)), least=(at_least(least),))
-        tried = uneven_rows(module, self.loss, example, step, self.autocast) if complete else None
-        answers = [answer for answer in everyone.all_gather_json(tried) if answer is not None]
-        uneven = (
-            step.uneven or next(filter(None, answers), "") or ("" if answers else step.coupled)
-        )
-        uneven = self._first(uneven or doubted(step))
-        step = replace(step, uneven=uneven, coupled=self._first(step.coupled or uneven))
+        coupled = self._first(step.coupled)
+        uneven = "" if coupled else self._uneven(module, example, step, complete)
+        step = replace(step, uneven=uneven, coupled=coupled or uneven)
         if not anywhere:
             return self._as_before(step)
         self._mismatch = fault or self._mismatch
@@ -67,6 +63,13 @@ class Trust:
             free, fed = next(filter(None, everyone.all_gather_json(kinds)))
             step = replace(step, changed=tuple(free), fed=tuple(fed))
         return step
+
+    def _uneven(self, module: nn.Module, example: Any, step: Step, complete: bool) -> str:
+        """Why parts of a batch give another loss than all of it, where no operator says it: the
+        same on all ranks. complete: whether this rank has the complete model."""
+        tried = uneven_rows(module, self.loss, example, step, self.autocast) if complete else None
+        answers = self.world.everyone.all_gather_json(tried)
+        return next(filter(None, answers), "") or self._first(doubted(step))
 
     def _as_before(self, step: Step) -> Step:
         """The step with what was found when every rank had the complete model."""

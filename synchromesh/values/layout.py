@@ -10,6 +10,7 @@ Ranks of a line share the rows and split the component's parameters; ranks of a 
 same part of the parameters and sum its gradients.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,3 +56,10 @@ class Layout:
     def data_positions(self, position: int) -> tuple[int, ...]:
         """Positions that have the same part of the parameters (its column)."""
         return tuple(range(position % self.tensor, self.devices, self.tensor))
+
+
+def leaf_layout(layouts: Iterable[Layout]) -> Layout:
+    """How the rows of a batch lie on the devices of a stage: by the largest data degree of its
+    components."""
+    finest = max(layouts, key=lambda layout: layout.data)
+    return Layout(finest.data, finest.tensor)

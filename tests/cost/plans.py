@@ -68,7 +68,7 @@ def drawn(parts: Sequence[Mapping[str, Any]], layout: Layout, rows: int = 4) -> 
         chain.append(component)
         made.append(_local(component, layout, part))
     placements = {(p.name, layout): REPLICATED for c in chain for p in c.parameters}
-    result = Partition(tuple(made), placements, ())
+    result = Partition(tuple(made), placements, (), layout)
     held = holdings([p for c in chain for p in c.parameters], placements, layout.devices)
     return Setting(result, held, Plan.parse("data"), layout.devices, rows, True)
 

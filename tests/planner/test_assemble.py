@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from synchromesh.cost.step_time import Unmeasured, step_time
 from synchromesh.engine.exchange import Exchange, depart
@@ -17,7 +17,8 @@ from synchromesh.planner.assemble import Uniform, assemble, crossings, uniform
 from synchromesh.planner.candidate import setting
 from synchromesh.planner.demand import collectives_of
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
-from synchromesh.planner.problem import BATCH, Problem
+from synchromesh.planner.problem import BATCH, Problem, evaluate
+from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Rows, Value
@@ -323,3 +324,54 @@ def test_equal_components_share_their_options() -> None:
         if component.structure:
             assert by_structure.setdefault(component.structure, options) is options
     assert len(by_structure) < len(problem.components)
+
+
+# Rows that depend on each other
+
+
+class Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.c(self.b(self.a(x).tanh()).tanh())
+        return (z @ z.t()).logsumexp(1).mean()  # type: ignore[no-any-return]
+
+
+def pairs(unsplittable: str = "") -> tuple[PartitionCache, Uniform]:
+    step = trace(Pairs(), lambda m, b: m(b), torch.randn(ROWS, 8), training=True)
+    assert step.coupling == ("c",)
+    partitions = PartitionCache(PlanningProblem(step, ROWS, DEVICES, unsplittable=unsplittable))
+    return partitions, uniform(partitions)
+
+
+def test_where_rows_depend_on_each_other_there_is_one_degree() -> None:
+    partitions, found = pairs()
+    told = profiled(found)
+    for key in [("all_reduce", ALL), ("all_reduce", ACROSS)]:
+        told.network[key] = Curve(((1.0, 0.0),))  # type: ignore[index]  # gradients: none hide here
+    problem = assemble(found, told)
+    *others, last = [{o.border for o in options} for options in problem.components]
+    assert others == [{0, 1, 2}, {0, 1, 2}] and last == {2}
+    for border, plan in enumerate(["data", "hybrid:tensor=2", "tensor"]):
+        borders = (border, border, 2)
+        choice = [
+            next(k for k, o in enumerate(options) if o.border == b)
+            for options, b in zip(problem.components, borders, strict=True)
+        ]
+        time = step_time(setting(partitions, Plan.parse(plan)), told, 1)
+        seconds, _ = evaluate(problem, choice)
+        assert 0 < seconds < float("inf"), plan
+        if border == 2:  # elsewhere neighbours of other degrees hand over other states
+            assert seconds == pytest.approx(time.forward + time.backward, rel=1e-12)
+
+
+def test_where_nothing_may_be_sharded_all_rows_are_computed_with_complete_parameters() -> None:
+    partitions, found = pairs("the optimizer needs all of a parameter")
+    told = profiled(found)
+    problem = assemble(found, told)
+    assert [{o.border for o in options} for options in problem.components] == [{0}, {0}, {1}]
+    for made in (*found.partitions.values(), partitions.partition(Plan.parse("data"))):
+        assert [str(c.layout) for c in made.components] == ["4x1", "4x1", "1x4"]
+        assert not any(p.sharded for p in made.placements.values())

@@ -5,11 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from synchromesh.planner.candidate import Candidate, setting
 from synchromesh.planner.decide import Facts, Find, Read, Write, decide, next_best, survey
 from synchromesh.planner.demand import Demand
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
+from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Compute, Curve, Memory, Profile
@@ -124,3 +127,20 @@ def test_a_partition_is_solved_once(partitions: PartitionCache) -> None:
     assert partitions.possible([plan, Plan.parse("data; nowhere=tensor")]) == [
         partitions.known(plan)
     ]
+
+
+def test_where_rows_depend_on_each_other_a_plan_says_nothing_of_the_layout() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+    step = trace(model, contrast, torch.randn(ROWS, 8), training=True)
+    partitions = PartitionCache(PlanningProblem(step, ROWS, DEVICES))
+    facts = Flat(partitions)
+    found = decide(partitions, facts, survey(partitions, facts), explained=True)
+    assert {"single", "data", "tensor"} <= texts(found.candidates)
+    assert not any("2=" in text for text in texts(found.candidates))
+    last = found.components[-1]
+    assert (last.component, str(last.layout), last.other) == ("2", "1x2", None)
+
+
+def contrast(model: nn.Module, batch: Tensor) -> Tensor:
+    z = model(batch)
+    return (z @ z.t()).logsumexp(1).mean()  # type: ignore[no-any-return]

@@ -57,3 +57,17 @@ def test_transformers_read_short() -> None:
 
 def test_known_families() -> None:
     assert set(CHAINS) <= set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "free", "text"),
+    [
+        ("4x1 4x1 1x4", "c", "data"),
+        ("2x2 4x1 1x4", "c", "data; a=hybrid:tensor=2"),
+        ("2x2 2x2 1x4", "c", "hybrid:tensor=2"),
+        ("1x4 1x4 1x4", "a b c", "data"),
+    ],
+)
+def test_what_follows_from_the_model_is_not_said(layouts: str, free: str, text: str) -> None:
+    given = [Layout(*map(int, layout.split("x"))) for layout in layouts.split()]
+    assert str(worded("abc", given, free=free.split())) == text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from synchromesh.values.layout import Layout
+from synchromesh.values.layout import Layout, leaf_layout
 
 
 def test_positions_as_a_picture() -> None:
@@ -26,3 +26,9 @@ def test_lines_and_columns_meet_in_one_position(data: int, tensor: int) -> None:
 def test_degrees_below_one_are_refused() -> None:
     with pytest.raises(ValueError, match=r"at least 1: data\(0\) x tensor\(2\)"):
         Layout(0, 2)
+
+
+def test_a_batch_lies_by_the_largest_data_degree() -> None:
+    assert leaf_layout([Layout(1, 4), Layout(2, 2)]) == Layout(2, 2)
+    assert leaf_layout([Layout(1, 4)]) == Layout(1, 4)
+    assert leaf_layout([Layout(4, 1, recompute=True), Layout(2, 2)]) == Layout(4, 1)

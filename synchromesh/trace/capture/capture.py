@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
 from synchromesh.trace import meta
@@ -15,8 +14,8 @@ from synchromesh.values.component import Chain, Component, Parameter
 from .batch import leaves, rows_of
 from .comparison import compare
 from .components import component_modules
-from .coupling import coupled
-from .effects import row_dependent_buffers, scaled_by_frequency
+from .coupling import coupling
+from .effects import row_dependent_buffers
 from .export import Function, Untraceable, export
 from .flatten import flatten, shared_names
 from .loss_reduction import LossReduction, reduce_to_sums
@@ -55,7 +54,7 @@ def trace(
             graph, constants, symbols = flatten(exported, model)
             assumed = fold_masks(graph, constants, dict(model.named_buffers()))
             annotate(graph, symbols)
-            uneven, merged = scaled_by_frequency(graph), ""
+            merged = ""
             is_loss = training and exported.outputs in (("loss",), ("sum", "weight"))
             reduction = reduce_to_sums(graph) if is_loss else LossReduction()
             try:
@@ -70,23 +69,14 @@ def trace(
             return opaque(model, batch, str(error))
     outputs = ("sum", "weight") if reduction.targets else exported.outputs
     used = {meta.name(n) for n in meta.placeholders(grouped, "constant")}
+    found = coupling(grouped, reduction.doubt)
     return Step(
         chain, grouped, {n: x for n, x in constants.items() if n in used}, outputs,
         exported.leaves, shared_names(model), guards=exported.guards, assumed=assumed,
-        fed=row_dependent_buffers(grouped), merged=merged, uneven=uneven,
-        coupled=uneven or why_coupled(grouped), targets=reduction.targets, doubt=reduction.doubt,
+        fed=row_dependent_buffers(grouped), merged=merged, coupled=found.why,
+        coupling=tuple(n for i, n in enumerate(chain.names) if i in found.components),
+        targets=reduction.targets, doubt=reduction.doubt,
     )  # fmt: skip
-
-
-def why_coupled(graph: Graph) -> str:
-    """A sentence where the rows of a batch depend on each other; empty where they do not."""
-    found = coupled(graph)
-    return (
-        f"{found}: parts of a batch give another loss than all of it, so train under a plan "
-        "without data parallelism"
-        if found
-        else ""
-    )
 
 
 def opaque(model: nn.Module, batch: Any, reason: str) -> Step:

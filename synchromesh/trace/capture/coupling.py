@@ -4,6 +4,9 @@ not see each other compute something else.
 Batch norm is left out: the engine decides over which rows its statistics are taken.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 from torch.fx import Graph, Node
 
@@ -11,30 +14,81 @@ from synchromesh.trace import meta
 from synchromesh.trace.nodes import calls, described, living, short_name
 from synchromesh.trace.rules.elementwise import FILLING
 
+from .effects import scales_by_frequency
 
-def coupled(graph: Graph) -> str | None:
-    """A clause that names the first operator that couples rows, and the user's line; else None.
 
-    Said of values of rows x rows, of operators that work along the rows, and where a value that
-    rows were reduced to meets rows again. A loss's own mean, or sum / weight, meets none.
+@dataclass(frozen=True)
+class Coupling:
+    """why: a clause that names the first operator that couples rows, and the user's line.
+
+    components: indices of those that must be computed of all rows of a batch at once.
+    """
+
+    why: str = ""
+    components: frozenset[int] = frozenset()
+
+
+def coupling(graph: Graph, doubt: str = "") -> Coupling:
+    """What couples rows in the graph of a step, which is grouped by component.
+
+    doubt: why the loss is not seen to treat rows apart, if it is not; then the last component,
+    which makes the loss, is one of those that need all rows.
+    """
+    operators = dict(coupling_operators(graph))
+    if not operators:
+        return Coupling()
+    found = {meta.component(node) for node in operators}
+    if doubt:
+        found.add(max(map(meta.component, calls(graph))))
+    crossings = [
+        {meta.component(node), meta.component(user)}
+        for node in graph.nodes
+        if meta.reduced(node)
+        for user in node.users
+        if user.op != "output"
+    ]
+    before = 0
+    while len(found) != before:  # what rows were reduced to is made and read of the same rows
+        before = len(found)
+        found = found.union(*(ends for ends in crossings if ends & found))
+    first = next(filter(meta.differentiable, operators), next(iter(operators)))  # no mask
+    return Coupling(operators[first], frozenset(found))
+
+
+def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str]]:
+    """Every operator that couples rows, with a clause that names it and the user's line.
+
+    These are operators that make values of rows x rows, that work along the rows, or that join
+    rows with a value that rows were reduced to. A loss's own mean, or sum / weight, joins none.
     """
     live = living(graph)
     reduced: set[Node] = set()
     for node in calls(graph):
         if node not in live or meta.value(node) is None:
             continue
-        if rows_twice(node):
-            return f"{described(node)} makes a value of rows x rows"
-        if meta.coupling(node):
-            return meta.coupling(node)
         content = [] if fills(node) else node.all_input_nodes
         reads_reduced = any(a in reduced for a in content)
-        if meta.has_rows(node):
-            if reads_reduced:
-                return f"{described(node)} joins rows with a value that rows were reduced to"
-        elif reads_reduced or any(map(meta.has_rows, content)):
+        if why := why_coupled(node, reads_reduced):
+            yield node, why
+        if not meta.has_rows(node) and (reads_reduced or any(map(meta.has_rows, content))):
             reduced.add(node)
-    return None
+
+
+def why_coupled(node: Node, reads_reduced: bool) -> str:
+    """The clause for a node, empty where it couples no rows. reads_reduced: whether it reads a
+    value that rows were reduced to."""
+    if rows_twice(node):
+        return f"{described(node)} makes a value of rows x rows"
+    if meta.coupling(node):
+        return meta.coupling(node)
+    if scales_by_frequency(node):
+        return (
+            f"{described(node)} scales gradients by how often the batch has an entry "
+            "(scale_grad_by_freq)"
+        )
+    if meta.has_rows(node) and reads_reduced:
+        return f"{described(node)} joins rows with a value that rows were reduced to"
+    return ""
 
 
 def fills(node: Node) -> bool:

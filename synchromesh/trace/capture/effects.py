@@ -4,7 +4,7 @@ import torch
 from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import all_arguments, calls, line_of, short_name
+from synchromesh.trace.nodes import all_arguments, short_name
 
 NORMS = ("batch_norm", "instance_norm")  # whose statistics the engine knows how to combine
 
@@ -37,17 +37,9 @@ def row_dependent_buffers(graph: Graph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for node in nodes for name in meta.effect(node)))
 
 
-def scaled_by_frequency(graph: Graph) -> str:
-    """A sentence about gradients that depend on how often the batch reads a row of a table; empty
-    where none does. A rank that sees a part of the batch counts other numbers.
-    """
-    for node in calls(graph):
-        if node.target is not torch.ops.aten.embedding.default:
-            continue
-        if all_arguments(node)["scale_grad_by_freq"]:
-            return (
-                f"the embedding at {line_of(node)} scales gradients by how often the batch has a "
-                "word (scale_grad_by_freq): they will differ between plans that divide rows "
-                "differently, so train under a plan without data parallelism"
-            )
-    return ""
+def scales_by_frequency(node: Node) -> bool:
+    """Whether gradients depend on how often the batch reads a row of a table: a rank that sees a
+    part of the batch counts other numbers."""
+    if node.target is not torch.ops.aten.embedding.default:
+        return False
+    return bool(all_arguments(node)["scale_grad_by_freq"])

@@ -1,5 +1,6 @@
 """An export: the training step as torch.export sees it, with a symbol for the batch's rows."""
 
+import builtins
 import io
 import logging
 import traceback
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -125,7 +127,7 @@ def export(
     sample = example(batch, rows)
     names = tuple(leaf.name for leaf in leaves(sample))
     module = StepModule(model, function, autocast)
-    with restored(model), faked(model, sample) as sample, quiet():
+    with restored(model), faked(model, sample) as sample, quiet(), symbolic_lengths():
         try:
             program = export_with(module, sample, torch.export.Dim("rows"))
         except BadOutput:
@@ -167,6 +169,19 @@ def quiet() -> Iterator[None]:
                 yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def symbolic_lengths() -> Iterator[None]:
+    """`len` of a tensor is its `shape[0]`, which may be a symbol; Python's own makes a number of
+    it, so that a loss that asks for `len(logits)` would hold for the rows of the example alone."""
+    number = builtins.len
+
+    def length(x: Any) -> Any:
+        return x.shape[0] if isinstance(x, Tensor) and x.dim() else number(x)
+
+    with patch.object(builtins, "len", length):
+        yield
 
 
 def export_with(module: StepModule, sample: Any, dim: Any) -> torch.export.ExportedProgram:

@@ -73,6 +73,7 @@ class Explanation:
     sent_bytes_per_step: tuple[int, ...]
     batch_norm: str  # how batch norm is counted: "synchronised" or "per row block"
     opaque: str  # why the model is one opaque component, or ""
+    coupled: str  # where rows depend on each other, and why; or ""
 
     def document(self) -> dict[str, Any]:
         """The JSON form; its keys, which are the names of the fields, are interface."""
@@ -96,12 +97,8 @@ def explain(
     if sync_batch_norm:
         made = replace(made, components=tuple(_with_norms(c, made) for c in made.components))
     holding = _holdings(step, made, len(ranks))
-    finest = max(c.layout.data for c in made.components)
-    leaf_layout = Layout(finest, len(ranks) // finest)
     components = tuple(_component(c, holding, plan, rows) for c in made.components)
-    edges = tuple(
-        _edge(c, item, made, leaf_layout, rows) for c in made.components for item in c.inputs
-    )
+    edges = tuple(_edge(c, item, made, rows) for c in made.components for item in c.inputs)
     used = {name for c in made.components for name in c.parameters}
     trained = [h for n, h in holding.items() if h.tensor.trainable and n in used]
     sent, local_bytes = [0] * world, [0] * world
@@ -118,6 +115,7 @@ def explain(
     return Explanation(
         str(plan), world, rows, components, edges, tuple(local_bytes), tuple(sent),
         "synchronised" if sync_batch_norm else "per row block", step.reason,
+        f"{', '.join(step.coupling)}: {step.coupled}" if step.coupling else "",
     )  # fmt: skip
 
 
@@ -178,10 +176,8 @@ def _component(
     )
 
 
-def _edge(
-    local: LocalComponent, item: Input, made: Partition, leaf_layout: Layout, rows: int
-) -> EdgeExplanation:
-    name, source = "batch", leaf_layout
+def _edge(local: LocalComponent, item: Input, made: Partition, rows: int) -> EdgeExplanation:
+    name, source = "batch", made.leaf_layout
     if item.source is not None:
         maker = made.components[item.source]
         name, source = maker.component.name, maker.layout
@@ -217,6 +213,8 @@ def text(explanation: Explanation) -> str:
     ]
     if explanation.opaque:
         out.append(f"one opaque component: {explanation.opaque}")
+    if explanation.coupled:
+        out.append(f"rows depend on each other, each rank computes all: {explanation.coupled}")
     inputs: dict[str, list[EdgeExplanation]] = {}
     for edge in explanation.edges:
         inputs.setdefault(edge.target, []).append(edge)

@@ -82,6 +82,7 @@ class Partition:
     components: tuple[LocalComponent, ...]
     placements: Mapping[tuple[str, Layout], Placement]
     outputs: tuple[Output, ...]
+    leaf_layout: Layout  # in which the batch is there
 
     def local_shape(self, local: LocalComponent, name: str) -> tuple[int, ...]:
         """The shape of one rank's part of parameter or buffer `name`, as `local` uses it."""

@@ -291,4 +291,4 @@ def localise(problem: StepProblem, assignment: Assignment) -> Partition:
         for node in (*s.parameters, *s.buffers)
     }
     outputs = tuple(Output(value_of(t), R) for t in borders.outputs)
-    return Partition(components, placements, outputs)
+    return Partition(components, placements, outputs, problem.leaf_layout)

@@ -19,7 +19,7 @@ from synchromesh.trace import meta
 from synchromesh.trace.capture.effects import normalises_batch
 from synchromesh.trace.nodes import calls
 from synchromesh.trace.step import Step
-from synchromesh.values.layout import Layout
+from synchromesh.values.layout import Layout, leaf_layout
 from synchromesh.values.placement import REPLICATED, Placement
 
 from .local import Computation, LocalComponent, Partition
@@ -28,7 +28,9 @@ from .placement_problem import Price, choose, sample
 from .step_problem import Assignment, StepProblem
 from .subgraph import gradient_flow, subgraphs
 
-__all__ = ["LocalComponent", "Partition", "assign", "overlaps", "partition", "problem_of"]
+__all__ = [
+    "LocalComponent", "Partition", "assign", "overlaps", "partition", "problem_of", "unsharded",
+]  # fmt: skip
 
 
 def partition(
@@ -39,15 +41,18 @@ def partition(
     pins: Mapping[tuple[str, Layout], Placement] | None = None,
     sample: random.Random | None = None,
     price: Price | None = None,
+    leaf: Layout | None = None,
 ) -> Partition:
     """The cheapest partition of `step` with `layouts[i]` for its i-th component.
 
     rows: global batch rows, for prices. pins: placements fixed beforehand. sample: take a
-    random valid assignment instead of the cheapest. Equal arguments give an equal partition.
+    random valid assignment instead of the cheapest. leaf: the layout in which the batch is there,
+    where it is not that of the largest data degree among `layouts`. Equal arguments give an equal
+    partition.
     """
     if step.opaque:
         return opaque_partition(step, layouts)
-    problem = problem_of(step, layouts, rows, pins or {}, price or Price())
+    problem = problem_of(step, layouts, rows, pins or {}, price or Price(), leaf)
     return localise(problem, assign(problem, sample))
 
 
@@ -73,7 +78,7 @@ def opaque_partition(step: Step, layouts: Sequence[Layout]) -> Partition:
         unsharded=dict.fromkeys(parameters, reason) if layout.tensor > 1 else {},
     )
     placements = {(name, layout): REPLICATED for name in (*parameters, *buffers)}
-    return Partition((local,), placements, ())
+    return Partition((local,), placements, (), layout)
 
 
 def problem_of(
@@ -82,6 +87,7 @@ def problem_of(
     rows: int,
     pins: Mapping[tuple[str, Layout], Placement],
     price: Price,
+    leaf: Layout | None = None,
 ) -> StepProblem:
     """The placement problem of a step."""
     assert not step.opaque, "an opaque step has no graph to partition"
@@ -91,7 +97,19 @@ def problem_of(
     )
     check_reduced(step, layouts)
     flow = gradient_flow(step)
-    return StepProblem(step, flow, subgraphs(step, flow), tuple(layouts), rows, pins, price)
+    leaf = leaf or leaf_layout(layouts)
+    return StepProblem(step, flow, subgraphs(step, flow), tuple(layouts), leaf, rows, pins, price)
+
+
+def unsharded(step: Step, layouts: Sequence[Layout]) -> dict[tuple[str, Layout], Placement]:
+    """Pins that keep parameters replicated where rows depend on each other, which stand under a
+    tensor degree for their rows alone: for optimizers that cannot update shards."""
+    return {
+        (parameter.name, layout): REPLICATED
+        for component, layout in zip(step.chain.components, layouts, strict=True)
+        if component.name in step.coupling
+        for parameter in component.parameters
+    }
 
 
 def check_reduced(step: Step, layouts: Sequence[Layout]) -> None:

@@ -39,20 +39,21 @@ class Assignment:
 class StepProblem:
     """A step with a layout for each component, as a placement problem.
 
-    pins: placements fixed beforehand, by a parameter's name and layout.
+    leaf_layout: that of the batch. pins: placements fixed beforehand, by a parameter's name and
+    layout.
     """
 
     step: Step
     flow: GradientFlow
     subgraphs: tuple[Subgraph, ...]
     layouts: tuple[Layout, ...]
+    leaf_layout: Layout
     rows: int
     pins: Mapping[tuple[str, Layout], Placement]
     price: Price
     problem: PlacementProblem = field(default_factory=PlacementProblem)
 
     def __post_init__(self) -> None:
-        self.leaf_layout = max(self.layouts, key=lambda x: x.data)
         self._strategies: dict[Hashable, Strategies] = {}
         self._units: dict[Hashable, int] = {}
         # parameter unit -> its parts of its component's and of all parameter bytes

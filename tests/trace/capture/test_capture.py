@@ -473,3 +473,12 @@ def test_dropout_does_not_hide_equality(name: str) -> None:
     batch = make(4)
     step = trace(model, loss, batch, training=True)
     assert compare(model, loss, batch, step).fault is None
+
+
+def test_the_length_of_a_tensor_is_that_of_any_batch() -> None:
+    model = nn.Linear(4, 2)
+    step = trace(model, lambda m, b: m(b).sum() / len(b), torch.randn(6, 4), training=True)
+    assert not step.opaque, step.reason
+    x = torch.randn(9, 4)
+    assert torch.allclose(run(step, model, x)[0], model(x).sum() / 9)
+    assert len(x) == 9 and len.__module__ == "builtins"

@@ -336,7 +336,7 @@ def test_a_parameter_that_rows_change_is_refused_where_replicas_would_part() -> 
         on_ranks(case, "data", 2)
 
 
-def test_gradients_by_frequency_are_named() -> None:
+def test_gradients_by_frequency_are_those_of_all_rows() -> None:
     class Words(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -349,8 +349,8 @@ def test_gradients_by_frequency_are_named() -> None:
 
     case = Case(Words, loss, [rows_of(6, i) for i in range(3)])
     assert not exact(case, "tensor", 2)[0].warned
-    (told,) = on_ranks(case, "data", 2)[0].warned
-    assert "scale_grad_by_freq" in told and "without data parallelism" in told
+    (told,) = exact(case, "data", 2)[0].warned
+    assert "scale_grad_by_freq" in told and "all rows of e, as one process does" in told
 
 
 # Updates at random

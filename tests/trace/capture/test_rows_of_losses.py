@@ -1,6 +1,5 @@
 """Losses that weigh rows unequally, couple them, or depend on how many there are."""
 
-import warnings
 from typing import Any
 
 import pytest
@@ -245,15 +244,15 @@ def test_rows_that_are_coupled_stay_together_in_all_steps(plan: str) -> None:
     exact(Case(lambda: Net(lambda m, h: norm(h)), plain_loss, batches), plan, 2)
 
 
-def test_coupled_rows_that_would_be_divided_are_told() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for case in (
-            Case(Net, contrastive, [rows_of(8, 0)]),
-            Case(lambda: Net(centred), plain_loss, [rows_of(8, 0)]),
-        ):
-            (sentence,) = on_ranks(case, "data", 2)[0].warned
-            assert "under a plan without data parallelism" in sentence
+def test_coupled_rows_stay_together_under_any_plan() -> None:
+    """More in tests/training/test_coupled_rows.py."""
+    batches = [rows_of(n, i) for i, n in enumerate((8, 7, 1))]
+    for case in (
+        Case(Net, contrastive, batches),
+        Case(lambda: Net(centred), plain_loss, batches),
+    ):
+        (sentence,) = exact(case, "data", 2)[0].warned
+        assert "each of the 2 ranks computes all rows of" in sentence
 
 
 # The number of rows

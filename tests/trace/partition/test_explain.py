@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from synchromesh.engine.model import Model
+from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.explain import Explanation, explain, text
 from synchromesh.trace.partition.partition import partition
 from synchromesh.values.plan import Plan
@@ -107,3 +108,19 @@ def test_the_document_and_the_text_say_the_same(plan: str) -> None:
             assert any(line.strip().startswith(f"{name}: ") for line in lines)
     assert sum(p["parameter_bytes"] for p in document["components"]) >= whole("bert")
     assert torch.get_num_threads() == 1
+
+
+def test_rows_that_depend_on_each_other_are_named() -> None:
+    def contrast(model: Any, batch: Any) -> torch.Tensor:
+        z = model(batch)
+        return (z @ z.t()).logsumexp(1).mean()
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8))
+    step = trace(model, contrast, torch.randn(8, 8), training=True)
+    plan = Plan.parse("data")
+    layouts = step.undivided(plan.layouts(step.chain.names, 4))
+    told = explain(step, partition(step, layouts, rows=8), plan, 4, 8)
+    assert told.coupled.startswith("1: matmul") and told.document()["coupled"] == told.coupled
+    assert "rows depend on each other, each rank computes all: 1: matmul" in text(told)
+    assert [(c.data, c.tensor) for c in told.components] == [(4, 1), (1, 4)]
+    assert not explained("cnn", "data", 2).coupled
