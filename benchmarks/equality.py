@@ -16,7 +16,7 @@ from synchromesh.trace.capture.capture import trace
 from synchromesh.training.verify import verify
 from tests.models import FAMILIES
 from tests.ranks import RankFailed, run
-from tests.targets import target
+from tests.targets import MODELS, target
 
 PLANS = ("data", "tensor", "hybrid:tensor=2", "mixed")
 RANKS = 4
@@ -24,7 +24,7 @@ RANKS = 4
 
 def mixed(family: str) -> str:
     """Different degrees in neighbouring components."""
-    model, loss, make = FAMILIES[family]()
+    model, loss, make = MODELS[family]()
     names = trace(model, loss, make(6), training=True).chain.names
     words = ("data", "tensor", "hybrid:tensor=2")
     return "; ".join(["data", *(f"{n}={words[i % 3]}" for i, n in enumerate(names) if i % 3)])
