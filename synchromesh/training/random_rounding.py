@@ -17,8 +17,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # Results that are entries of their inputs, or whole numbers: nothing is rounded, and a model may
 # compare them with what they were taken from, or count with them.
 EXACT = frozenset(
-    ["_to_copy", "abs", "adaptive_max_pool2d", "adaptive_max_pool3d", "amax", "amin", "cat", "ceil", "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "copy", "copy_", "cummax", "cummin", "embedding", "fill", "fill_", "flip", "floor", "gather", "hardtanh", "hardtanh_", "index", "index_select", "kthvalue", "masked_fill", "masked_fill_", "max", "max_pool2d_with_indices", "max_pool3d_with_indices", "maximum", "median", "min", "minimum", "neg", "relu", "relu_", "repeat", "roll", "round", "scatter", "sign", "sort", "stack", "take", "topk", "tril", "triu", "trunc", "where"]
-)
+    {
+        "_to_copy", "abs", "adaptive_max_pool2d", "adaptive_max_pool3d", "amax", "amin", "cat",
+        "ceil", "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "copy", "copy_",
+        "cummax", "cummin", "embedding", "fill", "fill_", "flip", "floor", "gather", "hardtanh",
+        "hardtanh_", "index", "index_select", "kthvalue", "masked_fill", "masked_fill_", "max",
+        "max_pool2d_with_indices", "max_pool3d_with_indices", "maximum", "median", "min",
+        "minimum", "neg", "relu", "relu_", "repeat", "roll", "round", "scatter", "sign", "sort",
+        "stack", "take", "topk", "tril", "triu", "trunc", "where",
+    }
+)  # fmt: skip
 
 
 class RandomRounding(TorchDispatchMode):
