@@ -91,6 +91,13 @@ def test_in_place_operators_move_too() -> None:
     assert 0 < (x / before - 2).abs().max() < 1e-6
 
 
+def test_a_cast_to_single_precision_rounds() -> None:
+    weight = nn.Parameter(torch.rand(64, dtype=torch.float64))
+    with RandomRounding(CPU):
+        x = weight.to(torch.float32)
+    assert (x - weight.float()).abs().max() > 1e-9
+
+
 def test_what_is_chosen_or_whole_stays_exact() -> None:
     weight = nn.Parameter(torch.rand(64))
     with RandomRounding(CPU):
