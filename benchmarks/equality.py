@@ -18,7 +18,7 @@ from synchromesh.trace.capture.capture import trace
 from synchromesh.training.verify import verify
 from tests.models import FAMILIES, UNEVEN
 from tests.ranks import RankFailed, run
-from tests.targets import EVERY, target
+from tests.targets import MODELS, target
 
 PLANS = ("data", "tensor", "hybrid:tensor=2", "mixed")
 RANKS = 4
@@ -26,7 +26,7 @@ RANKS = 4
 
 def mixed(family: str, ranks: int) -> str:
     """Different degrees in neighbouring components."""
-    model, loss, make = EVERY[family]()
+    model, loss, make = MODELS[family]()
     names = trace(model, loss, make(6), training=True).chain.names
     words = ("data", "tensor", "hybrid:tensor=2" if ranks == RANKS else "data")
     return "; ".join(["data", *(f"{n}={words[i % 3]}" for i, n in enumerate(names) if i % 3)])

@@ -8,9 +8,10 @@ from torch.utils.data import Dataset
 
 from synchromesh.workloads.workload import Workload
 from tests.models import FAMILIES, UNEVEN
+from tests.rounding_models import ROUNDING
 
 SAMPLES = 30
-EVERY = FAMILIES | UNEVEN
+MODELS = FAMILIES | UNEVEN | ROUNDING
 
 
 class Rows(Dataset[Any]):
@@ -29,24 +30,24 @@ class Rows(Dataset[Any]):
         return tuple(value[index] for value in self.batch)
 
 
-def target(family: str) -> Workload:
-    """A workload of 30 random rows in global batches of 12."""
+def target(family: str, seed: int = 0) -> Workload:
+    """A workload of 30 random rows in global batches of 12; seed: of weights and rows."""
 
     def model() -> torch.nn.Module:
-        return EVERY[family]()[0]
+        return MODELS[family](seed)[0]
 
-    _, loss, make = EVERY[family]()
+    _, loss, make = MODELS[family]()
     return Workload(
         model=model,
         loss=loss,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
-        train_data=Rows(make(SAMPLES, seed=7)),
+        train_data=Rows(make(SAMPLES, seed=7 + seed)),
         batch_size=12,
         name=family,
     )
 
 
 def __getattr__(name: str) -> Any:
-    if name in EVERY:
+    if name in MODELS:
         return lambda: target(name)
     raise AttributeError(name)

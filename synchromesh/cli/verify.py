@@ -20,7 +20,8 @@ def add_parser(commands: options.Commands) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "verify", help="a plan against one device",
         description="Trains a few steps under the plan and, on one process, without it, and "
-        "compares losses, gradients and parameters. Dropout is zero and batch norm synchronised.",
+        "compares losses, gradients, buffers and parameters, beyond what rounding alone does. "
+        "Dropout is zero and batch norm synchronised.",
     )  # fmt: skip
     options.add_target(parser)
     options.add_plan(parser)
@@ -56,16 +57,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _deviation(target: str, document: dict[str, Any]) -> str:
-    """By how much the plan deviates from one process, and what is allowed."""
-    tolerance, faults = document["tolerance"], []
-    for name in ("loss", "gradient", "parameter"):
-        value = document[f"max_{name}_deviation"]
-        if value > tolerance:
-            shown = "more than any number" if value == sys.float_info.max else f"{value:.2e}"
-            faults.append(
-                f"the largest {name} deviation is {shown} (at most {tolerance:.0e} in "
-                f"{document['dtype']})"
-            )
+    """Where the plan deviates from one process, by how much, and what is allowed."""
+    faults = [_fault(fault, document) for fault in document["faults"]]
     for what, key in BYTES if document["sent_bytes_compared"] else BYTES[:1]:
         found, explained = document[key], document[f"explained_{key}"]
         faults += [
@@ -80,14 +73,27 @@ def _deviation(target: str, document: dict[str, Any]) -> str:
     )
 
 
+def _fault(fault: dict[str, Any], document: dict[str, Any]) -> str:
+    """The worst error of one kind of values."""
+    what = f"the {fault['kind']}" + (f" {fault['name']}" if fault["name"] else "")
+    value = fault["deviation"]
+    shown = "more than any number" if value == sys.float_info.max else f"{value:.2e} of its value"
+    return (
+        f"{what} deviates by {shown} on rank {fault['rank']} in step {fault['step']} (at most "
+        f"{document['tolerance']:.0e} in {document['dtype']}; rounding alone does "
+        f"{fault['noise_floor']:.0e})"
+    )
+
+
 def _text(target: str, document: dict[str, Any]) -> str:
     lines = [
         f"{target} under {document['plan']} on {document['ranks']} "
         f"{'rank' if document['ranks'] == 1 else 'ranks'} against one process, "
         f"{document['steps']} steps in {document['dtype']}"
     ]
-    for name in ("loss", "gradient", "parameter"):
-        lines.append(f"  largest {name} deviation  {document[f'max_{name}_deviation']:.2e}")
+    for name, floor in document["noise_floor"].items():
+        value = document[f"max_{name}_deviation"]
+        lines.append(f"  largest {name} deviation  {value:.2e} (rounding alone {floor:.2e})")
     lines += [
         f"  {name} per rank  {', '.join(f'{n:,}' for n in document[k])}" for name, k in BYTES
     ]

@@ -28,7 +28,6 @@ from synchromesh.state.export import save_safetensors
 from synchromesh.state.loaders import Loaders
 from synchromesh.state.model_state import plain
 from synchromesh.state.switch import Moved
-from synchromesh.trace import meta
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.partition import Partition, overlaps
 from synchromesh.trace.step import Step
@@ -318,6 +317,13 @@ class Trainer:
             if p.requires_grad
         }
 
+    def buffers(self) -> dict[str, Tensor]:
+        """This rank's shards of the buffers by name, after those that data ranks compute of rows
+        of their own have been made equal; all ranks call alike.
+        """
+        self._execution.settle()
+        return {n: b.detach() for n, b in self.model.buffers.items()}
+
     def gathered(self, local: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Each tensor of `local`, shards that lie like the parameters of the same name, complete
         on every rank.
@@ -333,13 +339,6 @@ class Trainer:
         names = {p.name for c in self.traced.chain.components for p in c.parameters}
         local = (p for n, p in self.model.parameters.items() if n in names)
         return sum(p.numel() * p.element_size() for p in local)
-
-    def computes_in(self, dtype: torch.dtype) -> bool:
-        """Whether the traced step makes values of this floating-point type."""
-        if self.traced.graph is None:
-            return False
-        values = (meta.val(n) for n in self.traced.graph.nodes if n.op == "call_function")
-        return any(isinstance(v, Tensor) and v.dtype is dtype for v in values)
 
     def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Writes a checkpoint that any plan on any number of devices can resume; a crash leaves

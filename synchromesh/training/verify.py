@@ -3,9 +3,7 @@ dtype.
 """
 
 import copy
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,42 +12,15 @@ from torch.utils import _pytree as pytree
 
 from synchromesh.engine.batches import to_device
 from synchromesh.trace.partition.explain import explain
+from synchromesh.training.comparison import Comparison
+from synchromesh.training.deviation import TOLERANCE
 from synchromesh.training.prepare import prepare
+from synchromesh.training.reference import SingleProcess, computed
 from synchromesh.training.trainer import Trainer
 from synchromesh.workloads.workload import Workload
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
-TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
-FLOAT32_INSIDE = (
-    1e-6  # a float64 model that computes in float32 itself, as the norms of Llama and T5 do
-)
-
-
-@dataclass
-class Deviation:
-    """The largest absolute difference over all tensors, and the largest reference value it is
-    divided by.
-    """
-
-    difference: float = 0.0
-    reference: float = 0.0
-
-    def add(self, value: Tensor, reference: Tensor) -> None:
-        """Compares one more tensor with its reference."""
-        if reference.numel():
-            exact = torch.complex128 if reference.is_complex() else torch.float64
-            difference = float((value.to(exact) - reference.to(exact)).abs().max())
-            # max() would drop a NaN; a NaN is the worst deviation there is
-            self.difference = (
-                difference if difference != difference else max(self.difference, difference)
-            )
-            self.reference = max(self.reference, float(reference.to(exact).abs().max()))
-
-    @property
-    def relative(self) -> float:
-        """The difference over the reference; as it is where that is 0."""
-        return self.difference / self.reference if self.reference else self.difference
 
 
 def without_dropout(model: nn.Module) -> int:
@@ -104,8 +75,12 @@ def verify(
     """Trains `steps` steps under `plan` and, on rank 0, alone; the document of `synchromesh
     verify`.
 
-    Dropout is set to zero and batch norm synchronised, so that both compute the same function.
+    In each step losses, gradients and buffers are compared, and the parameters in the end; each
+    difference with what rounding alone does (`noise_floor`). Dropout is set to zero and batch norm
+    synchronised, so that both compute the same function.
     say: receives what is measured where `plan` is `auto`.
+
+    Raises ValueError for a model that computes in single precision only, under float64.
     """
     kind = DTYPES[dtype]
     torch.manual_seed(seed)
@@ -114,30 +89,54 @@ def verify(
     reference = copy.deepcopy(model)
     optimizer = workload.optimizer(model.parameters())
     example = cast(workload.example(workload.batch_size, seed=0), kind)
-    trainer = prepare(
-        model, optimizer, workload.loss, example, plan=plan, seed=seed, sync_batch_norm=True,
-        say=say,
-    )  # fmt: skip
     try:
-        # CUDA convolutions would round float32 to 10 bits, more than what is allowed here
-        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
-            return _compare(trainer, reference, workload, steps, dtype, dropped)
-    finally:
-        trainer.close()
+        trainer = prepare(
+            model, optimizer, workload.loss, example, plan=plan, seed=seed, sync_batch_norm=True,
+            say=say,
+        )  # fmt: skip
+        try:
+            # CUDA convolutions would round float32 to 10 bits, more than what is allowed here
+            with torch.backends.cudnn.flags(
+                enabled=torch.backends.cudnn.enabled, allow_tf32=False
+            ):
+                return _compare(trainer, reference, workload, steps, dtype, dropped)
+        finally:
+            trainer.close()
+    except RuntimeError as error:
+        if dtype == "float64" and computes_in_float32_only(workload):
+            raise ValueError(
+                f"the model does not compute in float64 ({_first_line(error)}), but it does in "
+                "float32: verify it with --dtype float32"
+            ) from error
+        raise
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def computes_in_float32_only(workload: Workload) -> bool:
+    """Whether a step of the workload fails in float64 on this process, and not in float32."""
+
+    def works(dtype: torch.dtype) -> bool:
+        model = cast_model(workload.model(), dtype)
+        try:
+            computed(model, workload.loss, cast(workload.example(), dtype))
+        except RuntimeError:
+            return False
+        return True
+
+    return not works(torch.float64) and works(torch.float32)
 
 
 def _compare(
     trainer: Trainer, reference: nn.Module, workload: Workload, steps: int, dtype: str,
     dropped: int,
 ) -> dict[str, Any]:  # fmt: skip
-    device = trainer.world.device
-    alone = Alone(reference.to(device), workload) if trainer.rank == 0 else None
-    deviations, sent = _train(trainer, alone, workload, steps, DTYPES[dtype])
+    comparison = Comparison(trainer, TOLERANCE[dtype])
+    sent = _train(trainer, reference, comparison, workload, steps, DTYPES[dtype])
+    deviations = comparison.document()
     parameter_bytes = trainer.gather_numbers(trainer.parameter_bytes())
-    tolerance = TOLERANCE[dtype]
-    single = (torch.float32, torch.complex64)
-    if dtype == "float64" and any(trainer.computes_in(t) for t in single):
-        tolerance = FLOAT32_INSIDE
     explained = explain(
         trainer.traced, trainer.partition, trainer.plan, trainer.world.size, workload.batch_size,
         trainer.options.sync_batch_norm,
@@ -148,10 +147,8 @@ def _compare(
         "ranks": trainer.world.size,
         "steps": steps,
         "dtype": dtype,
-        "max_loss_deviation": deviations[0],
-        "max_gradient_deviation": deviations[1],
-        "max_parameter_deviation": deviations[2],
-        "tolerance": tolerance,
+        **deviations,
+        "tolerance": TOLERANCE[dtype],
         "parameter_bytes_per_rank": parameter_bytes,
         "sent_bytes_per_step": sent,
         "explained_parameter_bytes_per_rank": list(explained.parameter_bytes_per_rank),
@@ -159,42 +156,40 @@ def _compare(
         "sent_bytes_compared": compared,
         "dropout_set_to_zero": dropped,
         "batch_norm": "synchronised",
-        "passed": all(d <= tolerance for d in deviations)
+        "passed": not deviations["faults"]
         and parameter_bytes == list(explained.parameter_bytes_per_rank)
         and (not compared or sent == list(explained.sent_bytes_per_step)),
     }
     everyone: dict[str, Any] = trainer.world.everyone.broadcast_json(document)
-    return everyone  # rank 0 alone has compared
+    return everyone
 
 
 def _train(
-    trainer: Trainer, alone: "Alone | None", workload: Workload, steps: int, dtype: torch.dtype
-) -> tuple[list[float], list[int]]:
-    """Trains both. The largest relative deviations of losses, of the first step's gradients and of
-    the parameters in the end; the bytes that each rank sent in the first step."""
-    gradient, parameter = Deviation(), Deviation()
-    worst_loss = 0.0
+    trainer: Trainer, reference: nn.Module, comparison: Comparison, workload: Workload, steps: int,
+    dtype: torch.dtype,
+) -> list[int]:  # fmt: skip
+    """Trains both and compares them; the bytes that each rank sent in the first step."""
+    world = trainer.world
+    alone = None
+    if trainer.rank == 0:
+        alone = SingleProcess(reference.to(world.device), workload, world.device)
     sent: list[int] = []
-    for index, batch in enumerate(global_batches(workload, steps, dtype)):
-        trainer.world.ledger.reset()
+    for step, batch in enumerate(global_batches(workload, steps, dtype), 1):
+        world.ledger.reset()
         value = trainer.backward(trainer.shard(batch))
-        if index == 0:
-            sent = trainer.gather_numbers(trainer.world.ledger.sent)
-            for name, complete in trainer.gathered(trainer.gradients()):
-                if alone is not None:
-                    alone.want_gradient[name] = complete
+        sent = sent or trainer.gather_numbers(world.ledger.sent)
+        gradients = trainer.gradients()
+        made = alone.backward(to_device(batch, world.device)) if alone else None
+        comparison.loss(value, made, step)
+        comparison.shards("gradient", gradients, made, step)
+        complete = {n: g.clone() for n, g in trainer.state.gathered(gradients, root=0)}
         trainer.update()
         if alone is not None:
-            rows = to_device(batch, trainer.world.device)
-            loss = Deviation()
-            loss.add(value, alone.step(rows, gradient if index == 0 else None))
-            relative = loss.relative  # a NaN is the worst deviation there is
-            worst_loss = relative if relative != relative else max(worst_loss, relative)
-    for name, complete in trainer.gathered(trainer.parameters()):
-        if alone is not None:
-            parameter.add(complete, alone.parameters[name].detach())
-    deviations = (worst_loss, gradient.relative, parameter.relative)
-    return [_number(d) for d in deviations], sent
+            alone.update(complete)
+        comparison.shards("buffer", trainer.buffers(), made, step)
+    made = alone.trained() if alone else None
+    comparison.shards("parameter", trainer.parameters(), made, steps)
+    return sent
 
 
 def _exactly_explained(trainer: Trainer, rows: int) -> bool:
@@ -213,33 +208,3 @@ def _exactly_explained(trainer: Trainer, rows: int) -> bool:
                 length = item.value.shape[placement.dim] if placement.sharded else 0
                 equal = equal and placement.even(length, ranks)
     return (shares and equal) or len({layout.tensor for layout in layouts}) == 1
-
-
-def _number(deviation: float) -> float:
-    """JSON has neither NaN nor infinity."""
-    return deviation if deviation < sys.float_info.max else sys.float_info.max
-
-
-class Alone:
-    """The reference: the same model in a plain loop on one process."""
-
-    def __init__(self, model: nn.Module, workload: Workload) -> None:
-        self.model = model.train()
-        self.loss = workload.loss
-        self.parameters = dict(model.named_parameters())
-        self.optimizer = workload.optimizer(model.parameters())
-        self.want_gradient: dict[str, Tensor] = {}
-
-    def step(self, batch: Any, gradient: Deviation | None) -> Tensor:
-        """One step; returns its loss. gradient: compares `want_gradient` with the gradients."""
-        result = self.loss(self.model, batch)
-        value = result[0] / result[1] if isinstance(result, tuple) else result
-        self.optimizer.zero_grad()
-        value.backward()
-        if gradient is not None:
-            for name, p in self.parameters.items():
-                if p.requires_grad:
-                    expected = torch.zeros_like(p) if p.grad is None else p.grad
-                    gradient.add(self.want_gradient.get(name, torch.zeros_like(p)), expected)
-        self.optimizer.step()
-        return value.detach()

@@ -275,10 +275,14 @@ def test_a_signal_to_one_rank_stops_all_and_is_no_success() -> None:
 def test_verify_says_what_deviates(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    worst = {"name": "0.weight", "step": 2, "rank": 1, "deviation": 1e-7, "noise_floor": 3e-15}
+    endless = sys.float_info.max
     document = {
         "plan": "tensor", "ranks": 2, "steps": 5, "dtype": "float64", "tolerance": 1e-10,
-        "max_loss_deviation": 0.0, "max_gradient_deviation": 0.02,
-        "max_parameter_deviation": sys.float_info.max,
+        "faults": [
+            {"kind": "gradient", **worst},
+            {"kind": "loss", **worst, "name": "", "deviation": endless},
+        ],
         "parameter_bytes_per_rank": [8, 1600], "explained_parameter_bytes_per_rank": [8, 800],
         "sent_bytes_per_step": [4, 4], "explained_sent_bytes_per_step": [5, 5],
         "sent_bytes_compared": False, "passed": False,
@@ -289,8 +293,9 @@ def test_verify_says_what_deviates(
     assert json.loads(out) == document
     assert err == (
         "synchromesh: tiny.py:build under plan tensor on 2 ranks is not what one process "
-        "computes: the largest gradient deviation is 2.00e-02 (at most 1e-10 in float64); the "
-        "largest parameter deviation is more than any number (at most 1e-10 in float64); "
+        "computes: the gradient 0.weight deviates by 1.00e-07 of its value on rank 1 in step 2 "
+        "(at most 1e-10 in float64; rounding alone does 3e-15); the loss deviates by more than "
+        "any number on rank 1 in step 2 (at most 1e-10 in float64; rounding alone does 3e-15); "
         "parameter bytes of rank 1 are 1,600 (explained are 800)\n"
     )
     monkeypatch.setenv("RANK", "1")  # one rank says it, and not before rank 0 has printed
@@ -303,4 +308,5 @@ def test_verify_tells_a_reader(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "tiny.py:build under single on 1 rank against one process, 2 steps in float64" in out
     assert "dropout is set to zero and batch norm synchronised" in out
+    assert out.count("(rounding alone ") == 4
     assert out.rstrip().endswith("passed")

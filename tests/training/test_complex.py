@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from synchromesh.state.checkpoint import CheckpointError
 from synchromesh.training.prepare import prepare
-from synchromesh.training.verify import Deviation, cast_model, verify
+from synchromesh.training.verify import cast_model, verify
 from synchromesh.workloads.workload import Workload
 from tests.ranks import run
 from tests.targets import Rows
@@ -114,7 +114,7 @@ class Coarse(Spectral):
     """Computes in single precision, whatever its parameters are."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(torch.fft.fft(x).to(torch.complex64).real.to(x.dtype))
+        return super().forward(x).to(torch.complex64).real.to(x.dtype)
 
 
 def compared(model: Any, plan: str) -> dict[str, Any]:
@@ -125,11 +125,8 @@ def compared(model: Any, plan: str) -> dict[str, Any]:
     return verify(Workload(model, loss, optimizer, data, batch_size=8, name="spectral"), plan)
 
 
-def test_verification_compares_imaginary_parts() -> None:
-    d = Deviation()
-    d.add(torch.tensor([1 + 2j]), torch.tensor([1 + 1j]))
-    assert d.difference == 1.0
+def test_verification_of_complex_models() -> None:
     for document in run(2, compared, Spectral, "tensor"):
-        assert document["passed"] and document["tolerance"] == 1e-10, document
+        assert document["passed"] and document["noise_floor"]["gradient"] < 1e-12, document
     for document in run(2, compared, Coarse, "tensor"):
-        assert document["passed"] and document["tolerance"] == 1e-6, document
+        assert document["passed"] and document["noise_floor"]["gradient"] > 1e-10, document

@@ -1,0 +1,125 @@
+"""Deviations: how far values under a plan are from those of one process, and which of them are
+errors.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
+
+
+@dataclass(frozen=True)
+class NoiseMargin:
+    """times: how often its noise floor a deviation may be before it is an error. Chosen with
+    `benchmarks.verify_power`: correct plans need at most 3.
+    """
+
+    times: float = 10.0
+
+
+MARGIN = NoiseMargin()
+INFINITE = float("inf")
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The entry that comes nearest to being an error, or is it by most.
+
+    excess       its difference over what it may be; an error above 1
+    deviation    its difference over its reference value (where that is 0: over the largest one)
+    noise_floor  the same of what rounding alone does
+    """
+
+    excess: float = 0.0
+    name: str = ""
+    step: int = 0
+    rank: int = 0
+    deviation: float = 0.0
+    noise_floor: float = 0.0
+
+
+@dataclass
+class Deviation:
+    """The largest difference of one kind of values, and the largest reference value that it is
+    divided by.
+
+    An entry x with reference y is an error where it exceeds both limits together:
+
+        |x - y|  >  tolerance |y|  +  margin * noise floor of its tensor
+    """
+
+    tolerance: float
+    difference: float = 0.0
+    reference: float = 0.0
+    noise: float = 0.0  # the largest noise floor of a tensor
+    worst: Worst = field(default_factory=Worst)
+
+    def add(
+        self, value: Tensor, reference: Tensor, noise: float = 0.0, name: str = "", step: int = 0
+    ) -> None:
+        """Compares one more tensor with its reference; noise: what rounding alone does to it."""
+        if not reference.numel():
+            return
+        exact = torch.complex128 if reference.is_complex() else torch.float64
+        value, reference = value.detach().to(exact).flatten(), reference.to(exact).flatten()
+        size, apart = reference.abs(), (value - reference).abs()
+        apart = torch.where(value == reference, 0.0, apart)  # of equal infinities too
+        scale = float(size[size.isfinite()].max()) if size.isfinite().any() else 0.0
+        self.difference = _larger(self.difference, float(apart.max()))
+        self.reference = max(self.reference, scale)
+        self.noise = _larger(self.noise, noise)
+        excess = apart / (self.tolerance * size + MARGIN.times * noise)
+        excess = torch.where(apart == 0.0, 0.0, excess).nan_to_num(INFINITE, INFINITE)
+        index = int(excess.argmax())
+        if float(excess[index]) > self.worst.excess:
+            by = float(size[index]) or scale or 1.0
+            self.worst = Worst(
+                float(excess[index]), name, step,
+                deviation=float(apart[index]) / by, noise_floor=noise / by,
+            )  # fmt: skip
+
+    @property
+    def relative(self) -> float:
+        """The difference over the reference; as it is where that is 0."""
+        return self.difference / self.reference if self.reference else self.difference
+
+    @property
+    def noise_floor(self) -> float:
+        """What rounding alone does, over the reference."""
+        return self.noise / self.reference if self.reference else self.noise
+
+    @property
+    def wrong(self) -> bool:
+        """Whether there is an error."""
+        return self.worst.excess > 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `merged` on another rank."""
+        return asdict(self)
+
+
+def merged(documents: Sequence[dict[str, Any]]) -> Deviation:
+    """The deviation over all ranks, from the `to_dict` of each."""
+    result = Deviation(documents[0]["tolerance"])
+    for rank, document in enumerate(documents):
+        result.difference = _larger(result.difference, document["difference"])
+        result.reference = max(result.reference, document["reference"])
+        result.noise = _larger(result.noise, document["noise"])
+        if document["worst"]["excess"] > result.worst.excess:
+            result.worst = Worst(**document["worst"] | {"rank": rank})
+    return result
+
+
+def number(value: float) -> float:
+    """`value`, or the largest number there is: JSON has neither NaN nor infinity."""
+    return value if value < sys.float_info.max else sys.float_info.max
+
+
+def _larger(a: float, b: float) -> float:
+    """The larger one; a NaN is the largest there is, which max() would drop."""
+    return a if a != a else b if b != b else max(a, b)

@@ -1,0 +1,83 @@
+"""Random rounding: a run in which every result is moved by about one rounding, to see how far
+rounding alone goes.
+
+Another order of the same operations rounds otherwise. Monte Carlo arithmetic (Parker, Pierce and
+Eggert, "Monte Carlo Arithmetic", 2000) shows what that does without knowing the orders: each
+floating-point result is moved at random in its last place, in the type that it is computed in, so
+that a norm or a softmax in single precision inside a float64 model shows as what it is.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Results that are entries of their inputs, or whole numbers: nothing is rounded, and a model may
+# compare them with what they were taken from, or count with them.
+EXACT = frozenset(
+    {
+        "abs", "adaptive_max_pool2d", "adaptive_max_pool3d", "amax", "amin", "cat",
+        "ceil", "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "copy", "copy_",
+        "cummax", "cummin", "embedding", "fill", "fill_", "flip", "floor", "gather", "hardtanh",
+        "hardtanh_", "index", "index_select", "kthvalue", "masked_fill", "masked_fill_", "max",
+        "max_pool2d_with_indices", "max_pool3d_with_indices", "maximum", "median", "min",
+        "minimum", "neg", "relu", "relu_", "repeat", "roll", "round", "scatter", "sign", "sort",
+        "stack", "take", "topk", "tril", "triu", "trunc", "where",
+    }
+)  # fmt: skip
+
+
+class RandomRounding(TorchDispatchMode):
+    """Inside, results that depend on parameters become x (1 + e), e at random plus or minus the
+    spacing of their type. Zeros stay, and what might overflow (masks).
+
+    What no parameter reaches (masks, positions, buckets of distances) is every order's own and
+    stays as it is. Reproducible: the numbers depend on `seed` and the operators alone.
+    """
+
+    def __init__(self, device: torch.device, seed: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def move_(self, x: Tensor) -> None:
+        """Moves the entries of `x` in place."""
+        kind = torch.finfo(x.dtype)
+        factor = torch.empty_like(x, dtype=x.real.dtype if x.is_complex() else x.dtype)
+        factor.bernoulli_(0.5, generator=self._generator).mul_(2 * kind.eps).add_(1 - kind.eps)
+        x.mul_(factor.masked_fill_(x.abs() > kind.max / 2, 1.0))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        moves = _in_backward() or (_rounds(func) and any(map(_trained, _tensors((args, kwargs)))))
+        if _is_view(func) or not moves:
+            return made
+        for x in _tensors(made):
+            if (x.is_floating_point() or x.is_complex()) and x.layout is torch.strided:
+                self.move_(x)
+        return made
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(values) if isinstance(x, Tensor)]
+
+
+def _trained(x: Tensor) -> bool:
+    return x.requires_grad
+
+
+def _rounds(func: Any) -> bool:
+    return func._overloadpacket.__name__ not in EXACT
+
+
+def _in_backward() -> bool:
+    """Whether autograd calls: its operators' inputs do not say what they depend on."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _is_view(func: Any) -> bool:
+    """Whether a result is a view of an input, which computes nothing."""
+    return any(
+        r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns
+    )
