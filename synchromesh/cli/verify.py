@@ -24,9 +24,13 @@ def add_parser(commands: options.Commands) -> None:
     )  # fmt: skip
     options.add_target(parser)
     options.add_plan(parser)
+    options.add_precision(parser)
     options.add_nproc(parser)
     parser.add_argument("--steps", type=options.positive, default=5, metavar="N", help="default 5")
-    parser.add_argument("--dtype", choices=("float64", "float32"), default="float64")
+    parser.add_argument(
+        "--dtype", choices=("float64", "float32"),
+        help="of model and batches; default float64, with --bf16 float32",
+    )  # fmt: skip
     options.add_json(parser)
     parser.set_defaults(main=main)
 
@@ -36,6 +40,8 @@ def main(args: argparse.Namespace) -> int:
     plan = options.plan(args.plan)
     from synchromesh.workloads.target import load
 
+    if args.bf16 and args.dtype == "float64":
+        raise ValueError("--bf16 leaves float64 as it is: leave --dtype out, or give float32")
     workload = load(args.target, args.data, synthetic=args.data is None)
     if args.batch_size:
         workload = replace(workload, batch_size=args.batch_size)
@@ -47,7 +53,8 @@ def main(args: argparse.Namespace) -> int:
     from synchromesh.training.verify import verify
 
     say = Display(ranks.first()).say
-    document = verify(workload, str(plan), args.steps, args.dtype, args.seed, say)
+    autocast = options.precision(args.bf16)
+    document = verify(workload, str(plan), args.steps, args.dtype, args.seed, say, autocast)
     print(json.dumps(document) if args.json else _text(args.target, document))
     sys.stdout.flush()
     if not document["passed"] and ranks.first():
@@ -64,7 +71,7 @@ def _deviation(target: str, document: dict[str, Any]) -> str:
             shown = "more than any number" if value == sys.float_info.max else f"{value:.2e}"
             faults.append(
                 f"the largest {name} deviation is {shown} (at most {tolerance:.0e} in "
-                f"{document['dtype']})"
+                f"{_types(document)})"
             )
     for what, key in BYTES if document["sent_bytes_compared"] else BYTES[:1]:
         found, explained = document[key], document[f"explained_{key}"]
@@ -80,11 +87,17 @@ def _deviation(target: str, document: dict[str, Any]) -> str:
     )
 
 
+def _types(document: dict[str, Any]) -> str:
+    """What was computed in: `float64`, `bfloat16 by autocast`."""
+    autocast = document["autocast"]
+    return str(document["dtype"]) if autocast is None else f"{autocast} by autocast"
+
+
 def _text(target: str, document: dict[str, Any]) -> str:
     lines = [
         f"{target} under {document['plan']} on {document['ranks']} "
         f"{'rank' if document['ranks'] == 1 else 'ranks'} against one process, "
-        f"{document['steps']} steps in {document['dtype']}"
+        f"{document['steps']} steps in {_types(document)}"
     ]
     for name in ("loss", "gradient", "parameter"):
         lines.append(f"  largest {name} deviation  {document[f'max_{name}_deviation']:.2e}")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from synchromesh.engine.batches import to_device
+from synchromesh.trace.capture.batch import autocast_for
 from synchromesh.trace.partition.explain import explain
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
@@ -21,6 +22,11 @@ from synchromesh.workloads.workload import Workload
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
+# Under autocast a plan may deviate by twice of what autocast itself changes on one process, which
+# is rounding (Alone.rounding), or by what a trace may (trace/capture/gradients.py). Measured in
+# bfloat16, 3 steps, 2026-11-22, largest deviation of plans (own rounding): cnn 0.003 (0.013),
+# bert 0.006 (0.004), resnet 0.28 (0.52: norms over few rows enlarge it).
+AUTOCAST, OWN_ROUNDINGS = 2e-2, 2.0
 FLOAT32_INSIDE = (
     1e-6  # a float64 model that computes in float32 itself, as the norms of Llama and T5 do
 )
@@ -97,16 +103,20 @@ def verify(
     workload: Workload,
     plan: str,
     steps: int = 5,
-    dtype: str = "float64",
+    dtype: str | None = None,
     seed: int = 0,
     say: Callable[[str], None] | None = None,
+    autocast: torch.dtype | None = None,
 ) -> dict[str, Any]:
     """Trains `steps` steps under `plan` and, on rank 0, alone; the document of `synchromesh
     verify`.
 
     Dropout is set to zero and batch norm synchronised, so that both compute the same function.
-    say: receives what is measured where `plan` is `auto`.
+    dtype: of both; float64, or with autocast float32. say: receives what is measured where `plan`
+    is `auto`. autocast: e.g. torch.bfloat16, in both.
     """
+    dtype = dtype or ("float64" if autocast is None else "float32")
+    assert autocast is None or dtype != "float64", "autocast leaves float64 as it is"
     kind = DTYPES[dtype]
     torch.manual_seed(seed)
     model = cast_model(workload.model(), kind)
@@ -116,7 +126,7 @@ def verify(
     example = cast(workload.example(workload.batch_size, seed=0), kind)
     trainer = prepare(
         model, optimizer, workload.loss, example, plan=plan, seed=seed, sync_batch_norm=True,
-        say=say,
+        autocast=autocast, say=say,
     )  # fmt: skip
     try:
         # CUDA convolutions would round float32 to 10 bits, more than what is allowed here
@@ -131,10 +141,18 @@ def _compare(
     dropped: int,
 ) -> dict[str, Any]:  # fmt: skip
     device = trainer.world.device
-    alone = Alone(reference.to(device), workload) if trainer.rank == 0 else None
+    autocast = trainer.options.autocast
+    alone = exact = None
+    if trainer.rank == 0:
+        if autocast is not None:
+            exact = Alone(copy.deepcopy(reference).to(device), workload)
+        alone = Alone(reference.to(device), workload, autocast, exact)
     deviations, sent = _train(trainer, alone, workload, steps, DTYPES[dtype])
     parameter_bytes = trainer.gather_numbers(trainer.parameter_bytes())
     tolerance = TOLERANCE[dtype]
+    if autocast is not None:
+        own = 0.0 if alone is None else alone.rounding()
+        tolerance = max(AUTOCAST, OWN_ROUNDINGS * own)
     single = (torch.float32, torch.complex64)
     if dtype == "float64" and any(trainer.computes_in(t) for t in single):
         tolerance = FLOAT32_INSIDE
@@ -148,6 +166,7 @@ def _compare(
         "ranks": trainer.world.size,
         "steps": steps,
         "dtype": dtype,
+        "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
         "max_loss_deviation": deviations[0],
         "max_gradient_deviation": deviations[1],
         "max_parameter_deviation": deviations[2],
@@ -214,8 +233,13 @@ def _number(deviation: float) -> float:
 class Alone:
     """The reference: the same model in a plain loop on one process."""
 
-    def __init__(self, model: nn.Module, workload: Workload) -> None:
-        self.model = model.train()
+    def __init__(
+        self, model: nn.Module, workload: Workload, autocast: torch.dtype | None = None,
+        exact: "Alone | None" = None,
+    ) -> None:  # fmt: skip
+        """exact: the same without autocast, which `rounding` compares with."""
+        self.model, self.autocast, self.exact = model.train(), autocast, exact
+        self._losses, self._gradient = 0.0, Deviation()
         self.loss = workload.loss
         self.parameters = dict(model.named_parameters())
         self.optimizer = workload.optimizer(model.parameters())
@@ -223,7 +247,8 @@ class Alone:
 
     def step(self, batch: Any, gradient: Deviation | None) -> Tensor:
         """One step; returns its loss. gradient: compares `want_gradient` with the gradients."""
-        result = self.loss(self.model, batch)
+        with autocast_for(batch, self.autocast):
+            result = self.loss(self.model, batch)
         value = result[0] / result[1] if isinstance(result, tuple) else result
         self.optimizer.zero_grad()
         value.backward()
@@ -232,5 +257,23 @@ class Alone:
                 if p.requires_grad:
                     expected = torch.zeros_like(p) if p.grad is None else p.grad
                     gradient.add(self.want_gradient.get(name, torch.zeros_like(p)), expected)
+                    if self.exact is not None:
+                        self.exact.want_gradient[name] = expected.clone()
         self.optimizer.step()
+        if self.exact is not None:
+            loss = Deviation()
+            loss.add(
+                value.detach(),
+                self.exact.step(batch, None if gradient is None else self._gradient),
+            )
+            self._losses = max(self._losses, loss.relative)
         return value.detach()
+
+    def rounding(self) -> float:
+        """The largest relative deviation from what there is without autocast: of losses, of the
+        first gradients, of parameters."""
+        assert self.exact is not None, "there is nothing to compare with"
+        parameter = Deviation()
+        for name, p in self.parameters.items():
+            parameter.add(p.detach(), self.exact.parameters[name].detach())
+        return max(self._losses, self._gradient.relative, parameter.relative)
