@@ -9,6 +9,8 @@ from synchromesh.cli import options
 from synchromesh.values.fault import printable
 
 if TYPE_CHECKING:
+    import torch
+
     from synchromesh.trace.partition.explain import Explanation
     from synchromesh.values.plan import Plan
     from synchromesh.workloads.workload import Workload
@@ -24,6 +26,7 @@ def add_parser(commands: options.Commands) -> None:
     )  # fmt: skip
     options.add_target(parser)
     options.add_plan(parser, default="data")
+    options.add_precision(parser)
     options.add_nproc(parser, "ranks to pretend")
     options.add_json(parser)
     parser.set_defaults(main=main)
@@ -45,15 +48,17 @@ def main(args: argparse.Namespace) -> int:
     workload = load(args.target, args.data, synthetic=args.data is None)
     if args.batch_size:
         workload = replace(workload, batch_size=args.batch_size)
-    explanation = explained(workload, plan, count)
+    explanation = explained(workload, plan, count, options.precision(args.bf16))
     if args.json:
-        print(json.dumps(explanation.document()))
+        print(json.dumps({"bf16": args.bf16, **explanation.document()}))
     else:
         print(printable(text(explanation), lines=True))
     return 0
 
 
-def explained(workload: "Workload", plan: "Plan", ranks: int) -> "Explanation":
+def explained(
+    workload: "Workload", plan: "Plan", ranks: int, autocast: "torch.dtype | None" = None
+) -> "Explanation":
     """The explanation of `plan` on `ranks` pretended ranks, with the workload's batch size."""
     from synchromesh.engine.model import Model
     from synchromesh.trace.capture.capture import trace
@@ -64,7 +69,7 @@ def explained(workload: "Workload", plan: "Plan", ranks: int) -> "Explanation":
     rows = workload.batch_size
     step = trace(
         model.module, workload.loss, workload.example(rows), training=True,
-        cuts=plan.cuts(model.paths()),
+        cuts=plan.cuts(model.paths()), autocast=autocast,
     )  # fmt: skip
     names = step.chain.names
     layouts = step.undivided(plan.layouts(names, ranks, model.inside(names)))

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from synchromesh.values.plan import Plan
 
 Commands = Any  # argparse's own class of subcommands is private
@@ -72,6 +74,21 @@ def add_plan(parser: argparse.ArgumentParser, default: str = "auto") -> None:
         f"is measured to be the quickest; default {default}",
     )  # fmt: skip
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="default 0")
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """--bf16."""
+    parser.add_argument(
+        "--bf16", action=argparse.BooleanOptionalAction, default=False,
+        help="compute in bfloat16 by autocast; parameters keep their type",
+    )  # fmt: skip
+
+
+def precision(bf16: bool) -> "torch.dtype | None":
+    """The type of autocast that --bf16 stands for."""
+    import torch
+
+    return torch.bfloat16 if bf16 else None
 
 
 def add_nproc(parser: argparse.ArgumentParser, what: str = "local processes") -> None:

@@ -40,6 +40,7 @@ def add_parser(commands: options.Commands) -> None:
     parser.add_argument(
         "--memory", type=size, metavar="SIZE", help="of a device, as 8GiB; default: its own"
     )
+    options.add_precision(parser)
     parser.add_argument(
         "--explain", action="store_true", help="each component's layout and what the next costs"
     )
@@ -70,9 +71,9 @@ def main(args: argparse.Namespace) -> int:
     with _uncollected():
         made = _planned(args)
     if args.json:
-        print(json.dumps({"target": args.target, **made.to_dict()}))
+        print(json.dumps({"target": args.target, "bf16": args.bf16, **made.to_dict()}))
     else:
-        _show(args.target, made)
+        _show(f"{args.target}, bf16" if args.bf16 else args.target, made)
     sys.stdout.flush()
     if made.refusal:
         raise Refuted(made.refusal)
@@ -93,6 +94,7 @@ def _planned(args: argparse.Namespace) -> "Planned":
     return planning.plan(
         workload.model(), workload.loss, workload.example(), optimizer=workload.optimizer,
         cluster=cluster, memory=args.memory, explained=args.explain,
+        autocast=options.precision(args.bf16),
     )  # fmt: skip
 
 

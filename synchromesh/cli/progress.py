@@ -37,8 +37,8 @@ class Display:
         if self.shown:
             self.console.print(table)
 
-    def start_epoch(self, title: str, done: int, steps: int) -> None:
-        """A new bar of `steps`, of which `done` are done."""
+    def start_epoch(self, title: str, done: int, steps: int | None) -> None:
+        """A new bar of `steps` (None: not known), of which `done` are done."""
         if self.live:
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
@@ -47,7 +47,8 @@ class Display:
             )  # fmt: skip
             self._task = self._bar.add_task(title, total=steps, completed=done, loss="-")
             self._bar.start()
-        self._title, self._steps, self._last = title, steps, time.monotonic()
+        self._title, self._last = title, time.monotonic()
+        self._of = "" if steps is None else f"/{steps}"
 
     def step(self, done: int, loss: float | None) -> None:
         """`loss` is known at some steps only: to read it waits for the device."""
@@ -56,7 +57,7 @@ class Display:
             if loss is not None:
                 self._bar.update(self._task, loss=f"{loss:.4f}")
         elif self.shown and loss is not None and time.monotonic() - self._last >= LINE_SECONDS:
-            self.say(f"{self._title}  step {done}/{self._steps}  loss {loss:.4f}")
+            self.say(f"{self._title}  step {done}{self._of}  loss {loss:.4f}")
             self._last = time.monotonic()
 
     def end_epoch(self) -> None:

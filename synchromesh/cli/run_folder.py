@@ -1,7 +1,7 @@
 """A run's folder: what was asked (run.json), the plan, the log, the checkpoints.
 
 runs/digits-cnn-20260102-030405/
-    run.json       workload, seed, batch size: what a resumed run takes over
+    run.json       workload, seed, batch size, bf16: what a resumed run takes over
     plan.yaml      the plan
     log.jsonl      one JSON object a line: step, epoch, checkpoint, resume, stop, end
     checkpoints/   epoch-N, step-N, best
@@ -104,6 +104,7 @@ class RunFolder:
             "batch_size": document.integer(value["batch_size"], f"{path}: batch_size", 1),
             "plan": document.text(value.get("plan", "auto"), f"{path}: plan"),
             "ranks": document.integer(value.get("ranks", 0), f"{path}: ranks"),
+            "bf16": document.boolean(value.get("bf16", False), f"{path}: bf16"),
             "adapt": document.boolean(value.get("adapt", False), f"{path}: adapt"),
         }
 

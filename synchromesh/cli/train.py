@@ -26,7 +26,8 @@ def add_parser(commands: options.Commands) -> None:
     )  # fmt: skip
     options.add_target(parser)
     options.add_plan(parser)
-    parser.set_defaults(seed=None, plan=None)  # a resumed run keeps its own
+    options.add_precision(parser)
+    parser.set_defaults(seed=None, plan=None, bf16=None)  # a resumed run keeps its own
     options.add_nproc(parser)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=options.positive, metavar="N", help="the workload's")
@@ -36,7 +37,6 @@ def add_parser(commands: options.Commands) -> None:
         "--checkpoint-every", type=options.positive, metavar="N", help="steps; besides each epoch"
     )
     parser.add_argument("--resume", metavar="DIR", help="a run's folder, or one checkpoint")
-    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 by autocast")
     parser.add_argument(
         "--adapt", action=argparse.BooleanOptionalAction,
         help="watch what steps take and shift to a better plan when links or devices change; "
@@ -77,7 +77,8 @@ def asked(args: argparse.Namespace) -> Job:
     return Job(
         workload=workload, plan=plan, seed=seed, folder=_folder(args, workload, resumed),
         epochs=args.epochs or workload.epochs, steps=args.steps, every=args.checkpoint_every,
-        resumed=resumed, bf16=args.bf16,
+        resumed=resumed,
+        bf16=bool(before.get("bf16") if args.bf16 is None else args.bf16),
         adapt=_adapts(args, plan, before),
     )  # fmt: skip
 

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from synchromesh.adapt.adapter import Decision
-from synchromesh.cli import ranks
+from synchromesh.cli import options, ranks
 from synchromesh.cli.choice import choice_table, component_table, prediction_text
 from synchromesh.cli.progress import Display, summary
 from synchromesh.cli.run_folder import Job, RunFolder, finite
@@ -38,7 +36,7 @@ def train(job: Job, as_json: bool) -> int:
         workload, job.plan, epochs=None if job.steps else job.epochs, steps=job.steps,
         seed=job.seed, checkpoints=job.folder.checkpoints, checkpoint_every=job.every,
         resume=None if job.resumed is None else job.resumed.checkpoint, adapt=job.adapt,
-        autocast=torch.bfloat16 if job.bf16 else None,
+        autocast=options.precision(job.bf16),
         on_event=_Report(job, display, as_json).take, say=display.say,
     )  # fmt: skip
     if result.stopped:

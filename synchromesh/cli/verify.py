@@ -25,9 +25,13 @@ def add_parser(commands: options.Commands) -> None:
     )  # fmt: skip
     options.add_target(parser)
     options.add_plan(parser)
+    options.add_precision(parser)
     options.add_nproc(parser)
     parser.add_argument("--steps", type=options.positive, default=5, metavar="N", help="default 5")
-    parser.add_argument("--dtype", choices=("float64", "float32"), default="float64")
+    parser.add_argument(
+        "--dtype", choices=("float64", "float32"),
+        help="of model and batches; default float64, with --bf16 float32",
+    )  # fmt: skip
     options.add_json(parser)
     parser.set_defaults(main=main)
 
@@ -37,6 +41,8 @@ def main(args: argparse.Namespace) -> int:
     plan = options.plan(args.plan)
     from synchromesh.workloads.target import load
 
+    if args.bf16 and args.dtype == "float64":
+        raise ValueError("--bf16 leaves float64 as it is: leave --dtype out, or give float32")
     workload = load(args.target, args.data, synthetic=args.data is None)
     if args.batch_size:
         workload = replace(workload, batch_size=args.batch_size)
@@ -48,7 +54,8 @@ def main(args: argparse.Namespace) -> int:
     from synchromesh.training.verify import verify
 
     say = Display(ranks.first()).say
-    document = verify(workload, str(plan), args.steps, args.dtype, args.seed, say)
+    autocast = options.precision(args.bf16)
+    document = verify(workload, str(plan), args.steps, args.dtype, args.seed, say, autocast)
     print(json.dumps(document) if args.json else _text(args.target, document))
     sys.stdout.flush()
     if not document["passed"] and ranks.first():
@@ -80,16 +87,22 @@ def _fault(fault: dict[str, Any], document: dict[str, Any]) -> str:
     shown = "more than any number" if value == sys.float_info.max else f"{value:.2e} of its value"
     return (
         f"{what} deviates by {shown} on rank {fault['rank']} in step {fault['step']} (at most "
-        f"{document['tolerance']:.0e} in {document['dtype']}; rounding alone does "
+        f"{document['tolerance']:.0e} in {_types(document)}; rounding alone does "
         f"{fault['noise_floor']:.0e})"
     )
+
+
+def _types(document: dict[str, Any]) -> str:
+    """What was computed in: `float64`, `bfloat16 by autocast`."""
+    autocast = document["autocast"]
+    return str(document["dtype"]) if autocast is None else f"{autocast} by autocast"
 
 
 def _text(target: str, document: dict[str, Any]) -> str:
     lines = [
         f"{target} under {document['plan']} on {document['ranks']} "
         f"{'rank' if document['ranks'] == 1 else 'ranks'} against one process, "
-        f"{document['steps']} steps in {document['dtype']}"
+        f"{document['steps']} steps in {_types(document)}"
     ]
     for name, floor in document["noise_floor"].items():
         value = document[f"max_{name}_deviation"]

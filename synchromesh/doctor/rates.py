@@ -9,15 +9,18 @@ import torch
 # edges of the products; the last is what counts, the ones before it warm the device up
 EDGES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
 COPIED = {"cpu": 1 << 25, "cuda": 1 << 30}  # bytes
-GPU_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "cpu": {"float32": torch.float32, "bfloat16": torch.bfloat16},
+    "cuda": {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16},
+}
 
 
 def flops(device: torch.device, seconds: float) -> dict[str, float]:
-    """Achieved rate of large matrix products by dtype; float32 alone on a CPU.
+    """Achieved rate of large matrix products by dtype; no float16 on a CPU.
 
     seconds: for each dtype. float32 is as torch is set; where that is TF32 it is TF32's rate.
     """
-    kinds = GPU_DTYPES if device.type == "cuda" else {"float32": torch.float32}
+    kinds = DTYPES[device.type]
     return {name: _products(device, dtype, seconds) for name, dtype in kinds.items()}
 
 

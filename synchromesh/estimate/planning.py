@@ -114,6 +114,7 @@ def plan(
     cluster: Cluster | str,
     memory: float | None = None,
     explained: bool = True,
+    autocast: torch.dtype | None = None,
 ) -> Planned:
     """The plan of least predicted step time for `model` on `cluster`; no device is needed.
 
@@ -121,14 +122,14 @@ def plan(
     optimizer: one over the model's parameters, or what makes one of them.
     cluster: a Cluster, a name of the catalogue (`h100x16`), or a file that `synchromesh doctor`
     wrote. memory: bytes that a rank may use; default: those of its device.
-    explained: also finds each component's runner-up.
+    explained: also finds each component's runner-up. autocast: as of `prepare`.
 
     Estimates are right to the catalogue's error band (`certainty`). ValueError for a cluster that
     is not known or does not say what is needed.
     """
     place = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
     rows = row_count(example_batch)
-    step = trace(model, loss, example_batch, training=True)
+    step = trace(model, loss, example_batch, training=True, autocast=autocast)
     if step.opaque:
         return Planned(_opaque(step, place), place, rows)
     made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())

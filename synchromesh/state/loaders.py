@@ -1,9 +1,13 @@
 """The loaders of a trainer, each with its place in its data; checkpoints carry the places."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from synchromesh.state.cursor import Cursor, Loader
+from synchromesh.engine.groups import World
+from synchromesh.state.cursor import Cursor
+from synchromesh.state.fetch import Loading, LoadingOptions
+from synchromesh.state.loader import Loader
+from synchromesh.state.reading import Collate, OwnRows
 
 
 class Loaders:
@@ -12,8 +16,8 @@ class Loaders:
     row_range(rows): [start, stop) of a global batch that this rank works on.
     """
 
-    def __init__(self, row_range: Callable[[int], tuple[int, int]]) -> None:
-        self._row_range = row_range
+    def __init__(self, row_range: OwnRows, world: World) -> None:
+        self._row_range, self._world = row_range, world
         self._made: list[Loader] = []
         self._seeds: dict[int, int] = {}  # as they were asked for
         self._resumed: list[Cursor] = []  # of a checkpoint, for loaders to come
@@ -25,17 +29,22 @@ class Loaders:
         shuffle: bool,
         seed: int,
         drop_last: bool,
-        collate: Callable[[list[Any]], Any] | None,
-        num_workers: int,
-        timeout: float,
+        collate: Collate | None,
+        options: LoadingOptions,
     ) -> Loader:
-        """The loader that was made before, else a new one; ValueError where settings differ."""
-        asked = {"batch_size": batch_size, "drop_last": drop_last, "num_workers": num_workers}
+        """The loader that was made before, else a new one. ValueError where settings differ,
+        TypeError for an option that there is not."""
+        given = dict(options)
+        given_collate: Any = given.pop("collate_fn", None)  # as torch calls it
+        if collate is not None and given_collate is not None:
+            raise ValueError("collate and collate_fn are the same: give one of them")
+        collate, loading = collate or given_collate, Loading.of(given)
         for loader in self._made:
             if loader.dataset is dataset and loader.shuffle == shuffle:
-                asked["seed"] = seed
-                there = {k: getattr(loader, k) for k in asked if k != "seed"}
+                asked = {"batch_size": batch_size, "drop_last": drop_last, "seed": seed}
+                there = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
                 there["seed"] = self._seeds[id(loader)]
+                asked, there = {**asked, **vars(loading)}, {**there, **vars(loader.loading)}
                 odd = [f"{k}={asked[k]} (was {there[k]})" for k in asked if asked[k] != there[k]]
                 if odd:
                     raise ValueError(
@@ -46,16 +55,28 @@ class Loaders:
                 return loader
         cursor = self._resumed.pop(0) if self._resumed else Cursor(seed)
         loader = Loader(
-            dataset, batch_size, self._row_range, cursor, shuffle, drop_last, collate,
-            num_workers, timeout,
+            dataset, batch_size, self._row_range, cursor, shuffle, drop_last, collate, loading,
+            self._world.everyone.all_gather_json, self._world.device,
         )  # fmt: skip
         self._made.append(loader)
         self._seeds[id(loader)] = seed
         return loader
 
     def to_list(self) -> list[Any]:
-        """Every loader's place, as a checkpoint keeps it."""
-        return [loader.cursor.to_dict() for loader in self._made]
+        """Every loader's place, as a checkpoint keeps it; all ranks call alike. ValueError where
+        a stream has a state that a checkpoint cannot keep."""
+        places = [loader.cursor.to_dict() for loader in self._made]
+        if any("stream" in place for place in places):
+            # a rank has the states of those substreams alone that it reads
+            of_ranks = self._world.everyone.all_gather_json(places)
+            for index, place in enumerate(places):
+                if "stream" in place:
+                    tables = [rank[index]["stream"]["states"] for rank in of_ranks]
+                    place["stream"]["states"] = [
+                        [_first(cells) for cells in zip(*rows, strict=True)]
+                        for rows in zip(*tables, strict=True)
+                    ]
+        return places
 
     def go_on(self, places: Iterable[Any]) -> None:
         """Loaders go on from the places of a checkpoint; those to come take what is left."""
@@ -63,3 +84,7 @@ class Loaders:
         for loader in self._made:
             if self._resumed:
                 loader.cursor = self._resumed.pop(0)
+
+
+def _first(cells: Iterable[Any]) -> Any:
+    return next((cell for cell in cells if cell is not None), None)

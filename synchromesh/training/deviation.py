@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
+AUTOCAST = 2e-2  # under autocast: what a trace may deviate by (trace/capture/gradients.py)
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,12 @@ class Started:
 
 @dataclass(frozen=True)
 class EpochStarted:
-    """An epoch, counted from 1, of `length` steps, of which `done` were done before."""
+    """An epoch, counted from 1, of `length` steps (None: not known), of which `done` were done
+    before."""
 
     epoch: int
     done: int
-    length: int
+    length: int | None
 
 
 @dataclass(frozen=True)

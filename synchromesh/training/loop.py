@@ -24,7 +24,7 @@ from synchromesh.training.prepare import prepare
 from synchromesh.training.stop import Stop
 from synchromesh.training.trainer import Trainer, checked_plan
 from synchromesh.values.plan import Plan
-from synchromesh.workloads.workload import Workload
+from synchromesh.workloads.workload import Workload, is_stream
 
 WARM_UP_STEPS = 13  # not timed: twelve may be trials (engine/interleaving.py)
 READ_EVERY = 10  # steps between readings of the loss, each of which waits for the device
@@ -139,9 +139,9 @@ class _Loop:
         trainer, w = self.trainer, self.workload
         self.folder = self._agreed(self.folder)
         self.loader = trainer.loader(
-            w.train_data, w.batch_size, shuffle=True, seed=self.seed, collate=w.collate
-        )
-        self.length = -(-self.loader.samples // self.loader.batch_size)  # steps of an epoch
+            w.train_data, w.batch_size, shuffle=not is_stream(w.train_data), seed=self.seed,
+            collate=w.collate, **w.loading,
+        )  # fmt: skip
         if resume is not None:
             if trainer.rank == 0 and resume.is_dir() and not (resume / manifest.NAME).exists():
                 resume = manifest.newest(resume) or resume
@@ -174,25 +174,29 @@ class _Loop:
             return self.trainer.steps < self.steps
         return self.loader.cursor.epoch < self.epochs
 
-    def _steps_left(self, in_epoch: int) -> int:
-        """Steps until the run is over, of which `in_epoch` are of this epoch."""
+    def _steps_left(self, done: int) -> int:
+        """Steps until the run is over, where `done` of this epoch are done; 0 if not known."""
         if self.steps is not None:
             return self.steps - self.trainer.steps
-        return in_epoch + (self.epochs - self.loader.cursor.epoch - 1) * self.length
+        length = self.loader.batches
+        if length is None:
+            return 0
+        return max(0, (self.epochs - self.loader.cursor.epoch) * length - done)
 
     def _epoch(self) -> None:
         """The rest of the current epoch, its validation and its checkpoint."""
         loader, trainer = self.loader, self.trainer
-        first = done = self.length - len(loader)
+        done, trained = loader.done, 0
         epoch, before = loader.cursor.epoch + 1, len(self.losses)
-        self.emit(events.EpochStarted(epoch, done, self.length))
+        self.emit(events.EpochStarted(epoch, done, loader.batches))
         began = time.monotonic()
         for batch in loader:
-            trainer.steps_to_come = self._steps_left(self.length - done)
+            trainer.steps_to_come = self._steps_left(done)
             done += 1
-            self._step(batch, full=done * loader.batch_size <= loader.samples)
+            trained += loader.rows
+            self._step(batch, full=loader.rows == loader.batch_size)
             self._after_step(epoch, done)
-            if self.stopped or (self.steps == trainer.steps and done < self.length):
+            if self.stopped or (self.steps == trainer.steps and not loader.last(done)):
                 break
         seconds = time.monotonic() - began
         self._read(epoch)
@@ -200,9 +204,9 @@ class _Loop:
         if self.stopped:
             return self._save_stopped()
         losses = self.losses[before:]
-        rows = min((done - first) * loader.batch_size, loader.samples)
-        self._validate(epoch, losses, seconds, rows / seconds if seconds else 0.0)
-        self._save(f"epoch-{epoch}" if done == self.length else f"step-{trainer.steps}")
+        self._validate(epoch, losses, seconds, trained / seconds if seconds else 0.0)
+        ended = loader.cursor.epoch >= epoch
+        self._save(f"epoch-{epoch}" if ended else f"step-{trainer.steps}")
 
     def _step(self, batch: object, full: bool) -> None:
         """One step. Times it where it is full and not the first ones; on a GPU its end is waited
@@ -227,7 +231,7 @@ class _Loop:
         self.emit(events.StepDone(epoch, step, done, self.losses[-1] if read else None))
         self.stopped = self.stop.answer()
         # the end of an epoch has a checkpoint of its own
-        if every and step % every == 0 and done < self.length and not self.stopped:
+        if every and step % every == 0 and not self.loader.last(done) and not self.stopped:
             self._save(f"step-{step}")
 
     def _read(self, epoch: int) -> None:
@@ -243,7 +247,10 @@ class _Loop:
     ) -> None:
         w, metrics = self.workload, dict[str, float]()
         if w.valid_data is not None and w.metric is not None:
-            loader = self.trainer.loader(w.valid_data, w.batch_size, collate=w.collate)
+            loader = self.trainer.loader(
+                w.valid_data, w.batch_size, collate=w.collate,
+                **w.loading,
+            )  # fmt: skip
             found = self.trainer.evaluate(loader, w.metric)
             metrics = {name: float(value) for name, value in found.items()}
         if losses:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from synchromesh.trace.capture.batch import autocast_for
 from synchromesh.training.random_rounding import RandomRounding
 from synchromesh.workloads.workload import Loss, Workload
 
@@ -76,7 +77,14 @@ class SingleProcess:
     compute gradients at the same point.
     """
 
-    def __init__(self, model: nn.Module, workload: Workload, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        workload: Workload,
+        device: torch.device,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self._autocast = autocast
         self.model, self.moved = model, copy.deepcopy(model)
         self.parameters = dict(model.named_parameters())
         self.optimizer = workload.optimizer(model.parameters())
@@ -90,9 +98,9 @@ class SingleProcess:
             for name, p in self.moved.named_parameters():
                 p.copy_(self.parameters[name])
                 self._rounding.move_(p)
-        values = computed(self.model, self._loss, batch)
+        values = computed(self.model, self._loss, batch, self._autocast)
         with self._rounding:
-            moved = computed(self.moved, self._loss, batch)
+            moved = computed(self.moved, self._loss, batch, self._autocast)
         return Computed(values, self._noise.add(values, moved))
 
     def update(self, gradients: Mapping[str, Tensor]) -> None:
@@ -109,13 +117,16 @@ class SingleProcess:
         return Computed({"parameter": values}, {"parameter": floors})
 
 
-def computed(model: nn.Module, loss: Loss, batch: Any) -> dict[str, Tensors]:
+def computed(
+    model: nn.Module, loss: Loss, batch: Any, autocast: torch.dtype | None = None
+) -> dict[str, Tensors]:
     """Loss, gradients (zeros where a trained parameter has none) and buffers of one forward and
     backward in this process.
     """
     for p in model.parameters():
         p.grad = None
-    result = loss(model, batch)
+    with autocast_for(batch, autocast):
+        result = loss(model, batch)
     value = result[0] / result[1] if isinstance(result, tuple) else result
     value.backward()
     return {

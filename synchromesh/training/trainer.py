@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -23,10 +23,12 @@ from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.state import checkpoint
 from synchromesh.state.checkpoint import CheckpointError
-from synchromesh.state.cursor import Loader
 from synchromesh.state.export import save_safetensors
+from synchromesh.state.fetch import LoadingOptions
+from synchromesh.state.loader import Loader
 from synchromesh.state.loaders import Loaders
 from synchromesh.state.model_state import plain
+from synchromesh.state.reading import Collate
 from synchromesh.state.switch import Moved
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.partition import Partition, overlaps
@@ -58,7 +60,7 @@ class Trainer:
         self.steps = 0
         self.steps_to_come = 0
         self.on_event: Callable[[Decision], None] | None = None
-        self._loaders = Loaders(self.row_range)
+        self._loaders = Loaders(self.row_range, world)
         self._planning = PlanningSession(model, optimizer, example, world, options.say)
         self._execution = Execution(
             model, optimizer, loss, example, plan, world, options, self._planning
@@ -251,7 +253,7 @@ class Trainer:
         """
         cursor = loader.cursor if isinstance(loader, Loader) else None
         if isinstance(loader, Loader):
-            loader.cursor = replace(loader.cursor, position=0)
+            loader.cursor = loader.cursor.epoch_start()
         if not self._accumulation.begun:
             forget_gradients(self.model)
         self._execution.settle()
@@ -263,19 +265,18 @@ class Trainer:
 
     def loader(
         self, dataset: Any, batch_size: int, shuffle: bool = False, seed: int = 0,
-        drop_last: bool = False, collate: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0, timeout: float = 0.0,
+        drop_last: bool = False, collate: Collate | None = None,
+        **loading: Unpack[LoadingOptions],
     ) -> Loader:  # fmt: skip
-        """Global batches of `batch_size` rows, of which each rank loads its own under any plan.
+        """Global batches of `batch_size` rows, of which each rank loads its own under any plan, on
+        its device. dataset: samples by index, or a stream (an iterable data set).
 
         Iterating takes one epoch, or what is left of it after `resume`; the next iteration goes on
         with the next epoch. A second call for the same data set and `shuffle` gives the same
         loader; its `batch_size` may be set at any time. The order depends on `seed` and epoch
-        alone. timeout: seconds to wait for a worker, 0 for ever.
+        alone. loading: as of `Loading` (state/fetch.py); num_workers=1 or more loads ahead.
         """
-        return self._loaders.one(
-            dataset, batch_size, shuffle, seed, drop_last, collate, num_workers, timeout
-        )
+        return self._loaders.one(dataset, batch_size, shuffle, seed, drop_last, collate, loading)
 
     # Plans and state
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from synchromesh.engine.batches import to_device
 from synchromesh.trace.partition.explain import explain
 from synchromesh.training.comparison import Comparison
-from synchromesh.training.deviation import TOLERANCE
+from synchromesh.training.deviation import AUTOCAST, TOLERANCE
 from synchromesh.training.prepare import prepare
 from synchromesh.training.reference import SingleProcess, computed
 from synchromesh.training.trainer import Trainer
@@ -68,9 +68,10 @@ def verify(
     workload: Workload,
     plan: str,
     steps: int = 5,
-    dtype: str = "float64",
+    dtype: str | None = None,
     seed: int = 0,
     say: Callable[[str], None] | None = None,
+    autocast: torch.dtype | None = None,
 ) -> dict[str, Any]:
     """Trains `steps` steps under `plan` and, on rank 0, alone; the document of `synchromesh
     verify`.
@@ -78,10 +79,13 @@ def verify(
     In each step losses, gradients and buffers are compared, and the parameters in the end; each
     difference with what rounding alone does (`noise_floor`). Dropout is set to zero and batch norm
     synchronised, so that both compute the same function.
-    say: receives what is measured where `plan` is `auto`.
+    dtype: of both; float64, or with autocast float32. say: receives what is measured where `plan`
+    is `auto`. autocast: e.g. torch.bfloat16, in both.
 
     Raises ValueError for a model that computes in single precision only, under float64.
     """
+    dtype = dtype or ("float64" if autocast is None else "float32")
+    assert autocast is None or dtype != "float64", "autocast leaves float64 as it is"
     kind = DTYPES[dtype]
     torch.manual_seed(seed)
     model = cast_model(workload.model(), kind)
@@ -92,7 +96,7 @@ def verify(
     try:
         trainer = prepare(
             model, optimizer, workload.loss, example, plan=plan, seed=seed, sync_batch_norm=True,
-            say=say,
+            autocast=autocast, say=say,
         )  # fmt: skip
         try:
             # CUDA convolutions would round float32 to 10 bits, more than what is allowed here
@@ -133,7 +137,9 @@ def _compare(
     trainer: Trainer, reference: nn.Module, workload: Workload, steps: int, dtype: str,
     dropped: int,
 ) -> dict[str, Any]:  # fmt: skip
-    comparison = Comparison(trainer, TOLERANCE[dtype])
+    autocast = trainer.options.autocast
+    tolerance = TOLERANCE[dtype] if autocast is None else AUTOCAST
+    comparison = Comparison(trainer, tolerance)
     sent = _train(trainer, reference, comparison, workload, steps, DTYPES[dtype])
     deviations = comparison.document()
     parameter_bytes = trainer.gather_numbers(trainer.parameter_bytes())
@@ -147,8 +153,9 @@ def _compare(
         "ranks": trainer.world.size,
         "steps": steps,
         "dtype": dtype,
+        "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
         **deviations,
-        "tolerance": TOLERANCE[dtype],
+        "tolerance": tolerance,
         "parameter_bytes_per_rank": parameter_bytes,
         "sent_bytes_per_step": sent,
         "explained_parameter_bytes_per_rank": list(explained.parameter_bytes_per_rank),
@@ -172,7 +179,8 @@ def _train(
     world = trainer.world
     alone = None
     if trainer.rank == 0:
-        alone = SingleProcess(reference.to(world.device), workload, world.device)
+        reference = reference.to(world.device)
+        alone = SingleProcess(reference, workload, world.device, trainer.options.autocast)
     sent: list[int] = []
     for step, batch in enumerate(global_batches(workload, steps, dtype), 1):
         world.ledger.reset()

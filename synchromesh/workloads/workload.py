@@ -1,12 +1,13 @@
 """A workload, what is trained: model, loss, optimizer, data, batch size."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 
 class MapDataset(Protocol):
@@ -17,9 +18,22 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+Data = MapDataset | Iterable[Any]
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
 Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 Parameters = Iterable[nn.Parameter]
+
+
+def is_stream(data: Any) -> bool:
+    """Whether a data set is read by iterating over it, not by index."""
+    if isinstance(data, IterableDataset):  # which inherits a __getitem__ that raises
+        return True
+    return hasattr(data, "__iter__") and not hasattr(data, "__getitem__")
+
+
+def read_once(data: Any) -> bool:
+    """Whether a stream is gone when it has been read, as a generator is."""
+    return isinstance(data, Iterator) and not isinstance(data, IterableDataset)
 
 
 @dataclass(frozen=True)
@@ -29,24 +43,26 @@ class Workload:
     model        () -> nn.Module
     loss         (model, batch) -> scalar, the mean over the batch's rows, or (sum, weight)
     optimizer    (parameters) -> torch.optim.Optimizer
-    train_data   map-style data set
+    train_data   map-style data set, or an iterable one, a stream
     batch_size   rows of a global batch
     metric       (model, batch) -> {name: sum over the rows}; the first name decides what is `best`
     scheduler    (optimizer) -> LR scheduler, stepped once per update
     collate      (list of items) -> batch; None: torch's default
+    loading      further arguments of `Trainer.loader`, as {"num_workers": 4}
     """
 
     model: Callable[[], nn.Module]
     loss: Loss
     optimizer: Callable[[Parameters], torch.optim.Optimizer]
-    train_data: MapDataset
+    train_data: Data
     batch_size: int
-    valid_data: MapDataset | None = None
+    valid_data: Data | None = None
     metric: Metric | None = None
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     collate: Callable[[list[Any]], Any] | None = None
     epochs: int = 1
     name: str | None = None
+    loading: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         faults = [*self._faults()]
@@ -54,29 +70,29 @@ class Workload:
             raise ValueError(f"workload {self.name or '(without a name)'}: {'; '.join(faults)}")
 
     def _faults(self) -> Iterable[str]:
-        for field in ("model", "loss", "optimizer", "metric", "scheduler", "collate"):
-            value = getattr(self, field)
-            required = field in ("model", "loss", "optimizer")
+        for name in ("model", "loss", "optimizer", "metric", "scheduler", "collate"):
+            value = getattr(self, name)
+            required = name in ("model", "loss", "optimizer")
             if not callable(value) and (required or value is not None):
-                yield f"{field} must be a function, not {type(value).__name__}"
+                yield f"{name} must be a function, not {type(value).__name__}"
         if isinstance(self.model, nn.Module):
             yield "model must be a function that builds the module, not the module itself"
-        for field in ("batch_size", "epochs"):
-            value = getattr(self, field)
+        for name in ("batch_size", "epochs"):
+            value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                yield f"{field} must be a whole number of at least 1, not {value!r}"
-        for field in ("train_data", "valid_data"):
-            data = getattr(self, field)
-            if data is None and field == "valid_data":
-                continue
-            if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-                yield f"{field} must be a map-style data set (len and items by index), not {type(data).__name__}"  # noqa: E501
-            elif len(data) == 0:
-                yield f"{field} is empty (0 items)"
+                yield f"{name} must be a whole number of at least 1, not {value!r}"
+        yield from _data_faults("train_data", self.train_data)
+        if self.valid_data is not None:
+            yield from _data_faults("valid_data", self.valid_data)
+        if not isinstance(self.loading, Mapping):
+            yield f"loading must be a dictionary, not {type(self.loading).__name__}"
 
     def check_batch(self) -> None:
         """Raises ValueError where the data set cannot fill one global batch."""
-        rows = len(self.train_data)
+        data = self.train_data
+        if is_stream(data) or not isinstance(data, Sized):
+            return  # its end shows when it is read
+        rows = len(data)
         if self.batch_size > rows:
             raise ValueError(
                 f"the batch is larger than the training data: batch_size({self.batch_size}) > "
@@ -84,8 +100,32 @@ class Workload:
             )
 
     def example(self, rows: int | None = None, seed: int = 0) -> Any:
-        """A global batch of `rows` rows (default: the batch size), drawn from the data by seed."""
+        """A global batch of `rows` rows (default: the batch size), drawn from the data by seed; of
+        a stream the first ones, in an order by seed. ValueError for a stream without items."""
         count = self.batch_size if rows is None else rows
         generator = torch.Generator().manual_seed(seed)
-        chosen = torch.randint(len(self.train_data), (count,), generator=generator).tolist()
-        return (self.collate or default_collate)([self.train_data[i] for i in chosen])
+        data: Any = self.train_data
+        if is_stream(data):
+            data = list(islice(data, count))
+            if not data:
+                raise ValueError(f"the training data ({type(self.train_data).__name__}) is empty")
+        chosen = torch.randint(len(data), (count,), generator=generator).tolist()
+        return (self.collate or default_collate)([data[i] for i in chosen])
+
+
+def _data_faults(name: str, data: Any) -> Iterable[str]:
+    """What is wrong with a data set."""
+    kind = type(data).__name__
+    if is_stream(data):
+        if read_once(data):
+            yield (
+                f"{name} ({kind}) can be read only once: give an object whose __iter__ begins "
+                "anew, as torch.utils.data.IterableDataset"
+            )
+    elif not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        yield (
+            f"{name} must be a map-style data set (len and items by index) or an iterable one, "
+            f"not {kind}"
+        )
+    elif len(data) == 0:
+        yield f"{name} is empty (0 items)"

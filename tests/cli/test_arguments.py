@@ -57,6 +57,10 @@ def told(words: str | list[str], capsys: pytest.CaptureFixture[str]) -> str:
             "devices idle; hybrid:data=2: data(2) x tensor(1) != 3 devices",
         ),
         ("verify digits/cnn --nproc 2 --plan data;a=hybrid:tensor=3", "tensor(3) != 2 devices"),
+        (
+            "verify digits/cnn --bf16 --dtype float64",
+            "--bf16 leaves float64 as it is: leave --dtype",
+        ),
         ("explain digits/cnn --nproc 2 --plan data;a=hybrid:tensor=3", "tensor(3) != 2 devices"),
         ("train digits/cn", "there is no bundled workload 'digits/cn' (did you mean digits/cnn"),
         ("train digits/cnn --data .", "digits come with scikit-learn"),
@@ -175,6 +179,16 @@ def test_explain_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert linear["parameter_bytes"] == 4 * (256 * 128 + 128) and linear["collectives"]
     assert {"kind", "direction", "bytes"} <= set(linear["collectives"][0])
     assert all({"from", "to", "bytes", "collective"} <= set(e) for e in document["edges"])
+    assert main([*words, "--bf16", "--json"]) == 0
+    mixed = json.loads(capsys.readouterr().out)
+    assert (document["bf16"], mixed["bf16"]) == (False, True)
+    (plain, narrow) = (
+        next(e["bytes"] for e in d["edges"] if e["to"] == "classifier.0")
+        for d in (document, mixed)
+    )
+    assert narrow * 2 == plain, "features between layouts are sent in bfloat16"
+    (same,) = (c for c in mixed["components"] if c["name"] == "classifier.0")
+    assert same["parameter_bytes"] == linear["parameter_bytes"], "parameters keep their type"
     assert main(["explain", "digits/cnn", "--plan", "tensor", "--nproc", "2"]) == 0
     assert "data(1) x tensor(2)" in capsys.readouterr().out
 

@@ -54,6 +54,20 @@ def test_the_document(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["source"], told["error_band"], told["devices"]) == ("datasheet", 0.5, 8)
 
 
+def test_bfloat16_is_another_question(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan digits/vit --cluster h100x2"
+    plain, mixed = document(words, capsys), document(f"{words} --bf16", capsys)
+    assert (plain["bf16"], mixed["bf16"]) == (False, True)
+
+    def single(told: dict[str, Any]) -> float:
+        found = [c["memory_bytes"][0] for c in told["candidates"] if "single" in c["plan"]]
+        return float(found[0])
+
+    assert single(mixed) < single(plain), "activations are smaller"
+    assert main([*words.split(), "--bf16"]) == 0
+    assert "digits/vit, bf16 on h100x2" in capsys.readouterr().out
+
+
 def test_the_table_the_runners_up_and_the_plan_file(capsys: pytest.CaptureFixture[str]) -> None:
     words = "plan digits/cnn --cluster v100x2 --batch 64 --explain --output p.yaml"
     assert main(words.split()) == 0

@@ -166,6 +166,16 @@ def test_a_resumed_run_keeps_its_seed_and_workload(capsys: pytest.CaptureFixture
     assert document["steps"] == 9  # three epochs of three batches of eight
 
 
+def test_a_resumed_run_keeps_its_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    def precise(words: str) -> bool:
+        train(words, capsys)
+        return bool(json.loads(Path("run/run.json").read_text())["bf16"])
+
+    assert precise("--output run --steps 2 --bf16")
+    assert precise("--resume run --steps 3"), "not float32 from here on, without a word"
+    assert not precise("--resume run --steps 4 --no-bf16")
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_offered(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -279,6 +289,7 @@ def test_verify_says_what_deviates(
     endless = sys.float_info.max
     document = {
         "plan": "tensor", "ranks": 2, "steps": 5, "dtype": "float64", "tolerance": 1e-10,
+        "autocast": None,
         "faults": [
             {"kind": "gradient", **worst},
             {"kind": "loss", **worst, "name": "", "deviation": endless},

@@ -1,6 +1,7 @@
 """Plans for clusters that are not there: the Python face, laws of the choice."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -164,3 +165,42 @@ def test_clusters_by_file_and_by_name(tmp_path: Any) -> None:
     assert cluster_of(str(path)) == cluster_of("v100x4")
     with pytest.raises(ValueError, match=r"there is no file .*none.yaml.*synchromesh doctor"):
         cluster_of(str(tmp_path / "none.yaml"))
+
+
+def uniform(made: sm.Planned, plan: str) -> tuple[float, float]:
+    """Seconds of a step and the most memory of a device under a plan."""
+    for c in made.candidates:
+        if str(c.plan).partition("; @")[0] == plan and "@ranks" not in str(c.plan):
+            return c.seconds, max(m.peak for m in c.memory)
+    raise AssertionError([str(c.plan) for c in made.candidates])
+
+
+def test_bfloat16_is_planned_with_its_own_bytes_and_rates() -> None:
+    """A model that was cast has half the bytes of everything; under autocast parameters,
+    gradients and states keep theirs. Products are at the rate of bfloat16 in both."""
+    rows = 4096
+
+    def made(dtype: torch.dtype, cluster: str, **settings: Any) -> sm.Planned:
+        model = deepcopy(wide()).to(dtype)
+        return sm.plan(
+            model, loss, torch.zeros(rows, 512, dtype=dtype), cluster=cluster, explained=False,
+            **settings,
+        )  # fmt: skip
+
+    plain = made(torch.float32, "h100x2")
+    cast = made(torch.bfloat16, "h100x2")
+    mixed = made(torch.float32, "h100x2", autocast=torch.bfloat16)
+    for plan in ("data", "tensor"):
+        (slow, large), (quick, half), (between, less) = (
+            uniform(m, plan) for m in (plain, cast, mixed)
+        )
+        assert half == pytest.approx(large / 2, rel=0.01), plan
+        assert half < less < large, plan
+        assert quick < 0.5 * slow and between < 0.7 * slow, (plan, quick, between, slow)
+    volta = uniform(made(torch.bfloat16, "v100x2"), "data")[0]
+    assert volta > 0.6 * uniform(made(torch.float32, "v100x2"), "data")[0], "it has no bfloat16"
+
+
+def test_autocast_is_a_type() -> None:
+    with pytest.raises(ValueError, match=r"autocast must be a torch\.dtype like .* not 'bf16'"):
+        planned(autocast="bf16")

@@ -25,7 +25,10 @@ def facts(rows: int = 8, optimizer: Any = torch.optim.SGD, **changed: Any) -> Li
     batch = torch.randn(rows, 4, dtype=dtype)
     if changed.get("strided"):
         batch = torch.randn(4, rows, dtype=dtype).T
-    step = trace(model, lambda m, b: m(b).square().mean(), batch, training=True)
+    step = trace(
+        model, lambda m, b: m(b).square().mean(), batch, training=True,
+        autocast=changed.get("autocast"),
+    )  # fmt: skip
     made = optimizer(model.parameters(), lr=0.1)
     partitions = PartitionCache(PlanningProblem(step, rows, 1))
     tensors = dict(model.named_parameters())
@@ -48,7 +51,8 @@ def test_equal_keys_are_equal_and_say_what_they_are() -> None:
     "changed",
     [
         {"rows": 9}, {"optimizer": torch.optim.AdamW}, {"width": 16}, {"dtype": torch.float64},
-        {"frozen": True}, {"strided": True},
+        {"frozen": True}, {"strided": True}, {"dtype": torch.bfloat16},
+        {"autocast": torch.bfloat16},
     ],
     ids=str,
 )  # fmt: skip

@@ -1,60 +1,11 @@
-"""A cursor and its loader: the order of samples under any plan, resumption, workers, errors."""
+"""A cursor: the order of samples, and its form in a checkpoint."""
 
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 
-from synchromesh.state.cursor import Cursor, Loader, RowsOf, SampleError
-from synchromesh.values.plan import Plan
-
-
-class Numbers(Dataset[Any]):
-    """Sample i is (the vector (i, i), the label i)."""
-
-    def __init__(self, count: int, bad: int | None = None) -> None:
-        self.count, self.bad = count, bad
-        self.read: list[int] = []
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        if index == self.bad:
-            raise OSError("disk on fire")
-        self.read.append(index)
-        return torch.full((2,), float(index)), index
-
-
-def rows_of(rank: int, ranks: int, plan: str = "data") -> RowsOf:
-    return lambda rows: Plan.parse(plan).row_ranges(rows, ranks)[rank]
-
-
-def everything(rows: int) -> tuple[int, int]:
-    return 0, rows
-
-
-def labels(loader: Loader) -> list[list[int]]:
-    return [label.tolist() for _, label in loader]
-
-
-def test_ranks_together_read_the_global_order() -> None:
-    order = Cursor(seed=3).order(10).tolist()
-    assert sorted(order) == list(range(10)) and order != list(range(10))
-    data = [Numbers(10) for _ in range(3)]
-    parts = [labels(Loader(data[r], 4, rows_of(r, 3), Cursor(seed=3))) for r in range(3)]
-    joined = [[row for part in parts for row in part[k]] for k in range(3)]
-    assert joined == [order[:4], order[4:8], order[8:]]
-    assert [len(part[2]) for part in parts] == [1, 1, 0], "a short batch, without rows on rank 2"
-    assert [len(d.read) for d in data] == [5, 3, 3], "only this rank's rows, one for the shape"
-
-
-def test_a_rank_without_rows_gets_tensors_of_zero_rows() -> None:
-    batch = list(Loader(Numbers(3), 2, lambda _: (0, 0)))[1]
-    assert batch[0].shape == (0, 2) and batch[1].dtype == torch.int64 and batch[1].shape == (0,)
+from synchromesh.state.cursor import Cursor, StreamPlace
 
 
 def test_the_order_follows_from_seed_and_epoch() -> None:
@@ -66,118 +17,38 @@ def test_the_order_follows_from_seed_and_epoch() -> None:
     assert Cursor(5, 2).order(4, shuffle=False).tolist() == [0, 1, 2, 3]
 
 
-def test_resumption_under_another_number_of_ranks() -> None:
-    order = Cursor(seed=1).order(11).tolist()
-    loader = Loader(Numbers(11), 4, everything, Cursor(seed=1))
-    first = next(iter(loader))[1].tolist()
-    saved = Cursor.from_dict(loader.cursor.to_dict())
-    assert saved == Cursor(1, 0, 4)
-    parts = [labels(Loader(Numbers(11), 3, rows_of(r, 2), saved)) for r in (0, 1)]
-    rest = [row for pair in zip(*parts, strict=True) for part in pair for row in part]
-    assert first + rest == order
+def test_the_order_of_a_seed_is_kept_from_version_to_version() -> None:
+    """Checkpoints have the position, not the order."""
+    assert Cursor(seed=3).order(10).tolist() == [6, 4, 0, 3, 7, 2, 1, 5, 8, 9]
 
 
-def test_epochs_follow_each_other() -> None:
-    loader = Loader(Numbers(6), 4, everything, Cursor(seed=2))
-    assert len(loader) == 2
-    for epoch in range(2):
-        assert [row for batch in labels(loader) for row in batch] == Cursor(2, epoch).order(
-            6
-        ).tolist()
-    assert loader.cursor == Cursor(2, 2, 0)
+def test_places_survive_a_checkpoint() -> None:
+    place = StreamPlace(((8, 7), (4, 4)), 1, (({"dict": {"n": 8}}, None), (None, None)))
+    for cursor in (Cursor(1, 2, 3), Cursor(1, 2, 23, place)):
+        assert Cursor.from_dict(cursor.to_dict()) == cursor
+    assert Cursor(1, 2, 23, place).epoch_start() == Cursor(1, 2)
+    assert Cursor(1, 2, 23, place).next_epoch() == Cursor(1, 3)
+    assert StreamPlace.start(2, 3).shape == (2, 3)
 
 
-def test_drop_last() -> None:
-    loader = Loader(Numbers(10), 4, everything, drop_last=True)
-    assert len(loader) == 2 and [len(x) for x in labels(loader)] == [4, 4]
-    assert loader.cursor == Cursor(0, 1, 0)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_switch_in_the_middle_of_an_epoch(workers: int) -> None:
-    """From two ranks to one after the second batch: no row twice, none left out."""
-    order = Cursor().order(16).tolist()
-    ranks = [2]
-    loader = Loader(Numbers(16), 4, lambda n: rows_of(0, ranks[0])(n), num_workers=workers)
-    seen = []
-    for k, (_, label) in enumerate(loader):
-        seen.append(label.tolist())
-        if k == 1:
-            ranks[0] = 1
-    assert seen == [order[0:2], order[4:6], order[8:12], order[12:16]]
-
-
-def test_workers_read_what_one_process_reads() -> None:
-    here = labels(Loader(Numbers(9), 4, rows_of(1, 2)))
-    before = torch.get_rng_state()
-    assert labels(Loader(Numbers(9), 4, rows_of(1, 2), num_workers=2)) == here
-    assert torch.equal(torch.get_rng_state(), before), "the user's generator is left alone"
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_names_the_sample(workers: int) -> None:
-    loader = Loader(Numbers(5, bad=3), 5, everything, shuffle=False, num_workers=workers)
-    with pytest.raises(
-        SampleError, match=r"^sample 3 of the data set cannot be read: OSError: disk"
-    ):
-        list(loader)
-
-
-def test_a_worker_that_hangs_is_given_up() -> None:
-    class Slow(Numbers):
-        def __getitem__(self, index: int) -> Any:
-            time.sleep(1.6)
-
-    loader = Loader(Slow(4), 2, everything, num_workers=1, timeout=1)
-    with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
-        list(loader)
-
-
-def test_custom_collate_and_its_rows() -> None:
-    def stack(samples: list[Any]) -> dict[str, Any]:
-        return {"x": torch.stack([x for x, _ in samples]), "scale": torch.tensor(2.0), "name": "n"}
-
-    batch = next(iter(Loader(Numbers(4), 3, everything, collate=stack)))
-    assert batch["x"].shape == (3, 2) and batch["scale"] == 2.0
-    with pytest.raises(ValueError, match="collate made 6 rows of 3 samples"):
-        next(
-            iter(Loader(Numbers(4), 3, everything, collate=lambda s: torch.cat([x for x, _ in s])))
-        )
-    with pytest.raises(ValueError, match="collate made no rows of 3 samples"):
-        next(iter(Loader(Numbers(4), 3, everything, collate=lambda s: torch.tensor(1))))
-
-
-class Stream(Dataset[Any]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(())
+PLACE: dict[str, Any] = {"read": [[1, 2]], "worker": 0, "states": [[None, None]]}
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("change", "message"),
     [
-        (lambda: Loader(Numbers(0), 2, everything), "the data set is empty"),
-        (
-            lambda: Loader(Numbers(3), 4, everything),
-            r"batch size \(4\) is larger than .* \(3 samp",
-        ),
-        (
-            lambda: Loader(Numbers(3), 4, everything, shuffle=False, drop_last=True),
-            "larger than the data set",
-        ),
-        (lambda: Loader(Numbers(3), 0, everything), "should be at least 1, not 0"),
-        (lambda: Loader(Stream(), 2, everything), r"\(Stream\) should have __len__"),
-        (lambda: Loader(Numbers(3), 2, everything, num_workers=-1), "should not be negative"),
-        (
-            lambda: Cursor.from_dict({"seed": 1, "epoch": -1, "position": 0}),
-            "cursor: epoch: should",
-        ),
-        (lambda: Cursor.from_dict({"seed": 1}), "cursor: epoch, position is missing"),
+        ({"epoch": -1}, "cursor: epoch: should"),
+        ({"position": None}, "cursor: position: should be a whole number"),
+        ({"stream": {**PLACE, "worker": 1}}, "cursor: stream: worker: should be from 0 to 0"),
+        ({"stream": {**PLACE, "read": [[1, -2]]}}, "cursor: stream: read: should be from 0"),
+        ({"stream": {**PLACE, "read": []}}, "should be tables of one shape"),
+        ({"stream": {**PLACE, "states": [[None]]}}, "should be tables of one shape"),
+        ({"stream": {"read": [[0]]}}, "cursor: stream: worker, states is missing"),
     ],
 )
-def test_bad_input(make: Any, message: str) -> None:
+def test_a_damaged_place(change: dict[str, Any], message: str) -> None:
+    good = {"seed": 1, "epoch": 0, "position": 0}
     with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_evaluation_may_use_a_batch_larger_than_the_data_set() -> None:
-    assert labels(Loader(Numbers(3), 4, everything, shuffle=False)) == [[0, 1, 2]]
+        Cursor.from_dict({**good, **change})
+    with pytest.raises(ValueError, match="cursor: epoch, position is missing"):
+        Cursor.from_dict({"seed": 1})

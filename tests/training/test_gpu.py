@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synchromesh.engine.groups import World
+from synchromesh.state.fetch import Loading
+from synchromesh.state.loader import Loader
 from synchromesh.training.prepare import prepare
 from synchromesh.training.verify import verify
 from tests.targets import target
@@ -144,6 +146,34 @@ def test_counters_of_a_fused_optimizer_resume_on_the_device(tmp_path: Path) -> N
 
     whole = run(False)
     assert run(True) == pytest.approx(whole[2:], rel=TOLERANCE)
+
+
+class Pixels(torch.utils.data.Dataset[Any]):
+    """Rows on the host, as a data set has them."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((64, 64), float(index)), index
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 1}, {"pin_memory": True}], ids=str)
+def test_batches_come_on_the_device_while_it_computes(settings: dict[str, Any]) -> None:
+    """Copies on a stream of their own are waited for, and their memory is not given away."""
+    loader = Loader(
+        Pixels(), 4, lambda n: (0, n), shuffle=False, loading=Loading(**settings),
+        device=torch.device("cuda", 0),
+    )  # fmt: skip
+    weight, seen = torch.eye(64, device="cuda"), []
+    for images, labels in loader:
+        assert images.device.type == labels.device.type == "cuda"
+        for _ in range(200):  # the step: long after the next batch was copied
+            images = images @ weight
+        seen += [images[:, 0, 0], labels]
+        del images, labels
+    found = torch.stack([x.double() for x in seen]).view(-1, 2, 4)
+    assert found[:, 0].flatten().tolist() == found[:, 1].flatten().tolist() == list(range(20))
 
 
 def test_autocast_to_bfloat16_trains() -> None:

@@ -18,7 +18,7 @@ from tests.models import FAMILIES
 from tests.planted import Planted, planted
 from tests.ranks import RankFailed, run
 from tests.targets import MODELS, Rows, target
-from tests.traces import shared
+from tests.traces import known, shared
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing of")
 FAMILY_PLANS = {
@@ -192,7 +192,25 @@ def test_running_statistics_and_frozen_norms_agree() -> None:
     assert document["max_buffer_deviation"] < 1e-14
 
 
-def wrong(what: str) -> dict[str, Any]:
+def under_autocast(family: str, plans: list[str]) -> list[dict[str, Any]]:
+    return [verify(target(family), plan, 3, autocast=torch.bfloat16) for plan in plans]
+
+
+@pytest.mark.parametrize("family", ["cnn", "resnet"])
+def test_plans_under_autocast_are_what_one_process_computes_under_it(family: str) -> None:
+    """Within rounding of bfloat16, which norms over few rows enlarge; what is held and sent is
+    exactly what is said."""
+    plans, job = ["data", "tensor"], target(family)
+    example = cast(job.example(), torch.float32)
+    with shared(family, job.model(), job.loss, example, *plans, autocast=torch.bfloat16):
+        documents, _ = run(2, under_autocast, family, plans, timeout=110)
+    for plan, document in zip(plans, documents, strict=True):
+        assert (document["dtype"], document["autocast"]) == ("float32", "bfloat16")
+        assert document["passed"], (plan, document["faults"])
+        assert document["max_gradient_deviation"] > 1e-6, "it is not float32"
+
+
+def wrong(what: str, autocast: torch.dtype | None) -> dict[str, Any]:
     job = target("cnn")
     job_loss: Any = job.loss
     if what == "loss":  # depends on how many rows a rank has: no mean over rows
@@ -201,14 +219,15 @@ def wrong(what: str) -> dict[str, Any]:
         said = verifying.explain
         # type: ignore[attr-defined]
         verifying.explain = lambda *a: replace(said(*a), sent_bytes_per_step=(1, 2))
-    return verify(job, "data", 2)
+    return verify(job, "data", 2, autocast=autocast)
 
 
 @pytest.mark.filterwarnings("ignore:the loss of .* rows")  # it deviates on purpose
 @pytest.mark.parametrize("what", ["loss", "explanation"])
-def test_what_deviates_does_not_pass(what: str) -> None:
-    with one_trace("cnn", "data"):
-        answers = run(2, wrong, what)
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_what_deviates_does_not_pass(what: str, autocast: torch.dtype | None) -> None:
+    with known("cnn that deviates"):
+        answers = run(2, wrong, what, autocast)
     for document in answers:
         assert not document["passed"]
         assert (document["max_loss_deviation"] > 0.1) == (what == "loss")

@@ -46,6 +46,8 @@ def trace(
     opaque Step whose `reason` says why. ValueError for a bad batch or for `cuts` that name no
     module.
     """
+    if autocast is not None and not isinstance(autocast, torch.dtype):
+        raise ValueError(f"autocast must be a torch.dtype like torch.bfloat16, not {autocast!r}")
     modules = component_modules(model, cuts)
     rows_of(batch)
     with in_mode(model, training):

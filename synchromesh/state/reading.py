@@ -1,0 +1,96 @@
+"""A reading: what one rank read of a global batch, as a request asked for it; both are values."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from traceback import format_exception
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data._utils.pin_memory import pin_memory
+
+Collate = Callable[[list[Any]], Any]
+OwnRows = Callable[[int], tuple[int, int]]  # rows of a global batch -> [start, stop), this rank's
+
+
+class SampleError(ValueError):
+    """A sample that cannot be read; the message has its index and the cause."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Asks a reader for this rank's part of a global batch."""
+
+    rows: tuple[int, int]  # [start, stop) of the global batch that are this rank's
+    size: int  # rows of the global batch
+    what: Any  # as the reader understands it; None: nothing, for the turn of a worker
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why samples could not be read. A value: ending a worker that raised takes torch 5 s."""
+
+    sentence: str
+    traceback: str
+
+    @classmethod
+    def of(cls, what: str, error: Exception) -> "Fault":
+        """`what` cannot be read because of `error`."""
+        sentence = f"{what} cannot be read: {type(error).__name__}: {error}"
+        return cls(sentence, "".join(format_exception(error)))
+
+    def error(self) -> SampleError:
+        """As an exception, with the traceback of the reader as a note."""
+        error = SampleError(self.sentence)
+        error.add_note(self.traceback)
+        return error
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A reader's answer.
+
+    batch     collated of `made` samples: of this rank's rows, or of one sample where it has none
+    counts    of a stream: items that each substream gave, -1 where none was to be read
+    items     of a stream where a substream ended, which is when no batch is made of them yet
+    states    of a stream: those of its data set behind these items
+    digest    of a stream: a number that equal items share
+    """
+
+    batch: Any = None
+    made: int = 0
+    fault: Fault | None = None
+    counts: tuple[int, ...] = ()
+    items: tuple[list[Any], ...] = ()
+    states: tuple[Any, ...] = field(default=())
+    digest: int = 0
+
+    def changed(self, change: Callable[[Any], Any]) -> "Reading":
+        """With `change(batch)`."""
+        return self if self.batch is None else replace(self, batch=change(self.batch))
+
+    def pin_memory(self) -> "Reading":
+        """With a batch in page-locked memory, as a DataLoader asks for it."""
+        return self.changed(pin_memory)
+
+    def rows(self, count: int) -> Any:
+        """The batch of `count` rows; emptied where no row is this rank's.
+
+        SampleError for samples that could not be read, ValueError where the batch does not have a
+        row for each sample.
+        """
+        if self.fault is not None:
+            raise self.fault.error()
+        found = sorted({x.shape[0] for x in pytree.tree_leaves(self.batch) if _has_rows(x)})
+        if found != [self.made]:
+            raise ValueError(
+                f"collate made {' and '.join(map(str, found)) or 'no'} rows of {self.made} "
+                "samples: dimension 0 of every tensor of a batch should be its rows"
+            )
+        if count:
+            return self.batch
+        return pytree.tree_map(lambda x: x[:0] if _has_rows(x) else x, self.batch)
+
+
+def _has_rows(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dim() > 0
