@@ -1,12 +1,12 @@
 """Effects: what a step changes in the model's buffers, and what of that depends on the rows."""
 
-import torch
 from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
 from synchromesh.trace.nodes import all_arguments, calls, line_of, short_name
 
 NORMS = ("batch_norm", "instance_norm")  # whose statistics the engine knows how to combine
+TABLES = ("embedding", "embedding_bag")
 
 
 def normalises_batch(node: Node) -> bool:
@@ -42,9 +42,7 @@ def scaled_by_frequency(graph: Graph) -> str:
     where none does. A rank that sees a part of the batch counts other numbers.
     """
     for node in calls(graph):
-        if node.target is not torch.ops.aten.embedding.default:
-            continue
-        if all_arguments(node)["scale_grad_by_freq"]:
+        if short_name(node) in TABLES and all_arguments(node)["scale_grad_by_freq"]:
             return (
                 f"the embedding at {line_of(node)} scales gradients by how often the batch has a "
                 "word (scale_grad_by_freq): they will differ between plans that divide rows "
