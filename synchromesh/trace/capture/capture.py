@@ -53,7 +53,8 @@ def trace(
         try:
             exported = export(model, function, batch, autocast, rows)
             graph, constants, symbols = flatten(exported, model)
-            assumed = fold_masks(graph, constants, dict(model.named_buffers()))
+            folded = fold_masks(graph, constants, dict(model.named_buffers()))
+            assumed = {**exported.assumed, **folded}
             annotate(graph, symbols)
             uneven, merged = scaled_by_frequency(graph), ""
             is_loss = training and exported.outputs in (("loss",), ("sum", "weight"))
