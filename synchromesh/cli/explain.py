@@ -56,16 +56,18 @@ def main(args: argparse.Namespace) -> int:
 def explained(workload: "Workload", plan: "Plan", ranks: int) -> "Explanation":
     """The explanation of `plan` on `ranks` pretended ranks, with the workload's batch size."""
     from synchromesh.engine.model import Model
-    from synchromesh.trace.capture.capture import trace
+    from synchromesh.trace.capture.capture import compare, opaque, trace
     from synchromesh.trace.partition.explain import explain
     from synchromesh.trace.partition.partition import partition
 
     model = Model(workload.model())
     rows = workload.batch_size
+    example = workload.example(rows)
     step = trace(
-        model.module, workload.loss, workload.example(rows), training=True,
-        cuts=plan.cuts(model.paths()),
-    )  # fmt: skip
+        model.module, workload.loss, example, training=True, cuts=plan.cuts(model.paths())
+    )
+    if fault := compare(model.module, workload.loss, example, step).fault:
+        step = opaque(model.module, example, fault)
     names = step.chain.names
     layouts = plan.layouts(names, ranks, model.inside(names))
     return explain(step, partition(step, layouts, rows=rows), plan, ranks, rows)
