@@ -1,6 +1,6 @@
 """Capture: a model, its loss and an example batch become a Step."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ def trace(
         try:
             exported = export(model, function, batch, autocast, rows)
             graph, constants, symbols = flatten(exported, model)
+            refuse_changing(exported.assumed, graph)
             folded = fold_masks(graph, constants, dict(model.named_buffers()))
             assumed = {**exported.assumed, **folded}
             annotate(graph, symbols)
@@ -77,6 +78,17 @@ def trace(
         fed=row_dependent_buffers(grouped), merged=merged, uneven=uneven,
         coupled=uneven or why_coupled(grouped), targets=reduction.targets, doubt=reduction.doubt,
     )  # fmt: skip
+
+
+def refuse_changing(assumed: Container[str], graph: Graph) -> None:
+    """Untraceable where a step changes a buffer that its own branches depend on."""
+    changed = (name for node in graph.nodes for name in meta.effect(node))
+    if name := next((n for n in changed if n in assumed), None):
+        raise Untraceable(
+            f"the forward takes a branch by the buffer {name}, which it changes in every step: "
+            "write it with tensor operations alone (torch.where instead of a branch), or train it "
+            "as it is under the plan 'data'"
+        )
 
 
 def why_coupled(graph: Graph) -> str:

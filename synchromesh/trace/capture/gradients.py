@@ -84,7 +84,7 @@ class OwnLeaves(TorchFunctionMode):
         self.leaves: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        asked = func in (Tensor.requires_grad.__set__, Tensor.requires_grad_)
+        asked = func in (Tensor.requires_grad.__set__, Tensor.requires_grad_)  # type: ignore[attr-defined]
         if asked and not args[0].requires_grad:
             self.leaves.append(args[0])
         return func(*args, **(kwargs or {}))

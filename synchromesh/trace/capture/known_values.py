@@ -80,17 +80,20 @@ class KnownValues(TorchFunctionMode):
             for name, buffer in self.model.named_buffers()
             if (place := get_proxy_slot(buffer, mode.tracer, None)) is not None
         }
-        known = {n: self._held(n, names, mode.tracer.root) for n in needed if n.op != CALL}
+        root = getattr(mode.tracer, "root", None)
+        known = {n: self._held(n, names, root) for n in needed if n.op != CALL}
         if any(x is None for x in known.values()) or not bounded(needed):
             return None
         with outside_the_trace(), torch.no_grad():
             low, high = (computed(target, needed, known, draw) for draw in (0.0, 1.0))
-            if not torch.equal(low, high):
+            if not torch.equal(low, high):  # which number is drawn matters
                 return None
             self.read |= {names[n]: digest(self.buffers[names[n]]) for n in needed if n in names}
         return low
 
-    def _held(self, node: Node, names: Mapping[Node, str], root: nn.Module) -> Tensor | None:
+    def _held(
+        self, node: Node, names: Mapping[Node, str], root: nn.Module | None
+    ) -> Tensor | None:
         """What a buffer or a constant holds; None for other inputs of the trace."""
         found = self.buffers.get(names.get(node, ""))
         if node.op == "get_attr":
@@ -105,8 +108,8 @@ def computed(
     values: dict[Node, Any] = {n: x.clone() for n, x in known.items() if x is not None}
     for node in target.graph.nodes:
         if node in needed and node.op == CALL:
-            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)  # type: ignore[arg-type]
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
             if is_random(node):
                 values[node] = torch.full_like(values[node], draw)
     found: Tensor = values[target]

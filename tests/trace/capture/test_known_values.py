@@ -163,3 +163,15 @@ def after_rows_were_written(m: Any, h: Tensor) -> bool:
 def test_what_is_not_known_keeps_its_sentence(ask: Any) -> None:
     step, _, _ = traced(ask)
     assert step.opaque and "test_known_values.py" in step.reason
+
+
+def while_warming_up(m: Any, h: Tensor) -> bool:
+    early = bool((m.table < 1000).all())
+    m.table.add_(1)
+    return early
+
+
+def test_a_branch_by_a_buffer_that_every_step_changes_is_not_followed() -> None:
+    step, model, _ = traced(while_warming_up)
+    assert step.opaque and "by the buffer table, which it changes" in step.reason
+    assert torch.equal(model.table, torch.arange(6.0).reshape(2, 3).double())

@@ -103,6 +103,13 @@ def test_convolutions(m: int) -> None:
     assert "S(1), S(0), S(0) -> S(1)" in check(aten.conv_transpose1d.default, grouped, m=m)
 
 
+def test_weight_norm() -> None:
+    found = check(aten._weight_norm.default, (t(8, 6, 3), t(8, 1, 1)), m=2)
+    assert "S(0), S(0) -> S(0)" in found and not any("S(1)" in spec for spec in found)
+    assert "S(1), S(1) -> S(1)" in check(aten._weight_norm.default, (t(3, 8), t(1, 8), 1), m=4)
+    assert not any("S" in x for x in check(aten._weight_norm.default, (t(4, 8), t(), -1), m=2))
+
+
 def test_pooling_and_upsampling() -> None:
     x = t(2, 4, 6, 6)
     for op, args in (
