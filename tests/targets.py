@@ -1,13 +1,14 @@
 """The models of `models.py` as TARGETs of the command: `synchromesh verify tests/targets.py:bert
 --plan tensor`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
 from synchromesh.workloads.workload import Workload
-from tests.models import FAMILIES
+from tests.models import FAMILIES, Family
 
 SAMPLES = 30
 
@@ -29,19 +30,24 @@ class Rows(Dataset[Any]):
 
 
 def target(family: str) -> Workload:
+    """A family of `models.py` as a workload."""
+    return workload(family, FAMILIES[family])
+
+
+def workload(name: str, build: Callable[[], Family]) -> Workload:
     """A workload of 30 random rows in global batches of 12."""
 
     def model() -> torch.nn.Module:
-        return FAMILIES[family]()[0]
+        return build()[0]
 
-    _, loss, make = FAMILIES[family]()
+    _, loss, make = build()
     return Workload(
         model=model,
         loss=loss,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
         train_data=Rows(make(SAMPLES, seed=7)),
         batch_size=12,
-        name=family,
+        name=name,
     )
 
 
