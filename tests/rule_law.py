@@ -66,9 +66,16 @@ def value(name: str, x: Tensor) -> Value:
 
 
 def check(
-    op: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, m: int = 2
+    op: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    m: int = 2,
+    compared: int | None = None,
 ) -> set[str]:
-    """Every spec of the operator on m ranks against the unsharded one; the specs as text."""
+    """Every spec of the operator on m ranks against the unsharded one; the specs as text.
+
+    compared: how many of its results, where not all are read.
+    """
     node, tensors, outputs = node_of(op, args, kwargs or {})
     generator = torch.Generator().manual_seed(1)
     seeds = [
@@ -94,7 +101,7 @@ def check(
         assert text not in names, f"{text} twice"
         names.add(text)
         try:
-            check_spec(node, spec, operands, outputs, seeds, expected, m)
+            check_spec(node, spec, operands, outputs[:compared], seeds[:compared], expected, m)
         except Exception as error:
             error.add_note(f"{node.target}: {text} on {m} ranks")
             raise
@@ -155,10 +162,10 @@ def check_spec(
             for x, s in zip(operands, spec.inputs, strict=True)
         ]
         made = module(ThreadAxis(group), *inputs)
-        made = list(made) if isinstance(made, list | tuple) else [made]
+        made = list(made)[: len(outputs)] if isinstance(made, list | tuple) else [made]
         pairs = [
             (y, split(g, s, "r", group))
-            for y, g, s, o in zip(made, seeds, spec.outputs, outputs, strict=True)
+            for y, g, s, o in zip(made, seeds, spec.outputs, outputs, strict=False)
             if o.requires_grad
         ]
         if pairs:
@@ -169,7 +176,7 @@ def check_spec(
 
     ranks = spin(m, rank)
     assert len({r[2] for r in ranks}) == 1, "moves run backward on all ranks or on none"
-    for k, (y, s) in enumerate(zip(outputs, spec.outputs, strict=True)):
+    for k, (y, s) in enumerate(zip(outputs, spec.outputs, strict=False)):
         mine = whole([r[0][k] for r in ranks], s, "P")
         torch.testing.assert_close(mine, y.detach(), atol=1e-11, rtol=1e-11)
     totals: dict[int, Tensor] = {}

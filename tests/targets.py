@@ -1,13 +1,14 @@
 """The models of `models.py` as TARGETs of the command: `synchromesh verify tests/targets.py:bert
 --plan tensor`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
 from synchromesh.workloads.workload import Workload
-from tests.models import FAMILIES, UNEVEN
+from tests.models import FAMILIES, UNEVEN, Family
 from tests.rounding_models import ROUNDING
 
 SAMPLES = 30
@@ -31,19 +32,24 @@ class Rows(Dataset[Any]):
 
 
 def target(family: str, seed: int = 0) -> Workload:
-    """A workload of 30 random rows in global batches of 12; seed: of weights and rows."""
+    """A model as a workload; seed: of weights and rows."""
+    return workload(family, lambda: MODELS[family](seed), seed)
+
+
+def workload(name: str, build: Callable[[], Family], seed: int = 0) -> Workload:
+    """A workload of 30 random rows in global batches of 12; seed: of the rows."""
 
     def model() -> torch.nn.Module:
-        return MODELS[family](seed)[0]
+        return build()[0]
 
-    _, loss, make = MODELS[family]()
+    _, loss, make = build()
     return Workload(
         model=model,
         loss=loss,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
         train_data=Rows(make(SAMPLES, seed=7 + seed)),
         batch_size=12,
-        name=family,
+        name=name,
     )
 
 

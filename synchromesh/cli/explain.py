@@ -61,16 +61,19 @@ def explained(
 ) -> "Explanation":
     """The explanation of `plan` on `ranks` pretended ranks, with the workload's batch size."""
     from synchromesh.engine.model import Model
-    from synchromesh.trace.capture.capture import trace
+    from synchromesh.trace.capture.capture import compare, opaque, trace
     from synchromesh.trace.partition.explain import explain
     from synchromesh.trace.partition.partition import partition
 
     model = Model(workload.model())
     rows = workload.batch_size
+    example = workload.example(rows)
     step = trace(
-        model.module, workload.loss, workload.example(rows), training=True,
+        model.module, workload.loss, example, training=True,
         cuts=plan.cuts(model.paths()), autocast=autocast,
     )  # fmt: skip
+    if fault := compare(model.module, workload.loss, example, step, autocast=autocast).fault:
+        step = opaque(model.module, example, fault)
     names = step.chain.names
     layouts = step.undivided(plan.layouts(names, ranks, model.inside(names)))
     return explain(step, partition(step, layouts, rows=rows), plan, ranks, rows)

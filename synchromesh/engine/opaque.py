@@ -7,7 +7,7 @@ student, counters) it takes over from one of them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.roll_call import RollCall
 from synchromesh.engine.stage import StageGroups
 from synchromesh.trace.capture.export import flat_outputs
-from synchromesh.trace.capture.gradients import refuse_foreign
+from synchromesh.trace.capture.gradients import OwnLeaves, refuse_foreign
 from synchromesh.trace.capture.model_snapshot import CONTAINERS, attributes_of
 from synchromesh.trace.capture.modes import in_mode
 from synchromesh.values.layout import Layout
@@ -91,13 +91,14 @@ class OpaqueProgram:
             self._mode(training),
             _BatchNorm(self.policy),
             torch.autocast(self.device.type, self.autocast, enabled),
+            nullcontext() if self._checked else OwnLeaves() as own,
         ):
             names, outputs = flat_outputs(self.function(self.model.module, batch))
         self.model.adopt_assigned()
         if training and self.roll_call is not None:
             self.roll_call.end()
-        if training and not self._checked:
-            refuse_foreign(outputs[0], self.model.parameters.values())
+        if training and own is not None:
+            refuse_foreign(outputs[0], (*self.model.parameters.values(), *own.leaves))
             self._checked = True
         return [RankOutputs(names, list(outputs), *share(self.layout, self.position, rows))]
 

@@ -1,6 +1,7 @@
 """Nodes of a graph: their operators and arguments, what they depend on, write and view, and the
 modules and lines of the user's code that made them."""
 
+import operator
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -154,6 +155,19 @@ def viewed(node: Node) -> Node | None:
         return None
     first = node.args[0] if node.args else None
     return first if isinstance(first, Node) else None
+
+
+def memory_of(node: Node) -> Node:
+    """The node whose memory the node's result may share, as views do and what is changed in place;
+    the node itself where it has its own."""
+    while True:
+        if node.target is operator.getitem:
+            source = node.args[0]
+        else:
+            source = viewed(node) if is_operator(node) else None
+        if not isinstance(source, Node):
+            return node
+        node = source
 
 
 def same_shape(a: Tensor, b: Tensor) -> bool:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from synchromesh.engine.model import Model
 from synchromesh.trace.capture.capture import trace
-from synchromesh.trace.partition.explain import explain
+from synchromesh.trace.partition.explain import explain, text
 from synchromesh.trace.partition.partition import partition
 from synchromesh.training.prepare import prepare
 from synchromesh.values.plan import Plan
@@ -140,11 +140,13 @@ def test_an_explanation_of_an_opaque_model() -> None:
     assert step.opaque
     plan = Plan.parse("hybrid:tensor=2")
     made = partition(step, plan.layouts(step.chain.names, 4), rows=8)
-    told = explain(step, made, plan, 4, 8).document()
+    found = explain(step, made, plan, 4, 8)
+    told = found.document()
     (component,) = told["components"]
     assert component["sharded_parameter_bytes"] == 0
-    assert set(component["not_sharded"].values()) == {"the model could not be traced"}
+    assert component["not_sharded"] == {}
     assert "test_opaque.py" in told["opaque"]
+    assert text(found).count("test_opaque.py") == 1 and "plan 'data'" in text(found)
     assert told["edges"] == []
 
 

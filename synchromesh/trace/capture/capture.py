@@ -1,6 +1,6 @@
 """Capture: a model, its loss and an example batch become a Step."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -54,7 +54,9 @@ def trace(
         try:
             exported = export(model, function, batch, autocast, rows)
             graph, constants, symbols = flatten(exported, model)
-            assumed = fold_masks(graph, constants, dict(model.named_buffers()))
+            refuse_changing(exported.assumed, graph)
+            folded = fold_masks(graph, constants, dict(model.named_buffers()))
+            assumed = {**exported.assumed, **folded}
             annotate(graph, symbols)
             merged = ""
             is_loss = training and exported.outputs in (("loss",), ("sum", "weight"))
@@ -79,6 +81,17 @@ def trace(
         coupling=tuple(n for i, n in enumerate(chain.names) if i in found.components),
         targets=reduction.targets, doubt=reduction.doubt,
     )  # fmt: skip
+
+
+def refuse_changing(assumed: Container[str], graph: Graph) -> None:
+    """Untraceable where a step changes a buffer that its own branches depend on."""
+    changed = (name for node in graph.nodes for name in meta.effect(node))
+    if name := next((n for n in changed if n in assumed), None):
+        raise Untraceable(
+            f"the forward takes a branch by the buffer {name}, which it changes in every step: "
+            "write it with tensor operations alone (torch.where instead of a branch), or train it "
+            "as it is under the plan 'data'"
+        )
 
 
 def opaque(model: nn.Module, batch: Any, reason: str) -> Step:

@@ -16,6 +16,7 @@ from synchromesh.trace.step import Step
 from .batch import autocast_for, example
 from .export import BadOutput, Function, flat_outputs, quiet
 from .gradients import (
+    OwnLeaves,
     deterministic,
     first_gap,
     gradients,
@@ -124,9 +125,9 @@ def _eager(
     with preserved(model) as writes, torch.enable_grad():
         before = Attributes(model)
         for sample in samples:
-            with without_dropout(model), autocast_for(sample, autocast):
+            with without_dropout(model), autocast_for(sample, autocast), OwnLeaves() as own:
                 _, outputs = flat_outputs(function(model, sample))
-            refuse_foreign(outputs[0], model.parameters())
+            refuse_foreign(outputs[0], (*model.parameters(), *own.leaves))
             outcome.cause = likely_cause(model, trained, outputs[0])
             _add(outcome, outputs, trained)
         outcome.buffers = _buffers(model)

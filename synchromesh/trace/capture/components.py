@@ -7,7 +7,10 @@
     classifier                     ->   classifier
 
 A block is a child of a container (ModuleList, Sequential, ModuleDict) with at least two direct
-children that hold parameters and are no norms, and with no further block inside.
+children that hold parameters and are no norms, and with no further block inside. A layer that has
+one such child alone, made up of others, is a component as it is:
+
+    layers.0 (norm, mixer)         ->   layers.0
 """
 
 import difflib
@@ -130,7 +133,15 @@ def is_block(module: nn.Module) -> bool:
     return sum(not is_norm(m) for _, m in parts(module, "")) >= 2
 
 
+def is_layer(module: nn.Module) -> bool:
+    """Whether a child of a container is a block, or has one in its place beside norms."""
+    if isinstance(module, LISTS):
+        return False
+    inner = [m for _, m in parts(module, "") if not is_norm(m)]
+    return len(inner) > 1 or (len(inner) == 1 and is_layer(inner[0]))
+
+
 def holds_block(module: nn.Module) -> bool:
-    """Whether a block is somewhere below `module`."""
+    """Whether a block, or another layer, is somewhere below `module`."""
     containers = (m for m in module.modules() if is_container(m))
-    return any(is_block(child) for c in containers for _, child in children(c, ""))
+    return any(is_layer(child) for c in containers for _, child in children(c, ""))

@@ -1,12 +1,12 @@
 """Effects: what a step changes in the model's buffers, and what of that depends on the rows."""
 
-import torch
 from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
 from synchromesh.trace.nodes import all_arguments, short_name
 
 NORMS = ("batch_norm", "instance_norm")  # whose statistics the engine knows how to combine
+TABLES = ("embedding", "embedding_bag")
 
 
 def normalises_batch(node: Node) -> bool:
@@ -40,6 +40,4 @@ def row_dependent_buffers(graph: Graph) -> tuple[str, ...]:
 def scales_by_frequency(node: Node) -> bool:
     """Whether gradients depend on how often the batch reads a row of a table: a rank that sees a
     part of the batch counts other numbers."""
-    if node.target is not torch.ops.aten.embedding.default:
-        return False
-    return bool(all_arguments(node)["scale_grad_by_freq"])
+    return short_name(node) in TABLES and bool(all_arguments(node)["scale_grad_by_freq"])

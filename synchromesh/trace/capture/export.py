@@ -21,8 +21,10 @@ from torch.utils import _pytree as pytree
 from synchromesh.trace.guards import Guard, guards_of
 from synchromesh.trace.nodes import HERE, TORCH
 
-from .batch import autocast_for, example, leaves
-from .model_snapshot import Attributes, restored, untraced
+from .batch import autocast_for, example, leaves, rows_of
+from .known_values import KnownValues
+from .masks import is_fake
+from .model_snapshot import Attributes, preserved, restored, untraced
 
 Function = Callable[[nn.Module, Any], Any]
 
@@ -41,12 +43,14 @@ class Export:
     """The exported program, the names of its outputs, and of the batch's leaves.
 
     guards: the conditions on the number of rows under which it is the model.
+    assumed: buffers that its branches depend on, each with the digest of its content.
     """
 
     program: torch.export.ExportedProgram
     outputs: tuple[str, ...]
     leaves: tuple[str, ...]
     guards: tuple[Guard, ...]
+    assumed: Mapping[str, str]
 
 
 @dataclass
@@ -54,10 +58,12 @@ class ForwardRecord:
     """What a traced forward did: apart, as export takes back changes of a module's attributes.
 
     assigned: the attributes that it assigned anew (`Attributes.assigned`).
+    assumed: the buffers that it asked about (`KnownValues.read`).
     """
 
     outputs: tuple[str, ...] = ()
     assigned: Mapping[str, bool] = field(default_factory=dict)
+    assumed: Mapping[str, str] = field(default_factory=dict)
 
 
 class StepModule(nn.Module):
@@ -68,13 +74,16 @@ class StepModule(nn.Module):
         self.model = model
         self.function = function
         self.autocast = autocast
+        self.contents = dict(model.named_buffers())  # apart from those that stand for them
         self.record = ForwardRecord()
 
     def forward(self, batch: Any) -> tuple[Tensor, ...]:
         """The outputs of the loss, in the order of `record.outputs`."""
         before = Attributes(self.model)
-        with autocast_for(batch, self.autocast):
+        known = KnownValues(self.model, self.contents)
+        with autocast_for(batch, self.autocast), known:
             result = self.function(self.model, batch)
+        self.record.assumed = known.read
         self.record.assigned = before.assigned()
         self.record.outputs, values = flat_outputs(result)
         return values
@@ -136,14 +145,16 @@ def export(
             try:
                 program = export_with(module, sample, torch.export.Dim.AUTO)
             except Exception as error:
-                raise Untraceable(sentence(error)) from error
+                fault = own_fault(model, function, sample, autocast) or sentence(error)
+                raise Untraceable(fault) from error
     if lost := untraced(module.record.assigned, constants_of(program)):
         raise Untraceable(
             f"the forward assigns {lost} anew, which a trace forgets: register a "
             "buffer and change it in place (add_, copy_), or train the model as it is under the "
             "plan 'data'"
         )
-    return Export(program, module.record.outputs, names, guards_of(program))
+    record = module.record
+    return Export(program, record.outputs, names, guards_of(program), record.assumed)
 
 
 def constants_of(program: torch.export.ExportedProgram) -> set[str]:
@@ -233,16 +244,40 @@ def faked(model: nn.Module, sample: Any) -> Iterator[Any]:
             table[name] = tensor
 
 
+def own_fault(
+    model: nn.Module, function: Function, sample: Any, autocast: torch.dtype | None
+) -> str:
+    """A sentence where the model does not run outside of a trace either; empty where it does, or
+    has no tensors to run with."""
+    if any(map(is_fake, (*model.parameters(), *model.buffers()))):
+        return ""
+    try:
+        with preserved(model), torch.no_grad(), autocast_for(sample, autocast):
+            function(model, sample)
+    except Exception as error:
+        where, code, why = parts_of(error)
+        return (
+            f"{where} fails on a batch of {rows_of(sample)} rows, traced or not ({code!r}: "
+            f"{why}): correct the model, its configuration or the batch"
+        )
+    return ""
+
+
 def sentence(error: BaseException) -> str:
     """One sentence about `error`: the user's line that was not traced, why, and what to do."""
-    where, code = user_line(error)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    why = (lines[0] if lines else type(error).__name__).rstrip(".")[:200]
+    where, code, why = parts_of(error)
     return (
         f"{where} could not be traced ({code!r}: {why}): write it with tensor operations alone "
         "(torch.where instead of a branch on values, no .item() or .tolist()), or train it as it "
         "is under the plan 'data'"
     )
+
+
+def parts_of(error: BaseException) -> tuple[str, str, str]:
+    """The user's line, its source, and the error's first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    why = (lines[0] if lines else type(error).__name__).rstrip(".")[:200]
+    return (*user_line(error), why)
 
 
 def user_line(error: BaseException) -> tuple[str, str]:

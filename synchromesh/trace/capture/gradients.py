@@ -75,9 +75,25 @@ def first_gap(
 # -- why a trace may have other gradients than its model ---------------------------------
 
 
-def refuse_foreign(loss: Tensor, parameters: Iterable[Tensor]) -> None:
-    """BadOutput where a backward would reach learnable tensors that are not the model's."""
-    known = {id(p) for p in parameters}
+class OwnLeaves(TorchFunctionMode):
+    """Notes the tensors of which a forward itself asks gradients (`x.requires_grad_()`, as a model
+    does of its input for the sake of activation checkpoints): they are made anew in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaves: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        asked = func in (Tensor.requires_grad.__set__, Tensor.requires_grad_)  # type: ignore[attr-defined]
+        if asked and not args[0].requires_grad:
+            self.leaves.append(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def refuse_foreign(loss: Tensor, own: Iterable[Tensor]) -> None:
+    """BadOutput where a backward would reach learnable tensors that are none of `own`: the model's
+    parameters, and leaves that the forward makes."""
+    known = {id(p) for p in own}
     reached = (getattr(node, "variable", None) for node in backward_nodes(loss))
     foreign = [tuple(t.shape) for t in reached if t is not None and id(t) not in known]
     if foreign:

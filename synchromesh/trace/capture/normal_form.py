@@ -36,6 +36,7 @@ SHAPED_AS = {
     "expand_as": aten.expand.default,
     "broadcast_to": aten.expand.default,
 }  # (input, the wanted shape or a tensor that has it)
+SPARSE = {"embedding": 4, "embedding_bag": 5}  # the place of `sparse` among the arguments
 OUT_OF_PLACE = {
     **{f"__i{n}__": f"__{n}__" for n in ("and", "or", "xor", "lshift", "rshift")},
     "normal_": "normal_functional",
@@ -58,8 +59,10 @@ def settled(
         return aten.squeeze.dims, (args[0], squeezed_dims(target, args, kwargs)), {}
     if name == "type_as":
         return aten.to.dtype, (args[0], val.dtype), {}
-    if name == "embedding":  # a gradient of few rows adds up as one of all rows
-        return target, args[:4], without(kwargs, "sparse")
+    if name in SPARSE:  # a gradient of few rows adds up as one of all rows
+        place = SPARSE[name]
+        args = (*args[:place], False, *args[place + 1 :]) if len(args) > place else args
+        return target, args, without(kwargs, "sparse")
     return target, args, kwargs
 
 

@@ -74,6 +74,7 @@ class Explanation:
     batch_norm: str  # how batch norm is counted: "synchronised" or "per row block"
     opaque: str  # why the model is one opaque component, or ""
     coupled: str  # where rows depend on each other, and why; or ""
+    merged: str  # why components that might stand alone are one, or ""
 
     def document(self) -> dict[str, Any]:
         """The JSON form; its keys, which are the names of the fields, are interface."""
@@ -116,6 +117,7 @@ def explain(
         str(plan), world, rows, components, edges, tuple(local_bytes), tuple(sent),
         "synchronised" if sync_batch_norm else "per row block", step.reason,
         f"{', '.join(step.coupling)}: {step.coupled}" if step.coupling else "",
+        step.merged,
     )  # fmt: skip
 
 
@@ -212,7 +214,9 @@ def text(explanation: Explanation) -> str:
         f"(batch norm {explanation.batch_norm})",
     ]
     if explanation.opaque:
-        out.append(f"one opaque component: {explanation.opaque}")
+        out.append(f"one opaque component, of which nothing is sharded: {explanation.opaque}")
+    if explanation.merged:
+        out.append(f"components that might stand alone are one: {explanation.merged}")
     if explanation.coupled:
         out.append(f"rows depend on each other, each rank computes all: {explanation.coupled}")
     inputs: dict[str, list[EdgeExplanation]] = {}
@@ -231,12 +235,25 @@ def text(explanation: Explanation) -> str:
                 f"  <- {c.value} from {c.source}: {c.bytes:,} bytes, {c.have} to {c.want}, "
                 f"collective {c.collective}"
             )
-        for name, placement in part.placements.items():
-            why = part.not_sharded.get(name, "")
-            out.append(f"  {name}: {placement}" + (f"  ({why})" if why else ""))
+        if not explanation.opaque:
+            out += _placements(part)
         for t in part.collectives:
             out.append(f"  {t.kind} of {t.bytes:,} bytes on {t.ranks} ranks, {t.direction}")
     return "\n".join(out)
+
+
+def _placements(part: ComponentExplanation) -> list[str]:
+    """A line for each parameter; a reason that several have is said once, below them."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in part.not_sharded.items():
+        by_reason.setdefault(why, []).append(name)
+    out = []
+    for name, placement in part.placements.items():
+        why = part.not_sharded.get(name, "")
+        alone = len(by_reason.get(why, ())) == 1
+        out.append(f"  {name}: {placement}" + (f"  ({why})" if alone else ""))
+    shared = ((why, names) for why, names in by_reason.items() if len(names) > 1)
+    return out + [f"  not sharded, as {why}: {', '.join(names)}" for why, names in shared]
 
 
 def _list(numbers: tuple[int, ...]) -> str:

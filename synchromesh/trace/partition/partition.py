@@ -64,7 +64,6 @@ def opaque_partition(step: Step, layouts: Sequence[Layout]) -> Partition:
     empty.output(())
     parameters = tuple(p.name for p in component.parameters)
     buffers = tuple(b.name for b in component.buffers)
-    reason = "the model could not be traced"
     local = LocalComponent(
         component,
         layout,
@@ -75,7 +74,7 @@ def opaque_partition(step: Step, layouts: Sequence[Layout]) -> Partition:
         buffers=buffers,
         constants=(),
         events=(Computation(1.0),),
-        unsharded=dict.fromkeys(parameters, reason) if layout.tensor > 1 else {},
+        unsharded={},  # `Step.reason` says why, once
     )
     placements = {(name, layout): REPLICATED for name in (*parameters, *buffers)}
     return Partition((local,), placements, (), layout)

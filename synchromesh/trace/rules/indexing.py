@@ -1,6 +1,7 @@
 """Rules for embeddings and for reading entries by index."""
 
 from collections.abc import Iterator
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -9,10 +10,12 @@ from torch.fx import Node
 from torch.nn import functional as F
 
 from synchromesh.trace.nodes import by_operator, dim_of
+from synchromesh.values.component import ITEM_BYTES
 from synchromesh.values.placement import shard
+from synchromesh.values.traffic import Collective
 
 from .axis import TensorAxis
-from .operator import Emit, Operator, OpSpec, P, Rule
+from .operator import ROWS, Emit, Operator, OpSpec, P, R, Rule
 
 
 def embedding(op: Operator) -> Iterator[OpSpec]:
@@ -52,6 +55,112 @@ def embedding_of_part(
         elsewhere_or_padding = (local == row).unsqueeze(-1)
         found = torch.where(elsewhere_or_padding, found.detach(), found)
     return found.masked_fill(elsewhere.unsqueeze(-1), 0)
+
+
+SUM, MEAN, MAX = 0, 1, 2  # aten's numbers for what becomes of the entries of a bag
+
+
+def embedding_bag(op: Operator) -> Iterator[OpSpec]:
+    """weight [vocabulary, hidden]: by hidden, by vocabulary (partial); the indices are replicated.
+
+    The results behind the first one count indices and bags; `max_indices` has a column for each
+    of the maxima.
+    """
+    w, out, largest = op.tensor("weight"), op.output, op.constant("mode") == MAX
+    rest = (R,) * (len(op.outputs) - 1)
+    for n in sorted({s.segments for x in (w, out) for s in x.states if s.dim == 1}):
+        s = shard(1, n)
+        yield op.spec({"weight": s}, (s, *rest[:-1], s if largest else R))
+    counts_read = any(reader.args[1] for reader in op.node.users)
+    if w.shape[0] % op.m or op.constant("scale_grad_by_freq") or counts_read:
+        return
+
+    def emit(to: Emit, given: dict[str, Any]) -> Node:
+        bags = {n: x for n, x in given.items() if n in BAG_ARGUMENTS}
+        found = to.call(embedding_bag_of_part, to.axis, given["weight"], **bags)
+        return to.call(first_of, found, len(op.outputs))
+
+    yield op.spec({"weight": shard(0)}, (P, *rest), replace=emit, collectives=_maxima(op))
+
+
+BAG_ARGUMENTS = (
+    "indices", "offsets", "mode", "per_sample_weights", "include_last_offset", "padding_idx",
+)  # fmt: skip
+
+
+def _maxima(op: Operator) -> tuple[Collective, ...]:
+    """For the largest entries: a maximum of these and one of their places, for every column."""
+    if op.constant("mode") != MAX:
+        return ()
+    out = op.output
+    count = prod(out.shape)
+    per_row, fixed = (count // ROWS, 0) if out.rows_dim is not None else (0, count)
+    return tuple(
+        Collective("all_reduce", "forward", op.m, item * per_row, item * fixed)
+        for item in (out.item, ITEM_BYTES["int64"])
+    )
+
+
+def first_of(x: Tensor, count: int) -> tuple[Tensor | None, ...]:
+    """As the results of an operator of which only the first is read."""
+    return (x, *(None,) * (count - 1))
+
+
+def embedding_bag_of_part(
+    axis: TensorAxis,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    mode: int = SUM,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """What this rank's part of the table contributes to each bag: the sums over ranks are the
+    bags.
+
+    A mean is a sum of entries over their number. A largest entry is contributed by the rank that
+    has it, of equal ones by that of the first in the bag, whose gradient it gets.
+    """
+    n = weight.shape[0]
+    local = indices - axis.index * n
+    counted = torch.ones_like(indices, dtype=torch.bool)
+    if padding_idx is not None and padding_idx >= 0:
+        counted = indices != padding_idx
+    mine = counted & (local >= 0) & (local < n)
+    local = local.masked_fill(~mine, 0)
+    places = torch.arange(len(indices), dtype=offsets.dtype, device=offsets.device)
+    bag = torch.searchsorted(offsets, places, right=True).to(torch.int64) - 1
+    bags = len(offsets) - bool(include_last_offset)
+    if mode == MAX:
+        return _largest_of_part(axis, F.embedding(local, weight), mine, bag, bags)
+    share = mine.to(weight.dtype)
+    if mode == MEAN:
+        entries = share.new_zeros(bags).index_add(0, bag, counted.to(share.dtype))
+        share = share / entries.clamp(min=1)[bag]
+    if per_sample_weights is not None:
+        share = share * per_sample_weights
+    found: Tensor = F.embedding_bag(
+        local, weight, offsets, mode="sum", per_sample_weights=share,
+        include_last_offset=include_last_offset,
+    )  # fmt: skip
+    return found
+
+
+def _largest_of_part(
+    axis: TensorAxis, entries: Tensor, mine: Tensor, bag: Tensor, bags: int
+) -> Tensor:
+    """The largest of the entries [indices, columns] of each bag where this rank has it, 0 else."""
+    count, columns = entries.shape
+    to = bag[:, None].expand(count, columns)
+    seen = entries.detach().masked_fill(~mine[:, None], -inf)
+    largest = seen.new_full((bags, columns), -inf).scatter_reduce(0, to, seen, "amax")
+    equal = (seen == axis.maximum(largest)[bag]) & mine[:, None]
+    places = torch.arange(count, device=bag.device)[:, None]
+    last = torch.where(equal, -places, -count)  # the first place is the largest of the negative
+    first = last.new_full((bags, columns), -count).scatter_reduce(0, to, last, "amax")
+    chosen = equal & (-places == axis.maximum(first)[bag])
+    return entries.new_zeros(bags, columns).index_add(0, bag, entries.masked_fill(~chosen, 0))
 
 
 def index(op: Operator) -> Iterator[OpSpec]:
@@ -100,6 +209,7 @@ def gather(op: Operator) -> Iterator[OpSpec]:
 
 RULES: dict[str, Rule] = by_operator({
     embedding: "embedding",
+    embedding_bag: "embedding_bag _embedding_bag",
     index: "index",
     index_select: "index_select",
     gather: "gather take_along_dim",

@@ -1,4 +1,4 @@
-"""Rules for layer, RMS, group, instance and batch norm."""
+"""Rules for layer, RMS, group, instance, batch and weight norm."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -43,6 +43,13 @@ def batch_norm(op: Operator) -> Iterator[OpSpec]:
             yield op.spec({"input": s.at(1), **dict.fromkeys(ARGUMENTS[1:5], s)}, s.at(1))
 
 
+def weight_norm(op: Operator) -> Iterator[OpSpec]:
+    """A weight v with the lengths g: by the dim that each length belongs to (-1: one for all)."""
+    v, dim = op.tensor("v"), op.constant("dim")
+    for n in sorted({s.segments for x in (v, op.output) for s in x.states if s.dim == dim}):
+        yield op.spec({"v": shard(dim, n), "g": shard(dim, n)}, shard(dim, n))
+
+
 def synchronised(to: Emit, given: dict[str, Any]) -> Node:
     """Training-mode batch norm through the axis: the engine decides over which rows its statistics
     are taken."""
@@ -53,4 +60,5 @@ RULES: dict[str, Rule] = by_operator({
     layer_norm: "layer_norm rms_norm",
     group_norm: "group_norm",
     batch_norm: "batch_norm instance_norm",
+    weight_norm: "_weight_norm",
 })  # fmt: skip

@@ -404,6 +404,16 @@ def test_an_untraceable_model_is_one_opaque_component(middle: Any, words: str) -
     assert re.search(words.replace("{line}", str(line)), step.reason), step.reason
 
 
+def test_a_model_that_does_not_run_is_not_told_to_be_traceable() -> None:
+    """A norm for other channels than it gets, as a wrong configuration makes it."""
+    model = Trap(lambda m, h, x: m.norm(h))
+    model.norm = nn.BatchNorm1d(6)
+    step = trace(model, square, torch.randn(5, 4), training=True)
+    assert step.opaque and "traced or not" in step.reason and "6 rows" in step.reason
+    assert "running_mean should contain 4 elements" in step.reason
+    assert "test_capture.py" in step.reason and "torch.where" not in step.reason
+
+
 # -- comparison of gradients -------------------------------------------------------------
 
 
@@ -482,3 +492,22 @@ def test_the_length_of_a_tensor_is_that_of_any_batch() -> None:
     x = torch.randn(9, 4)
     assert torch.allclose(run(step, model, x)[0], model(x).sum() / 9)
     assert len(x) == 9 and len.__module__ == "builtins"
+
+
+def with_gradient(h: Tensor) -> Tensor:
+    h = h[:, None]
+    h.requires_grad = True
+    return h[:, 0]
+
+
+@pytest.mark.parametrize("ask", [with_gradient, lambda x: x.requires_grad_()])
+def test_a_forward_may_ask_for_the_gradient_of_its_input(ask: Any) -> None:
+    """As speech models do for the sake of activation checkpoints: that is no parameter."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(ask(x)).square().mean()  # type: ignore[no-any-return]
+
+    assert compared(Trap(lambda m, h, x: h), loss) is None
+    scale = torch.ones(4, requires_grad=True)
+    with pytest.raises(ValueError, match="learnable parameters of its own"):
+        compared(Trap(lambda m, h, x: h), lambda m, x: (loss(m, x) * scale).sum())

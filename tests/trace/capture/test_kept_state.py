@@ -336,16 +336,18 @@ def test_a_parameter_that_rows_change_is_refused_where_replicas_would_part() -> 
         on_ranks(case, "data", 2)
 
 
-def test_gradients_by_frequency_are_those_of_all_rows() -> None:
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_gradients_by_frequency_are_those_of_all_rows(kind: Any) -> None:
     class Words(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
-            self.e, self.c = nn.Embedding(11, 8, scale_grad_by_freq=True), nn.Linear(8, 4)
+            self.e, self.c = kind(11, 8, scale_grad_by_freq=True), nn.Linear(8, 4)
             self.double()
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.c(self.e((x.abs() * 3).long().clamp(max=10)).mean(1))  # type: ignore[no-any-return]
+            h = self.e((x.abs() * 3).long().clamp(max=10))
+            return self.c(h if h.dim() == 2 else h.mean(1))  # type: ignore[no-any-return]
 
     case = Case(Words, loss, [rows_of(6, i) for i in range(3)])
     assert not exact(case, "tensor", 2)[0].warned

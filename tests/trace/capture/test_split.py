@@ -302,6 +302,42 @@ def test_leaf_root_and_root_without_blocks() -> None:
     assert [m.path for m in modules] == ["embedding", "rnn", "classifier"]
 
 
+def test_layers_of_one_part_beside_a_norm_are_components() -> None:
+    """As those of Mamba, whose mixer is no attention with a feed-forward network behind it."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.mixer = nn.LayerNorm(4), Block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.mixer(self.norm(x))  # type: ignore[no-any-return]
+
+    class Body(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Layer() for _ in range(3)])
+            self.last = nn.LayerNorm(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return self.last(x)  # type: ignore[no-any-return]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = Body(), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x))  # type: ignore[no-any-return]
+
+    found = holding(cut(Model(), torch.randn(5, 4)))
+    assert list(found) == ["body.layers.0", "body.layers.1", "body.layers.2", "head"]
+    assert found["body.layers.1"][0] == "body.layers.1.norm.weight"
+    assert found["head"] == ["body.last.weight", "body.last.bias", "head.weight", "head.bias"]
+
+
 def test_two_towers() -> None:
     class Towers(nn.Module):
         def __init__(self) -> None:

@@ -75,6 +75,14 @@ def test_sizes_that_do_not_divide_are_sharded() -> None:
     assert sharded > 0.9 * whole("odd_mlp")
 
 
+def test_a_reason_that_several_parameters_have_is_said_once() -> None:
+    told = explained("lstm", "tensor", 2)
+    (line,) = [x for x in text(told).splitlines() if "no rule shards aten.lstm" in x]
+    assert line.startswith("  not sharded, as no rule") and "rnn.weight_ih_l0, rnn" in line
+    (rnn,) = [p for p in told.components if p.name == "rnn"]
+    assert len(rnn.not_sharded) == 8 and rnn.sharded_parameter_bytes == 0
+
+
 def test_batch_norm_is_counted_as_it_runs() -> None:
     synchronised = explained("resnet", "data", 2)
     apart = explained("resnet", "data", 2, sync_batch_norm=False)

@@ -260,12 +260,28 @@ class Pairs(nn.Module):
         return (self.left(x) @ self.right(x).t()).relu().logsumexp(-1)
 
 
+class Bags(nn.Module):
+    """Bags of ids, as recommendation models have them: their sums, means and largest entries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        modes = ("sum", "mean", "max")
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag(40, 16, mode=mode, padding_idx=3) for mode in modes
+        )
+        self.head = nn.Linear(48, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.cat([table(x) for table in self.tables], 1))  # type: ignore[no-any-return]
+
+
 def steps() -> dict[str, tuple[nn.Module, Any, Any]]:
     torch.manual_seed(0)
     ids = torch.randint(0, 40, (ROWS, 6)), torch.randint(0, 8, (ROWS,))
     x = torch.randn(ROWS, 8, dtype=torch.float64)
     return {
         "layers": (Layers().double(), lambda m, b: F.cross_entropy(m(b[0]), b[1]), ids),
+        "bags": (Bags().double(), lambda m, b: F.cross_entropy(m(b[0]), b[1]), ids),
         "pairs": (Pairs().double(), lambda m, b: m(b).mean(), x),
     }
 
@@ -284,6 +300,8 @@ def test_rows_that_share_a_dimension(name: str, m: int) -> None:
         if name == "layers" and not seed:
             assert str(placements(found)["layers.layers.0.self_attn.in_proj_weight"]) == "S(0, 3)"
             assert held(found, m) < 1.1 / m
+        if name == "bags" and not seed:
+            assert all(placements(found)[f"tables.{i}.weight"].sharded for i in range(3))
         ranks, _ = run(step, found, model, batch)
         for n, p in model.named_parameters():
             mine = assembled([r[1][n] for r in ranks], placements(found)[n])

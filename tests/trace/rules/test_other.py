@@ -134,6 +134,13 @@ def test_words_and_classes_that_do_not_divide(m: int) -> None:
     assert "S(0), S(0) -> P" in check(aten.mse_loss.default, (t(7, 2), t(7, 2)), m=m)
 
 
+def test_weight_norm() -> None:
+    found = check(aten._weight_norm.default, (t(8, 6, 3), t(8, 1, 1)), m=2)
+    assert "S(0), S(0) -> S(0)" in found and not any("S(1)" in spec for spec in found)
+    assert "S(1), S(1) -> S(1)" in check(aten._weight_norm.default, (t(3, 8), t(1, 8), 1), m=4)
+    assert not any("S" in x for x in check(aten._weight_norm.default, (t(4, 8), t(), -1), m=2))
+
+
 def test_pooling_and_upsampling() -> None:
     x = t(2, 4, 6, 6)
     for op, args in (
@@ -154,6 +161,35 @@ def test_embedding(m: int, padding: int) -> None:
     indices = torch.cat([ids(12, 3, 6), torch.full((1, 6), 5)])
     found = check(aten.embedding.default, (t(12, 8), indices, padding), m=m)
     assert {"S(1), R -> S(2)", "S(0), R -> P"} <= found
+
+
+def bag(mode: str, m: int, weighted: bool = False, last: bool = False) -> set[str]:
+    """embedding_bag with an empty bag, a padded index, and bags that have an entry twice."""
+    table = t(12, 8)
+    with torch.no_grad():
+        table[8] = table[2]  # of equal entries the first one in the bag is the largest
+    indices = torch.tensor([3, 8, 2, 5, 11, 0, 2, 2, 7, 5])
+    offsets = torch.tensor([0, 3, 3, 4, 8, *([10] if last else [])])
+    weights = t(10) if weighted else None
+    number = ("sum", "mean", "max").index(mode)
+    args = (table, indices, offsets, False, number, False, weights, last, 5)
+    return check(aten.embedding_bag.padding_idx, args, m=m, compared=1)
+
+
+@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_embeddings(mode: str, last: bool, m: int) -> None:
+    column = "S(1), R, R -> S(1), R, R, " + ("S(1)" if mode == "max" else "R")
+    assert {column, "S(0), R, R -> P, R, R, R"} <= bag(mode, m, last=last)
+
+
+def test_bags_of_weighted_embeddings() -> None:
+    assert {"S(1), R, R, r -> S(1), R, R, R", "S(0), R, R, r -> P, R, R, R"} <= bag("sum", 2, True)
+    by_frequency = (t(12, 8), ids(12, 6), torch.tensor([0, 2]), True)
+    assert not any(
+        "S(0)" in s for s in check(aten.embedding_bag.default, by_frequency, compared=1)
+    )
 
 
 def test_reading_by_index() -> None:
