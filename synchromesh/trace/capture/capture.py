@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
 from synchromesh.trace import meta

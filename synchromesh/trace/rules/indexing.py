@@ -68,16 +68,16 @@ def embedding_bag(op: Operator) -> Iterator[OpSpec]:
     """
     w, out, largest = op.tensor("weight"), op.output, op.constant("mode") == MAX
     rest = (R,) * (len(op.outputs) - 1)
-    for n in sorted({s.segments for x in (w, out) for s in x.states if s.dim == 1}):
-        s = shard(1, n)
-        yield op.spec({"weight": s}, (s, *rest[:-1], s if largest else R))
+    for s in sorted(cut.at(1) for cut in w.cuts(1) | out.cuts(1)):
+        if w.populated(s, op.m):
+            yield op.spec({"weight": s}, (s, *rest[:-1], s if largest else R))
     counts_read = any(reader.args[1] for reader in op.node.users)
-    if w.shape[0] % op.m or op.constant("scale_grad_by_freq") or counts_read:
+    if op.constant("scale_grad_by_freq") or counts_read or not w.populated(shard(0), op.m):
         return
 
     def emit(to: Emit, given: dict[str, Any]) -> Node:
         bags = {n: x for n, x in given.items() if n in BAG_ARGUMENTS}
-        found = to.call(embedding_bag_of_part, to.axis, given["weight"], **bags)
+        found = to.call(embedding_bag_of_part, to.axis, given["weight"], w.shape[0], **bags)
         return to.call(first_of, found, len(op.outputs))
 
     yield op.spec({"weight": shard(0)}, (P, *rest), replace=emit, collectives=_maxima(op))
@@ -109,6 +109,7 @@ def first_of(x: Tensor, count: int) -> tuple[Tensor | None, ...]:
 def embedding_bag_of_part(
     axis: TensorAxis,
     weight: Tensor,
+    words: int,
     indices: Tensor,
     offsets: Tensor,
     mode: int = SUM,
@@ -116,19 +117,18 @@ def embedding_bag_of_part(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """What this rank's part of the table contributes to each bag: the sums over ranks are the
-    bags.
+    """What this rank's part of a table of so many words contributes to each bag: the sums over
+    ranks are the bags.
 
     A mean is a sum of entries over their number. A largest entry is contributed by the rank that
     has it, of equal ones by that of the first in the bag, whose gradient it gets.
     """
-    n = weight.shape[0]
-    local = indices - axis.index * n
+    start, stop = shard(0).share(words, axis.size, axis.index)
     counted = torch.ones_like(indices, dtype=torch.bool)
     if padding_idx is not None and padding_idx >= 0:
         counted = indices != padding_idx
-    mine = counted & (local >= 0) & (local < n)
-    local = local.masked_fill(~mine, 0)
+    mine = counted & (indices >= start) & (indices < stop)
+    local = (indices - start).masked_fill(~mine, 0)
     places = torch.arange(len(indices), dtype=offsets.dtype, device=offsets.device)
     bag = torch.searchsorted(offsets, places, right=True).to(torch.int64) - 1
     bags = len(offsets) - bool(include_last_offset)

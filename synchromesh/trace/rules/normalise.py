@@ -46,8 +46,11 @@ def batch_norm(op: Operator) -> Iterator[OpSpec]:
 def weight_norm(op: Operator) -> Iterator[OpSpec]:
     """A weight v with the lengths g: by the dim that each length belongs to (-1: one for all)."""
     v, dim = op.tensor("v"), op.constant("dim")
-    for n in sorted({s.segments for x in (v, op.output) for s in x.states if s.dim == dim}):
-        yield op.spec({"v": shard(dim, n), "g": shard(dim, n)}, shard(dim, n))
+    if dim < 0:
+        return
+    for s in sorted(cut.at(dim) for cut in v.cuts(dim) | op.output.cuts(dim)):
+        if v.populated(s, op.m):
+            yield op.spec({"v": s, "g": s}, s)
 
 
 def synchronised(to: Emit, given: dict[str, Any]) -> Node:
