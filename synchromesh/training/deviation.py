@@ -16,7 +16,7 @@ TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
 @dataclass(frozen=True)
 class NoiseMargin:
     """times: how often its noise floor a deviation may be before it is an error. Chosen with
-    `benchmarks.verify_power`: correct plans need at most 3.
+    `benchmarks.verify_power`: of 10, correct plans need at most 2.
     """
 
     times: float = 10.0
