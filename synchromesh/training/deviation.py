@@ -17,7 +17,7 @@ AUTOCAST = 2e-2  # under autocast: what a trace may deviate by (trace/capture/gr
 @dataclass(frozen=True)
 class NoiseMargin:
     """times: how often its noise floor a deviation may be before it is an error. Chosen with
-    `benchmarks.verify_power`: correct plans need at most 3.
+    `benchmarks.verify_power`: of 10, correct plans need at most 2.
     """
 
     times: float = 10.0
