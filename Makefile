@@ -24,8 +24,9 @@ demo: setup
 	$(BIN)/synchromesh train digits/cnn --nproc 2
 	$(BIN)/python -m synchromesh.lab.demo
 
+# whole files on each of two workers: traces are made once for all tests of a file
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

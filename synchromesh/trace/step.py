@@ -29,6 +29,7 @@ class Step:
     changed: tuple[str, ...] = ()  # what an opaque step changes whatever its rows
     coupled: str = ""  # why its rows may depend on each other: no micro-batches then
     coupling: tuple[str, ...] = ()  # components in which they do, as the graph shows
+    undoable: bool = False  # whether rows are no more than moved and counted there
     least: tuple[Guard, ...] = ()  # those that a comparison with the model has found
     merged: str = ""  # why components that might stand alone were made one
     doubt: str = ""  # where its loss is not seen to treat rows apart

@@ -51,8 +51,10 @@ class Trust:
         if least > 1:
             step = replace(step, guards=(*step.guards, at_least(least)), least=(at_least(least),))
         coupled = self._first(step.coupled)
-        uneven = "" if coupled else self._uneven(module, example, step, complete)
-        step = replace(step, uneven=uneven, coupled=coupled or uneven)
+        named = {name for names in everyone.all_gather_json(step.coupling) for name in names}
+        coupling = tuple(name for name in step.chain.names if name in named)
+        uneven = "" if coupling else self._uneven(module, example, step, complete)
+        step = replace(step, coupling=coupling, uneven=uneven, coupled=coupled or uneven)
         if not anywhere:
             return self._as_before(step)
         self._mismatch = fault or self._mismatch
@@ -87,6 +89,7 @@ class Trust:
             guards=tuple(dict.fromkeys((*step.guards, *before.least))),
             least=before.least,
             coupled=step.coupled or before.coupled,
+            coupling=before.coupling,
             uneven=step.uneven or before.uneven,
         )
 

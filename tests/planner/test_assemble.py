@@ -296,13 +296,23 @@ def test_the_survey_measures_whatever_may_cross(name: str) -> None:
     assert {kind for kind, _, _ in crossings(found)} <= set(BYTE)
 
 
+class Inverse(nn.Module):
+    """A parameter that only an operator without a rule reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4) * 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.linalg.inv(self.weight)
+
+
 def test_a_degree_that_shards_nothing_is_not_offered() -> None:
-    _, found = planned("odd_mlp", 2)  # sizes that nothing divides
-    problem = assemble(found, profiled(found))
-    assert {o.border for options in problem.components for o in options} == {0}
-    _, found = planned("cnn", 2)
-    problem = assemble(found, profiled(found))
-    assert {o.border for options in problem.components for o in options} == {0, 1}
+    whole = trace(Inverse(), lambda m, x: m(x).square().mean(), torch.randn(6, 4), training=True)
+    for step, offered in ((whole, {0}), (traced("odd_mlp"), {0, 1}), (traced("cnn"), {0, 1})):
+        found = uniform(PartitionCache(PlanningProblem(step, ROWS, 2)))
+        problem = assemble(found, profiled(found))
+        assert {o.border for options in problem.components for o in options} == offered
 
 
 def test_of_what_nothing_is_known_there_is_a_name() -> None:

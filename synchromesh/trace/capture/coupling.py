@@ -22,10 +22,12 @@ class Coupling:
     """why: a clause that names the first operator that couples rows, and the user's line.
 
     components: indices of those that must be computed of all rows of a batch at once.
+    undoable: whether the step may undo it: experts sort rows, count them, and put them back.
     """
 
     why: str = ""
     components: frozenset[int] = frozenset()
+    undoable: bool = False
 
 
 def coupling(graph: Graph, doubt: str = "") -> Coupling:
@@ -34,7 +36,7 @@ def coupling(graph: Graph, doubt: str = "") -> Coupling:
     doubt: why the loss is not seen to treat rows apart, if it is not; then the last component,
     which makes the loss, is one of those that need all rows.
     """
-    operators = dict(coupling_operators(graph))
+    operators = {node: (why, undoable) for node, why, undoable in coupling_operators(graph)}
     if not operators:
         return Coupling()
     found = {meta.component(node) for node in operators}
@@ -52,11 +54,13 @@ def coupling(graph: Graph, doubt: str = "") -> Coupling:
         before = len(found)
         found = found.union(*(ends for ends in crossings if ends & found))
     first = next(filter(meta.differentiable, operators), next(iter(operators)))  # no mask
-    return Coupling(operators[first], frozenset(found))
+    undoable = all(undoable for _, undoable in operators.values())
+    return Coupling(operators[first][0], frozenset(found), undoable)
 
 
-def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str]]:
-    """Every operator that couples rows, with a clause that names it and the user's line.
+def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str, bool]]:
+    """Every operator that couples rows, a clause that names it and the user's line, and whether
+    others may undo it: it moves or counts rows, and makes no value of rows x rows.
 
     These are operators that make values of rows x rows, that work along the rows, or that join
     rows with a value that rows were reduced to. A loss's own mean, or sum / weight, joins none.
@@ -67,10 +71,11 @@ def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str]]:
         if node not in live or meta.value(node) is None:
             continue
         content = [] if fills(node) else node.all_input_nodes
-        reads_reduced = any(a in reduced for a in content)
-        if why := why_coupled(node, reads_reduced):
-            yield node, why
-        if not meta.has_rows(node) and (reads_reduced or any(map(meta.has_rows, content))):
+        read = [a for a in content if a in reduced]
+        if why := why_coupled(node, bool(read)):
+            moves = meta.coupling(node) or not any(map(meta.differentiable, read))
+            yield node, why, bool(moves) and not rows_twice(node) and not scales_by_frequency(node)
+        if not meta.has_rows(node) and (read or any(map(meta.has_rows, content))):
             reduced.add(node)
 
 

@@ -266,8 +266,15 @@ def test_buffers_fed_by_rows_are_exact_where_the_data_degree_is_one(
     assert not any("computed from the rows" in w for w in found[0].warned)
 
 
-@pytest.mark.parametrize("middle", [mean_of_rows, histogram])
-@pytest.mark.parametrize("opaque", [False, True])
+def test_rows_that_read_what_rows_feed_stay_together() -> None:
+    batches = [rows_of(n, i) for i, n in enumerate((6, 7, 1))]
+    (told,) = exact(Case(lambda: Net(mean_of_rows), loss, batches), "data", 2)[0].warned
+    assert "each of the 2 ranks computes all rows of" in told
+
+
+@pytest.mark.parametrize(
+    ("middle", "opaque"), [(histogram, False), (histogram, True), (mean_of_rows, True)]
+)
 def test_buffers_fed_by_rows_are_named_and_made_equal(middle: Any, opaque: bool) -> None:
     def build() -> nn.Module:
         return Net(lambda m, h: middle(m, h) * (1.0 if not opaque or float(h.sum()) < 1e9 else 2))
