@@ -122,7 +122,6 @@ def local_graph(node: Node, spec: OpSpec, count: int) -> torch.fx.GraphModule:
     axis = graph.placeholder("axis")
     inputs = iter([graph.placeholder(f"x{i}") for i in range(count)])
     given = {name: map_arg(x, lambda n: next(inputs)) for name, x in arguments(node).items()}
-    given |= spec.constants
     emit = Emit(graph, axis)
     graph.output(spec.replace(emit, given) if spec.replace else emit.original(node, given))
     return torch.fx.GraphModule({}, graph)

@@ -1,7 +1,5 @@
 """`synchromesh explain`: a model that a trace would lose something of is shown as it trains."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -9,18 +7,7 @@ from synchromesh.cli.explain import explained
 from synchromesh.trace.partition.explain import text
 from synchromesh.values.plan import Plan
 from synchromesh.workloads.workload import Workload
-
-
-class Doubled(torch.autograd.Function):
-    """Identity whose backward doubles the gradient, which a trace does not know."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 1
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return 2 * gradient
+from tests.trace.capture.test_capture import Doubled
 
 
 class Net(nn.Module):

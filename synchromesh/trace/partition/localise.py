@@ -227,7 +227,6 @@ class LocalGraphWriter:
                 return self.form(origin(n), next(states)) if tensor else self.number(n)
 
             given = {name: map_arg(x, mapped) for name, x in arguments(node).items()}
-            given |= {n: map_arg(x, self.number) for n, x in spec.constants.items()}
             if draws(node):
                 key = (self.axis, i, spec.draws_apart, meta.has_rows(node))
                 self.graph.call_method("stream", key)

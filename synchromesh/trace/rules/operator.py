@@ -6,7 +6,7 @@ it names, and gradients of the outputs in their states become gradients of the i
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from operator import floordiv
 from typing import Any
@@ -152,7 +152,6 @@ class OpSpec:
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     share: float = 1.0  # part of the operator's work that one rank does
-    constants: Mapping[str, Any] = field(default_factory=dict)  # arguments that change
     replace: Replace | None = None  # gets the mapped arguments, returns the node of the result
     collectives: tuple[Collective, ...] = ()  # that the replacement runs itself
     draws_alike: bool = False  # every rank draws for the unsharded output
