@@ -54,7 +54,9 @@ def main(args: argparse.Namespace) -> int:
         words = list(args.words)
         if args.port is None and os.environ.get("MASTER_PORT", "").isdecimal():
             words += ["--port", os.environ["MASTER_PORT"]]  # the launcher chooses its own
-        return ranks.again(words, options.processes(args.nproc))
+        count = options.processes(args.nproc)
+        with ranks.forked(count, "synchromesh.doctor.checks") as forks:
+            return ranks.again(words, count, forks)
     from synchromesh.doctor.checks import checks
     from synchromesh.doctor.survey import survey
     from synchromesh.profiling.machine import machine_of

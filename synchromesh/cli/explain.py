@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from synchromesh.cli import options
+from synchromesh.cli import options, ranks
 from synchromesh.values.fault import printable
 
 if TYPE_CHECKING:
@@ -42,6 +42,12 @@ def main(args: argparse.Namespace) -> int:
         )
     count = options.processes(args.nproc)
     options.check_degrees(plan, count)
+    with ranks.uncollected():
+        print(_explanation(args, plan, count))
+    return 0
+
+
+def _explanation(args: argparse.Namespace, plan: "Plan", count: int) -> str:
     from synchromesh.trace.partition.explain import text
     from synchromesh.workloads.target import load
 
@@ -50,10 +56,8 @@ def main(args: argparse.Namespace) -> int:
         workload = replace(workload, batch_size=args.batch_size)
     explanation = explained(workload, plan, count, options.precision(args.bf16))
     if args.json:
-        print(json.dumps({"bf16": args.bf16, **explanation.document()}))
-    else:
-        print(printable(text(explanation), lines=True))
-    return 0
+        return json.dumps({"bf16": args.bf16, **explanation.document()})
+    return printable(text(explanation), lines=True)
 
 
 def explained(

@@ -1,17 +1,14 @@
 """`synchromesh plan TARGET --cluster C`: ranked plans for devices that need not be there."""
 
 import argparse
-import gc
 import json
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from synchromesh.cli import options
+from synchromesh.cli import options, ranks
 from synchromesh.values.fault import Refuted, printable
 
 if TYPE_CHECKING:
@@ -68,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError("plan needs a TARGET (or --clusters, which lists the catalogue)")
     if args.output and (refused := options.refusal(args.output, args.force)):
         raise ValueError(refused)
-    with _uncollected():
+    with ranks.uncollected():
         made = _planned(args)
     if args.json:
         print(json.dumps({"target": args.target, "bf16": args.bf16, **made.to_dict()}))
@@ -96,16 +93,6 @@ def _planned(args: argparse.Namespace) -> "Planned":
         cluster=cluster, memory=args.memory, explained=args.explain,
         autocast=options.precision(args.bf16),
     )  # fmt: skip
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the collector of cycles: a seventh of a command that ends soon anyway."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _here() -> str:

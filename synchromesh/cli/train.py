@@ -2,9 +2,9 @@
 
 import argparse
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options, ranks, run_folder
 from synchromesh.cli.run_folder import Job, Resumed, RunFolder
@@ -48,46 +48,65 @@ def add_parser(commands: options.Commands) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    job = asked(args)
+    asked = Asked.of(args)
     if ranks.inside():
         from synchromesh.cli.training import train
 
-        return train(job, args.json)
+        return train(asked.job(), args.json)
     count = options.processes(args.nproc)
-    options.check_degrees(job.plan, count)
-    made = job.folder.make()
-    try:
-        return ranks.again([*args.words, "--output", str(job.folder.path)], count)
-    finally:
-        run_folder.remove_empty(made)
+    options.check_degrees(asked.plan, count)
+    with ranks.forked(count, "synchromesh.cli.training") as forks:
+        job = asked.job()
+        made = job.folder.make()
+        try:
+            return ranks.again([*args.words, "--output", str(job.folder.path)], count, forks)
+        finally:
+            run_folder.remove_empty(made)
 
 
-def asked(args: argparse.Namespace) -> Job:
-    """The job that the command line describes; every fault that shows without processes, first."""
-    resumed = Resumed.of(args.resume) if args.resume else None
-    before = resumed.folder.asked() if resumed and resumed.folder else {}
-    plan = options.plan(args.plan or _plan_before(args, before))
-    workload = _workload(args, before)
-    seed = before.get("seed", 0) if args.seed is None else args.seed
-    if seed != before.get("seed", seed):
-        raise ValueError(
-            f"--seed {seed}: the resumed run has seed {before['seed']}, which its order of "
-            "samples depends on; leave --seed out"
-        )
-    return Job(
-        workload=workload, plan=plan, seed=seed, folder=_folder(args, workload, resumed),
-        epochs=args.epochs or workload.epochs, steps=args.steps, every=args.checkpoint_every,
-        resumed=resumed,
-        bf16=bool(before.get("bf16") if args.bf16 is None else args.bf16),
-        adapt=_adapts(args, plan, before),
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for, as far as it shows before the user's code runs."""
 
+    args: argparse.Namespace
+    resumed: Resumed | None
+    before: dict[str, Any]  # what the resumed run was asked for
+    plan: "Plan"
+    seed: int
 
-def _adapts(args: argparse.Namespace, plan: "Plan", before: dict[str, object]) -> bool:
-    """As asked; else where nobody said which plan it should be, now or when the run began."""
-    if args.adapt is not None:
-        return bool(args.adapt)
-    return plan.automatic or (args.plan is None and bool(before.get("adapt")))
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "Asked":
+        """ValueError for what cannot be."""
+        resumed = Resumed.of(args.resume) if args.resume else None
+        before = resumed.folder.asked() if resumed and resumed.folder else {}
+        plan = options.plan(args.plan or _plan_before(args, before))
+        seed = before.get("seed", 0) if args.seed is None else args.seed
+        if seed != before.get("seed", seed):
+            raise ValueError(
+                f"--seed {seed}: the resumed run has seed {before['seed']}, which its order of "
+                "samples depends on; leave --seed out"
+            )
+        return cls(args, resumed, before, plan, seed)
+
+    def job(self) -> Job:
+        """The job, with the workload that TARGET names; every fault that shows without ranks."""
+        args, before = self.args, self.before
+        workload = _workload(args, before)
+        return Job(
+            workload=workload, plan=self.plan, seed=self.seed,
+            folder=_folder(args, workload, self.resumed),
+            epochs=args.epochs or workload.epochs, steps=args.steps, every=args.checkpoint_every,
+            resumed=self.resumed,
+            bf16=bool(before.get("bf16") if args.bf16 is None else args.bf16),
+            adapt=self._adapts(),
+        )  # fmt: skip
+
+    def _adapts(self) -> bool:
+        """As asked; else where nobody said which plan it should be, now or when the run began."""
+        args = self.args
+        if args.adapt is not None:
+            return bool(args.adapt)
+        return self.plan.automatic or (args.plan is None and bool(self.before.get("adapt")))
 
 
 def _plan_before(args: argparse.Namespace, before: dict[str, object]) -> str:

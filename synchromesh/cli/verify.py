@@ -4,10 +4,13 @@ import argparse
 import json
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options, ranks
 from synchromesh.values.fault import Refuted, printable
+
+if TYPE_CHECKING:
+    from synchromesh.workloads.workload import Workload
 
 BYTES = (
     ("parameter bytes", "parameter_bytes_per_rank"),
@@ -39,20 +42,18 @@ def add_parser(commands: options.Commands) -> None:
 def main(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     plan = options.plan(args.plan)
-    from synchromesh.workloads.target import load
-
     if args.bf16 and args.dtype == "float64":
         raise ValueError("--bf16 leaves float64 as it is: leave --dtype out, or give float32")
-    workload = load(args.target, args.data, synthetic=args.data is None)
-    if args.batch_size:
-        workload = replace(workload, batch_size=args.batch_size)
     if not ranks.inside():
         count = options.processes(args.nproc)
         options.check_degrees(plan, count)
-        return ranks.again(args.words, count)
+        with ranks.forked(count, "synchromesh.training.verify") as forks:
+            _workload(args)  # what is wrong with it shows without ranks
+            return ranks.again(args.words, count, forks)
     from synchromesh.cli.progress import Display
     from synchromesh.training.verify import verify
 
+    workload = _workload(args)
     say = Display(ranks.first()).say
     autocast = options.precision(args.bf16)
     document = verify(workload, str(plan), args.steps, args.dtype, args.seed, say, autocast)
@@ -61,6 +62,13 @@ def main(args: argparse.Namespace) -> int:
     if not document["passed"] and ranks.first():
         raise Refuted(_deviation(args.target, document))
     return 0
+
+
+def _workload(args: argparse.Namespace) -> "Workload":
+    from synchromesh.workloads.target import load
+
+    workload = load(args.target, args.data, synthetic=args.data is None)
+    return replace(workload, batch_size=args.batch_size) if args.batch_size else workload
 
 
 def _deviation(target: str, document: dict[str, Any]) -> str:

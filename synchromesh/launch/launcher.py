@@ -11,19 +11,23 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGABRT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, Signals, getsignal
 from signal import signal as handle
 from typing import Any
+from unittest.mock import patch
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing import api as multiprocessing
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 
+from synchromesh.launch.forks import Fork
 from synchromesh.launch.rank import LAUNCHER
 from synchromesh.launch.scratch import scratch
 from synchromesh.values.fault import Fault
@@ -32,6 +36,8 @@ from synchromesh.values.fault import Fault
 END_SECONDS = 3  # for ranks that outlive a failed one
 POLL_SECONDS = 0.1
 START_SECONDS = 60  # for the agent's own rendezvous
+
+RANK = (sys.executable, "-u", "-m", "synchromesh.launch.rank")  # a new rank's process
 
 
 @dataclass(frozen=True)
@@ -79,13 +85,16 @@ class Ending:
         return 128 + self.signal if self.signal else 0
 
 
-def launch(command: Sequence[str], ranks: int, grace: int = 300) -> Ending:
-    """Runs `command` (a script or -m and a module, with arguments) on `ranks` local processes."""
+def launch(
+    command: Sequence[str], ranks: int, grace: int = 300, forks: Sequence[Fork] = ()
+) -> Ending:
+    """Runs `command` (a script or -m and a module, with arguments) on `ranks` local processes:
+    on `forks`, where there are any, else on new ones."""
     if ranks < 1:
         raise ValueError(f"at least one process is needed: --nproc {ranks}")
     before = {s: getsignal(s) for s in (SIGTERM, SIGINT, SIGHUP, SIGQUIT)}
     with scratch() as folder, _environment(ranks), _quiet():
-        agent = _agent(command, ranks, folder, grace)
+        agent = _agent(command, ranks, folder, grace, forks)
         stopped = None
         try:
             agent.run()
@@ -101,7 +110,9 @@ def launch(command: Sequence[str], ranks: int, grace: int = 300) -> Ending:
         return Ending(failure, stopped or agent.stop_of_a_rank())
 
 
-def _agent(command: Sequence[str], ranks: int, folder: Path, grace: int) -> "_Agent":
+def _agent(
+    command: Sequence[str], ranks: int, folder: Path, grace: int, forks: Sequence[Fork]
+) -> "_Agent":
     handler = rendezvous.get_rendezvous_handler(
         RendezvousParameters(
             backend="c10d", endpoint="localhost:0", run_id=uuid.uuid4().hex, min_nodes=1,
@@ -109,11 +120,11 @@ def _agent(command: Sequence[str], ranks: int, folder: Path, grace: int) -> "_Ag
         )
     )  # fmt: skip
     spec = WorkerSpec(
-        role="rank", local_world_size=ranks, entrypoint=sys.executable,
-        args=("-u", "-m", "synchromesh.launch.rank", *command), rdzv_handler=handler,
+        role="rank", local_world_size=ranks, entrypoint=RANK[0],
+        args=(*RANK[1:], *command), rdzv_handler=handler,
         max_restarts=0, monitor_interval=POLL_SECONDS, local_addr="127.0.0.1",
     )  # fmt: skip
-    return _Agent(spec, DefaultLogsSpecs(log_dir=str(folder)), grace, folder)
+    return _Agent(spec, DefaultLogsSpecs(log_dir=str(folder)), grace, folder, forks)
 
 
 @dataclass
@@ -129,12 +140,17 @@ class _Agent(LocalElasticAgent):
 
     _pcontext: Any  # of the class that has `subprocess_handlers`
 
-    def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, grace: int, folder: Path) -> None:
+    def __init__(
+        self, spec: WorkerSpec, logs: DefaultLogsSpecs, grace: int, folder: Path,
+        forks: Sequence[Fork],
+    ) -> None:  # fmt: skip
         super().__init__(spec, logs, shutdown_timeout=grace, exit_barrier_timeout=START_SECONDS)
         self.spec, self.folder, self.observed = spec, folder, _Observed()
+        self.forks = forks
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        pids: dict[int, Any] = super()._start_workers(worker_group)
+        with _ranks_of(self.forks):
+            pids: dict[int, Any] = super()._start_workers(worker_group)
         close = self._pcontext.close
 
         def note_and_close(death_sig: Any = None, timeout: int = END_SECONDS) -> None:
@@ -198,6 +214,23 @@ class _Agent(LocalElasticAgent):
         if left and left["sentence"]:
             fault = Fault(left["sentence"], left["traceback"], left["code"])
         return Failure(first, ranks, self.observed.codes.get(first, 1), fault)
+
+
+def _ranks_of(forks: Sequence[Fork]) -> AbstractContextManager[object]:
+    """Torch's agent starts a rank on each of `forks`, where there are any."""
+    if not forks:
+        return nullcontext()
+    waiting = iter(forks)
+
+    class Handler(SubprocessHandler):
+        """Torch's, of a process that is there already."""
+
+        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+            fork = next(waiting)
+            fork.begin(args[len(RANK) :], env)
+            return fork
+
+    return patch.object(multiprocessing, "get_subprocess_handler", Handler)
 
 
 @contextmanager

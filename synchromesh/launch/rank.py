@@ -2,7 +2,8 @@
 
     python -m synchromesh.launch.rank [-m MODULE | SCRIPT] [ARGUMENTS]
 
-`launch` starts it; what it runs sees torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR ...).
+`launch` starts it so, or as a fork (launch/forks.py); what it runs sees torchrun's environment
+(RANK, WORLD_SIZE, MASTER_ADDR ...).
 """
 
 import atexit
@@ -30,7 +31,7 @@ def launched() -> bool:
 
 def main(arguments: list[str]) -> None:
     """Run the command that the arguments name as this rank, and end the process."""
-    _die_with(int(os.environ[LAUNCHER]))
+    die_with(int(os.environ[LAUNCHER]))
     if os.environ["RANK"] != "0":  # only rank 0 writes to standard output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
@@ -88,7 +89,7 @@ def _leave(entry: dict[str, Any]) -> bool:
     return True
 
 
-def _die_with(launcher: int) -> None:
+def die_with(launcher: int) -> None:
     """Asks the kernel to kill this process when its launcher is gone, however that dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -20,6 +20,7 @@ import torch
 
 from synchromesh.engine.groups import World
 from synchromesh.profiling.clock import clock
+from synchromesh.profiling.settled import settled
 from synchromesh.values.device_model import BurstSpeed, DeviceModel
 
 
@@ -32,7 +33,7 @@ class BurstTuning:
     settled: float = 0.05  # after which speed is lasting: two periods of a quota
     first: float = 0.002  # moments in which the first speed shows
     few: int = 2  # runs that tell whether there is any burst
-    runs: int = 6  # in all, where there is
+    runs: int = 6  # in all, at most, where there is
     points: int = 10  # products from which a line is fitted, at least
     noise: float = 0.0015  # seconds of credit below which there is none
     faster: float = 1.2  # times the lasting speed; a lesser one is no burst either
@@ -60,12 +61,20 @@ def device_speeds(world: World, runs: int | None = None) -> DeviceModel:
     _run(x)
     taken = [_run(x) for _ in range(min(TUNING.few, most))]
     if _mean(world, [t.speed for t in taken]) > TUNING.faster:
-        taken += [_run(x) for _ in range(most - len(taken))]
+        while len(taken) < most and not _known(world, taken):
+            taken.append(_run(x))
     credit, speed = (_mean(world, [getattr(t, k) for t in taken]) for k in ("credit", "speed"))
     is_burst = credit > TUNING.noise and speed > TUNING.faster
     burst = BurstSpeed(speed, credit) if is_burst else BurstSpeed()
     slowdown = median(t.slowdown for t in taken) if clock(world.device) else 1.0
     return DeviceModel(burst, tuple(float(s) for s in world.everyone.all_gather_json(slowdown)))
+
+
+def _known(world: World, taken: Sequence[_Run]) -> bool:
+    """Whether more runs would hardly change the mean burst of all ranks."""
+    found = world.everyone.all_gather_json([(t.credit, t.speed) for t in taken])
+    columns = zip(*(run for rank in found for run in rank), strict=True)
+    return all(settled(column) for column in columns)
 
 
 def _mean(world: World, numbers: Sequence[float]) -> float:

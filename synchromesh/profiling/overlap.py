@@ -1,19 +1,20 @@
 """How computation and traffic slow each other down, measured while both go on.
 
-n collectives run back to back, alone and then beside small products, on all ranks at once:
+Collectives run back to back, alone and then beside small products, on all ranks at once:
 
-    T0  seconds of the n alone           p0  products a second where nothing else goes on
-    T   seconds of the n beside them     P   products done meanwhile
+    t0  seconds of one alone            p0  products a second where nothing else goes on
+    t   seconds of one beside them      P   products done in the T seconds of all beside them
 
-    b  =  T0 / T       the rate of traffic       a  =  P / (p0 T)       that of computation
+    b  =  t0 / t       the rate of traffic       a  =  P / (p0 T)       that of computation
 
-They last long enough to hold several periods of a CPU quota: what one collective and one
+Both rows last long enough to hold several periods of a CPU quota: what one collective and one
 computation do to each other depends on the moment at which they meet.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
@@ -22,7 +23,8 @@ from statistics import fmean
 import torch
 
 from synchromesh.engine.groups import Group, World
-from synchromesh.profiling.collectives import begun, choose_way, slowest
+from synchromesh.profiling.collectives import begun, choose_way, largest, slowest
+from synchromesh.profiling.settled import settled
 from synchromesh.values.profile import LEAST_RATE, Overlap
 
 
@@ -33,7 +35,8 @@ class OverlapTuning:
     parts: int = 5  # collectives in the time that is asked for, at most
     least_bytes: int = 1 << 16  # of payload
     most_bytes: int = 1 << 24
-    delay_calls: int = 16  # small collectives that show how late ranks are
+    delay_calls: int = 16  # small collectives that show how late ranks are, at most
+    delay_calls_at_once: int = 4  # of them, before their mean may count as known
     delay_compute_seconds: float = 0.03  # that are computed before each of them
     delay_bytes: int = 1 << 14  # payload of each of them
 
@@ -56,7 +59,7 @@ def overlap(
     chosen = dict(world.choices)
     takes_part = group.size > 1
     world.everyone.barrier()
-    usual = _products(world, seconds) / seconds
+    usual = _computed(world.device, seconds) / seconds
     rates = {kind: _rates(world, group, kind, seconds, usual) for kind in asked}
     found_here = [*(x for pair in rates.values() for x in pair), _delay(world, group, asked[0])]
     shared = torch.tensor(found_here, dtype=torch.float64).to(world.device) * takes_part
@@ -81,33 +84,52 @@ def _rates(
     payload, once = _payload(world, group, kind, seconds / TUNING.parts)
     count = max(2, ceil(seconds / max(once, seconds / 100)))
     world.everyone.barrier()
-    alone = _lasts(lambda: _row(world, group, kind, payload, count))
+    with _own_stream(world.device) as arrived:
+        began = time.perf_counter()
+        for _ in range(count):
+            begun(world, group, kind, payload)()
+            arrived()
+        alone = (time.perf_counter() - began) / count
+    beside, lasted, products = _beside_products(world, group, kind, payload, seconds)
+    return products / usual / lasted, alone * beside / lasted
+
+
+def _beside_products(
+    world: World, group: Group, kind: str, payload: int, seconds: float
+) -> tuple[int, float, int]:
+    """Collectives that last `seconds` together beside products, what they last, and the products
+    done meanwhile."""
+    done = [0]
+
+    def meet() -> tuple[int, float, int]:
+        count, lasted, products = 0, 0.0, 0
+        with _own_stream(world.device) as arrived:
+            while count < 2 or largest(world, lasted) < seconds:
+                began, before = time.perf_counter(), done[0]
+                begun(world, group, kind, payload)()
+                arrived()
+                lasted += time.perf_counter() - began
+                products += done[0] - before
+                count += 1
+        return count, lasted, products
+
     world.everyone.barrier()
     with ThreadPoolExecutor(1) as other:
-        began = time.perf_counter()
-        row = other.submit(_row, world, group, kind, payload, count)
-        products = _products(world, until=row)
-        beside = time.perf_counter() - began
-        row.result()
-    return products / usual / beside, alone / beside
+        row = other.submit(meet)
+        for done[0] in _products(world.device):
+            if row.done():
+                break
+        return row.result()
 
 
-def _lasts(run: Callable[[], None]) -> float:
+def _lasts(run: Callable[[], object]) -> float:
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
 
 
-def _row(world: World, group: Group, kind: str, payload: int, count: int) -> None:
-    """So many collectives, one after the other, beside whatever another thread computes."""
-    with _beside(world.device) as arrived:
-        for _ in range(count):
-            begun(world, group, kind, payload)()
-            arrived()
-
-
 @contextmanager
-def _beside(device: torch.device) -> Iterator[Callable[[], None]]:
+def _own_stream(device: torch.device) -> Iterator[Callable[[], None]]:
     """On CUDA a stream of its own, so that a wait for traffic is no wait of what is computed, and
     what waits for that stream. Elsewhere nothing."""
     if device.type != "cuda":
@@ -118,28 +140,36 @@ def _beside(device: torch.device) -> Iterator[Callable[[], None]]:
         yield stream.synchronize
 
 
-def _products(world: World, seconds: float = 0.0, until: Future[None] | None = None) -> int:
-    """Small products done in so many seconds, or until something is done."""
-    x = torch.ones(128, 128, device=world.device)
-    began, done = time.perf_counter(), 0
-    while not until.done() if until else time.perf_counter() - began < seconds:
+def _products(device: torch.device) -> Iterator[int]:
+    """Small products, done one after the other: how many so far."""
+    x = torch.ones(128, 128, device=device)
+    for done in itertools.count(1):
         torch.mm(x, x)
-        done += 1
-        if world.device.type == "cuda":
-            torch.cuda.current_stream(world.device).synchronize()
-    return done
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+        yield done
+
+
+def _computed(device: torch.device, seconds: float) -> int:
+    """Products done in so many seconds."""
+    began = time.perf_counter()
+    return next(n for n in _products(device) if time.perf_counter() - began >= seconds)
 
 
 def _delay(world: World, group: Group, kind: str) -> float:
     """Seconds that a small collective takes longer on this rank after it has computed."""
-    alone: list[float] = []
-    after: list[float] = []
-    for _ in range(TUNING.delay_calls):
-        for taken, seconds in ((alone, 0.0), (after, TUNING.delay_compute_seconds)):
+    later: list[float] = []
+    everywhere: list[float] = []
+    while len(later) < TUNING.delay_calls and not (later and settled(everywhere)):
+        for _ in range(TUNING.delay_calls_at_once):
             world.everyone.barrier()
-            _products(world, seconds)
-            taken.append(_lasts(lambda: begun(world, group, kind, TUNING.delay_bytes)()))
-    return fmean(after) - fmean(alone)
+            alone = _lasts(lambda: begun(world, group, kind, TUNING.delay_bytes)())
+            world.everyone.barrier()
+            _computed(world.device, TUNING.delay_compute_seconds)
+            after = _lasts(lambda: begun(world, group, kind, TUNING.delay_bytes)())
+            later.append(after - alone)
+        everywhere = [x for rank in world.everyone.all_gather_json(later) for x in rank]
+    return fmean(later)
 
 
 def _payload(world: World, group: Group, kind: str, seconds: float) -> tuple[int, float]:

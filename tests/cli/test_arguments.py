@@ -85,13 +85,13 @@ def test_bad_input(words: str, sentence: str, capsys: pytest.CaptureFixture[str]
 def test_a_refused_run_leaves_no_folder_and_takes_none_away(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ranks, "start", lambda words, count: 2)
+    monkeypatch.setattr(ranks, "start", lambda words, count, forks: 2)
     words = ["train", "digits/cnn", "--nproc", "2", "--plan", "data; nope=tensor"]
     assert main(words) == 2 and not [*tmp_path.iterdir()]
     (tmp_path / "mine").mkdir()
     assert main([*words, "--output", "mine"]) == 2 and [*tmp_path.iterdir()] == [tmp_path / "mine"]
 
-    def start(words: list[str], count: int) -> int:
+    def start(words: list[str], count: int, forks: object) -> int:
         (Path(words[-1]) / "run.json").write_text("{}")
         return 1
 
@@ -142,7 +142,7 @@ def test_ranks_get_the_same_words_and_an_output_folder(
 ) -> None:
     started: list[tuple[list[str], int]] = []
 
-    def start(words: list[str], count: int) -> int:
+    def start(words: list[str], count: int, forks: object) -> int:
         output = Path(words[words.index("--output") + 1]) if "--output" in words else None
         assert output is None or (tmp_path / output / "checkpoints").is_dir()
         started.append((words, count))

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +13,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+import torch
 
 from synchromesh.launch import launcher as launching
+from synchromesh.launch.forks import forked
 from synchromesh.launch.launcher import Ending, launch
+from synchromesh.launch.rank import LAUNCHER
 
 SCRIPT = """
 import os, signal, sys, time
@@ -138,19 +142,23 @@ def test_a_stop_of_the_ranks_is_no_failure_and_has_the_signals_code(tmp_path: Pa
     assert (tmp_path / "0").exists()
 
 
-def call(command: list[str], report: Path) -> None:
-    """A launcher in a process of its own."""
+def call(command: list[str], report: Path, ahead: bool) -> None:
+    """A launcher in a process of its own, which has one thread. ahead: of ranks forked ahead."""
     gc.freeze()  # stores of earlier tests, whose threads are not in this process
-    ending = launch(command, 2)
+    with forked(2 * ahead) as forks:
+        assert len(forks) == 2 * ahead
+        ending = launch(command, 2, forks=forks)
     report.write_text(str(ending.failure))
     os._exit(ending.code)
 
 
 @contextmanager
-def start(command: list[str], report: Path) -> Iterator[BaseProcess]:
+def start(command: list[str], report: Path, ahead: bool) -> Iterator[BaseProcess]:
     gc.collect()
     # forked: a fresh interpreter would import torch for seconds
-    caller = multiprocessing.get_context("fork").Process(target=call, args=(command, report))
+    caller = multiprocessing.get_context("fork").Process(
+        target=call, args=(command, report, ahead)
+    )
     caller.start()
     try:
         yield caller
@@ -160,10 +168,11 @@ def start(command: list[str], report: Path) -> Iterator[BaseProcess]:
         caller.close()
 
 
-def test_ranks_die_with_their_launcher(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_ranks_die_with_their_launcher(tmp_path: Path, ahead: bool) -> None:
     command = script(tmp_path, "(folder / rank).write_text(str(os.getpid()))\ntime.sleep(60)")
     files = [tmp_path / "0", tmp_path / "1"]
-    with start(command, tmp_path / "report") as caller:
+    with start(command, tmp_path / "report", ahead) as caller:
         wait_for(files)
         caller.kill()
         caller.join(30)
@@ -173,9 +182,9 @@ def test_ranks_die_with_their_launcher(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize(("signals", "ahead"), [(1, False), (2, True)])
 def test_first_signal_is_passed_on_and_the_second_ends_at_once(
-    tmp_path: Path, signals: int
+    tmp_path: Path, signals: int, ahead: bool
 ) -> None:
     patience = 0.3 if signals == 1 else 60
     command = script(
@@ -189,7 +198,7 @@ def test_first_signal_is_passed_on_and_the_second_ends_at_once(
         "(folder / rank).write_text(str(os.getpid()))\n"
         "time.sleep(60)",
     )
-    with start(command, tmp_path / "report") as caller:
+    with start(command, tmp_path / "report", ahead) as caller:
         wait_for([tmp_path / "0", tmp_path / "1"])
         os.kill(caller.pid or 0, signal.SIGTERM)
         wait_for([tmp_path / "got0", tmp_path / "got1"])
@@ -201,6 +210,66 @@ def test_first_signal_is_passed_on_and_the_second_ends_at_once(
     assert (tmp_path / "report").read_text() == "None"
     assert (tmp_path / "saved0").exists() == (tmp_path / "saved1").exists() == (signals == 1)
     assert not any(alive(int((tmp_path / r).read_text())) for r in "01")
+
+
+def test_a_rank_forked_ahead_is_as_a_new_one(tmp_path: Path) -> None:
+    body = """
+import json, torch, numpy, threading
+print("heard from", rank)
+kept = {n: v for n, v in os.environ.items() if n not in RUN}
+(folder / f"{mode}{rank}").write_text(json.dumps({
+    "argv": sys.argv, "path": sys.path[0], "main": __name__, "environment": sorted(kept.items()),
+    "threads": torch.get_num_threads(), "python threads": threading.active_count(),
+    "session": os.getsid(0) == os.getpid(), "launcher": int(os.environ[PARENT]) == os.getppid(),
+    "interrupt": str(signal.getsignal(signal.SIGINT)), "folder": os.getcwd(),
+    "buffered": sys.stdout.line_buffering or sys.stdout.write_through,
+    "input": os.readlink("/proc/self/fd/0"),
+    "random": numpy.random.rand() if mode == "ahead" else 0.0,
+}))
+while rank == "1" and not (folder / f"{mode}0").exists():
+    time.sleep(0.01)
+sys.exit(3 if rank == "1" else 0)
+"""
+    run = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "MASTER_PORT", LAUNCHER)
+    seen = {}
+    for mode, ahead in (("new", False), ("ahead", True)):
+        command = script(tmp_path, f"mode, PARENT, RUN = {mode!r}, {LAUNCHER!r}, {run!r}\n{body}")
+        with start(command, tmp_path / "report", ahead) as caller:
+            caller.join(60)
+            assert caller.exitcode == 3
+        assert "rank 1 of 2 failed (exit code 3)" in (tmp_path / "report").read_text()
+        for rank in "01":
+            seen[mode, rank] = json.loads((tmp_path / f"{mode}{rank}").read_text())
+    assert seen["ahead", "0"].pop("random") != seen["ahead", "1"].pop("random")
+    for rank in "01":
+        del seen["new", rank]["random"]
+        assert seen["ahead", rank] == seen["new", rank]
+
+
+def test_a_fork_that_nobody_begins_ends() -> None:
+    def child() -> None:
+        with forked(2) as forks:
+            pids = [f.pid for f in forks]
+            assert len(pids) == 2 and all(alive(pid) for pid in pids)
+        os._exit(any(alive(pid) for pid in pids))
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0
+
+
+def test_nothing_is_forked_beside_a_thread_or_an_accelerator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    with forked(2) as forks:
+        assert not forks
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    with forked(2) as forks:
+        assert not forks
 
 
 def test_no_ranks() -> None:
