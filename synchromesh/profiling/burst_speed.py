@@ -20,7 +20,7 @@ import torch
 
 from synchromesh.engine.groups import World
 from synchromesh.profiling.clock import clock
-from synchromesh.profiling.settled import settled
+from synchromesh.profiling.settled import mean_and_error, settled
 from synchromesh.values.device_model import BurstSpeed, DeviceModel
 
 
@@ -71,10 +71,10 @@ def device_speeds(world: World, runs: int | None = None) -> DeviceModel:
 
 
 def _known(world: World, taken: Sequence[_Run]) -> bool:
-    """Whether more runs would hardly change the mean burst of all ranks."""
-    found = world.everyone.all_gather_json([(t.credit, t.speed) for t in taken])
-    columns = zip(*(run for rank in found for run in rank), strict=True)
-    return all(settled(column) for column in columns)
+    """Whether the mean credit of all ranks is known, or cannot be told from none."""
+    credits = world.everyone.all_gather_json([t.credit for t in taken])
+    mean, error = mean_and_error(credits)
+    return mean <= error or settled(credits)
 
 
 def _mean(world: World, numbers: Sequence[float]) -> float:

@@ -159,8 +159,7 @@ def _computed(device: torch.device, seconds: float) -> int:
 def _delay(world: World, group: Group, kind: str) -> float:
     """Seconds that a small collective takes longer on this rank after it has computed."""
     later: list[float] = []
-    everywhere: list[float] = []
-    while len(later) < TUNING.delay_calls and not (later and settled(everywhere)):
+    while len(later) < TUNING.delay_calls:
         for _ in range(TUNING.delay_calls_at_once):
             world.everyone.barrier()
             alone = _lasts(lambda: begun(world, group, kind, TUNING.delay_bytes)())
@@ -168,7 +167,8 @@ def _delay(world: World, group: Group, kind: str) -> float:
             _computed(world.device, TUNING.delay_compute_seconds)
             after = _lasts(lambda: begun(world, group, kind, TUNING.delay_bytes)())
             later.append(after - alone)
-        everywhere = [x for rank in world.everyone.all_gather_json(later) for x in rank]
+        if settled(world.everyone.all_gather_json(later)):
+            break
     return fmean(later)
 
 

@@ -2,11 +2,18 @@
 
 from collections.abc import Sequence
 from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean, variance
 
 SHARE = 0.2  # of a mean, that its standard error may be; chosen, not measured
 
 
-def settled(samples: Sequence[float], share: float = SHARE) -> bool:
-    """Whether the standard error of the mean is at most `share` of it."""
-    return stdev(samples) / sqrt(len(samples)) <= share * abs(fmean(samples))
+def mean_and_error(ranks: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The mean of the ranks' means, and its standard error by what each rank's samples vary."""
+    variances = (variance(samples) / len(samples) for samples in ranks)
+    return fmean(map(fmean, ranks)), sqrt(sum(variances)) / len(ranks)
+
+
+def settled(ranks: Sequence[Sequence[float]]) -> bool:
+    """Whether the error is at most `SHARE` of the mean."""
+    mean, error = mean_and_error(ranks)
+    return error <= SHARE * abs(mean)
