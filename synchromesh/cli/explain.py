@@ -68,8 +68,9 @@ def explained(
     from synchromesh.trace.capture.capture import compare, opaque, trace
     from synchromesh.trace.partition.explain import explain
     from synchromesh.trace.partition.partition import partition
+    from synchromesh.workloads.stand_in import stand_in
 
-    model = Model(workload.model())
+    model = Model(stand_in(workload))
     rows = workload.batch_size
     example = workload.example(rows)
     step = trace(

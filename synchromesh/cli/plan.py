@@ -82,6 +82,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _planned(args: argparse.Namespace) -> "Planned":
     from synchromesh.estimate import planning
+    from synchromesh.workloads.stand_in import stand_in
     from synchromesh.workloads.target import load
 
     cluster = planning.cluster_of(args.cluster or _here())
@@ -89,7 +90,7 @@ def _planned(args: argparse.Namespace) -> "Planned":
     if args.batch_size:
         workload = replace(workload, batch_size=args.batch_size)
     return planning.plan(
-        workload.model(), workload.loss, workload.example(), optimizer=workload.optimizer,
+        stand_in(workload), workload.loss, workload.example(), optimizer=workload.optimizer,
         cluster=cluster, memory=args.memory, explained=args.explain,
         autocast=options.precision(args.bf16),
     )  # fmt: skip

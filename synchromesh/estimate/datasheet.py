@@ -95,36 +95,32 @@ def _border(value: Value) -> Tensor:
 
 
 class CountingBench(Bench):
-    """A bench that notes the operators of its last forward and backward."""
-
-    counted: tuple[tuple[Operation, ...], tuple[Operation, ...]] = ((), ())
+    """A bench that notes the operators of its forwards and backwards."""
 
     def forward(self) -> tuple[Tensor, ...]:
         """As `Bench.forward`, noted."""
-        with Operations() as ran:
-            outputs = super().forward()
-        self.counted = (tuple(ran.found), ())
-        return outputs
+        with Operations() as self.ran_forward:
+            return super().forward()
+
+    def seed(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """A gradient whose numbers nobody writes: filling it is no operator of the program."""
+        return torch.empty(shape, dtype=dtype)
 
     def backward(self, seeded: Sequence[tuple[Tensor, Tensor]]) -> None:
         """As `Bench.backward`, noted."""
-        with Operations() as ran:
+        with Operations() as self.ran_backward:
             super().backward(seeded)
-        self.counted = (self.counted[0], tuple(ran.found))
 
 
 def count(bench: CountingBench) -> Counted:
     """The operators of one forward and backward of a program, and its memory."""
-    with _plain_operators():
-        bench.backward(bench.seeds(bench.forward()))
-        forward, backward = bench.counted
-        bench.clear()
+    with plain_operators():
         used = bench.bytes()
-    return Counted(forward, backward, used)
+    return Counted(tuple(bench.ran_forward.found), tuple(bench.ran_backward.found), used)
 
 
 @contextmanager
-def _plain_operators() -> Iterator[None]:
+def plain_operators() -> Iterator[None]:
     """Without mkldnn, which has whole layers as one operator that no formula counts."""
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)

@@ -9,7 +9,7 @@ period, so runs are timed in blocks long enough to hold several periods, and a b
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -89,7 +89,7 @@ class Bench:
         self.axis.real_rows = rows
         self.walk = walking(local.graph)
         self.operators = sum(n.op == "call_function" for n in local.graph.graph.nodes)
-        self.watched: list[tuple[float, float]] = []  # seconds of the runs of `bytes`
+        self.watched: tuple[float, float] | None = None  # seconds of the run of `bytes`
         described = {p.name: p for p in (*local.component.parameters, *local.component.buffers)}
         self.tensors = [
             self._local_tensor(described[name], partition, local, tensors[name])
@@ -130,9 +130,13 @@ class Bench:
             except StopIteration as end:
                 return tuple(end.value)
 
+    def seed(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """A gradient of an output, of ordinary size."""
+        return torch.full(shape, 1e-3, dtype=dtype, device=self.device)
+
     def seeds(self, outputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Outputs through which a gradient flows, each with one of ordinary size."""
-        return [(y, torch.full_like(y, 1e-3)) for y in outputs if y.requires_grad]
+        """Outputs through which a gradient flows, each with one."""
+        return [(y, self.seed(y.shape, y.dtype)) for y in outputs if y.requires_grad]
 
     def backward(self, seeded: Sequence[tuple[Tensor, Tensor]]) -> None:
         """The backward of outputs with their gradients."""
@@ -173,13 +177,12 @@ class Bench:
 
     def timing(self, least: float = TUNING.block_seconds) -> ProgramTiming:
         """Seconds of blocks of at least `least` seconds each, after a first run, which allocates
-        and may choose algorithms; those of `bytes` are such. Where they are so long that what
-        watching costs is nothing beside them, the quickest of them and one more is the timing."""
-        if not self.watched:
-            self.watched.append(self.once())
+        and may choose algorithms; that of `bytes` is such. Where it is so long that what watching
+        costs is nothing beside it, the quickest of it and two more is the timing."""
+        first = self.watched or self.once()
         watching = self.operators * TUNING.watching_seconds
-        if watching < TUNING.negligible * min(map(sum, self.watched)):
-            taken = [*self.watched, self.once()]  # the first may have found the heap too small
+        if watching < TUNING.negligible * sum(first):
+            taken = [first, self.once(), self.once()]  # the first may find the heap too small
             return ProgramTiming(*min(taken, key=sum), _spread(taken))
         taken = [self.block(least) for _ in range(TUNING.fewer)]
         if _spread(taken) > TUNING.agreed:
@@ -223,16 +226,7 @@ class Bench:
         total = sum(s.nbytes() for s in kept)
         saved.clear()
         del outputs
-        backward = self._watched(token, kept, first, left, leave=False)
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            began = self._now()
-            outputs = self.forward()
-            second = self._now() - began
-            token = self._token(outputs)
-            del outputs
-        kept = [s for key, s in saved.items() if key not in inputs]
-        saved.clear()
-        staying = self._watched(token, kept, second, left, leave=True)
+        backward, staying = self._watched(token, kept, first, left)
         return Bytes(total, live.peak, backward, staying, kept_inputs, kept_outputs)
 
     def _token(self, outputs: Sequence[Tensor]) -> Tensor | None:
@@ -240,32 +234,34 @@ class Bench:
         seeded = [y for y in outputs if y.requires_grad]
         if not seeded:
             return None
-        token: Tensor = _Token.apply(*seeded)  # type: ignore[no-untyped-call]
+        token: Tensor = _Token.apply(self.seed, *seeded)  # type: ignore[no-untyped-call]
         return token
 
     def _watched(
-        self, token: Tensor | None, kept: list[Any], forward: float, limit: float, leave: bool
-    ) -> int:
-        """The most bytes alive in backward. kept: storages, forgotten here; forward: seconds that
-        it took; leave: the gradients of parameters stay, as they do where no bucket takes them."""
-        hooks = []
-        if not leave:
-            hooks = [
-                x.register_post_accumulate_grad_hook(_forget)
-                for x in self.tensors
-                if x.requires_grad
-            ]
+        self, token: Tensor | None, kept: list[Any], forward: float, limit: float
+    ) -> tuple[int, int]:
+        """The most bytes alive in backward, and where the gradients of parameters stay, as they do
+        where no bucket takes them. kept: storages, forgotten here; forward: seconds that it took.
+        """
         with LiveBytes(limit=limit) as live:
+
+            def take(parameter: Tensor) -> None:
+                assert parameter.grad is not None
+                live.stays(parameter.grad)
+                parameter.grad = None
+
+            hooks = [
+                x.register_post_accumulate_grad_hook(take) for x in self.tensors if x.requires_grad
+            ]
             live.know(kept)
             kept.clear()
             began = self._now()
-            if token is not None:
-                torch.autograd.backward([token])
-            self.watched.append((forward, self._now() - began))
+            self.backward([] if token is None else self.seeds([token]))
+            self.watched = (forward, self._now() - began)
         for hook in hooks:
             hook.remove()
         self.clear()
-        return int(live.peak)
+        return int(live.peak), int(live.peak_staying)
 
 
 def _spread(blocks: Sequence[tuple[float, float]]) -> float:
@@ -275,18 +271,14 @@ def _spread(blocks: Sequence[tuple[float, float]]) -> float:
     return max(abs(t - middle) for t in totals) / middle if middle else 0.0
 
 
-def _forget(parameter: Tensor) -> None:
-    parameter.grad = None
-
-
 class _Token(torch.autograd.Function):
     """A number that depends on all outputs; its backward makes their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, *outputs: Tensor) -> Tensor:
-        ctx.like = [(y.shape, y.dtype, y.device) for y in outputs]
+    def forward(ctx: Any, seed: Callable[..., Tensor], *outputs: Tensor) -> Tensor:
+        ctx.seed, ctx.like = seed, [(y.shape, y.dtype) for y in outputs]
         return outputs[0].new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return tuple(torch.full(s, 1e-3, dtype=d, device=v) for s, d, v in ctx.like)
+        return None, *(ctx.seed(shape, dtype) for shape, dtype in ctx.like)

@@ -15,16 +15,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class LiveBytes(TorchDispatchMode):
-    """`now` and `peak`: bytes of storages made since the start that are (were) alive at once.
+    """`now` and `peak`: bytes of storages made since the start that are (were) alive at once;
+    `peak_staying`: the same, had those not died that `stays` was told of.
 
     known: tensors that exist already; their storages count from the beginning.
-    limit: bytes; MemoryError at the operator that makes more than so many alive.
+    limit: bytes; MemoryError at the operator that makes more than so many alive or staying.
     """
 
     def __init__(self, known: Iterable[Tensor] = (), limit: float = float("inf")) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
+        self.now = self.peak = self.peak_staying = 0
         self.limit = limit
+        self._staying = 0  # bytes that have died and should have stayed
+        self._stay: set[int] = set()
         self._seen: dict[int, weakref.ref[Any]] = {}
         for x in known:
             self.add(x)
@@ -38,6 +41,10 @@ class LiveBytes(TorchDispatchMode):
         for storage in storages:
             self._know(storage)
 
+    def stays(self, x: Tensor) -> None:
+        """The storage of `x` counts for `peak_staying` when it has died, too."""
+        self._stay.add(id(x.untyped_storage()))
+
     def _know(self, storage: Any, counts: bool = True) -> None:
         key = id(storage)
         known = self._seen.get(key)
@@ -46,9 +53,13 @@ class LiveBytes(TorchDispatchMode):
         size = storage.nbytes() if counts else 0
         self.now += size
         self.peak = max(self.peak, self.now)
+        self.peak_staying = max(self.peak_staying, self.now + self._staying)
 
         def gone(_: Any) -> None:
             self.now -= size
+            if key in self._stay:
+                self._stay.remove(key)
+                self._staying += size
             if self._seen.get(key) is mark:
                 del self._seen[key]
 
@@ -63,8 +74,10 @@ class LiveBytes(TorchDispatchMode):
         for x in pytree.tree_leaves(made):
             if isinstance(x, Tensor):
                 self.add(x)
-        if self.now > self.limit:
-            raise MemoryError(f"{self.now} bytes are alive, {self.limit:.0f} may be")
+        if self.now + self._staying > self.limit:
+            raise MemoryError(
+                f"{self.now + self._staying} bytes are alive, {self.limit:.0f} may be"
+            )
         return made
 
 

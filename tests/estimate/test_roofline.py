@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
 from torch.nn import functional as F
 
+from synchromesh.estimate.datasheet import plain_operators
 from synchromesh.estimate.roofline import LAUNCH_SECONDS, Operation, Operations, rate, seconds
 from synchromesh.values.cluster import Device
 
@@ -83,3 +86,26 @@ def test_rates_of_types() -> None:
     assert rate(DEVICE, "float16") == 1e12 and rate(DEVICE, "float64") == 0.5e12
     with pytest.raises(ValueError, match=r"no rate of float32 .* `synchromesh doctor`"):
         rate(Device("bare", 1), "float32")
+
+
+def test_operators_on_fake_tensors_are_those_on_real_ones() -> None:
+    """Asking a fake tensor for its device runs nothing, wherever it happens."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Softmax(1))
+
+    def step(model: Callable[[Tensor], Tensor]) -> None:
+        y = model(torch.empty(2, 3, 8, 8))
+        torch.autograd.backward([y], [torch.empty_like(y)])
+
+    with plain_operators():
+        real = operations(lambda: step(model))
+        model.zero_grad()
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            parameters = {n: mode.from_tensor(p) for n, p in model.named_parameters()}
+            buffers = {n: mode.from_tensor(b) for n, b in model.named_buffers()}
+
+            def call(x: Tensor) -> Tensor:
+                y: Tensor = functional_call(model, {**parameters, **buffers}, x)
+                return y
+
+            fake = operations(lambda: step(call))
+    assert fake == real and len(real) == 6, real

@@ -2,6 +2,7 @@
 
 import gc
 
+import pytest
 import torch
 
 from synchromesh.profiling.machine import device_bytes
@@ -40,6 +41,28 @@ def test_views_and_writes_make_nothing() -> None:
         assert live.now == KB  # the view keeps it
         del rows
         assert live.now == 0
+
+
+def test_what_should_stay_counts_on_when_it_has_died() -> None:
+    with LiveBytes() as live:
+        a = kb()
+        live.stays(a)
+        b = a + 1
+        del b
+        view = a[1:]
+        del a
+        assert (live.now, live.peak, live.peak_staying) == (KB, 2 * KB, 2 * KB)
+        del view  # now it has died
+        c = kb()
+        d = c + 1
+        assert (live.now, live.peak, live.peak_staying) == (2 * KB, 2 * KB, 3 * KB)
+        del c, d
+    with LiveBytes(limit=2 * KB) as live, pytest.raises(MemoryError, match="3000 bytes"):
+        a = kb()
+        live.stays(a)
+        del a
+        b = kb()
+        b + 1
 
 
 def test_known_tensors_count_once() -> None:

@@ -22,8 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 from synchromesh.values.placement import Placement
 from synchromesh.values.traffic import Collective, sent_bytes
@@ -210,6 +208,10 @@ class IntegerProgram:
 
     def solve(self) -> list[int]:
         """The chosen option of each unit."""
+        # imported late: without a tensor degree there is nothing to solve
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
+
         cost = np.array(self.cost)
         scale = max(float(np.abs(cost).max(initial=0.0)), 1e-9) / 1e4
         data = [(v, i, c) for i, row in enumerate(self.rows) for c, v in row.items()]
@@ -232,6 +234,8 @@ def choose(problem: PlacementProblem, must_shard: Callable[[int], bool]) -> list
 
     must_shard: whether the parameter that is unit i must be as finely sharded as possible.
     """
+    if all(len(options) == 1 for options in problem.options):
+        return [0] * len(problem.options)
     first = IntegerProgram(problem, {})
     first.add_costs(lambda option: option.held_bytes)
     for flow in problem.flows.values():

@@ -59,7 +59,9 @@ class StepProblem:
         # parameter unit -> its parts of its component's and of all parameter bytes
         self._shares: dict[int, tuple[float, float]] = {}
         self.strategies = [self._strategies_of(s) for s in self.subgraphs]
-        self.classes = [self._class(s) for s in self.subgraphs]
+        numbers: dict[Hashable, int] = {}  # instead of the classes: they are long to hash
+        classes = (self._class(s) for s in self.subgraphs)
+        self.classes = [numbers.setdefault(c, len(numbers)) for c in classes]
         self.makers = {t: s.index for s in self.subgraphs for n in s.nodes for t in results_of(n)}
         self._add_placeholders()
         self._add_operators()
@@ -109,7 +111,7 @@ class StepProblem:
                 names[unit].add(meta.name(node))
                 self.problem.counts[unit] += 1
 
-    def _uses(self) -> Iterator[tuple[Subgraph, Node, int, Hashable, int]]:
+    def _uses(self) -> Iterator[tuple[Subgraph, Node, int, int, int]]:
         """Every placeholder of every component: component, node, degree, class, place."""
         for s, name in zip(self.subgraphs, self.classes, strict=True):
             for slot, node in enumerate((*s.parameters, *s.buffers, *s.constants)):
