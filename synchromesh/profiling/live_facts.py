@@ -140,7 +140,7 @@ class LiveFacts:
         profile = self._besides(where) if known is None else known
         if kinds - set(profile.overlap):
             seconds = QUOTA_TRAFFIC_SECONDS if profile.device.burst.credit else TRAFFIC_SECONDS
-            more = overlap(world, where, kinds - set(profile.overlap), seconds)
+            more = overlap(world, where, kinds - set(profile.overlap), seconds, profile.overlap)
             profile = replace(profile, overlap={**profile.overlap, **more})
         wanted = self._unknown(parts, profile, rows, quick)
         compute, missing = self.timed(where, wanted, profile) if wanted else ({}, [])

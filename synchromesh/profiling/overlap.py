@@ -13,7 +13,7 @@ computation do to each other depends on the moment at which they meet.
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,11 +45,15 @@ TUNING = OverlapTuning()
 
 
 def overlap(
-    world: World, ranks: Sequence[int], kinds: Iterable[str], seconds: float
+    world: World,
+    ranks: Sequence[int],
+    kinds: Iterable[str],
+    seconds: float,
+    known: Mapping[str, Overlap],
 ) -> dict[str, Overlap]:
     """The overlap of each kind of collective on all of `ranks`, by traffic that takes `seconds`
     alone; the other ranks take no part. The delay of small ones after ranks have computed is a
-    matter of the ranks: it is measured with one kind.
+    matter of the ranks: it is measured with one kind, where `known` has no other.
     """
     everyone = tuple(ranks)
     group = world.groups([everyone, *((r,) for r in range(world.size) if r not in everyone)])
@@ -61,7 +65,9 @@ def overlap(
     world.everyone.barrier()
     usual = _computed(world.device, seconds) / seconds
     rates = {kind: _rates(world, group, kind, seconds, usual) for kind in asked}
-    found_here = [*(x for pair in rates.values() for x in pair), _delay(world, group, asked[0])]
+    delays = [o.delay for o in known.values()]
+    later = delays[0] if delays else _delay(world, group, asked[0])
+    found_here = [*(x for pair in rates.values() for x in pair), later]
     shared = torch.tensor(found_here, dtype=torch.float64).to(world.device) * takes_part
     world.everyone.all_reduce(shared, counted=False)
     *measured, delay = (shared / len(everyone)).tolist()

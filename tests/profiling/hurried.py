@@ -16,7 +16,9 @@ def hurried() -> Iterator[None]:
         # `faster`: no device has a burst, so that short blocks of runs suffice
         short = {"pause": 0.003, "seconds": 0.02, "settled": 0.004, "faster": 1e9}
         patch.setattr(burst_speed, "TUNING", replace(burst_speed.TUNING, **short))
-        few = replace(overlap.TUNING, delay_calls=1, delay_compute_seconds=0.003)
+        few = replace(
+            overlap.TUNING, delay_calls=2, delay_calls_at_once=2, delay_compute_seconds=0.003
+        )
         patch.setattr(overlap, "TUNING", few)
         patch.setattr(optimizer, "TRIAL_BYTES", 1 << 18)
         yield

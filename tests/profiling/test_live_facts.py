@@ -87,7 +87,7 @@ def linked() -> Any:
     world = World.open()
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
     found = network.collectives(world, (0, 1), [(k, PATTERN, 100) for k in kinds])
-    rates = overlap(world, (0, 1), kinds, 0.002)
+    rates = overlap(world, (0, 1), kinds, 0.002, {})
     sent = world.ledger.sent
     world.close()
     return {k: c.points for (k, _), c in found.items()}, rates, sent

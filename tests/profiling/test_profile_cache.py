@@ -67,7 +67,7 @@ class Machine:
         patch.setattr(Bench, "once", once)
         patch.setattr(network_module, "slowest", slowest)
         patch.setattr(
-            live_facts, "overlap", lambda w, r, kinds, s: {k: Overlap(0.5, 0.5) for k in kinds}
+            live_facts, "overlap", lambda w, r, kinds, *_: {k: Overlap(0.5, 0.5) for k in kinds}
         )
 
         def even(world: Any, runs: int = 6) -> DeviceModel:
