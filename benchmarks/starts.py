@@ -1,6 +1,6 @@
 """How long commands take to begin: medians of this commit in turns with another.
 
-    python -m benchmarks.starts [--before COMMIT] [--rounds 5]
+    python -m benchmarks.starts [--before COMMIT] [--rounds 5] [--json]
 
 Commands run as processes with bytecode cached, both commits in one interpreter's environment,
 profiles of earlier runs off. `train` counts until the plan has been chosen, before the first step.
@@ -13,11 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import synchromesh as sm
+from benchmarks.machine import machine
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[1]
@@ -91,25 +94,18 @@ def seconds(command: str, checkout: Path) -> float:
         return float(next(e["time"] for e in events if e["event"] == "prediction") - began)
 
 
-def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--before", default="HEAD~1", help="the other commit; default HEAD~1")
-    parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        before = Path(folder, "before")
-        git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "-q", "--detach", str(before), asked.before], check=True)
-        try:
-            table(before, asked.rounds)
-        finally:
-            subprocess.run([*git, "remove", "--force", str(before)], check=True)
+@dataclass(frozen=True)
+class Row:
+    """Medians of one command, in seconds."""
+
+    command: str
+    before: float
+    now: float
+    goal: float
 
 
-def table(before: Path, rounds: int) -> None:
-    """Runs every command in turns and prints medians."""
-    print("| command | before, s | now, s | now / before | goal, s |\n|---|---|---|---|---|")
+def measured(before: Path, rounds: int) -> Iterator[Row]:
+    """Every command, in turns."""
     for command, goal in GOALS.items():
         taken: dict[Path, list[float]] = {before: [], ROOT: []}
         for checkout in taken:
@@ -118,9 +114,40 @@ def table(before: Path, rounds: int) -> None:
             for checkout in sorted(taken, reverse=bool(turn % 2)):
                 taken[checkout].append(seconds(command, checkout))
         old, new = (median(taken[c]) for c in (before, ROOT))
-        shown = command.replace(f"{HERE}:", "")
-        print(f"| `{shown}` | {old:.2f} | {new:.2f} | {new / old:.2f} | {goal} |", flush=True)
+        yield Row(command.replace(f"{HERE}:", ""), old, new, goal)
+
+
+def main() -> int:
+    """Runs the benchmark; its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--before", default="HEAD~1", help="the other commit; default HEAD~1")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="one document on standard output")
+    asked = parser.parse_args()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        before = Path(folder, "before")
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "-q", "--detach", str(before), asked.before], check=True)
+        try:
+            for row in measured(before, asked.rounds):
+                rows.append(row)
+                print(f"{row.command}: {row.now:.2f} s", file=sys.stderr, flush=True)
+        finally:
+            subprocess.run([*git, "remove", "--force", str(before)], check=True)
+    if asked.json:
+        print(json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}))
+    else:
+        print(machine())
+        print("| command | before, s | now, s | now / before | goal, s |\n|---|---|---|---|---|")
+        for row in rows:
+            ratio = row.now / row.before
+            print(
+                f"| `{row.command}` | {row.before:.2f} | {row.now:.2f} | {ratio:.2f} "
+                f"| {row.goal:g} |"
+            )
+    return int(any(row.now > row.goal for row in rows))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
