@@ -130,13 +130,18 @@ def test_the_caller_stops_a_run_which_can_go_on() -> None:
     assert handlers == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
 
 
-def test_a_signal_stops_a_run() -> None:
+def test_a_signal_stops_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that comes from the system and, passed on, from the launcher."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+
     def take(event: FitEvent) -> None:
         if isinstance(event, StepDone) and event.step == 7:
             os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     result = sm.fit(TINY, plan="single", on_event=take)
-    assert (result.stopped, result.steps, result.checkpoint) == ("SIGTERM", 8, None)
+    assert (result.stopped, result.steps, result.checkpoint, ended) == ("SIGTERM", 8, None, [])
 
 
 def test_a_run_in_another_thread_has_no_signal_handlers() -> None:
