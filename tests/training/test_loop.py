@@ -210,6 +210,26 @@ def trained(folder: str) -> tuple[tuple[float, ...], str, Path | None]:
     return (*part.losses, *rest.losses), part.stopped, part.checkpoint
 
 
+def asked_apart(rows: int, steps: int) -> str:
+    rank = int(os.environ["RANK"])
+    data = TINY.train_data
+    apart = replace(TINY, train_data=[data[i % 6] for i in range(22 + rows * rank)])
+    with pytest.raises(ValueError) as raised:
+        sm.fit(apart, plan="data", steps=20 + steps * rank)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "what"),
+    [(0, 1, "the number of steps: 20 on rank 0, 21 on rank 1"),
+     (5, 0, "the number of samples: 22 on rank 0, 27 on rank 1")],
+)  # fmt: skip
+def test_ranks_that_would_end_apart_are_refused(rows: int, steps: int, what: str) -> None:
+    """They would wait for each other until the collectives' time limit."""
+    first, second = run(2, asked_apart, rows, steps, timeout=20.0)
+    assert first == second and first.startswith(f"ranks disagree about {what}")
+
+
 def test_all_ranks_stop_at_one_step_and_agree_on_the_folder(tmp_path: Path) -> None:
     entire = sm.fit(TINY, plan="single").losses
     first, second = run(2, trained, str(tmp_path / "saved"))
