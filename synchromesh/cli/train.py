@@ -92,8 +92,10 @@ def _adapts(args: argparse.Namespace, plan: "Plan", before: dict[str, object]) -
 
 def _plan_before(args: argparse.Namespace, before: dict[str, object]) -> str:
     """The plan of the resumed run, if as many ranks go on; else the planner's choice."""
-    count = int(os.environ["WORLD_SIZE"]) if ranks.inside() else options.processes(args.nproc)
-    return str(before["plan"]) if before.get("ranks") == count else "auto"
+    if not before:
+        return "auto"
+    count = ranks.size() if ranks.inside() else options.processes(args.nproc)
+    return str(before["plan"]) if before["ranks"] == count else "auto"
 
 
 def _workload(args: argparse.Namespace, before: dict[str, object]) -> "Workload":
