@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from synchromesh.cli import doctor, explain, lab, plan, run, train, verify
 from synchromesh.cli.ranks import hush
-from synchromesh.launch.rank import launched
+from synchromesh.launch.rank import launched, open_closed_streams
 from synchromesh.values.fault import Fault, Stopped, printable
 from synchromesh.version import VERSION
 
@@ -21,6 +21,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the process with exit code 2."""
         self.exit(2, f"{printable(f'{self.prog}: {message}')}; see {self.prog} --help\n")
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        """As argparse's, but a command refuses what it does not know itself, by its own name."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: 0, 2 for bad input, 1 for other errors,
     128 + N where signal N ended it.
     """
+    open_closed_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     args = parser().parse_args(words)
     args.words = words

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options, ranks
+from synchromesh.values.document import write
 from synchromesh.values.fault import Refuted, printable
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
     answers = checks(found, _port(args.port, found))
     cluster = found.cluster()
     path = Path(args.output)
-    path.write_text(cluster.to_json() if path.suffix == ".json" else cluster.to_yaml())
+    write(path, cluster.to_json() if path.suffix == ".json" else cluster.to_yaml())
     problems = [x for x in answers if x.level == "problem"]
     if args.json:
         document = {

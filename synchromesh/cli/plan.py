@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synchromesh.cli import options, ranks
+from synchromesh.values import document
 from synchromesh.values.fault import Refuted, printable
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
         raise Refuted(made.refusal)
     if args.output:
         path, plan = Path(args.output), made.plan
-        path.write_text(plan.to_json() if path.suffix == ".json" else plan.to_yaml())
+        document.write(path, plan.to_json() if path.suffix == ".json" else plan.to_yaml())
     return 0
 
 

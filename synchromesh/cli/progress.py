@@ -71,5 +71,5 @@ def summary(title: str, rows: dict[str, str]) -> None:
     """The table at the end, on standard output."""
     table = Table(title=Text(printable(title)), show_header=False, title_justify="left")
     for name, value in rows.items():
-        table.add_row(Text(name), Text(printable(value)))
+        table.add_row(Text(printable(name)), Text(printable(value)))
     Console(highlight=False).print(table)

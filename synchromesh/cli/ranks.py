@@ -27,6 +27,14 @@ def first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def size() -> int:
+    """How many ranks there are, of which this process is one."""
+    from synchromesh.launch.rendezvous import place  # imports torch
+
+    here = place()
+    return 1 if here is None else here.size
+
+
 def hush() -> None:
     """Only rank 0 writes to standard output, and one warning, in one line, is enough."""
     warnings.formatwarning = _warning

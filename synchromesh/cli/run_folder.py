@@ -7,6 +7,7 @@ runs/digits-cnn-20260102-030405/
     checkpoints/   epoch-N, step-N, best
 """
 
+import errno
 import json
 import math
 import os
@@ -82,15 +83,22 @@ class RunFolder:
 
     def write(self, asked: dict[str, Any], plan_yaml: str) -> None:
         """Writes what was asked and the plan in force, from which a resumed run goes on."""
-        (self.path / "run.json").write_text(json.dumps(asked, indent=1) + "\n")
-        (self.path / "plan.yaml").write_text(plan_yaml)
+        document.write(self.path / "run.json", json.dumps(asked, indent=1) + "\n")
+        document.write(self.path / "plan.yaml", plan_yaml)
 
     def log(self, event: str, **values: Any) -> None:
-        """Appends a line in one write: of a killed run only the last may be incomplete."""
+        """Appends a line in one write: of a killed run only the last may be incomplete. OSError
+        where there is no room for all of it, and then nothing is written."""
         entry = {"event": event, "time": round(time.time(), 3), **finite(values)}
         line = json.dumps(entry, allow_nan=False) + "\n"
-        with open(self.path / "log.jsonl", "a", encoding="utf-8") as file:
-            file.write(line)
+        with open(self.path / "log.jsonl", "ab", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            try:
+                if file.write(line.encode()) < len(line.encode()):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                file.truncate(end)
+                raise
 
     def asked(self) -> dict[str, Any]:
         """What run.json says; nothing where there is none."""

@@ -111,8 +111,10 @@ class Asked:
 
 def _plan_before(args: argparse.Namespace, before: dict[str, object]) -> str:
     """The plan of the resumed run, if as many ranks go on; else the planner's choice."""
-    count = int(os.environ["WORLD_SIZE"]) if ranks.inside() else options.processes(args.nproc)
-    return str(before["plan"]) if before.get("ranks") == count else "auto"
+    if not before:
+        return "auto"
+    count = ranks.size() if ranks.inside() else options.processes(args.nproc)
+    return str(before["plan"]) if before["ranks"] == count else "auto"
 
 
 def _workload(args: argparse.Namespace, before: dict[str, object]) -> "Workload":

@@ -54,6 +54,7 @@ class _Report:
         self.folder = job.folder
         self.trainer: Trainer | None = None
         self.predicted: float | None = None  # seconds of a step, before the first one
+        self.unwritten = False  # whether the log misses something
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Started: self._started,
             events.EpochStarted: lambda e: display.start_epoch(
@@ -76,7 +77,19 @@ class _Report:
 
     def _log(self, event: str, **values: Any) -> None:
         if self.display.shown:
-            self.folder.log(event, **values)
+            self._write(lambda: self.folder.log(event, **values))
+
+    def _write(self, do: Callable[[], None]) -> None:
+        """Training goes on where the run folder has no room; that is said once."""
+        try:
+            do()
+        except OSError as error:
+            if not self.unwritten:
+                self.display.say(
+                    f"{self.folder.path} cannot be written to ({error.strerror}): training goes "
+                    "on, and its log misses what comes until there is room"
+                )
+            self.unwritten = True
 
     def _started(self, event: events.Started) -> None:
         job, self.trainer, trainer = self.job, event.trainer, event.trainer
@@ -105,7 +118,7 @@ class _Report:
                 "batch_size": job.workload.batch_size, "plan": str(trainer.plan),
                 "ranks": trainer.world.size, "bf16": job.bf16, "adapt": job.adapt,
             }  # fmt: skip
-            self.folder.write(asked, trainer.plan.to_yaml())
+            self._write(lambda: self.folder.write(asked, trainer.plan.to_yaml()))
 
     def _predict(self, trainer: Trainer) -> None:
         """What a step should take, said before the first one; how the plan was found."""

@@ -2,6 +2,7 @@
 says so on all.
 """
 
+from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
@@ -34,7 +35,13 @@ def compare_ranks(
         raise ValueError(text if everyone.size == 1 else f"rank {rank}: {text}")
     if len({mark for _, mark in gathered}) == 1:
         return
-    descriptions = everyone.all_gather_json(described)
+    require_alike(everyone, described)
+
+
+def require_alike(everyone: Group, described: Mapping[str, Any]) -> None:
+    """ValueError on every rank, with the first difference, where ranks describe something
+    differently."""
+    descriptions = everyone.all_gather_json(dict(described))
     for rank, other in enumerate(descriptions):
         for key, value in descriptions[0].items():
             if other[key] != value:

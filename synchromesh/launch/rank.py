@@ -29,8 +29,21 @@ def launched() -> bool:
     return LAUNCHER in os.environ
 
 
+def open_closed_streams() -> None:
+    """Opens standard streams that this process was started without (`>&-`) on the null device: no
+    file or socket takes their place, and what is written to them is lost."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number)
+            if null != number:
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
 def main(arguments: list[str]) -> None:
     """Run the command that the arguments name as this rank, and end the process."""
+    open_closed_streams()
     die_with(int(os.environ[LAUNCHER]))
     if os.environ["RANK"] != "0":  # only rank 0 writes to standard output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -74,5 +74,7 @@ def _patterns(name: str) -> list[str]:
 
 
 def _literal(name: str) -> str:
-    """A pattern that matches this name alone, and what lies inside it."""
-    return re.sub(r"([*?\[])", r"[\1]", name)
+    """A pattern that matches this name alone, and what lies inside it; `?` stands for what a
+    plan's text cannot hold."""
+    pattern = re.sub(r"([*?\[@])", r"[\1]", name)
+    return "".join("?" if c in "=;" or c.isspace() or not c.isprintable() else c for c in pattern)

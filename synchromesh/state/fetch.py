@@ -119,7 +119,10 @@ class Fetch:
         loader, upcoming = self._workers(workers)
         loader.generator.manual_seed(seed)  # ours, not the user's
         upcoming.requests, upcoming.asked = requests, deque()
-        read = ((upcoming.asked.popleft(), reading) for reading in loader)
+        workers_read = iter(loader)
+        for process in workers_read._workers:  # type: ignore[attr-defined]
+            process.terminate = process.kill  # as SIGTERM is for the run (`_Begin`)
+        read = ((upcoming.asked.popleft(), reading) for reading in workers_read)
         if self._cuda:
             yield from _arriving(read, self.device)
         else:
@@ -181,9 +184,8 @@ class _Begin:
     call: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # Ctrl-C is for the run, which may stop cleanly
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # for the run, which reads on until it stops
         object.__setattr__(get_worker_info(), "dataset", self.dataset)
         if self.call is not None:
             self.call(worker)

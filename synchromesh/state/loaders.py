@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from synchromesh.engine.agreement import require_alike
 from synchromesh.engine.groups import World
 from synchromesh.state.cursor import Cursor
 from synchromesh.state.fetch import Loading, LoadingOptions
@@ -32,8 +33,8 @@ class Loaders:
         collate: Collate | None,
         options: LoadingOptions,
     ) -> Loader:
-        """The loader that was made before, else a new one. ValueError where settings differ,
-        TypeError for an option that there is not."""
+        """The loader that was made before, else a new one. All ranks call alike. ValueError
+        where settings or ranks differ, TypeError for an option that there is not."""
         given = dict(options)
         given_collate: Any = given.pop("collate_fn", None)  # as torch calls it
         if collate is not None and given_collate is not None:
@@ -58,6 +59,14 @@ class Loaders:
             dataset, batch_size, self._row_range, cursor, shuffle, drop_last, collate, loading,
             self._world.everyone.all_gather_json, self._world.device,
         )  # fmt: skip
+        require_alike(  # or they would end at different steps, and wait for each other there
+            self._world.everyone,
+            {
+                "the number of samples": loader.samples,
+                "the batch size": batch_size,
+                "the order of samples": f"shuffle={shuffle}, seed={seed}, drop_last={drop_last}",
+            },
+        )
         self._made.append(loader)
         self._seeds[id(loader)] = seed
         return loader

@@ -15,6 +15,7 @@ from statistics import median
 import torch
 
 from synchromesh.adapt.adapter import Decision
+from synchromesh.engine.agreement import require_alike
 from synchromesh.state import manifest
 from synchromesh.state.agreement import on_first
 from synchromesh.state.manifest import CheckpointError, check_writable
@@ -134,9 +135,27 @@ class _Loop:
         text = self.trainer.world.everyone.broadcast_json(None if path is None else str(path))
         return None if text is None else Path(text)
 
+    def _require_alike(self, resume: Path | None, adapt: bool) -> None:
+        """ValueError where ranks were asked for what would end, or be saved, at other steps."""
+        asked = {
+            "the number of epochs": self.epochs,
+            "the number of steps": self.steps,
+            "the steps between checkpoints": self.checkpoint_every,
+            "whether checkpoints are written": self.folder is not None,
+            "whether the run is resumed": resume is not None,
+            "whether the plan is adapted": adapt,
+            "whether there is validation": self._validates,
+        }
+        require_alike(self.trainer.world.everyone, asked)
+
+    @property
+    def _validates(self) -> bool:
+        return self.workload.valid_data is not None and self.workload.metric is not None
+
     def run(self, resume: Path | None, adapt: bool) -> FitResult:
         """Trains to the end; resume: a checkpoint, or a folder of them, to go on from."""
         trainer, w = self.trainer, self.workload
+        self._require_alike(resume, adapt)
         self.folder = self._agreed(self.folder)
         self.loader = trainer.loader(
             w.train_data, w.batch_size, shuffle=not is_stream(w.train_data), seed=self.seed,

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -13,6 +14,7 @@ import torch
 from synchromesh.engine.groups import World
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+REPEATED_SECONDS = 1.0  # chosen; signals that come sooner after each other are one wish
 REQUEST = "request"  # the caller's wish, where no signal is the cause
 
 
@@ -26,6 +28,7 @@ class Stop:
     def __init__(self, world: World, requested: Callable[[], bool] | None = None) -> None:
         self.everyone, self.device = world.everyone, world.device
         self.received = 0  # the signal's number
+        self._received_at = 0.0
         self._requested = requested
         self._numbers = torch.zeros(2, dtype=torch.int32)
         self._work: Any = None
@@ -33,7 +36,8 @@ class Stop:
     @contextmanager
     def on_signals(self) -> Iterator[None]:
         """Inside, SIGTERM and SIGINT ask for a stop and a second one ends this process at once;
-        but in another thread than the main one, where Python has no signal handlers."""
+        but in another thread than the main one, where Python has no signal handlers. Whoever
+        signals all processes of a job, and a launcher that passes it on, are one wish."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -45,9 +49,10 @@ class Stop:
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
+        if not self.received:
+            self.received, self._received_at = number, time.monotonic()
+        elif time.monotonic() > self._received_at + REPEATED_SECONDS:
             os._exit(128 + number)
-        self.received = number
 
     def ask(self) -> None:
         """Begins the exchange of what ranks wish."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from synchromesh.engine.batches import to_device
+from synchromesh.engine.batches import checksum, to_device
 from synchromesh.trace.partition.explain import explain
 from synchromesh.training.comparison import Comparison
 from synchromesh.training.deviation import AUTOCAST, TOLERANCE
@@ -183,6 +183,7 @@ def _train(
         alone = SingleProcess(reference, workload, world.device, trainer.options.autocast)
     sent: list[int] = []
     for step, batch in enumerate(global_batches(workload, steps, dtype), 1):
+        _require_equal(trainer, batch, step)
         world.ledger.reset()
         value = trainer.backward(trainer.shard(batch))
         sent = sent or trainer.gather_numbers(world.ledger.sent)
@@ -198,6 +199,18 @@ def _train(
     made = alone.trained() if alone else None
     comparison.shards("parameter", trainer.parameters(), made, steps)
     return sent
+
+
+def _require_equal(trainer: Trainer, batch: object, step: int) -> None:
+    """ValueError where ranks made other data: no plan could then agree with one process."""
+    sums = trainer.gather_numbers(checksum(batch))
+    other = [rank for rank, found in enumerate(sums) if found != sums[0]]
+    if other:
+        raise ValueError(
+            f"ranks {other} read another batch than rank 0 in step {step}: every rank makes the "
+            "data set itself, so random data need a seed of their own "
+            "(torch.Generator().manual_seed(0)) and no rank a part of its own"
+        )
 
 
 def _exactly_explained(trainer: Trainer, rows: int) -> bool:

@@ -7,6 +7,7 @@ here: one sentence that starts with the document's name and the path of the key.
 
 import json
 import math
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator
@@ -150,6 +151,18 @@ def read(path: str | Path) -> Any:
     except UnicodeDecodeError:
         raise ValueError(f"{path}: is not UTF-8 text") from None
     return readers[path.suffix](text, str(path))
+
+
+def write(path: str | Path, text: str) -> None:
+    """Writes a file entirely, or leaves what was there. OSError with the file's name."""
+    path = Path(path)
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        os.replace(fresh, path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 @contextmanager

@@ -43,8 +43,10 @@ def _named(workload: Workload, name: str) -> Workload:
 
 def _call(path: str, function: str) -> Workload:
     file = Path(path)
+    if file.is_dir():
+        raise ValueError(f"{path} is a folder: a TARGET is path/to/file.py:function")
     if not file.is_file():
-        beside = [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        beside = [p.name for p in file.parent.glob("*.py") if p.is_file()]
         raise ValueError(f"there is no file {path}{near(file.name, beside, brackets=True)}")
     module = _module(file)
     build = getattr(module, function, None)
@@ -55,7 +57,7 @@ def _call(path: str, function: str) -> Workload:
         )
     try:
         workload = build()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(_blame(file, error, f"{path}:{function} failed")) from error
     if not isinstance(workload, Workload):
         raise ValueError(
@@ -77,12 +79,12 @@ def _module(file: Path) -> ModuleType:
             sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(_blame(file, error, f"{file} could not be imported")) from error
     return module
 
 
-def _blame(file: Path, error: Exception, what: str) -> str:
+def _blame(file: Path, error: Exception | SystemExit, what: str) -> str:
     """One sentence with the last line of the user's own file that took part in `error`."""
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError) and error.lineno is not None:

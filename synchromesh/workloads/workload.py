@@ -84,6 +84,8 @@ class Workload:
         yield from _data_faults("train_data", self.train_data)
         if self.valid_data is not None:
             yield from _data_faults("valid_data", self.valid_data)
+        if self.name is not None and not isinstance(self.name, str):
+            yield f"name must be text, not {self.name!r}"
         if not isinstance(self.loading, Mapping):
             yield f"loading must be a dictionary, not {type(self.loading).__name__}"
 

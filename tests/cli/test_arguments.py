@@ -1,6 +1,8 @@
 """Tests of what the command says to bad input: one sentence, exit code 2, no process started."""
 
 import json
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 from synchromesh import __version__
 from synchromesh.cli import main, ranks
+from synchromesh.cli.progress import summary
 from synchromesh.cli.ranks import hush
 
 
@@ -37,6 +40,14 @@ def told(words: str | list[str], capsys: pytest.CaptureFixture[str]) -> str:
     [
         ("frob", "invalid choice: 'frob' (choose from"),
         ("train", "the following arguments are required: TARGET; see synchromesh train --help"),
+        (
+            "train digits/cnn -o x",
+            "synchromesh train: unrecognized arguments: -o x; see synchromesh train --help",
+        ),
+        (
+            "lab up --what",
+            "synchromesh lab up: unrecognized arguments: --what; see synchromesh lab",
+        ),
         ("train digits/cnn --nproc 0", "--nproc: '0' is not a whole number of at least 1"),
         ("train digits/cnn --batch-size x", "--batch-size: 'x' is not a whole number"),
         ("doctor --port 65536", "--port: 65536 is no port: ports are 1 to 65535"),
@@ -127,6 +138,27 @@ def test_run_inside_a_rank(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert "`run` starts ranks and this process is one already" in told("run x.py", capsys)
+
+
+def test_a_rank_in_a_world_without_a_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    sentence = told("train digits/cnn", capsys)
+    assert "WORLD_SIZE is not a whole number ('two')" in sentence
+
+
+def test_closed_standard_streams(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m synchromesh plan --clusters"
+    script = f"{command} >&- && {command} <&- 2>&- | head -1"
+    found = subprocess.run(script, shell=True, capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, "") and found.stdout.count("\n") == 1
+
+
+def test_a_metric_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    summary("x", {"\x1b[31m": "1"})
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_version_and_help_need_no_torch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,9 @@
 
 import json
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,34 @@ def test_log_is_one_object_a_line(tmp_path: Path) -> None:
     folder.log("stop", signal="SIGTERM")
     lines = [json.loads(x) for x in (folder.path / "log.jsonl").read_text().splitlines()]
     assert [x["event"] for x in lines] == ["step", "stop"] and lines[0]["loss"] == 0.5
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Inside, no file can have more than so many bytes, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_whole_lines_and_files(tmp_path: Path) -> None:
+    folder = run(tmp_path / "r")
+    folder.write({"plan": "data"}, "default: data")
+    folder.log("step", step=1)
+    with room_for((folder.path / "log.jsonl").stat().st_size + 10):
+        with pytest.raises(OSError):
+            folder.log("step", step=2)
+        with pytest.raises(OSError, match=r"run\.json"):
+            folder.write({"plan": "data" * 100}, "default: data")
+    folder.log("step", step=3)
+    lines = [json.loads(x) for x in (folder.path / "log.jsonl").read_text().splitlines()]
+    assert [x["step"] for x in lines] == [1, 3]
+    assert json.loads((folder.path / "run.json").read_text()) == {"plan": "data"}
+    names = {path.name for path in folder.path.iterdir()}
+    assert names == {"run.json", "plan.yaml", "log.jsonl", "checkpoints"}
 
 
 def test_folder_that_cannot_be_written_to(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from synchromesh.cli import main
+from synchromesh.cli.run_folder import RunFolder
 from synchromesh.state import checkpoint
 from synchromesh.state.manifest import CheckpointError
 from tests.profiling.hurried import hurried
@@ -112,6 +113,20 @@ def test_a_run_leaves_its_log_plan_and_checkpoints(capsys: pytest.CaptureFixture
     }  # fmt: skip
     assert not Path("run/checkpoints/step-12").exists()  # an epoch's end has its own
     assert Path("run/plan.yaml").read_text() == "{default: single}\n"
+
+
+def test_a_log_without_room_ends_no_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: RunFolder, event: str, **values: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "log", full)
+    words = "train tiny.py:build --output run --steps 4 --plan single"
+    assert main(words.split()) == 0
+    err = capsys.readouterr().err
+    assert err.count("run cannot be written to (No space left on device): training goes on") == 1
+    assert Path("run/checkpoints/step-4").is_dir()
 
 
 def test_resuming_continues_the_same_curve(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ CHOICES = (Layout(4, 1), Layout(2, 2), Layout(1, 4))
 CHAINS = {name: traced(name).chain.names for name in ("bert", "cnn", "odd_mlp", "lstm")}
 AWKWARD = {
     "indices": ("a[0]", "a[1]", "a", "a.b", "a.b.c", "b?c"),
+    "signs": ("a=b", "e;f", "@g", " h", "i\x1b[31mj", "@g.k"),
     "numbers": ("0", "1", "1.0", "0.1", "x.0", "x.00", "x.0.y"),
 }
 

@@ -1,11 +1,13 @@
 """Fetching: worker processes read ahead of the step, and as torch's own knobs say."""
 
+import multiprocessing
 import os
 import random
 import signal
 import time
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -128,7 +130,6 @@ def test_workers_stay_where_they_are_to() -> None:
 def begin(worker: int) -> None:
     info = get_worker_info()
     assert info is not None and isinstance(info.dataset, Drawn)
-    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN, "Ctrl-C leaves it to the run"
     info.dataset.offset = 10 + worker  # as torch's own pages do it
 
 
@@ -138,6 +139,39 @@ def test_the_other_knobs_reach_the_workers() -> None:
         timeout=30,
     )  # fmt: skip
     assert drawn(loading, epochs=1)[0][:, 4].tolist() == [10.0] * 4
+
+
+class Stuck(Numbers):
+    """The second sample is not read before a file is there; the first tells who reads."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(2)
+        self.file = file
+
+    def __getitem__(self, index: int) -> Any:
+        while index and not self.file.exists():
+            time.sleep(0.01)
+        return torch.tensor([os.getpid()])
+
+
+def test_a_signal_that_stops_the_run_leaves_its_workers_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launchers send it to the processes of a rank, and the run reads on until it stops."""
+    file, loading = tmp_path / "file", Loading(num_workers=1)
+    loader = Loader(Stuck(file), 1, lambda n: (0, n), shuffle=False, loading=loading)
+    batches = iter(loader)
+    worker = int(next(batches))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        os.kill(worker, number)
+    file.touch()
+    assert [int(batch) for batch in batches] == [worker]
+    file.unlink()
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # seconds
+    batches = iter(loader)
+    worker = int(next(batches))
+    del batches  # a worker that hangs then is ended all the same
+    assert worker not in {child.pid for child in multiprocessing.active_children()}
 
 
 @pytest.mark.parametrize(

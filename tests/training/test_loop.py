@@ -130,13 +130,18 @@ def test_the_caller_stops_a_run_which_can_go_on() -> None:
     assert handlers == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
 
 
-def test_a_signal_stops_a_run() -> None:
+def test_a_signal_stops_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that comes from the system and, passed on, from the launcher."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+
     def take(event: FitEvent) -> None:
         if isinstance(event, StepDone) and event.step == 7:
             os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     result = sm.fit(TINY, plan="single", on_event=take)
-    assert (result.stopped, result.steps, result.checkpoint) == ("SIGTERM", 8, None)
+    assert (result.stopped, result.steps, result.checkpoint, ended) == ("SIGTERM", 8, None, [])
 
 
 def test_a_run_in_another_thread_has_no_signal_handlers() -> None:
@@ -203,6 +208,26 @@ def trained(folder: str) -> tuple[tuple[float, ...], str, Path | None]:
     assert part.steps == 7 and part.ranks == 2
     rest = sm.fit(TINY, plan="tensor", resume=part.checkpoint)
     return (*part.losses, *rest.losses), part.stopped, part.checkpoint
+
+
+def asked_apart(rows: int, steps: int) -> str:
+    rank = int(os.environ["RANK"])
+    data = TINY.train_data
+    apart = replace(TINY, train_data=[data[i % 6] for i in range(22 + rows * rank)])
+    with pytest.raises(ValueError) as raised:
+        sm.fit(apart, plan="data", steps=20 + steps * rank)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "what"),
+    [(0, 1, "the number of steps: 20 on rank 0, 21 on rank 1"),
+     (5, 0, "the number of samples: 22 on rank 0, 27 on rank 1")],
+)  # fmt: skip
+def test_ranks_that_would_end_apart_are_refused(rows: int, steps: int, what: str) -> None:
+    """They would wait for each other until the collectives' time limit."""
+    first, second = run(2, asked_apart, rows, steps, timeout=20.0)
+    assert first == second and first.startswith(f"ranks disagree about {what}")
 
 
 def test_all_ranks_stop_at_one_step_and_agree_on_the_folder(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ says; errors are found, and rounding is none.
 """
 
 import json
+import os
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -166,6 +167,20 @@ def test_rows_that_do_not_divide() -> None:
     for plain, mixed in answers:
         assert plain["passed"] and plain["sent_bytes_compared"]
         assert mixed["passed"] and not mixed["sent_bytes_compared"]
+
+
+def apart() -> str:
+    _, _, make = MODELS["cnn"]()
+    rows = Rows(make(24 + int(os.environ["RANK"])))
+    with pytest.raises(ValueError) as raised:
+        verify(replace(target("cnn"), train_data=rows), "data", 1)
+    return str(raised.value)
+
+
+def test_data_that_ranks_do_not_share_are_not_blamed_on_the_plan() -> None:
+    with one_trace("cnn", "data"):
+        first, second = run(2, apart)
+    assert first == second and "ranks [1] read another batch than rank 0 in step 1" in first
 
 
 class Normed(nn.Sequential):

@@ -47,6 +47,8 @@ def test_all_faults_are_named_at_once() -> None:
         workload(
             model=nn.Linear(1, 1), batch_size=0, epochs=True, train_data=[], metric=3, name="w"
         )
+    with pytest.raises(ValueError, match="name must be text, not 5"):
+        workload(name=5)
     for part in (
         "workload w: ", "model must be a function that builds", "batch_size must", "epochs must",
         "train_data is empty (0 items)", "metric must be a function, not int",
@@ -89,6 +91,9 @@ def wrong():
 def broken():
     missing = {}
     return missing["rows"]
+
+def ended():
+    raise SystemExit(3)
 """
 
 
@@ -101,6 +106,7 @@ def test_target_in_a_file(tmp_path: Path) -> None:
         "biuld": "has no function 'biuld' (did you mean build?)",
         "wrong": "mine.py:wrong returned int, not a synchromesh.Workload",
         "broken": """mine.py:broken failed: line 17 (return missing["rows"]): KeyError: 'rows'""",
+        "ended": "mine.py:ended failed: line 20 (raise SystemExit(3)): SystemExit: 3",
     }.items():
         with pytest.raises(ValueError) as error:
             load(f"{file}:{function}")
@@ -111,6 +117,9 @@ def test_target_in_a_file(tmp_path: Path) -> None:
         load(str(file))
     with pytest.raises(ValueError, match=r"there is no file .*mien.py \(did you mean mine.py\?\)"):
         load(f"{tmp_path}/mien.py:build")
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(ValueError, match=r"folder.py is a folder: a TARGET is path/to/file.py"):
+        load(f"{tmp_path}/folder.py:build")
     file.write_text("x = 1\ndef build(:\n")
     with pytest.raises(ValueError, match="could not be imported: line 2: SyntaxError"):
         load(f"{file}:build")
