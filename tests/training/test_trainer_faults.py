@@ -4,6 +4,7 @@ hang.
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,27 @@ def in_training() -> tuple[dict[str, str], float, bool]:
         "plan": fault(lambda: trainer.switch("data; hed=tensor")),
         "degrees": fault(lambda: trainer.switch("hybrid:tensor=3")),
         "switch": fault(lambda: trainer.switch("tensor" if rank else "data")),
+        "micro-batches": fault(lambda: trainer.step((x, y), micro_batches=1 + rank)),
     }
+    evaluated = (trainer.evaluate, [(x, y)] * (1 + rank), lambda m, b: {"n": mean_loss(m, b)})
+    alone: dict[str, Callable[[], object]] = {
+        "save": lambda: trainer.save("nowhere"),
+        "resume": lambda: trainer.resume("nowhere"),
+        "export": lambda: trainer.export("nowhere"),
+        "state_dict": trainer.state_dict,
+        "predict": trainer.predict,
+        "evaluate": partial(*evaluated),
+        "gather_numbers": lambda: trainer.gather_numbers(1),
+    }
+    for name, call in alone.items():  # on one rank; the other trains
+        sentences[name] = fault(call if rank == 0 else lambda: trainer.step((x, y)))
+    sentences["uneven evaluation"] = fault(partial(*evaluated))
+    trainer.optimizer.param_groups[0]["lr"] *= 1 + rank
+    sentences["settings"] = fault(lambda: trainer.step((x, y)))
+    trainer.optimizer.param_groups[0]["lr"] /= 1 + rank
+    trainer.model.module.requires_grad_(rank == 0)
+    sentences["frozen"] = fault(lambda: trainer.step((x, y)))
+    trainer.model.module.requires_grad_(True)
     value = float(trainer.step(trainer.shard(batch(8))))
     trainer.close()
     mine = torch.ones(1)
@@ -116,7 +137,7 @@ def in_training() -> tuple[dict[str, str], float, bool]:
 
 def test_ranks_with_other_batches_are_told_so_on_all() -> None:
     expected = {
-        "shapes": r"ranks \[1\] have .* another structure, shape or plan than rank 0; .*pad",
+        "shapes": r"ranks \[1\] have .* another structure or shape than rank 0: .*pad",
         "rows": r"ranks \[0, 1\] work on the same rows .* \(rows \[7, 8\]\); use trainer.loader",
         "other rows": r"ranks \[0, 1\] work on the same rows but were given different batches",
         "torn": r"rank 1: the tensors of a batch must have the same number of .* got \[7, 8\]",
@@ -127,6 +148,14 @@ def test_ranks_with_other_batches_are_told_so_on_all() -> None:
         "plan": "pattern 'hed' matches no component; did you mean 'head'",
         "degrees": r"data\(1\) x tensor\(3\) != 2|data\(0\)|!= 2 devices",
         "switch": "ranks came to different partitions",
+        "micro-batches": r"ranks \[1\] are at another step than rank 0: .*`micro_batches`",
+        "gather_numbers": "rank 0 is in prepare, in gather_numbers .*, rank 1 in step or backward",
+        "uneven evaluation": "rank 0 is at the end of evaluate, rank 1 in evaluate: every rank",
+        "settings": r"ranks \[1\] have other settings of the optimizer than rank 0",
+        "frozen": r"ranks \[1\] have a model with other frozen parameters",
+    } | {
+        name: f"rank 0 is in {name}, rank 1 in step or backward: every rank calls .*alike"
+        for name in ("save", "resume", "export", "state_dict", "predict", "evaluate")
     }
     whole = Net()
     value = mean_loss(whole, batch(8)).item()
