@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from synchromesh.engine.groups import Group
+from synchromesh.engine.meeting import STEP, meet
 from synchromesh.trace.capture.batch import row_count as row_count
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
@@ -125,10 +126,39 @@ def checksum(batch: Any) -> int:
     """
     total = 0
     for x in leaves(batch):
-        flat = x.detach().reshape(-1)
+        flat = x.detach().resolve_conj().resolve_neg().reshape(-1)
         sample = flat[:: max(1, flat.numel() // 1024)].contiguous().cpu()
         total = zlib.crc32(sample.view(torch.uint8).numpy().data if sample.numel() else b"", total)
     return total
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Fingerprints of what ranks must have alike to run a step together."""
+
+    batch: int = 0  # structure, types and shapes, and the values of what all rows share
+    place: int = 0  # updates done, the plan, and how the step was called
+    model: int = 0  # frozen parameters, modes
+    optimizer: int = 0  # its settings
+
+    def numbers(self) -> tuple[int, ...]:
+        """In the order of `DIFFERENCES`."""
+        return self.batch, self.place, self.model, self.optimizer
+
+
+DIFFERENCES = (
+    "have a batch of another structure or shape than rank {0}: shapes may depend on the number "
+    "of rows only, so pad sequences to the same length on all ranks; what all rows share (0-d "
+    "tensors, numbers, texts) must be the same too, so leave out what rows have beside tensors "
+    "(names, ids)",
+    "are at another step than rank {0}: every rank does the same number of steps, under the same "
+    "plan, with the same `last` and `micro_batches`",
+    "have a model with other frozen parameters, or other modes of modules, than rank {0}: change "
+    "these on all ranks alike",
+    "have other settings of the optimizer than rank {0} (a learning rate, for example), and would "
+    "train another model: change them on all ranks alike; where they follow a metric, by the one "
+    "that trainer.evaluate returns",
+)
 
 
 class RowAgreement:
@@ -150,14 +180,19 @@ class RowAgreement:
         self.outdated = False  # whether the model of a rank has changed
 
     def __call__(
-        self, batch: Any, key: int, numbers: tuple[int, ...] = (), outdated: bool = False
+        self,
+        batch: Any,
+        marks: Marks,
+        numbers: tuple[int, ...] = (),
+        outdated: bool = False,
+        method: str = STEP,
     ) -> GlobalRows:
-        """The global rows of this step. key: fingerprint of the batch's signature and of the plan.
+        """The global rows of this step, or of a batch of `evaluate`.
 
         numbers: as many on every rank, gathered on all (`self.numbers`). outdated: whether this
         rank's model is another than was traced.
 
-        Raises ValueError on every rank if signatures differ or ranks of one data index hold other
+        Raises ValueError on every rank if marks differ or ranks of one data index hold other
         rows.
         """
         fault = ""
@@ -166,28 +201,19 @@ class RowAgreement:
         except ValueError as error:  # of this rank alone, maybe: the others must not wait for it
             count, fault = -1, str(error)
         same = checksum(batch) if self.layout.tensor > 1 else 0
-        row = [count, key, same, int(outdated), *numbers]
-        if self.group.size == 1:
-            table = [row]
-        else:
-            own = torch.tensor(row, device=self.device)
-            table = self.group.all_gather(own, counted=False).tolist()
+        row = [count, same, int(outdated), *marks.numbers(), *numbers]
+        table = [row] if self.group.size == 1 else meet(self.group, method, row, self.device)
         if any(row[0] < 0 for row in table):
             faults = self.group.all_gather_json(fault)
             rank, text = next((r, t) for r, t in enumerate(faults) if t)
             raise ValueError(text if len(faults) == 1 else f"rank {rank}: {text}")
-        self.numbers = [tuple(row[4:]) for row in table]
-        self.outdated = any(row[3] for row in table)
-        counts, keys, sums = zip(*(table[r][:3] for r in self.ranks), strict=True)
-        if len(set(keys)) > 1:
-            odd = [r for r, k in zip(self.ranks, keys, strict=True) if k != keys[0]]
-            raise ValueError(
-                f"ranks {odd} have a batch of another structure, shape or plan than rank "
-                f"{self.ranks[0]}; "
-                "shapes may depend on the number of rows only: pad sequences to the same length "
-                "on all ranks. What all rows share (0-d tensors, numbers), which parameters are "
-                "frozen and the modes of modules must be the same too"
-            )
+        self.numbers = [tuple(row[7:]) for row in table]
+        self.outdated = any(row[2] for row in table)
+        counts, sums, _, *columns = zip(*(table[r][:7] for r in self.ranks), strict=True)
+        for column, difference in zip(columns, DIFFERENCES, strict=True):
+            odd = [r for r, mark in zip(self.ranks, column, strict=True) if mark != column[0]]
+            if odd:
+                raise ValueError(f"ranks {odd} {difference.format(self.ranks[0])}")
         for index in range(self.layout.data):
             block = slice(index * self.layout.tensor, (index + 1) * self.layout.tensor)
             if len(set(zip(counts[block], sums[block], strict=True))) > 1:

@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from synchromesh.engine.communicator import Finish, Op
 from synchromesh.engine.device import device_of
 from synchromesh.engine.ledger import Ledger
+from synchromesh.engine.meeting import EXCHANGE, meet
 from synchromesh.launch import rendezvous
 
 T = TypeVar("T")
@@ -284,7 +285,7 @@ class Group:
             return [json.loads(json.dumps(value))]
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         device = self.world.device
-        lengths = self.all_gather(torch.tensor(len(text), device=device), counted=False).tolist()
+        lengths = [n for (n,) in meet(self, EXCHANGE, [len(text)], device)]
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(text)] = text
         rows = self.all_gather(padded.to(device), counted=False).cpu()

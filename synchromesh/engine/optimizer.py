@@ -28,6 +28,23 @@ REFUSED = {
 }
 
 
+def settings(optimizer: Optimizer) -> list[list[str]]:
+    """The numbers in the optimizer's groups, as text: learning rates and the like; but those on
+    another device than the host, for reading them would make a step wait."""
+
+    def number(value: Any) -> bool:
+        if isinstance(value, Tensor):
+            return value.dim() == 0 and value.device.type == "cpu"
+        return isinstance(value, (int, float)) or (
+            isinstance(value, (tuple, list)) and all(map(number, value))
+        )
+
+    return [
+        [f"{key}={value!r}" for key, value in group.items() if key != "params" and number(value)]
+        for group in optimizer.param_groups
+    ]
+
+
 def check(optimizer: Optimizer, sharded: bool) -> None:
     """ValueError for optimizers that cannot run, a warning for unknown ones on shards.
 

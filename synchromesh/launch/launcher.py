@@ -48,6 +48,7 @@ class Failure:
     ranks: int
     exit_code: int
     fault: Fault | None
+    ended: tuple[int, ...] = ()  # ranks that had ended before, without an error
 
     @property
     def code(self) -> int:
@@ -66,6 +67,8 @@ class Failure:
             why = f"killed by {Signals(-self.exit_code).name}"
         else:
             why = f"exit code {self.exit_code}"
+        if self.ended:
+            why += f"; ranks {list(self.ended)} had ended before, without an error"
         ended = f"synchromesh: rank {self.rank} of {self.ranks} failed ({why}); the run ended"
         return f"{self.fault}\n{ended}" if self.fault is not None else ended
 
@@ -197,10 +200,12 @@ class _Agent(LocalElasticAgent):
         records = {r: left for r, left in self._records().items() if "stopped" not in left}
         ranks = self.spec.local_world_size
 
-        def order(rank: int) -> tuple[bool, bool, float]:
+        def order(rank: int) -> tuple[bool, bool, bool, float]:
             code = self.observed.codes.get(rank, 0)
+            left = records.get(rank, {})
             killed = code < 0 and code != -SIGABRT  # gloo aborts when its peer is gone
-            return not killed, rank not in records, records.get(rank, {}).get("when", 0.0)
+            lost = code == -SIGABRT or left.get("lost", False)
+            return not killed, lost, not left, left.get("when", 0.0)
 
         failed = (
             {r for r, code in self.observed.codes.items() if code != 0} if not stopped else set()
@@ -213,7 +218,8 @@ class _Agent(LocalElasticAgent):
         fault = None
         if left and left["sentence"]:
             fault = Fault(left["sentence"], left["traceback"], left["code"])
-        return Failure(first, ranks, self.observed.codes.get(first, 1), fault)
+        ended = tuple(r for r, code in sorted(self.observed.codes.items()) if code == 0)
+        return Failure(first, ranks, self.observed.codes.get(first, 1), fault, ended)
 
 
 def _ranks_of(forks: Sequence[Fork]) -> AbstractContextManager[object]:

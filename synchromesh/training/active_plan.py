@@ -40,3 +40,14 @@ class ActivePlan:
         """How many rows of an agreed batch this rank has; none on an idle rank."""
         position = self.stage.position
         return 0 if position is None else rows.counts[self.leaf_layout.data_index(position)]
+
+
+def checked_plan(plan: Plan | str) -> Plan:
+    """The plan of a text, or `auto`. ValueError where this version cannot execute it."""
+    plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    if not isinstance(plan, Plan):
+        raise ValueError(f"a plan is a text or a Plan, not {type(plan).__name__}")
+    faults = () if plan.automatic else plan.unsupported()
+    if faults:
+        raise ValueError(f"plan {str(plan)!r}: " + "; ".join(faults))
+    return plan

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from synchromesh.engine import batches
 from synchromesh.engine.groups import World
+from synchromesh.engine.meeting import EVALUATE, EVALUATED, meet
 from synchromesh.training.execution import Execution
 
 Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
@@ -26,9 +27,9 @@ def means(
     count = 0
     with torch.no_grad(), execution.streams.preserved():
         for raw in loader:
-            key = execution.batch_key(raw, steps)
+            marks = execution.marks(raw, steps)
             batch = batches.to_device(raw, world.device)
-            rows = execution.active.agree(batch, key)
+            rows = execution.active.agree(batch, marks, method=EVALUATE)
             if not rows.total:
                 continue
             count += rows.total
@@ -41,6 +42,7 @@ def means(
                     for name, value in zip(result.names, result.outputs, strict=True):
                         known = sums.get(name, torch.zeros((), dtype=torch.float64))
                         sums[name] = known + value.double().cpu()
+    meet(world.everyone, EVALUATED, device=world.device)
     return _over_ranks(world, sums, count)
 
 

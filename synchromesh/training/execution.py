@@ -7,13 +7,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from synchromesh.engine import batches
-from synchromesh.engine.batches import GlobalRows, RowAgreement
+from synchromesh.engine.batches import GlobalRows, Marks, RowAgreement
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import Group, World
 from synchromesh.engine.interleaving import Interleaving
 from synchromesh.engine.model import Model
 from synchromesh.engine.opaque import OpaqueProgram, hand_over
 from synchromesh.engine.optimizer import check as check_optimizer
+from synchromesh.engine.optimizer import settings
 from synchromesh.engine.program import Program
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.stage import StageGroups
@@ -197,13 +198,16 @@ class Execution:
 
     # Batches
 
-    def batch_key(self, batch: Any, steps: int) -> int:
-        """A number that ranks with batches of one global batch share, if their models, plans and
-        numbers of updates are the same."""
-        modes = training_modes(self.model.module)
-        now = self.active.fingerprint, steps, self.model.trained(), modes
-        key: Hashable = (signature(batch), batches.common(batch), *now)
-        return batches.fingerprint(key)
+    def marks(self, batch: Any, steps: int, *call: Hashable) -> Marks:
+        """What ranks with batches of one global batch have alike; call: how they run it."""
+        model = self.model.trained(), training_modes(self.model.module)
+        of = batches.fingerprint
+        return Marks(
+            of((signature(batch), batches.common(batch))),
+            of((self.active.fingerprint, steps, call)),
+            of(model),
+            of(repr(settings(self.optimizer))),
+        )
 
     def filled(self, batch: Any, rows: GlobalRows) -> Any:
         """The batch; where this rank has no rows, one that is another rank's.

@@ -20,10 +20,11 @@ from synchromesh.state import manifest
 from synchromesh.state.agreement import on_first
 from synchromesh.state.manifest import CheckpointError, check_writable
 from synchromesh.training import events
+from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult
 from synchromesh.training.prepare import prepare
 from synchromesh.training.stop import Stop
-from synchromesh.training.trainer import Trainer, checked_plan
+from synchromesh.training.trainer import Trainer
 from synchromesh.values.plan import Plan
 from synchromesh.workloads.workload import Workload, is_stream
 

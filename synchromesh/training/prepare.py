@@ -16,8 +16,9 @@ from synchromesh.engine.agreement import compare_ranks
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import check as check_optimizer
+from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.options import Loss, Options
-from synchromesh.training.trainer import Trainer, checked_plan
+from synchromesh.training.trainer import Trainer
 from synchromesh.values.plan import Plan
 
 

@@ -17,6 +17,7 @@ from synchromesh.adapt.adapter import Adapter, Decision
 from synchromesh.adapt.observer import NO_COST, Observer
 from synchromesh.engine import batches
 from synchromesh.engine.groups import World
+from synchromesh.engine.meeting import EVALUATE, meet
 from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import clip_norm
 from synchromesh.planner.candidate import Candidate
@@ -34,6 +35,7 @@ from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.partition import Partition, overlaps
 from synchromesh.trace.step import Step
 from synchromesh.training.accumulation import Accumulation, forget_gradients
+from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
 from synchromesh.training.options import Loss, Options
@@ -57,8 +59,7 @@ class Trainer:
         self.model, self.optimizer, self.world = model, optimizer, world
         self.options = options
         self.scheduler: LRScheduler | None = None
-        self.steps = 0
-        self.steps_to_come = 0
+        self.steps = self.steps_to_come = 0
         self.on_event: Callable[[Decision], None] | None = None
         self._loaders = Loaders(self.row_range, world)
         self._planning = PlanningSession(model, optimizer, example, world, options.say)
@@ -108,6 +109,7 @@ class Trainer:
 
         Measures what is not known yet, which takes seconds; all ranks call alike.
         """
+        self._meet("predict")
         known = None if self.adapter is None else self.adapter.profile
         return self._planning.predict(self.traced, self.plan, known)
 
@@ -121,6 +123,7 @@ class Trainer:
         why and what came of it). Measures the model and the links first, where that has not been
         done; all ranks call alike.
         """
+        self._meet("adapt")
         if self.traced.opaque or self.world.size == 1:
             why = self.traced.reason if self.traced.opaque else "there is one device"
             self.options.say(f"there is nothing to adapt: {why}")
@@ -193,10 +196,11 @@ class Trainer:
     def _backward(self, batch: Any, last: bool, micro_batches: int) -> tuple[Tensor, int]:
         """The loss, and the rows of the global batch."""
         execution, observer = self._execution, self._observer
-        outdated, key = execution.outdated(), execution.batch_key(batch, self.steps)
+        outdated = execution.outdated()
+        marks = execution.marks(batch, self.steps, last, micro_batches)
         batch = batches.to_device(batch, self.world.device)
         agree = execution.active.agree
-        rows = agree(batch, key, NO_COST if observer is None else observer.cost, outdated)
+        rows = agree(batch, marks, NO_COST if observer is None else observer.cost, outdated)
         if observer is not None:
             self._report(observer.collect(agree.numbers, execution.active.stage.ranks))
         if agree.outdated:
@@ -251,6 +255,7 @@ class Trainer:
         """Means over the rows of `loader`: metric(model, batch) -> {name: sum over the batch's
         rows}.
         """
+        self._meet(EVALUATE)
         cursor = loader.cursor if isinstance(loader, Loader) else None
         if isinstance(loader, Loader):
             loader.cursor = loader.cursor.epoch_start()
@@ -285,6 +290,7 @@ class Trainer:
         over the network.
         """
         began = time.perf_counter()
+        self._meet("switch")
         self._accumulation.require_none("switch")
         forget_gradients(self.model)
         plan = checked_plan(plan)
@@ -301,6 +307,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The model's own names and shapes, complete, on every rank's host memory."""
+        self._meet("state_dict")
         self._execution.settle()
         return self.state.state_dict()
 
@@ -322,6 +329,7 @@ class Trainer:
         """This rank's shards of the buffers by name, after those that data ranks compute of rows
         of their own have been made equal; all ranks call alike.
         """
+        self._meet("buffers")
         self._execution.settle()
         return {n: b.detach() for n, b in self.model.buffers.items()}
 
@@ -345,6 +353,7 @@ class Trainer:
         """Writes a checkpoint that any plan on any number of devices can resume; a crash leaves
         the old one.
         """
+        self._meet("save")
         self._accumulation.require_none("save")
         forget_gradients(self.model)
         self._execution.settle()
@@ -365,6 +374,7 @@ class Trainer:
 
     def export(self, path: str | Path) -> None:
         """Writes the model's complete weights to one safetensors file, under its own names."""
+        self._meet("export")
         self._execution.settle()
         save_safetensors(path, self.state.model_tensors(), self.world, self.model.aliases)
 
@@ -374,6 +384,7 @@ class Trainer:
         CheckpointError, on all ranks, for one that is damaged or of another model; nothing has
         changed then.
         """
+        self._meet("resume")
         saved = checkpoint.read_extra(Path(path), self.world)
         keys = ("steps", "seed", "overlap", "optimizer", "scheduler", "cursors", "extra")
         if not isinstance(saved, dict) or any(key not in saved for key in keys):
@@ -399,19 +410,11 @@ class Trainer:
             self._observer.restart()  # steps may have gone back
         return dict(saved["extra"])
 
+    def _meet(self, method: str) -> None:
+        meet(self.world.everyone, method, device=self.world.device)
+
     def close(self) -> None:
         """Ends the groups; the model stays cut unless this is the only rank."""
         self._execution.close()
         self.model.unblock()
         self.world.close()
-
-
-def checked_plan(plan: Plan | str) -> Plan:
-    """The plan of a text, or `auto`. ValueError where this version cannot execute it."""
-    plan = Plan.parse(plan) if isinstance(plan, str) else plan
-    if not isinstance(plan, Plan):
-        raise ValueError(f"a plan is a text or a Plan, not {type(plan).__name__}")
-    faults = () if plan.automatic else plan.unsupported()
-    if faults:
-        raise ValueError(f"plan {str(plan)!r}: " + "; ".join(faults))
-    return plan

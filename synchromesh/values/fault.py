@@ -1,6 +1,7 @@
 """A fault: what a user sees of an exception, a sentence where it is ours, else a traceback."""
 
 import os
+import re
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,10 @@ from signal import Signals
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
 LAUNCHING = (str(Path(__file__).parents[1] / "launch" / "rank.py"), "<frozen runpy>")
+# What gloo says where another rank does not answer: its source line, then the reason.
+UNANSWERED = re.compile(r"\[\S*gloo/transport/\S+\] ([^.\[]*)")
+GONE = "lost the connection to another rank, which failed, was killed or had ended before"
+TIMED_OUT = "waited in vain for another rank, which hangs or is in another call"
 
 
 class Refuted(Exception):
@@ -34,6 +39,7 @@ class Fault:
     sentence: str
     traceback: str  # "" where the sentence is all a user needs
     code: int = 1  # exit code: 2 for bad input, 1 for everything else
+    lost: bool = False  # whether another rank did not answer: what went wrong, went wrong there
 
     def __str__(self) -> str:
         return self.traceback or f"synchromesh: {self.sentence}"
@@ -52,8 +58,12 @@ class Fault:
         while start is not None and start.tb_frame.f_code.co_filename in LAUNCHING:
             start = start.tb_next
         lines = traceback.format_exception(type(error), error, start)
-        name = type(error).__name__
-        return cls(printable(f"{name}: {error}"), printable("".join(lines).rstrip(), lines=True))
+        trace = printable("".join(lines).rstrip(), lines=True)
+        if isinstance(error, RuntimeError) and (found := UNANSWERED.match(str(error))):
+            reason = found[1].strip()
+            what = TIMED_OUT if reason.startswith("Timed out") else GONE
+            return cls(f"{what} ({printable(reason)})", trace, lost=True)
+        return cls(printable(f"{type(error).__name__}: {error}"), trace)
 
 
 def _ours(error: BaseException) -> bool:

@@ -78,6 +78,8 @@ def test_blocks_of_a_coarser_layout_are_unions() -> None:
 def test_checksums_tell_batches_apart() -> None:
     assert batches.checksum(nested(4)) == batches.checksum(nested(4))
     assert batches.checksum(nested(4)) != batches.checksum(nested(5))
+    conjugate = torch.ones(4, dtype=torch.complex64).mul(1j).conj()
+    assert batches.checksum(conjugate) == batches.checksum(conjugate.resolve_conj())
     assert batches.fingerprint(("a", 1)) == batches.fingerprint(("a", 1)) < 2**63
 
 
@@ -85,7 +87,7 @@ def agreed(rows: tuple[int, ...], tensor: int) -> tuple[int, ...]:
     world = World.open()
     layout = Layout(world.size // tensor, tensor)
     agree = batches.RowAgreement(world.everyone, (0, 1), layout, PLAN, world.device)
-    counts = agree((torch.ones(rows[world.rank], 2),), 7).counts
+    counts = agree((torch.ones(rows[world.rank], 2),), batches.Marks()).counts
     world.close()
     return counts
 

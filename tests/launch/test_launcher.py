@@ -107,18 +107,32 @@ def test_bad_input_in_a_rank_is_one_sentence(tmp_path: Path) -> None:
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL", 137),
         ("sys.exit(3)", "exit code 3", 3),
+        ("os._exit(7)", "exit code 7", 7),
     ],
 )
 def test_a_rank_that_dies_without_an_error(
-    tmp_path: Path, body: str, fate: str, code: int
+    tmp_path: Path, body: str, fate: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    victim = 'raise OSError("connection reset")'  # what its neighbours see; later
+    monkeypatch.setattr(launching, "POLL_SECONDS", 0.6)  # so that both ends are seen at once
+    lost = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1."
+    victim = f'raise RuntimeError("{lost}")'  # what its neighbours see; later
     died = '(folder / "died").write_text("x")'
-    waits = 'while not (folder / "died").exists(): time.sleep(0.02)\ntime.sleep(0.5)'
+    waits = 'while not (folder / "died").exists(): time.sleep(0.02)\ntime.sleep(0.1)'
     command = script(tmp_path, f'if rank == "1":\n    {died}\n    {body}\n{waits}\n{victim}')
     ending = launch(command, 2)
     assert str(ending.failure) == f"synchromesh: rank 1 of 2 failed ({fate}); the run ended"
     assert ending.code == code
+
+
+def test_a_rank_that_ended_too_early_is_named(tmp_path: Path) -> None:
+    lost = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1."
+    body = f'if rank == "1": sys.exit()\ntime.sleep(0.5)\nraise RuntimeError("{lost}")'
+    shown = str(launch(script(tmp_path, body), 2).failure)
+    assert shown.endswith(
+        "rank 0 of 2 failed (lost the connection to another rank, which failed, was killed or had "
+        "ended before (Connection closed by peer); ranks [1] had ended before, without an error); "
+        "the run ended"
+    )
 
 
 def test_an_answer_of_no_is_its_sentence_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ hang.
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,27 @@ def in_training() -> tuple[dict[str, str], float, bool]:
         "plan": fault(lambda: trainer.switch("data; hed=tensor")),
         "degrees": fault(lambda: trainer.switch("hybrid:tensor=3")),
         "switch": fault(lambda: trainer.switch("tensor" if rank else "data")),
+        "micro-batches": fault(lambda: trainer.step((x, y), micro_batches=1 + rank)),
     }
+    evaluated = (trainer.evaluate, [(x, y)] * (1 + rank), lambda m, b: {"n": mean_loss(m, b)})
+    alone: dict[str, Callable[[], object]] = {
+        "save": lambda: trainer.save("nowhere"),
+        "resume": lambda: trainer.resume("nowhere"),
+        "export": lambda: trainer.export("nowhere"),
+        "state_dict": trainer.state_dict,
+        "predict": trainer.predict,
+        "evaluate": partial(*evaluated),
+        "gather_numbers": lambda: trainer.gather_numbers(1),
+    }
+    for name, call in alone.items():  # on one rank; the other trains
+        sentences[name] = fault(call if rank == 0 else lambda: trainer.step((x, y)))
+    sentences["uneven evaluation"] = fault(partial(*evaluated))
+    trainer.optimizer.param_groups[0]["lr"] *= 1 + rank
+    sentences["settings"] = fault(lambda: trainer.step((x, y)))
+    trainer.optimizer.param_groups[0]["lr"] /= 1 + rank
+    trainer.model.module.requires_grad_(rank == 0)
+    sentences["frozen"] = fault(lambda: trainer.step((x, y)))
+    trainer.model.module.requires_grad_(True)
     value = float(trainer.step(trainer.shard(batch(8))))
     trainer.close()
     mine = torch.ones(1)
@@ -116,7 +137,7 @@ def in_training() -> tuple[dict[str, str], float, bool]:
 
 def test_ranks_with_other_batches_are_told_so_on_all() -> None:
     expected = {
-        "shapes": r"ranks \[1\] have .* another structure, shape or plan than rank 0; .*pad",
+        "shapes": r"ranks \[1\] have .* another structure or shape than rank 0: .*pad",
         "rows": r"ranks \[0, 1\] work on the same rows .* \(rows \[7, 8\]\); use trainer.loader",
         "other rows": r"ranks \[0, 1\] work on the same rows but were given different batches",
         "torn": r"rank 1: the tensors of a batch must have the same number of .* got \[7, 8\]",
@@ -127,6 +148,14 @@ def test_ranks_with_other_batches_are_told_so_on_all() -> None:
         "plan": "pattern 'hed' matches no component; did you mean 'head'",
         "degrees": r"data\(1\) x tensor\(3\) != 2|data\(0\)|!= 2 devices",
         "switch": "ranks came to different partitions",
+        "micro-batches": r"ranks \[1\] are at another step than rank 0: .*`micro_batches`",
+        "gather_numbers": "rank 0 is in prepare, in gather_numbers .*, rank 1 in step or backward",
+        "uneven evaluation": "rank 0 is at the end of evaluate, rank 1 in evaluate: every rank",
+        "settings": r"ranks \[1\] have other settings of the optimizer than rank 0",
+        "frozen": r"ranks \[1\] have a model with other frozen parameters",
+    } | {
+        name: f"rank 0 is in {name}, rank 1 in step or backward: every rank calls .*alike"
+        for name in ("save", "resume", "export", "state_dict", "predict", "evaluate")
     }
     whole = Net()
     value = mean_loss(whole, batch(8)).item()
@@ -145,6 +174,26 @@ def test_close_gives_the_model_back() -> None:
         return bool(model(batch(2)[0]).shape == (2, 4))
 
     assert run(1, closed) == [True]
+
+
+def with_own_forward() -> tuple[float, float, bool, float]:
+    patched = Net()
+    patched.forward = lambda x: Net.forward(patched, 2 * x)  # type: ignore[method-assign]
+    plain = mean_loss(patched, batch(8)).item()
+    trainer = start(patched)
+    blocked = "held by Synchromesh" in fault(lambda: patched(batch(8)[0]))
+    found = float(trainer.step(trainer.shard(batch(8))))
+    before = trainer.state_dict()
+    trainer.close()
+    fresh = Net()
+    fresh.load_state_dict(before)
+    after = float((patched(batch(8)[0]) - fresh(2 * batch(8)[0])).detach().abs().max())
+    return plain, found, blocked, after
+
+
+def test_a_forward_of_the_model_alone_is_the_one_that_trains() -> None:
+    for plain, found, blocked, after in run(2, with_own_forward):
+        assert found == pytest.approx(plain, rel=1e-12) and blocked and after == 0
 
 
 class Learnable(nn.Module):
@@ -173,7 +222,17 @@ def refused() -> dict[str, str]:
         "lbfgs": fault(lambda: start(Net(), optimizer=lbfgs)),
         "pieces": fault(lambda: start(Net(), "data; head=tensor", optimizer=factors)),
         "scalar": fault(lambda: start(Net(), loss=lambda m, b: m(b[0]))),
+        "detached": fault(lambda: one_step(lambda m, b: mean_loss(m, b).detach())),
+        "named": fault(lambda: one_step(lambda m, b: {"a": mean_loss(m, b), "n": b[1].sum()})),
     }
+
+
+def one_step(loss: Any) -> None:
+    trainer = start(Net(), loss=loss)
+    try:
+        trainer.step(trainer.shard(batch(8)))
+    finally:
+        trainer.close()
 
 
 def test_what_would_train_wrongly_is_refused() -> None:
@@ -187,6 +246,8 @@ def test_what_would_train_wrongly_is_refused() -> None:
         assert re.search("Adafactor cannot update pieces.*the plan 'data'", sentences["pieces"])
         assert sentences["pieces"] == sentences["switch"]
         assert "2 dimensions: return a scalar" in sentences["scalar"]
+        assert "loss depends on no parameter that is trained" in sentences["detached"]
+        assert "loss returned a dict (a, n), as metrics do" in sentences["named"]
 
 
 def with_teacher() -> float:

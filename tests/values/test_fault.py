@@ -42,6 +42,17 @@ def test_traceback_begins_at_the_users_code() -> None:
     assert fault.traceback.splitlines()[-1].startswith("TypeError")
 
 
+def test_a_rank_that_does_not_answer_is_told_in_words() -> None:
+    place = "[/build/gloo/transport/tcp/{}]"
+    closed = f"{place.format('pair.cc:553')} Connection closed by peer [127.0.0.1]:29887. GLHF"
+    late = f"{place.format('buffer.cc:78')} Timed out waiting 40000ms for recv operation"
+    gone, vain = Fault.of(RuntimeError(closed)), Fault.of(RuntimeError(late))
+    assert "had ended before (Connection closed by peer)" in gone.sentence and gone.lost
+    assert "hangs or is in another call (Timed out waiting 40000ms" in vain.sentence and vain.lost
+    assert not Fault.of(RuntimeError(f"sample 3: {closed}")).lost
+    assert "Traceback" not in gone.sentence and closed in gone.traceback
+
+
 def test_an_answer_of_no_is_a_sentence_and_code_1() -> None:
     fault = Fault.of(Refuted("the loss deviates\x1b"))
     assert str(fault) == "synchromesh: the loss deviates\\x1b" and fault.code == 1

@@ -1,0 +1,57 @@
+"""A meeting: each rank says which method it is in, before that method's collectives begin.
+
+One small all-gather, of one size for all methods, so that ranks in different ones get a sentence:
+
+    rank 0    save   ]
+    rank 1    step   ]->  an error on both, no wait for ever and no message of a wrong size
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+EXCHANGE, STEP, EVALUATE, EVALUATED = "exchange", "step", "evaluate", "evaluated"
+WORDS = {
+    EXCHANGE: "in prepare, in gather_numbers or at a batch of a stream",
+    STEP: "in step or backward",
+    EVALUATE: "in evaluate",
+    EVALUATED: "at the end of evaluate",
+}
+METHODS = (
+    *WORDS, "adapt", "buffers", "export", "predict", "resume", "save", "state_dict", "switch",
+)  # fmt: skip
+NUMBERS = 9  # that a rank may send with the method's
+
+
+class Gathering(Protocol):
+    """What a meeting asks of a group (engine/groups.py)."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Its members."""
+        ...
+
+    def all_gather(self, x: Tensor, counted: bool = True) -> Tensor:
+        """(size, *x.shape)."""
+        ...
+
+
+def meet(
+    group: Gathering, method: str, numbers: Sequence[int] = (), device: torch.device | None = None
+) -> list[list[int]]:
+    """The numbers of every rank, at most `NUMBERS`; ValueError on all where one is in another
+    method."""
+    padding = [0] * (NUMBERS - len(numbers))
+    own = torch.tensor([METHODS.index(method), *numbers, *padding], device=device)
+    table = group.all_gather(own, counted=False).tolist()
+    places = [METHODS[row[0]] for row in table]
+    if odd := [i for i, place in enumerate(places) if place != places[0]]:
+        first, other = (WORDS.get(places[i], f"in {places[i]}") for i in (0, odd[0]))
+        raise ValueError(
+            f"rank {group.ranks[0]} is {first}, rank {group.ranks[odd[0]]} {other}: every rank "
+            "calls the trainer's methods alike and in the same order, also those of which only "
+            "one needs the result (no `if rank == 0:` around save, evaluate or state_dict)"
+        )
+    return [row[1 : 1 + len(numbers)] for row in table]
