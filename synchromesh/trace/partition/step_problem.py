@@ -223,7 +223,9 @@ class StepProblem:
         if is_output and source.tensor > 1:
             same.append((self._fixed_unit(("output", maker), UnitOption((R,), ())), 0))
         if same and source.tensor > 1:
-            states = {o.makes[maker[1]] for o in self.problem.options[maker[0]]}
+            options = self.problem.options
+            states = {o.makes[maker[1]] for o in options[maker[0]]}
+            states |= {o.reads[slot] for unit, slot in same for o in options[unit]}
             price = self._move_price(tensor, source)
             flow = ValueFlow(maker, tuple(same), price, any(map(inside_rows, states)))
             self.problem.flow("value", flow)
