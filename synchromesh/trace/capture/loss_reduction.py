@@ -271,6 +271,7 @@ class ReductionAnalysis:
             return None
         if self.is_count(y):
             return Reduction("mean")
+        assert isinstance(y, Node)
         if meta.val(y).numel() > 1:
             raise UnknownReduction(f"{described(node)} puts fractions side by side")
 

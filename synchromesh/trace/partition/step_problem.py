@@ -277,7 +277,7 @@ class StepProblem:
     def _move_price(self, tensor: Tensor, layout: Layout) -> MovePrice:
         value, backward = value_of(tensor), tensor in self.flow.needs
         operand, m, rows = operand_of(tensor), layout.tensor, self.rows / layout.data
-        bytes_ = value.bytes(1) * (rows if value.rows else 1.0)
+        bytes_ = value.bytes(1) * (rows**value.rows.power if value.rows else 1.0)
 
         def price(a: Placement, b: Placement) -> float | None:
             if inside_rows(a) or inside_rows(b):

@@ -37,6 +37,10 @@ LOSSES: dict[str, Loss] = {
     "a target": lambda a, b, x: F.mse_loss(a, x[:, :4]),
     "a target that is broadcast": lambda a, b, x: F.l1_loss(a, x[:, :1]),
     "two learned": lambda a, b, x: F.smooth_l1_loss(a, b),
+    "rows with rows": lambda a, b, x: F.cross_entropy(a @ b.T, torch.arange(len(x))),
+    "pairs of rows": lambda a, b, x: (a[:, None] - b).square().sum(-1).sqrt().mean(),
+    "half of the rows": lambda a, b, x: (a - b).square().sum(1).sort()[0][: len(x) // 2].mean(),
+    "all but one row": lambda a, b, x: (a[1:] - b[:-1]).abs().mean(),
 }
 
 
