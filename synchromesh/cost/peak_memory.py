@@ -153,7 +153,7 @@ class _MemoryWalk:
     def _sized(self, value: Value, layout: Layout, placement: Placement) -> tuple[Form, float]:
         """A form of a value, and its bytes for a micro-batch on this device."""
         whole = placement.padded_bytes(value.bytes(1), value.shape, layout.tensor)
-        size = whole * (self.rows(layout) if value.rows is not None else 1.0)
+        size = whole * (self.rows(layout) ** value.rows.power if value.rows else 1.0)
         form = value.name, layout.tensor, placement
         return form, size / layout.tensor if placement.sharded else size
 

@@ -213,7 +213,7 @@ class _Moves:
             if c.direction == direction:
                 data = c.data or layout.data
                 rows = max(self.setting.blocks(Layout(data, self.setting.devices // data)))
-                payload = c.bytes_per_row * rows / self.micro_batches + c.fixed_bytes
+                payload = c.bytes_per_row * rows**c.power / self.micro_batches + c.fixed_bytes
                 seconds = collective_seconds(c.kind, pattern(c), payload, self.profile)
                 found.append((c.kind, seconds, pattern(c)))
         return found

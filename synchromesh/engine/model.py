@@ -102,6 +102,11 @@ class Model:
         elif parameter.is_meta:
             torch.utils.swap_tensors(parameter, nn.Parameter(tensor, parameter.requires_grad))
         else:
+            if parameter.shape != tensor.shape:
+                # a graph that the user keeps holds on to where gradients of the old shape go;
+                # that is made anew only where the type changes
+                other = torch.float32 if tensor.dtype is torch.float16 else torch.float16
+                parameter.data = tensor.new_empty(0, dtype=other)
             parameter.data = tensor
 
     def bind(self, name: str, buffer: Tensor) -> None:

@@ -17,11 +17,12 @@ ITEM_BYTES = {
 @dataclass(frozen=True)
 class Rows:
     """Where the batch rows of a value lie: dimension `dim` has `segments x rows x inner`
-    entries."""
+    entries. power: 2 where every row meets every row, as in the logits of a contrastive loss."""
 
     dim: int = 0
     segments: int = 1
     inner: int = 1
+    power: int = 1
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Value:
 
     def bytes(self, rows: int) -> int:
         """Bytes of the value for a batch of `rows` rows."""
-        return prod(self.shape) * ITEM_BYTES[self.dtype] * (rows if self.rows else 1)
+        times = rows**self.rows.power if self.rows else 1
+        return prod(self.shape) * ITEM_BYTES[self.dtype] * times
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ def sent_bytes(kind: CollectiveKind, payload: int, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective of one step on one group: payload is `bytes_per_row * rows + fixed_bytes`.
+    """A collective of one step on one group: payload is `bytes_per_row * rows ** power +
+    fixed_bytes`.
 
     rows: of one data block of the component that runs it, or of a layout of `data` degrees where
     that is given. stride: how far apart the ranks of a group are.
@@ -43,10 +44,11 @@ class Collective:
     fixed_bytes: int = 0
     data: int = 0
     stride: int = 1
+    power: int = 1
 
     def payload(self, rows: int) -> int:
         """Bytes of the tensor for a block of `rows` rows."""
-        return self.bytes_per_row * rows + self.fixed_bytes
+        return self.bytes_per_row * int(rows**self.power) + self.fixed_bytes
 
 
 def batch_norm_collectives(channels: int, item_bytes: int, ranks: int) -> tuple[Collective, ...]:

@@ -79,8 +79,13 @@ class FlatGraph:
         meta.name.set(node, name)
         return node
 
-    def emit(self, old: Node, target: Any, args: Any, kwargs: Mapping[str, Any]) -> Node:
-        """A node that stands for the exported node `old`, its inputs cast as autocast wants."""
+    def emit(
+        self, old: Node, target: Any, args: Any, kwargs: Mapping[str, Any], val: Any = None
+    ) -> Node:
+        """A node that stands for the exported node `old`, its inputs cast as autocast wants.
+
+        val: what it makes, where that is not what `old` makes.
+        """
         owner = exported_owner(old)
         if self.autocast is not None and isinstance(target, torch._ops.OpOverload):
             key = (self.autocast, target, len(args), *kwargs)
@@ -89,7 +94,7 @@ class FlatGraph:
             if (wanted := self._policies[key]) is not None:
                 args, kwargs = map_arg((args, dict(kwargs)), lambda n: self.cast(n, wanted, owner))
         node = self.graph.call_function(target, args, dict(kwargs))
-        val = meta.val(old)
+        val = meta.val(old) if val is None else val
         meta.val.set(node, tuple(val) if isinstance(val, list) else val)
         continuous = any(has_gradients(x.dtype) for _, x in meta.tensors(node))
         stops = target in (aten.detach.default, aten.detach_.default)

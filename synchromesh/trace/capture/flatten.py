@@ -14,6 +14,7 @@ from synchromesh.trace import meta
 from synchromesh.trace.nodes import (
     is_operator,
     line_of,
+    same_shape,
     schema,
     short_name,
     viewed,
@@ -172,6 +173,8 @@ class Flattener:
         val = meta.val(node)
         if node.target is operator.getitem and isinstance(env[node.args[0]], tuple):  # type: ignore[index]
             return env[node.args[0]][node.args[1]]  # type: ignore[index]
+        if is_operator(node) and short_name(node) == "broadcast_tensors":
+            return self.broadcast(node, env)
         if isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
             return Cell(self.sizes(val))
         if not is_operator(node):
@@ -199,6 +202,21 @@ class Flattener:
             if buffers:
                 meta.effect.set(cell.node, buffers)
         return cell
+
+    def broadcast(self, node: Node, env: Environment) -> tuple[Cell, ...]:
+        """Several tensors, each expanded to the shape of all: they share nothing but that."""
+        cells = []
+        for val, tensor in zip(meta.val(node), node.args[0], strict=True):  # type: ignore[arg-type]
+            source = cell_of(tensor, env)
+            assert source is not None
+            if not same_shape(val, meta.val(source.node)):
+                sizes = [self.sizes(s) for s in val.shape]
+                args = (source.node, sizes)
+                source = Cell(
+                    self.flat.emit(node, aten.expand.default, args, {}, val), source.storage
+                )
+            cells.append(source)
+        return tuple(cells)
 
     def emit_settled(self, node: Node, target: Any, args: Any, kwargs: Any) -> Node:
         """The operator's node, in normal form."""

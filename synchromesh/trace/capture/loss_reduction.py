@@ -267,18 +267,25 @@ class ReductionAnalysis:
         kinds = self.reduction(x).kind, self.reduction(y).kind
         if kinds[1] == "constant":
             return self.through(node, x, self.reduction(x))
-        if kinds == ("sum", "sum") and not self.is_count(x):
-            if self.is_count(y):
-                return Reduction("mean")
-            return Reduction("weighted mean", lambda: (self.scalar(x, node), self.scalar(y, node)))
-        if kinds == ("mean", "mean"):
+        if kinds not in (("sum", "sum"), ("mean", "mean")) or self.is_count(x):
+            return None
+        if self.is_count(y):
+            return Reduction("mean")
+        assert isinstance(y, Node)
+        if meta.val(y).numel() > 1:
+            raise UnknownReduction(f"{described(node)} puts fractions side by side")
 
-            def sums() -> tuple[Node, Node]:
-                total, weight = (self.add(node, aten.mul.Tensor, n, self.rows) for n in (x, y))
-                return total, weight
+        def sums() -> tuple[Node, Node]:
+            if kinds[0] == "sum":
+                return self.scalar(x, node), self.alone(self.scalar(y, node))
+            total, weight = (self.add(node, aten.mul.Tensor, n, self.rows) for n in (x, y))
+            return total, self.alone(weight)
 
-            return Reduction("weighted mean", sums)
-        return None
+        return Reduction("weighted mean", sums)
+
+    def alone(self, x: Node) -> Node:
+        """A tensor of one entry without dimensions."""
+        return self.add(x, aten.reshape.default, x, []) if meta.val(x).dim() else x
 
     def is_count(self, operand: Any) -> bool:
         """Whether it is an integer that grows with the rows, and no sum of values."""

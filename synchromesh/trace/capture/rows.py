@@ -107,7 +107,8 @@ def value_of(node: Node, tensor: Tensor, sizes: tuple[sympy.Expr, ...], rows: Ro
     elif isinstance(rows, Irregular):
         layout = unproved_layout(sizes)
         count = layout.count if isinstance(layout, RowLayout) else 1
-        where = Rows(row_dims(sizes)[0], 1, count)
+        dims = row_dims(sizes)
+        where = Rows(dims[0], 1, count, len(dims))
     return Value(
         meta.name(node) or node.name,
         tuple(size_of_a_row(e) for e in sizes),

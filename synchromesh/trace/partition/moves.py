@@ -35,7 +35,7 @@ def collective(
     size = sharded.padded_bytes(value.bytes(1), value.shape, ranks) // share
     if value.rows is None:
         return Collective(kind, direction, ranks, 0, size)  # type: ignore[arg-type]
-    return Collective(kind, direction, ranks, size, 0)  # type: ignore[arg-type]
+    return Collective(kind, direction, ranks, size, 0, power=value.rows.power)  # type: ignore[arg-type]
 
 
 def move_collectives(

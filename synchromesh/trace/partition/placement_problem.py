@@ -48,7 +48,7 @@ class Price:
     def collectives(self, found: Sequence[Collective], rows: float) -> float:
         """The price of collectives for a data block of so many rows."""
         sent = sum(
-            sent_bytes(c.kind, round(c.bytes_per_row * rows + c.fixed_bytes), c.ranks)
+            sent_bytes(c.kind, round(c.bytes_per_row * rows**c.power + c.fixed_bytes), c.ranks)
             for c in found
         )
         return self.byte * sent + self.latency * len(found)

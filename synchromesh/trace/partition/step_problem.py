@@ -225,7 +225,9 @@ class StepProblem:
         if is_output and source.tensor > 1:
             same.append((self._fixed_unit(("output", maker), UnitOption((R,), ())), 0))
         if same and source.tensor > 1:
-            states = {o.makes[maker[1]] for o in self.problem.options[maker[0]]}
+            options = self.problem.options
+            states = {o.makes[maker[1]] for o in options[maker[0]]}
+            states |= {o.reads[slot] for unit, slot in same for o in options[unit]}
             price = self._move_price(tensor, source)
             flow = ValueFlow(maker, tuple(same), price, any(map(inside_rows, states)))
             self.problem.flow("value", flow)
@@ -277,7 +279,7 @@ class StepProblem:
     def _move_price(self, tensor: Tensor, layout: Layout) -> MovePrice:
         value, backward = value_of(tensor), tensor in self.flow.needs
         operand, m, rows = operand_of(tensor), layout.tensor, self.rows / layout.data
-        bytes_ = value.bytes(1) * (rows if value.rows else 1.0)
+        bytes_ = value.bytes(1) * (rows**value.rows.power if value.rows else 1.0)
 
         def price(a: Placement, b: Placement) -> float | None:
             if inside_rows(a) or inside_rows(b):

@@ -7,6 +7,7 @@ once, share the variables of the integer program, and come out with equal placem
 import operator
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch.fx import Node
@@ -70,7 +71,11 @@ def operand_of(tensor: Tensor, states: tuple[Placement, ...] = ()) -> Operand:
     found = replace(operand(value_of(tensor), states), rows_proved=proved)
     val = meta.val(node)
     val = val[k] if isinstance(val, list | tuple) else val
-    return found if val is None or _sizes(val) == found.shape else replace(found, regular=False)
+    if val is None or (sizes := _sizes(val)) == found.shape:
+        return found
+    value = value_of(tensor)
+    known = prod(value.shape) * (ROWS**value.rows.power if value.rows else 1)
+    return replace(found, regular=False, sized=prod(sizes) == known)
 
 
 def _sizes(val: torch.Tensor) -> tuple[int, ...]:

@@ -43,13 +43,14 @@ class Operand:
     item: int = 8  # bytes of an entry
     states: tuple[Placement, ...] = ()
     regular: bool = True  # its rows, if any, lie along one dimension
+    sized: bool = True  # its bytes are known for any number of rows: else it is never moved
     rows_proved: bool = True  # and in an order that is proved
     border: bool = False  # it comes from another component
 
     def allows(self, state: Placement, m: int) -> bool:
         """Whether the tensor can be in `state` over m ranks (batch rows are never sharded)."""
-        if state.kind == "R":
-            return True
+        if state.kind == "R" or not self.sized:
+            return state.kind == "R"
         if state.kind == "r":
             return self.differentiable
         if state.kind == "P":

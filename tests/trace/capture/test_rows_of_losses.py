@@ -136,13 +136,19 @@ def mean_of_masked(model: nn.Module, batch: Any) -> Tensor:
     return (model(batch[0]).square().mean(1) * mask).mean() / mask.mean()
 
 
+def kept_dims(model: nn.Module, batch: Any) -> Tensor:
+    mask = (batch[1] >= 0).to(D)[:, None]
+    total = (model(batch[0]).square() * mask).sum((0, 1), keepdim=True)
+    return (total / mask.sum(0, keepdim=True)).squeeze()
+
+
 def some_ignored(rows: int, seed: int) -> tuple[Tensor, Tensor]:
     """Nothing is ignored in the first batch, which is the example."""
     x, y = rows_of(rows, seed)
     return (x, y) if seed == 0 else (x, y.masked_fill(torch.arange(rows) % 3 == 1, -100))
 
 
-@pytest.mark.parametrize("loss", [decayed, scaled, masked, mean_of_masked])
+@pytest.mark.parametrize("loss", [decayed, scaled, masked, mean_of_masked, kept_dims])
 def test_fractions_are_exact_for_batches_unlike_the_example(loss: Any) -> None:
     short = Case(Net, loss, [some_ignored(n, i) for i, n in enumerate((8, 7, 5))])
     assert not exact(short, "data", 2)[0].warned
@@ -162,7 +168,13 @@ def balanced(model: nn.Module, batch: Any) -> Tensor:
     return plain_loss(model, batch) + model(batch[0]).mean(0).square().sum()
 
 
-@pytest.mark.parametrize("loss", [two_heads, hardest, balanced])
+def by_class(model: nn.Module, batch: Any) -> Tensor:
+    """A mean over those of each class, and one over the classes: fractions side by side."""
+    mask = F.one_hot(batch[1].clamp(min=0), 4) + 0.1
+    return ((model(batch[0]).square() * mask).sum(0) / mask.sum(0)).mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("loss", [two_heads, hardest, balanced, by_class])
 def test_what_no_graph_shows_to_be_a_mean_is_walked_whole_and_named(loss: Any) -> None:
     zero = Case(lambda: Net(zero=True), loss, [some_ignored(8, i) for i in range(14)])
     assert not exact(zero, "tensor", 2)[0].warned
@@ -176,7 +188,9 @@ def test_what_no_graph_shows_to_be_a_mean_is_walked_whole_and_named(loss: Any) -
         lambda m, b: F.mse_loss(m(b[0]), m(b[0].flip(1))),
         lambda m, b: (m(b[0]).square().sum(1) + 1).mean() * 0.5 + m.a.weight.norm(),
         lambda m, b: m(b[0]).square().sum() / b[0].shape[0],
-        lambda m, b: F.kl_div(m(b[0]).log_softmax(1), m(b[0]).softmax(1), reduction="batchmean"),
+        lambda m, b: F.kl_div(
+            m(b[0]).log_softmax(1), m(b[0].flip(1)).softmax(1), reduction="batchmean"
+        ),
         lambda m, b: (m(b[0]).square().sum(), b[0].shape[0]),
         lambda m, b: -(-m(b[0]).logsumexp(1)).mean(),
     ],

@@ -260,6 +260,20 @@ class Pairs(nn.Module):
         return (self.left(x) @ self.right(x).t()).relu().logsumexp(-1)
 
 
+class Tokens(nn.Module):
+    """A learned entry beside each token, in a dimension that has the rows and the tokens: there a
+    value lies sharded only where it is made so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.entry = nn.Linear(8, 12), nn.Parameter(torch.randn(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.first(x).unflatten(1, (4, 3)).flatten(0, 1)
+        tokens = torch.cat([self.entry.expand(len(tokens), 2), tokens.tanh()], 1)
+        return tokens.softmax(1).unflatten(0, (len(x), 4)).flatten(1)
+
+
 class Bags(nn.Module):
     """Bags of ids, as recommendation models have them: their sums, means and largest entries."""
 
@@ -282,6 +296,7 @@ def steps() -> dict[str, tuple[nn.Module, Any, Any]]:
     return {
         "layers": (Layers().double(), lambda m, b: F.cross_entropy(m(b[0]), b[1]), ids),
         "bags": (Bags().double(), lambda m, b: F.cross_entropy(m(b[0]), b[1]), ids),
+        "tokens": (Tokens().double(), lambda m, b: m(b).square().mean(), x),
         "pairs": (Pairs().double(), lambda m, b: m(b).mean(), x),
     }
 
@@ -294,7 +309,7 @@ def test_rows_that_share_a_dimension(name: str, m: int) -> None:
     assert not step.opaque, step.reason
     value = loss(model, batch)
     value.backward()
-    for seed in range(SAMPLES):
+    for seed in range(SAMPLES + 1):
         chance = random.Random(seed) if seed else None
         found = partition(step, layouts(step, m), rows=ROWS, sample=chance)
         if name == "layers" and not seed:

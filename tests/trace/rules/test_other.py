@@ -222,6 +222,7 @@ def test_complex_values() -> None:
     assert "P, P -> P" not in check(aten.polar.default, (t(4, 6), t(6)), m=2)
     found = check(aten.view_as_real.default, (z(4, 6),), m=2)
     assert {"S(1) -> S(1)", "P -> P"} <= found
+    assert "S(1) -> S(1)" not in check(aten.view_as_real.default, (z(4, 3),), m=4)  # its backward
     found = check(aten.view_as_complex.default, (t(4, 6, 2),), m=2)
     assert {"S(1) -> S(1)", "P -> P"} <= found and not any("S(2)" in x for x in found)
     for a, b in ((z(4, 6), t(4, 6)), (t(4, 6), z(6)), (z(4, 6), z(4, 1))):
