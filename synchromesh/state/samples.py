@@ -25,11 +25,19 @@ class SampleReader(Dataset[Reading]):
     def _samples(self, indices: Sequence[int]) -> tuple[list[Any], Fault | None]:
         """All at once where the data set can do that, as Hugging Face's do."""
         together = getattr(self.dataset, "__getitems__", None)
-        if together is not None:
-            try:
-                return list(together(list(indices))), None
-            except Exception:
-                pass  # one after another, which tells the one at fault
+        if together is None:
+            return self._one_by_one(indices)
+        try:
+            samples = list(together(list(indices)))
+            if len(samples) != len(indices):
+                raise ValueError(f"it gave {len(samples)} samples")
+            return samples, None
+        except Exception as error:
+            _, fault = self._one_by_one(indices)  # which tells the one at fault
+            many = f"{len(indices)} samples of the data set at once (__getitems__)"
+            return [], fault or Fault.of(many, error)
+
+    def _one_by_one(self, indices: Sequence[int]) -> tuple[list[Any], Fault | None]:
         samples = []
         for index in indices:
             try:
