@@ -195,6 +195,6 @@ class RowAgreement:
                     f"ranks {list(self.ranks[block])} work on the same rows but were given "
                     "different batches "
                     f"(rows {list(counts[block])}); use trainer.loader or trainer.shard, which "
-                    "know the plan"
+                    "know the plan, and seed generators that a data set keeps alike on all ranks"
                 )
         return GlobalRows(tuple(counts[:: self.layout.tensor]), self.plan)
