@@ -62,9 +62,8 @@ class Loaders:
         self._seeds[id(loader)] = seed
         return loader
 
-    def to_list(self) -> list[Any]:
-        """Every loader's place, as a checkpoint keeps it; all ranks call alike. ValueError where
-        a stream has a state that a checkpoint cannot keep."""
+    def places(self) -> tuple[Cursor, ...]:
+        """Every loader's place, as a checkpoint keeps it; all ranks call alike."""
         places = [loader.cursor.to_dict() for loader in self._made]
         if any("stream" in place for place in places):
             # a rank has the states of those substreams alone that it reads
@@ -76,11 +75,11 @@ class Loaders:
                         [_first(cells) for cells in zip(*rows, strict=True)]
                         for rows in zip(*tables, strict=True)
                     ]
-        return places
+        return tuple(map(Cursor.from_dict, places))
 
-    def go_on(self, places: Iterable[Any]) -> None:
+    def go_on(self, places: Iterable[Cursor]) -> None:
         """Loaders go on from the places of a checkpoint; those to come take what is left."""
-        self._resumed = [Cursor.from_dict(place) for place in places]
+        self._resumed = list(places)
         for loader in self._made:
             if self._resumed:
                 loader.cursor = self._resumed.pop(0)

@@ -30,7 +30,7 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils import worker as torch_worker
 
 from synchromesh.engine.batches import checksum
-from synchromesh.state import stream_state
+from synchromesh.state import json_state
 from synchromesh.state.draws import draw_from, own_draws
 from synchromesh.state.reading import Collate, Fault, Reading, Request
 
@@ -83,7 +83,7 @@ class Substream:
         self.epoch, self.position, self._over = block.epoch, block.read[index], False
         state = block.states[index] if block.states else None
         if state is not None:
-            state = stream_state.from_json(state, "the state of the stream")
+            state = json_state.from_json(state, "the state of the stream")
         with self._undivided():
             if hasattr(part, "set_epoch"):
                 part.set_epoch(block.epoch)
@@ -126,7 +126,7 @@ class Substream:
         """The state of the data set here, as JSON has it; None where it has none."""
         if self._stateful is None:
             return None
-        return stream_state.to_json(self._stateful.state_dict())
+        return json_state.to_json(self._stateful.state_dict(), "the data set")
 
     @contextmanager
     def _undivided(self) -> Iterator[None]:

@@ -22,12 +22,13 @@ from synchromesh.engine.optimizer import clip_norm
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.state import checkpoint
+from synchromesh.state.agreement import agreed
 from synchromesh.state.checkpoint import CheckpointError
+from synchromesh.state.cursor import Cursor
 from synchromesh.state.export import save_safetensors
 from synchromesh.state.fetch import LoadingOptions
 from synchromesh.state.loader import Loader
 from synchromesh.state.loaders import Loaders
-from synchromesh.state.model_state import plain
 from synchromesh.state.reading import Collate
 from synchromesh.state.switch import Moved
 from synchromesh.trace.capture.batch import take
@@ -38,6 +39,7 @@ from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
 from synchromesh.training.options import Loss, Options
 from synchromesh.training.planning_session import PlanningSession
+from synchromesh.training.record import Record
 from synchromesh.values.plan import Plan
 
 
@@ -220,10 +222,13 @@ class Trainer:
             value = self._accumulation.add(batch, rows, last, micro_batches, self.steps)
             return value, rows.total
         except BaseException:
-            execution.sync.abandon()  # a part of an accumulation is of no use
-            forget_gradients(self.model)
-            self._accumulation = Accumulation(execution)
+            self._forget_accumulation()  # a part of one is of no use
             raise
+
+    def _forget_accumulation(self) -> None:
+        self._execution.sync.abandon()
+        forget_gradients(self.model)
+        self._accumulation = Accumulation(self._execution)
 
     def clip(self, max_norm: float) -> Tensor:
         """Scales gradients so that their global norm is at most `max_norm`; returns the norm
@@ -348,20 +353,20 @@ class Trainer:
         self._accumulation.require_none("save")
         forget_gradients(self.model)
         self._execution.settle()
-        scheduler, everyone = self.scheduler, self.world.everyone
-        saved = {
-            "steps": self.steps,
-            "seed": self.options.seed,
-            "plan": str(self.plan),
-            "ranks": self.world.size,
-            "overlap": self._execution.interleaving.to_dict(),
-            "optimizer": self.state.describe_optimizer(),
-            "scheduler": None if scheduler is None else plain(scheduler.state_dict(), "scheduler"),
-            "cursors": self._loaders.to_list(),
-            "extra": dict(extra or {}),
-        }
+        everyone, path = self.world.everyone, Path(path)
+        cursors = self._loaders.places()
+        saved = agreed(everyone, lambda: self._record(cursors, extra or {}), str(path))
         saved = everyone.broadcast_json(saved, self._execution.active.stage.ranks[0])
-        checkpoint.save(Path(path), self.state.local_tensors(), saved, self.world)
+        checkpoint.save(path, self.state.local_tensors(), saved, self.world)
+
+    def _record(self, cursors: tuple[Cursor, ...], extra: Mapping[str, Any]) -> dict[str, Any]:
+        """What a checkpoint keeps beside tensors. ValueError where it cannot keep it."""
+        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+        overlap = self._execution.interleaving.to_dict()
+        return Record(
+            self.steps, self.options.seed, str(self.plan), self.world.size, overlap,
+            self.state.describe_optimizer(), scheduler, cursors, extra,
+        ).to_dict()  # fmt: skip
 
     def export(self, path: str | Path) -> None:
         """Writes the model's complete weights to one safetensors file, under its own names."""
@@ -374,30 +379,27 @@ class Trainer:
         CheckpointError, on all ranks, for one that is damaged or of another model; nothing has
         changed then.
         """
-        saved = checkpoint.read_extra(Path(path), self.world)
-        keys = ("steps", "seed", "overlap", "optimizer", "scheduler", "cursors", "extra")
-        if not isinstance(saved, dict) or any(key not in saved for key in keys):
-            raise CheckpointError(
-                f"{path}: is no checkpoint of a trainer: trainer.save writes them"
-            )
+        path = Path(path)
+        saved = Record.from_dict(checkpoint.read_extra(path, self.world), path)
         with self.state.undone_on_error():
             try:
-                self.state.adopt_optimizer(saved["optimizer"])
+                self.state.adopt_optimizer(saved.optimizer)
             except (KeyError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{path}: does not fit: {error}") from None
-            checkpoint.load(Path(path), self.state.local_tensors(), self.world)
+            checkpoint.load(path, self.state.local_tensors(), self.world)
+        self._forget_accumulation()
         execution = self._execution
-        self.steps, execution.unsettled_rows = int(saved["steps"]), 0
-        if (saved.get("plan"), saved.get("ranks")) == (str(self.plan), self.world.size):
-            execution.interleaving.resume(saved["overlap"])
-        self.options = replace(self.options, seed=int(saved["seed"]))
-        execution.reseed(self.options.seed)
-        if self.scheduler is not None and saved["scheduler"] is not None:
-            self.scheduler.load_state_dict(saved["scheduler"])
-        self._loaders.go_on(saved["cursors"])
+        self.steps, execution.unsettled_rows = saved.steps, 0
+        if (saved.plan, saved.ranks) == (str(self.plan), self.world.size):
+            execution.interleaving.resume(saved.overlap)
+        self.options = replace(self.options, seed=saved.seed)
+        execution.reseed(saved.seed)
+        if self.scheduler is not None and saved.scheduler is not None:
+            self.scheduler.load_state_dict(dict(saved.scheduler))
+        self._loaders.go_on(saved.cursors)
         if self._observer is not None:
             self._observer.restart()  # steps may have gone back
-        return dict(saved["extra"])
+        return dict(saved.extra)
 
     def close(self) -> None:
         """Ends the groups; the model stays cut unless this is the only rank."""

@@ -220,6 +220,7 @@ def on_disk(folder: str) -> dict[str, str]:
     trainer.save(f"{folder}/good", extra={"epoch": 3})
     sentences = {
         "unwritable": fault(lambda: trainer.save(f"{folder}/file/checkpoint")),
+        "extra is kept": fault(lambda: trainer.save(f"{folder}/x", {"x": torch.ones(1 + rank)})),
         "export": fault(lambda: trainer.export(f"{folder}/file/model.safetensors")),
         "missing": fault(lambda: trainer.resume(f"{folder}/nowhere")),
     }
@@ -249,6 +250,7 @@ def test_disks_give_checkpoint_errors(tmp_path: Path) -> None:
     assert issubclass(CheckpointError, ValueError)
     expected = {
         "unwritable": "CheckpointError: .*file/checkpoint: cannot .*(Not a directory|File exists)",
+        "extra is kept": "CheckpointError: .*/x: extra cannot be kept: Object of type Tensor",
         "export": "CheckpointError: .*cannot be written: (Not a directory|File exists)",
         "missing": "CheckpointError: .*nowhere",
         "model": "CheckpointError: .*does not fit",
