@@ -105,7 +105,10 @@ class Execution:
         pins = unsharded(step, layouts) if coupled(self.optimizer) else {}
         made = made or partition(step, layouts, rows=rows, pins=pins)
         placed = holdings(self.model.described.values(), made.placements, len(ranks))
-        check_optimizer(self.optimizer, any(h.placement.sharded for h in placed.values()))
+        sharded = [n for n, h in placed.items() if h.placement.sharded]
+        check_optimizer(self.optimizer, bool(sharded))
+        for name in sharded:
+            self.state.optimizer_state.refuse_pieces(name)
         order = [(c.name, [p.name for p in c.parameters]) for c in step.chain.components]
         places = sorted((n, str(h)) for n, h in placed.items())
         mark = batches.fingerprint((str(plan), step.opaque, order, places))

@@ -18,7 +18,7 @@ class Record:
 
     plan, ranks   under which the run was saved
     overlap       of the interleaving (engine/interleaving.py)
-    optimizer     but for its shaped tensors (`ModelState.describe_optimizer`)
+    optimizer     but for its tensors (`OptimizerState.describe`)
     scheduler     its state_dict; None where there was none
     cursors       of the trainer's loaders, in their order
     extra         the caller's

@@ -365,7 +365,7 @@ class Trainer:
         overlap = self._execution.interleaving.to_dict()
         return Record(
             self.steps, self.options.seed, str(self.plan), self.world.size, overlap,
-            self.state.describe_optimizer(), scheduler, cursors, extra,
+            self.state.optimizer_state.describe(), scheduler, cursors, extra,
         ).to_dict()  # fmt: skip
 
     def export(self, path: str | Path) -> None:
@@ -381,9 +381,9 @@ class Trainer:
         """
         path = Path(path)
         saved = Record.from_dict(checkpoint.read_extra(path, self.world), path)
-        with self.state.undone_on_error():
+        with self.state.optimizer_state.undone_on_error():
             try:
-                self.state.adopt_optimizer(saved.optimizer)
+                self.state.optimizer_state.adopt(saved.optimizer)
             except (KeyError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{path}: does not fit: {error}") from None
             checkpoint.load(path, self.state.local_tensors(), self.world)

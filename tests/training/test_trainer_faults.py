@@ -228,12 +228,11 @@ def on_disk(folder: str) -> dict[str, str]:
     sentences["model"] = fault(lambda: other.resume(f"{folder}/good"))
     sentences["after"] = str(len(other.optimizer.state))
     other.close()
-    momentum = start(
-        Net(),
-        optimizer=lambda m: torch.optim.SGD([{"params": [p]} for p in m.parameters()], lr=0.1),
-    )
-    sentences["groups"] = fault(lambda: momentum.resume(f"{folder}/good"))
-    momentum.close()
+    one_each = lambda m: [{"params": [p]} for p in m.parameters()]  # noqa: E731
+    for key, kind in {"groups": torch.optim.AdamW, "kind": torch.optim.SGD}.items():
+        another = start(Net(), optimizer=lambda m, kind=kind: kind(one_each(m), lr=0.1))
+        sentences[key] = fault(lambda t=another: t.resume(f"{folder}/good"))  # type: ignore[misc]
+        another.close()
     from synchromesh.state import checkpoint
 
     checkpoint.save(f"{folder}/foreign", {}, {"x": 1}, trainer.world)
@@ -256,6 +255,7 @@ def test_disks_give_checkpoint_errors(tmp_path: Path) -> None:
         "model": "CheckpointError: .*does not fit",
         "after": "0",
         "groups": r"CheckpointError: .*other parameter groups",
+        "kind": "CheckpointError: .*does not fit: it was saved with the optimizer AdamW, this is",
         "foreign": "CheckpointError: .*is no checkpoint of a trainer",
         "extra": r"\{'epoch': 3\}",
         "weights": "CheckpointError: .*there is no such file",
