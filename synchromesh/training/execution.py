@@ -18,6 +18,7 @@ from synchromesh.engine.program import Program
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.stage import StageGroups
 from synchromesh.state import checkpoint, manifest
+from synchromesh.state.agreement import agreed, on_first
 from synchromesh.state.export import load_safetensors
 from synchromesh.state.model_state import ModelState
 from synchromesh.state.switch import TransferStats
@@ -71,11 +72,13 @@ class Execution:
             self.state.start(self.options.seed)
             return
         self.state.start(self.options.seed, self.model.persistent)
-        if path.is_dir() and (path / manifest.NAME).exists():
+        everyone = self.world.everyone
+        if on_first(everyone, lambda: (path / manifest.NAME).exists(), ""):
             wanted = {f"model/{n}": h for n, h in self.state.model_tensors("model/").items()}
             checkpoint.load(path, wanted, self.world, allow=("optimizer/*",))
             return
-        load_safetensors(path, self.state.model_tensors(), self.model.aliases, cast=True)
+        wanted = self.state.model_tensors()
+        agreed(everyone, lambda: load_safetensors(path, wanted, self.model.aliases, cast=True), "")
 
     # Plans
 

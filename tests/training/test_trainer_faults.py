@@ -237,9 +237,139 @@ def on_disk(folder: str) -> dict[str, str]:
 
     checkpoint.save(f"{folder}/foreign", {}, {"x": 1}, trainer.world)
     sentences["foreign"] = fault(lambda: trainer.resume(f"{folder}/foreign"))
-    sentences["extra"] = str(trainer.resume(f"{folder}/good"))
+    mine = torch.ones(1)
+    dist.all_reduce(mine)  # the caller's default group is as it was
+    return sentences, value, dist.group.WORLD is before and mine.item() == 2
+
+
+def test_ranks_with_other_batches_are_told_so_on_all() -> None:
+    expected = {
+        "shapes": r"ranks \[1\] have .* another structure, shape or plan than rank 0; .*pad",
+        "rows": r"ranks \[0, 1\] work on the same rows .* \(rows \[7, 8\]\); use trainer.loader",
+        "other rows": r"ranks \[0, 1\] work on the same rows but were given different batches",
+        "torn": r"rank 1: the tensors of a batch must have the same number of .* got \[7, 8\]",
+        "structure": r"ranks \[1\] have a batch of another structure",
+        "nothing": "at least one row",
+        "micro": "micro_batches must be at least 1, got 0",
+        "call": r"held by Synchromesh.*trainer.step\(batch\).*trainer.close\(\)",
+        "plan": "pattern 'hed' matches no component; did you mean 'head'",
+        "degrees": r"data\(1\) x tensor\(3\) != 2|data\(0\)|!= 2 devices",
+        "switch": "ranks came to different partitions",
+    }
+    whole = Net()
+    value = mean_loss(whole, batch(8)).item()
+    with shared("Net", whole, mean_loss, batch(8), "tensor"):
+        answers = run(2, in_training)
+    for sentences, found, untouched in answers:
+        for key, pattern in expected.items():
+            assert re.search(pattern, sentences[key]), (key, sentences[key])
+        assert found == pytest.approx(value) and untouched
+
+
+def test_close_gives_the_model_back() -> None:
+    def closed() -> bool:
+        trainer = start(model := Net())
+        trainer.close()
+        return bool(model(batch(2)[0]).shape == (2, 4))
+
+    assert run(1, closed) == [True]
+
+
+class Learnable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4, dtype=torch.float64))
+
+    def forward(self, model: nn.Module, b: Any) -> Tensor:
+        return F.cross_entropy(model(b[0]) * self.scale, b[1])
+
+
+def closing_over(own: nn.Module) -> Callable[[nn.Module, Any], Tensor]:
+    return lambda m, b: own(m, b)
+
+
+def refused() -> dict[str, str]:
+    lbfgs = lambda m: torch.optim.LBFGS(m.parameters())  # noqa: E731
+    factors = lambda m: torch.optim.Adafactor(m.parameters())  # noqa: E731
+    whole = start(Net(), "data", optimizer=factors)
+    sentences = {"switch": fault(lambda: whole.switch("data; head=tensor"))}
+    whole.step(whole.shard(batch(8)))
+    whole.close()
+    return sentences | {
+        "loss": fault(lambda: start(Net(), loss=Learnable())),
+        "closure": fault(lambda: start(Net(), loss=closing_over(Learnable()))),
+        "lbfgs": fault(lambda: start(Net(), optimizer=lbfgs)),
+        "pieces": fault(lambda: start(Net(), "data; head=tensor", optimizer=factors)),
+        "scalar": fault(lambda: start(Net(), loss=lambda m, b: m(b[0]))),
+    }
+
+
+def test_what_would_train_wrongly_is_refused() -> None:
+    with shared("Net", Net(), mean_loss, batch(8), "data", "data; head=tensor"):
+        answers = run(2, refused)
+    for sentences in answers:
+        for key in ("loss", "closure"):
+            pattern = r"learnable parameters of its own \(.*4.*\).*part of the model"
+            assert re.search(pattern, sentences[key]), sentences[key]
+        assert "LBFGS cannot be used" in sentences["lbfgs"]
+        assert re.search("Adafactor cannot update pieces.*the plan 'data'", sentences["pieces"])
+        assert sentences["pieces"] == sentences["switch"]
+        assert "2 dimensions: return a scalar" in sentences["scalar"]
+
+
+def with_teacher() -> float:
+    """A loss that holds a frozen model of its own."""
+    teacher = Net().requires_grad_(False)
+
+    class Distil(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher = teacher
+
+        def forward(self, model: nn.Module, b: Any) -> Tensor:
+            return (model(b[0]) - self.teacher(b[0]) * 2).square().mean()
+
+    trainer = start(Net(), "tensor", loss=Distil())
+    value = float(trainer.step(trainer.shard(batch(8))))
     trainer.close()
-    missing = f"{folder}/model.safetensors"
+    return value
+
+
+def test_a_frozen_part_of_the_loss_is_a_constant() -> None:
+    expected = Net()(batch(8)[0]).square().mean().item()
+    assert run(2, with_teacher) == pytest.approx([expected] * 2)
+
+
+def on_disk(folder: str) -> dict[str, str]:
+    rank = dist.get_rank()
+    trainer = start(Net(), "tensor")
+    (Path(folder) / "file").touch()
+    trainer.step(trainer.shard(batch(8)))
+    trainer.save(f"{folder}/good", extra={"epoch": 3})
+    sentences = {
+        "unwritable": fault(lambda: trainer.save(f"{folder}/file/checkpoint")),
+        "export": fault(lambda: trainer.export(f"{folder}/file/model.safetensors")),
+        "extra is kept": fault(lambda: trainer.save(f"{folder}/x", {"x": torch.ones(1 + rank)})),
+        "missing": fault(lambda: trainer.resume(f"{folder}/nowhere")),
+    }
+    other = start(Renamed(("a", "b")))
+    sentences["model"] = fault(lambda: other.resume(f"{folder}/good"))
+    sentences["after"] = str(len(other.optimizer.state))
+    other.close()
+    one_each = lambda m: [{"params": [p]} for p in m.parameters()]  # noqa: E731
+    for key, kind in {"groups": torch.optim.AdamW, "kind": torch.optim.SGD}.items():
+        another = start(Net(), optimizer=lambda m, kind=kind: kind(one_each(m), lr=0.1))
+        sentences[key] = fault(lambda t=another: t.resume(f"{folder}/good"))  # type: ignore[misc]
+        another.close()
+    from synchromesh.state import checkpoint
+
+    checkpoint.save(f"{folder}/foreign", {}, {"x": 1}, trainer.world)
+    sentences["foreign"] = fault(lambda: trainer.resume(f"{folder}/foreign"))
+    mine = "nowhere" if rank else "good"  # rank 0's counts, as in saving
+    sentences["extra"] = str(trainer.resume(f"{folder}/{mine}"))
+    trainer.export(f"{folder}/good.safetensors")
+    trainer.close()
+    missing = f"{folder}/{mine}.safetensors"  # on rank 1 alone
     sentences["weights"] = fault(lambda: start(Net(), weights=missing))
     assert rank in (0, 1)
     return sentences
