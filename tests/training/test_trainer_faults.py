@@ -421,6 +421,17 @@ def test_a_data_set_has_one_order() -> None:
     assert "other settings: batch_size=5 (was 4), seed=4 (was 3)" in sentences
 
 
+def test_schedulers_that_an_update_cannot_step_are_refused() -> None:
+    net = Net()
+    optimizer = adamw(net)
+    by_metric: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(ValueError, match="ReduceLROnPlateau is stepped with metrics, which"):
+        start(net, optimizer=lambda _: optimizer, scheduler=by_metric)
+    other = torch.optim.lr_scheduler.StepLR(adamw(net), 1)
+    with pytest.raises(ValueError, match="StepLR is of another optimizer"):
+        start(net, optimizer=lambda _: optimizer, scheduler=other)
+
+
 def weightless(model: nn.Module, b: Any) -> tuple[Tensor, Tensor]:
     """Only rows of class 3 count."""
     counts = (b[1] == 3).to(b[0].dtype)
