@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 
 Ranges = tuple[tuple[int, int], ...]
+ENDED = -2  # in place of a number of rows: there are no more batches
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -150,15 +151,17 @@ class RowAgreement:
         self.outdated = False  # whether the model of a rank has changed
 
     def __call__(
-        self, batch: Any, key: int, numbers: tuple[int, ...] = (), outdated: bool = False
-    ) -> GlobalRows:
+        self, batch: Any, key: int, place: str = "", numbers: tuple[int, ...] = (),
+        outdated: bool = False,
+    ) -> GlobalRows:  # fmt: skip
         """The global rows of this step. key: fingerprint of the batch's signature and of the plan.
 
-        numbers: as many on every rank, gathered on all (`self.numbers`). outdated: whether this
-        rank's model is another than was traced.
+        place: where in the data the batch is from, in words. numbers: as many on every rank,
+        gathered on all (`self.numbers`). outdated: whether this rank's model is another than was
+        traced.
 
-        Raises ValueError on every rank if signatures differ or ranks of one data index hold other
-        rows.
+        Raises ValueError on every rank if signatures or places differ, or ranks of one data index
+        hold other rows.
         """
         fault = ""
         try:
@@ -166,19 +169,53 @@ class RowAgreement:
         except ValueError as error:  # of this rank alone, maybe: the others must not wait for it
             count, fault = -1, str(error)
         same = checksum(batch) if self.layout.tensor > 1 else 0
-        row = [count, key, same, int(outdated), *numbers]
-        if self.group.size == 1:
-            table = [row]
-        else:
-            own = torch.tensor(row, device=self.device)
-            table = self.group.all_gather(own, counted=False).tolist()
+        table = self._gathered([count, key, same, fingerprint(place), int(outdated), *numbers])
+        if any(row[0] == ENDED for row in table):
+            self._refuse_end(table)
         if any(row[0] < 0 for row in table):
             faults = self.group.all_gather_json(fault)
             rank, text = next((r, t) for r, t in enumerate(faults) if t)
             raise ValueError(text if len(faults) == 1 else f"rank {rank}: {text}")
-        self.numbers = [tuple(row[4:]) for row in table]
-        self.outdated = any(row[3] for row in table)
-        counts, keys, sums = zip(*(table[r][:3] for r in self.ranks), strict=True)
+        if any(row[3] != table[0][3] for row in table):
+            self._refuse_places(place)
+        self.numbers = [tuple(row[5:]) for row in table]
+        self.outdated = any(row[4] for row in table)
+        return self._rows(*zip(*(table[r][:3] for r in self.ranks), strict=True))
+
+    def end(self) -> None:
+        """This rank has no more batches; ValueError on every rank where another one has."""
+        table = self._gathered([ENDED, 0, 0, 0, 0])
+        if any(row[0] != ENDED for row in table):
+            self._refuse_end(table)
+
+    def _gathered(self, row: list[int]) -> list[list[int]]:
+        """The rows of all ranks."""
+        if self.group.size == 1:
+            return [row]
+        own = torch.tensor(row, device=self.device)
+        table: list[list[int]] = self.group.all_gather(own, counted=False).tolist()
+        return table
+
+    def _refuse_end(self, table: list[list[int]]) -> NoReturn:
+        ended = [rank for rank, row in enumerate(table) if row[0] == ENDED]
+        raise ValueError(
+            f"ranks {ended} have no more batches while the others have: give every rank equally "
+            "many, with 0 rows where it has none; trainer.loader does"
+        )
+
+    def _refuse_places(self, place: str) -> NoReturn:
+        first, *others = self.group.all_gather_json(place)
+        rank, other = next((r, p) for r, p in enumerate(others, 1) if p != first)
+        raise ValueError(
+            f"ranks read different data: rank 0 {first or 'nothing'}, rank {rank} "
+            f"{other or 'nothing'}: give every rank the same data set, batch size and seed, and "
+            "iterate over loaders on all ranks alike"
+        )
+
+    def _rows(
+        self, counts: tuple[int, ...], keys: tuple[int, ...], sums: tuple[int, ...]
+    ) -> GlobalRows:
+        """Of what the ranks that take part have sent."""
         if len(set(keys)) > 1:
             odd = [r for r, k in zip(self.ranks, keys, strict=True) if k != keys[0]]
             raise ValueError(

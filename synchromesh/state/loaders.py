@@ -18,6 +18,7 @@ class Loaders:
 
     def __init__(self, row_range: OwnRows, world: World) -> None:
         self._row_range, self._world = row_range, world
+        self.place = ""  # of the batch that was handed out last
         self._made: list[Loader] = []
         self._seeds: dict[int, int] = {}  # as they were asked for
         self._resumed: list[Cursor] = []  # of a checkpoint, for loaders to come
@@ -58,9 +59,13 @@ class Loaders:
             dataset, batch_size, self._row_range, cursor, shuffle, drop_last, collate, loading,
             self._world.everyone.all_gather_json, self._world.device,
         )  # fmt: skip
+        loader.handed_out = self._note
         self._made.append(loader)
         self._seeds[id(loader)] = seed
         return loader
+
+    def _note(self, loader: Loader) -> None:
+        self.place = loader.place
 
     def places(self) -> tuple[Cursor, ...]:
         """Every loader's place, as a checkpoint keeps it; all ranks call alike."""

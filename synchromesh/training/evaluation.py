@@ -15,11 +15,13 @@ Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
 
 def means(
-    execution: Execution, loader: Iterable[Any], metric: Metric, steps: int
-) -> dict[str, float]:
+    execution: Execution, loader: Iterable[Any], metric: Metric, steps: int,
+    place: Callable[[], str] = str,
+) -> dict[str, float]:  # fmt: skip
     """Means over the rows of `loader`: metric(model, batch) -> {name: sum over the batch's rows}.
 
-    steps: updates that were done, for random operators.
+    steps: updates that were done, for random operators. place: where in the data the last batch is
+    of, which ranks compare.
     """
     world = execution.world
     sums: dict[str, Tensor] = {}
@@ -28,7 +30,7 @@ def means(
         for raw in loader:
             key = execution.batch_key(raw, steps)
             batch = batches.to_device(raw, world.device)
-            rows = execution.active.agree(batch, key)
+            rows = execution.active.agree(batch, key, place())
             if not rows.total:
                 continue
             count += rows.total
@@ -41,6 +43,7 @@ def means(
                     for name, value in zip(result.names, result.outputs, strict=True):
                         known = sums.get(name, torch.zeros((), dtype=torch.float64))
                         sums[name] = known + value.double().cpu()
+        execution.active.agree.end()
     return _over_ranks(world, sums, count)
 
 
@@ -48,7 +51,15 @@ def _over_ranks(world: World, sums: Mapping[str, Tensor], count: int) -> dict[st
     if not count:
         raise ValueError("there is nothing to evaluate: the loader gave no rows")
     of_ranks = world.everyone.all_gather_json(list(sums))
-    names = {name: None for rank in of_ranks for name in rank}
+    rank, names = next(((r, n) for r, n in enumerate(of_ranks) if n), (0, []))
+    if not names:
+        return {}
+    for other, theirs in enumerate(of_ranks):
+        if theirs and set(theirs) != set(names):  # a rank without rows has none
+            raise ValueError(
+                f"the metric gives {', '.join(names)} on rank {rank} and {', '.join(theirs)} on "
+                f"rank {other}: it should give the same names on all ranks"
+            )
     zero = torch.zeros((), dtype=torch.float64)
     total = torch.stack([sums.get(name, zero) for name in names]).to(world.device)
     world.everyone.all_reduce(total, counted=False)

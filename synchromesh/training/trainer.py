@@ -198,7 +198,8 @@ class Trainer:
         outdated, key = execution.outdated(), execution.batch_key(batch, self.steps)
         batch = batches.to_device(batch, self.world.device)
         agree = execution.active.agree
-        rows = agree(batch, key, NO_COST if observer is None else observer.cost, outdated)
+        cost = NO_COST if observer is None else observer.cost
+        rows = agree(batch, key, self._loaders.place, cost, outdated)
         if observer is not None:
             self._report(observer.collect(agree.numbers, execution.active.stage.ranks))
         if agree.outdated:
@@ -263,7 +264,7 @@ class Trainer:
             forget_gradients(self.model)
         self._execution.settle()
         try:
-            return means(self._execution, loader, metric, self.steps)
+            return means(self._execution, loader, metric, self.steps, lambda: self._loaders.place)
         finally:
             if isinstance(loader, Loader) and cursor is not None:
                 loader.cursor = cursor  # evaluation is no training: the data order does not move

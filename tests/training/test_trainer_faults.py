@@ -220,134 +220,6 @@ def on_disk(folder: str) -> dict[str, str]:
     trainer.save(f"{folder}/good", extra={"epoch": 3})
     sentences = {
         "unwritable": fault(lambda: trainer.save(f"{folder}/file/checkpoint")),
-        "extra is kept": fault(lambda: trainer.save(f"{folder}/x", {"x": torch.ones(1 + rank)})),
-        "export": fault(lambda: trainer.export(f"{folder}/file/model.safetensors")),
-        "missing": fault(lambda: trainer.resume(f"{folder}/nowhere")),
-    }
-    other = start(Renamed(("a", "b")))
-    sentences["model"] = fault(lambda: other.resume(f"{folder}/good"))
-    sentences["after"] = str(len(other.optimizer.state))
-    other.close()
-    one_each = lambda m: [{"params": [p]} for p in m.parameters()]  # noqa: E731
-    for key, kind in {"groups": torch.optim.AdamW, "kind": torch.optim.SGD}.items():
-        another = start(Net(), optimizer=lambda m, kind=kind: kind(one_each(m), lr=0.1))
-        sentences[key] = fault(lambda t=another: t.resume(f"{folder}/good"))  # type: ignore[misc]
-        another.close()
-    from synchromesh.state import checkpoint
-
-    checkpoint.save(f"{folder}/foreign", {}, {"x": 1}, trainer.world)
-    sentences["foreign"] = fault(lambda: trainer.resume(f"{folder}/foreign"))
-    mine = torch.ones(1)
-    dist.all_reduce(mine)  # the caller's default group is as it was
-    return sentences, value, dist.group.WORLD is before and mine.item() == 2
-
-
-def test_ranks_with_other_batches_are_told_so_on_all() -> None:
-    expected = {
-        "shapes": r"ranks \[1\] have .* another structure, shape or plan than rank 0; .*pad",
-        "rows": r"ranks \[0, 1\] work on the same rows .* \(rows \[7, 8\]\); use trainer.loader",
-        "other rows": r"ranks \[0, 1\] work on the same rows but were given different batches",
-        "torn": r"rank 1: the tensors of a batch must have the same number of .* got \[7, 8\]",
-        "structure": r"ranks \[1\] have a batch of another structure",
-        "nothing": "at least one row",
-        "micro": "micro_batches must be at least 1, got 0",
-        "call": r"held by Synchromesh.*trainer.step\(batch\).*trainer.close\(\)",
-        "plan": "pattern 'hed' matches no component; did you mean 'head'",
-        "degrees": r"data\(1\) x tensor\(3\) != 2|data\(0\)|!= 2 devices",
-        "switch": "ranks came to different partitions",
-    }
-    whole = Net()
-    value = mean_loss(whole, batch(8)).item()
-    with shared("Net", whole, mean_loss, batch(8), "tensor"):
-        answers = run(2, in_training)
-    for sentences, found, untouched in answers:
-        for key, pattern in expected.items():
-            assert re.search(pattern, sentences[key]), (key, sentences[key])
-        assert found == pytest.approx(value) and untouched
-
-
-def test_close_gives_the_model_back() -> None:
-    def closed() -> bool:
-        trainer = start(model := Net())
-        trainer.close()
-        return bool(model(batch(2)[0]).shape == (2, 4))
-
-    assert run(1, closed) == [True]
-
-
-class Learnable(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(4, dtype=torch.float64))
-
-    def forward(self, model: nn.Module, b: Any) -> Tensor:
-        return F.cross_entropy(model(b[0]) * self.scale, b[1])
-
-
-def closing_over(own: nn.Module) -> Callable[[nn.Module, Any], Tensor]:
-    return lambda m, b: own(m, b)
-
-
-def refused() -> dict[str, str]:
-    lbfgs = lambda m: torch.optim.LBFGS(m.parameters())  # noqa: E731
-    factors = lambda m: torch.optim.Adafactor(m.parameters())  # noqa: E731
-    whole = start(Net(), "data", optimizer=factors)
-    sentences = {"switch": fault(lambda: whole.switch("data; head=tensor"))}
-    whole.step(whole.shard(batch(8)))
-    whole.close()
-    return sentences | {
-        "loss": fault(lambda: start(Net(), loss=Learnable())),
-        "closure": fault(lambda: start(Net(), loss=closing_over(Learnable()))),
-        "lbfgs": fault(lambda: start(Net(), optimizer=lbfgs)),
-        "pieces": fault(lambda: start(Net(), "data; head=tensor", optimizer=factors)),
-        "scalar": fault(lambda: start(Net(), loss=lambda m, b: m(b[0]))),
-    }
-
-
-def test_what_would_train_wrongly_is_refused() -> None:
-    with shared("Net", Net(), mean_loss, batch(8), "data", "data; head=tensor"):
-        answers = run(2, refused)
-    for sentences in answers:
-        for key in ("loss", "closure"):
-            pattern = r"learnable parameters of its own \(.*4.*\).*part of the model"
-            assert re.search(pattern, sentences[key]), sentences[key]
-        assert "LBFGS cannot be used" in sentences["lbfgs"]
-        assert re.search("Adafactor cannot update pieces.*the plan 'data'", sentences["pieces"])
-        assert sentences["pieces"] == sentences["switch"]
-        assert "2 dimensions: return a scalar" in sentences["scalar"]
-
-
-def with_teacher() -> float:
-    """A loss that holds a frozen model of its own."""
-    teacher = Net().requires_grad_(False)
-
-    class Distil(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.teacher = teacher
-
-        def forward(self, model: nn.Module, b: Any) -> Tensor:
-            return (model(b[0]) - self.teacher(b[0]) * 2).square().mean()
-
-    trainer = start(Net(), "tensor", loss=Distil())
-    value = float(trainer.step(trainer.shard(batch(8))))
-    trainer.close()
-    return value
-
-
-def test_a_frozen_part_of_the_loss_is_a_constant() -> None:
-    expected = Net()(batch(8)[0]).square().mean().item()
-    assert run(2, with_teacher) == pytest.approx([expected] * 2)
-
-
-def on_disk(folder: str) -> dict[str, str]:
-    rank = dist.get_rank()
-    trainer = start(Net(), "tensor")
-    (Path(folder) / "file").touch()
-    trainer.step(trainer.shard(batch(8)))
-    trainer.save(f"{folder}/good", extra={"epoch": 3})
-    sentences = {
-        "unwritable": fault(lambda: trainer.save(f"{folder}/file/checkpoint")),
         "export": fault(lambda: trainer.export(f"{folder}/file/model.safetensors")),
         "extra is kept": fault(lambda: trainer.save(f"{folder}/x", {"x": torch.ones(1 + rank)})),
         "missing": fault(lambda: trainer.resume(f"{folder}/nowhere")),
@@ -419,6 +291,78 @@ def test_a_data_set_has_one_order() -> None:
     ((same, sentences, position, sizes),) = run(1, loaders)
     assert same and position == 4 and sizes == [3, 3]
     assert "other settings: batch_size=5 (was 4), seed=4 (was 3)" in sentences
+
+
+def data_by_rank() -> list[str]:
+    """Loaders that are not the same on both ranks; the last one is."""
+    trainer, rank = start(Net()), dist.get_rank()
+
+    def epoch(rows: int = 8, size: int = 4, shuffle: bool = True, seed: int = 0) -> None:
+        for b in trainer.loader(Rows(rows), size, shuffle=shuffle, seed=seed):
+            trainer.step(b)
+
+    def evaluation() -> None:
+        trainer.evaluate(trainer.loader(Rows(8 - rank), 4), lambda m, b: {"loss": mean_loss(m, b)})
+
+    sentences = [
+        fault(lambda: epoch(rows=8 - rank)),
+        fault(lambda: epoch(size=4 + rank)),
+        fault(lambda: epoch(shuffle=rank == 0)),
+        fault(lambda: epoch(seed=rank)),
+        fault(evaluation),
+        fault(epoch),
+    ]
+    trainer.close()
+    return sentences
+
+
+def test_ranks_that_read_different_data_are_told_so() -> None:
+    """Of other lengths, sizes and orders; such runs trained on rows twice and left others out."""
+    with shared("Net", Net(), mean_loss, batch(8), "data"):
+        first, second = run(2, data_by_rank)
+    assert first == second and first.pop() == "nothing was raised"
+    expected = (
+        "0 8 samples, shuffled by seed 0, in batches of 4, at row 4 of epoch 1, rank 1 7 samples",
+        "rank 1 8 samples, shuffled by seed 0, in batches of 5, at row 5",
+        "rank 1 8 samples, in their order, in batches of 4",
+        "rank 1 8 samples, shuffled by seed 1, ",
+        "rank 1 7 samples, in their order",
+    )
+    for sentence, part in zip(first, expected, strict=True):
+        assert sentence.startswith("ValueError: ranks read different data: rank 0 8 samples")
+        assert part in sentence, sentence
+
+
+def metrics_by_rank() -> list[str]:
+    """Of lists of other lengths, and of other names."""
+    trainer, rank = start(Net()), dist.get_rank()
+    name = f"loss of {rank}"
+
+    def mean(batches: int, name: str = "loss") -> None:
+        rows = [trainer.shard(batch(8, i)) for i in range(batches)]
+        trainer.evaluate(rows, lambda m, b: {name: mean_loss(m, b)})
+
+    sentences = [
+        fault(lambda: mean(2 + rank)),
+        fault(lambda: mean(2 - rank)),
+        fault(lambda: mean(2, name)),
+        fault(lambda: mean(2)),
+    ]
+    trainer.close()
+    return sentences
+
+
+def test_evaluation_that_differs_by_rank_is_refused() -> None:
+    with shared("Net", Net(), mean_loss, batch(8), "data"):
+        first, second = run(2, metrics_by_rank)
+    assert first == second and first.pop() == "nothing was raised"
+    expected = (
+        r"ranks \[0\] have no more batches while the others have: give every rank equally many",
+        r"ranks \[1\] have no more batches",
+        "metric gives loss of 0 on rank 0 and loss of 1 on rank 1: it should give the same names",
+    )
+    for sentence, pattern in zip(first, expected, strict=True):
+        assert re.search(f"ValueError: .*{pattern}", sentence), sentence
 
 
 def test_schedulers_that_an_update_cannot_step_are_refused() -> None:
