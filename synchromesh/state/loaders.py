@@ -1,6 +1,8 @@
 """The loaders of a trainer, each with its place in its data; checkpoints carry the places."""
 
+import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from synchromesh.engine.groups import World
@@ -54,11 +56,12 @@ class Loaders:
                         "a second order"
                     )
                 return loader
-        cursor = self._resumed.pop(0) if self._resumed else Cursor(seed)
         loader = Loader(
-            dataset, batch_size, self._row_range, cursor, shuffle, drop_last, collate, loading,
-            self._world.everyone.all_gather_json, self._world.device,
+            dataset, batch_size, self._row_range, Cursor(seed), shuffle, drop_last, collate,
+            loading, self._world.everyone.all_gather_json, self._world.device,
         )  # fmt: skip
+        if self._resumed:
+            self._go_on(loader, self._resumed.pop(0))
         loader.handed_out = self._note
         self._made.append(loader)
         self._seeds[id(loader)] = seed
@@ -69,7 +72,7 @@ class Loaders:
 
     def places(self) -> tuple[Cursor, ...]:
         """Every loader's place, as a checkpoint keeps it; all ranks call alike."""
-        places = [loader.cursor.to_dict() for loader in self._made]
+        places = [replace(x.cursor, samples=x.samples).to_dict() for x in self._made]
         if any("stream" in place for place in places):
             # a rank has the states of those substreams alone that it reads
             of_ranks = self._world.everyone.all_gather_json(places)
@@ -87,7 +90,19 @@ class Loaders:
         self._resumed = list(places)
         for loader in self._made:
             if self._resumed:
-                loader.cursor = self._resumed.pop(0)
+                self._go_on(loader, self._resumed.pop(0))
+
+    def _go_on(self, loader: Loader, place: Cursor) -> None:
+        """The loader goes on at `place`; a warning where that was one in other data."""
+        loader.cursor = replace(place, samples=None)
+        if place.position and place.samples != loader.samples and not self._world.rank:
+            warnings.warn(
+                f"the run was saved behind sample {place.position} of a data set of "
+                f"{place.samples}, this one has {loader.samples}: it has another order, so in the "
+                f"rest of epoch {place.epoch + 1} samples may come twice or not at all (loaders "
+                "are told apart by the order in which they are asked for)",
+                stacklevel=2,
+            )
 
 
 def _first(cells: Iterable[Any]) -> Any:

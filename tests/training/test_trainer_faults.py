@@ -376,6 +376,32 @@ def test_schedulers_that_an_update_cannot_step_are_refused() -> None:
         start(net, optimizer=lambda _: optimizer, scheduler=other)
 
 
+def other_data(folder: str) -> list[list[int]]:
+    """Rows of the batches of the rest of an epoch, resumed with more data, then with the same."""
+    found = []
+    for count in (10, 16, 10):
+        trainer = start(Net())
+        loader = trainer.loader(Rows(count), 4, shuffle=True)
+        if found:
+            trainer.resume(f"{folder}/first")
+        sizes = []
+        for _, labels in loader:
+            sizes.append(len(labels))
+            if not found:
+                trainer.save(f"{folder}/first")
+                break
+        found.append(sizes)
+        trainer.close()
+    return found
+
+
+def test_a_run_that_goes_on_with_other_data_is_warned_of(tmp_path: Path) -> None:
+    sentence = "behind sample 4 of a data set of 10, this one has 16: it has another order"
+    with shared("Net", Net(), mean_loss, batch(8), "data"), pytest.warns(UserWarning) as caught:
+        assert other_data(str(tmp_path)) == [[4], [4, 4, 4], [4, 2]]
+    assert len([w for w in caught if sentence in str(w.message)]) == len(caught) == 1
+
+
 def weightless(model: nn.Module, b: Any) -> tuple[Tensor, Tensor]:
     """Only rows of class 3 count."""
     counts = (b[1] == 3).to(b[0].dtype)
