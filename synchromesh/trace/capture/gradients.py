@@ -52,7 +52,8 @@ def largest_entry(x: Tensor) -> float:
 
 def largest_gap(a: Tensor, b: Tensor) -> float:
     """The largest difference of two tensors; entries that are finite in neither count as equal."""
-    found = float((a - b).abs().max()) if a.numel() else 0.0
+    gap = a - b
+    found = float((gap.abs() if gap.is_complex() else gap.abs_()).max()) if a.numel() else 0.0
     if isfinite(found):
         return found
     finite = b.isfinite()
