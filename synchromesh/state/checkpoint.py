@@ -121,7 +121,7 @@ def _finish(fresh: Path, path: Path, text: str, listed: Sequence[Sequence[Any]])
     manifest.write_durably(fresh / STATE, text.encode())
     entries = {name: manifest.FileEntry(size, sha) for name, size, sha in listed}
     entries[STATE] = manifest.digest(fresh / STATE)
-    manifest.manifest_of(entries.items()).write(fresh)
+    manifest.manifest_of(entries.items(), path.parent).write(fresh)
     manifest.put_in_place(fresh, path)
     return True
 

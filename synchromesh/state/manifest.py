@@ -270,9 +270,11 @@ def sync(folder: Path) -> None:
         os.close(handle)
 
 
-def manifest_of(entries: Iterable[tuple[str, FileEntry]]) -> Manifest:
-    """The manifest of a checkpoint that is finished now."""
-    return Manifest(dict(entries), time.time())
+def manifest_of(entries: Iterable[tuple[str, FileEntry]], folder: Path) -> Manifest:
+    """The manifest of a checkpoint in `folder` that is finished now: after the others in it,
+    whatever the clock of this host says."""
+    latest = max(map(_created, by_age(folder)), default=0.0)
+    return Manifest(dict(entries), max(time.time(), latest + 1e-3))
 
 
 def _glob_free(name: str) -> str:
