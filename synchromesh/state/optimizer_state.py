@@ -156,7 +156,8 @@ class OptimizerState:
                     continue
                 old = group.get(key)
                 device = old.device if isinstance(old, Tensor) else None
-                group[key] = tuple(value) if isinstance(old, tuple) else _unplain(value, device)
+                new = _unplain(value, device)
+                group[key] = tuple(new) if isinstance(old, tuple) else new
 
 
 def first_state(
@@ -201,4 +202,6 @@ def _unplain(value: Any, device: torch.device | None) -> Any:
         dtype = getattr(torch, value["dtype"])
         tensor = torch.tensor(value["tensor"], dtype=dtype, device=device)
         return tensor.reshape((1,) * value["dims"])
-    return value
+    if isinstance(value, dict):
+        return {k: _unplain(v, device) for k, v in value.items()}
+    return [_unplain(v, device) for v in value] if isinstance(value, list) else value

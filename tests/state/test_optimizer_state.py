@@ -1,5 +1,6 @@
 """The state of an optimizer: what lies like parameters, what is whole, what has no place."""
 
+import json
 from typing import Any
 
 import pytest
@@ -35,6 +36,17 @@ def test_a_new_optimizer_adopts_it(kind: Any) -> None:
         rest = state.of(name).keys() - state.moving(name).keys()
         assert all(torch.equal(new.of(name)[k], state.of(name)[k]) for k in rest)
     assert new.optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_settings_that_are_tensors_come_back_as_such() -> None:
+    betas = (torch.tensor(0.8), torch.tensor(0.9))
+    state, optimizer = updated(torch.optim.Adam, lr=torch.tensor(0.1), betas=betas, foreach=False)
+    described = json.loads(json.dumps(state.describe()))
+    optimizer.param_groups[0].update(lr=torch.tensor(0.0), betas=(0.1, 0.2))
+    state.adopt(described)
+    group = optimizer.param_groups[0]
+    assert group["betas"] == betas and torch.equal(group["lr"], torch.tensor(0.1))
+    optimizer.step()
 
 
 def test_whole_tensors_are_those_of_other_shapes() -> None:
