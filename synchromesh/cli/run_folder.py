@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from synchromesh.state.manifest import by_age
 from synchromesh.values import document
 
 if TYPE_CHECKING:
@@ -118,8 +119,8 @@ class RunFolder:
 
     def saved(self) -> list[Path]:
         """Checkpoints, newest first; `best`, which repeats one of them, last."""
-        found = [p for p in self.checkpoints.iterdir() if p.is_dir() and _kind(p) is not None]
-        return sorted(found, key=lambda p: (p.name != "best", p.stat().st_mtime_ns), reverse=True)
+        found = [p for p in by_age(self.checkpoints) if _kind(p) is not None]
+        return sorted(found, key=lambda p: p.name == "best")
 
 
 def _kind(path: Path) -> str | None:

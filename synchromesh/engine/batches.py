@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -134,15 +134,16 @@ def checksum(batch: Any) -> int:
 
 @dataclass(frozen=True)
 class Marks:
-    """Fingerprints of what ranks must have alike to run a step together."""
+    """What ranks must have alike to run a step together; fingerprints of it."""
 
     batch: int = 0  # structure, types and shapes, and the values of what all rows share
     place: int = 0  # updates done, the plan, and how the step was called
     model: int = 0  # frozen parameters, modes
     optimizer: int = 0  # its settings
+    data: str = ""  # where in the data the batch is from, in words
 
     def numbers(self) -> tuple[int, ...]:
-        """In the order of `DIFFERENCES`."""
+        """The fingerprints, in the order of `DIFFERENCES`."""
         return self.batch, self.place, self.model, self.optimizer
 
 
@@ -201,19 +202,34 @@ class RowAgreement:
         except ValueError as error:  # of this rank alone, maybe: the others must not wait for it
             count, fault = -1, str(error)
         same = checksum(batch) if self.layout.tensor > 1 else 0
-        row = [count, same, int(outdated), *marks.numbers(), *numbers]
+        row = [count, same, int(outdated), fingerprint(marks.data), *marks.numbers(), *numbers]
         table = [row] if self.group.size == 1 else meet(self.group, method, row, self.device)
         if any(row[0] < 0 for row in table):
             faults = self.group.all_gather_json(fault)
             rank, text = next((r, t) for r, t in enumerate(faults) if t)
             raise ValueError(text if len(faults) == 1 else f"rank {rank}: {text}")
-        self.numbers = [tuple(row[7:]) for row in table]
+        if any(row[3] != table[0][3] for row in table):  # also of ranks that take no part
+            self._refuse_data(marks.data)
+        self.numbers = [tuple(row[8:]) for row in table]
         self.outdated = any(row[2] for row in table)
-        counts, sums, _, *columns = zip(*(table[r][:7] for r in self.ranks), strict=True)
+        counts, sums, _, _, *columns = zip(*(table[r][:8] for r in self.ranks), strict=True)
         for column, difference in zip(columns, DIFFERENCES, strict=True):
             odd = [r for r, mark in zip(self.ranks, column, strict=True) if mark != column[0]]
             if odd:
                 raise ValueError(f"ranks {odd} {difference.format(self.ranks[0])}")
+        return self._rows(counts, sums)
+
+    def _refuse_data(self, data: str) -> NoReturn:
+        first, *others = self.group.all_gather_json(data)
+        rank, other = next((r, d) for r, d in enumerate(others, 1) if d != first)
+        raise ValueError(
+            f"ranks read different data: rank 0 {first or 'nothing'}, rank {rank} "
+            f"{other or 'nothing'}: give every rank the same data set, batch size and seed, and "
+            "iterate over loaders on all ranks alike"
+        )
+
+    def _rows(self, counts: tuple[int, ...], sums: tuple[int, ...]) -> GlobalRows:
+        """Of what the ranks that take part have sent."""
         for index in range(self.layout.data):
             block = slice(index * self.layout.tensor, (index + 1) * self.layout.tensor)
             if len(set(zip(counts[block], sums[block], strict=True))) > 1:
@@ -221,6 +237,6 @@ class RowAgreement:
                     f"ranks {list(self.ranks[block])} work on the same rows but were given "
                     "different batches "
                     f"(rows {list(counts[block])}); use trainer.loader or trainer.shard, which "
-                    "know the plan"
+                    "know the plan, and seed generators that a data set keeps alike on all ranks"
                 )
         return GlobalRows(tuple(counts[:: self.layout.tensor]), self.plan)

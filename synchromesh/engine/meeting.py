@@ -22,7 +22,7 @@ WORDS = {
 METHODS = (
     *WORDS, "adapt", "buffers", "export", "predict", "resume", "save", "state_dict", "switch",
 )  # fmt: skip
-NUMBERS = 9  # that a rank may send with the method's
+NUMBERS = 10  # that a rank may send with the method's
 
 
 class Gathering(Protocol):

@@ -40,6 +40,12 @@ __all__ = ["CheckpointError", "check_writable", "load", "newest", "read_extra", 
 STATE = "state.json"
 
 
+def _of_first(path: str | Path, group: Group) -> Path:
+    """Rank 0's path, absolute: those with a time in their name differ, and so may folders that
+    ranks work in."""
+    return Path(group.broadcast_json(str(Path(path).absolute())))
+
+
 # Saving
 
 
@@ -49,7 +55,8 @@ def save(path: str | Path, tensors: Mapping[str, LocalTensor], extra: Any, world
     A folder that is there already stays as `path.previous`. Whatever fails, on whichever rank, is
     a CheckpointError on all of them, leaves what was there, and the group can be used again.
     """
-    path, group = Path(path), world.everyone
+    group = world.everyone
+    path = _of_first(path, group)
     text = agreed(group, lambda: json.dumps(extra, indent=1), f"{path}: state that is no JSON")
     begun = on_first(group, lambda: str(manifest.begin(path)), f"{path}: cannot be written")
     fresh = Path(begun)
@@ -114,7 +121,7 @@ def _finish(fresh: Path, path: Path, text: str, listed: Sequence[Sequence[Any]])
     manifest.write_durably(fresh / STATE, text.encode())
     entries = {name: manifest.FileEntry(size, sha) for name, size, sha in listed}
     entries[STATE] = manifest.digest(fresh / STATE)
-    manifest.manifest_of(entries.items()).write(fresh)
+    manifest.manifest_of(entries.items(), path.parent).write(fresh)
     manifest.put_in_place(fresh, path)
     return True
 
@@ -124,7 +131,8 @@ def _finish(fresh: Path, path: Path, text: str, listed: Sequence[Sequence[Any]])
 
 def read_extra(path: str | Path, world: World) -> Any:
     """The `extra` of a checkpoint; its tensors are neither read nor checked. Collective."""
-    path, group = Path(path), world.everyone
+    group = world.everyone
+    path = _of_first(path, group)
 
     def read() -> Any:
         files = {n: manifest.FileEntry(size, sha) for n, size, sha in _listing(path)}
@@ -148,7 +156,8 @@ def load(
     all ranks and before anything is filled, with every fault: damaged files, missing, unexpected,
     wrongly shaped or typed tensors; it offers the newest good checkpoint beside this one.
     """
-    path, group = Path(path), world.everyone
+    group = world.everyone
+    path = _of_first(path, group)
     listed = on_first(group, lambda: _listing(path), "")
     files = {n: manifest.FileEntry(size, sha) for n, size, sha in listed}
     mine = dict(

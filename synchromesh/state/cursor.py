@@ -79,6 +79,7 @@ class Cursor:
     epoch: int = 0
     position: int = 0
     stream: StreamPlace | None = None
+    samples: int | None = None  # of the data set, where a checkpoint says it
 
     def order(self, samples: int, shuffle: bool = True) -> Tensor:
         """The indices of an epoch's samples in order, int64; the same on every rank."""
@@ -108,15 +109,20 @@ class Cursor:
     def to_dict(self) -> dict[str, Any]:
         """As checkpoints keep it."""
         found = {"seed": self.seed, "epoch": self.epoch, "position": self.position}
+        if self.samples is not None:
+            found["samples"] = self.samples
         return found if self.stream is None else {**found, "stream": self.stream.to_dict()}
 
     @classmethod
     def from_dict(cls, value: Any, name: str = "cursor") -> "Cursor":
         """The inverse of `to_dict`. ValueError for anything else; `name` is what it calls it."""
         keys = ("seed", "epoch", "position")
-        item = document.mapping(value, name, (*keys, "stream"), keys)
+        item = document.mapping(value, name, (*keys, "samples", "stream"), keys)
         least = {"seed": -MOST, "epoch": 0, "position": 0}
         numbers = {k: document.integer(item[k], f"{name}: {k}", least[k], MOST) for k in keys}
         place = item.get("stream")
         stream = None if place is None else StreamPlace.from_dict(place, f"{name}: stream")
-        return cls(**numbers, stream=stream)
+        samples = item.get("samples")
+        if samples is not None:
+            samples = document.integer(samples, f"{name}: samples", 0, MOST)
+        return cls(**numbers, stream=stream, samples=samples)

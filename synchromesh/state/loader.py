@@ -1,6 +1,6 @@
 """A loader: this rank's rows of each global batch of a data set, from a cursor on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ class Loader:
         self.collate: Collate = collate or default_collate
         self.loading, self.agree = loading or Loading(), agree
         self.rows = 0
+        self.handed_out: Callable[[Loader], object] = lambda _: None  # called with each batch
         self.stream = is_stream(dataset)
         self.samples = _stream_length(dataset, shuffle) if self.stream else sample_count(dataset)
         if batch_size < 1:
@@ -95,6 +96,17 @@ class Loader:
         """Whether the epoch is known to end behind `done` batches; of a stream it never is."""
         return not self.stream and done == self.batches
 
+    @property
+    def place(self) -> str:
+        """Where in its data it is; the same on all ranks."""
+        c = self.cursor
+        data = "a stream" if self.stream else f"{self.samples} samples"
+        order = f"shuffled by seed {c.seed}" if self.shuffle else "in their order"
+        return (
+            f"{data}, {order}, in batches of {self.batch_size}, at row {c.position} of epoch "
+            f"{c.epoch + 1}"
+        )
+
     def _batches(self, samples: int) -> int:
         return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
 
@@ -111,6 +123,7 @@ class Loader:
                 if taken is not None:
                     batch, self.rows = taken
                     self.cursor = source.cursor
+                    self.handed_out(self)
                     yield batch
                 if source.ended:
                     break

@@ -1,9 +1,10 @@
 """The loaders of a trainer, each with its place in its data; checkpoints carry the places."""
 
+import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from synchromesh.engine.agreement import require_alike
 from synchromesh.engine.groups import World
 from synchromesh.state.cursor import Cursor
 from synchromesh.state.fetch import Loading, LoadingOptions
@@ -19,6 +20,7 @@ class Loaders:
 
     def __init__(self, row_range: OwnRows, world: World) -> None:
         self._row_range, self._world = row_range, world
+        self.place = ""  # of the batch that was handed out last
         self._made: list[Loader] = []
         self._seeds: dict[int, int] = {}  # as they were asked for
         self._resumed: list[Cursor] = []  # of a checkpoint, for loaders to come
@@ -54,27 +56,23 @@ class Loaders:
                         "a second order"
                     )
                 return loader
-        cursor = self._resumed.pop(0) if self._resumed else Cursor(seed)
         loader = Loader(
-            dataset, batch_size, self._row_range, cursor, shuffle, drop_last, collate, loading,
-            self._world.everyone.all_gather_json, self._world.device,
+            dataset, batch_size, self._row_range, Cursor(seed), shuffle, drop_last, collate,
+            loading, self._world.everyone.all_gather_json, self._world.device,
         )  # fmt: skip
-        require_alike(  # or they would end at different steps, and wait for each other there
-            self._world.everyone,
-            {
-                "the number of samples": loader.samples,
-                "the batch size": batch_size,
-                "the order of samples": f"shuffle={shuffle}, seed={seed}, drop_last={drop_last}",
-            },
-        )
+        if self._resumed:
+            self._go_on(loader, self._resumed.pop(0))
+        loader.handed_out = self._note
         self._made.append(loader)
         self._seeds[id(loader)] = seed
         return loader
 
-    def to_list(self) -> list[Any]:
-        """Every loader's place, as a checkpoint keeps it; all ranks call alike. ValueError where
-        a stream has a state that a checkpoint cannot keep."""
-        places = [loader.cursor.to_dict() for loader in self._made]
+    def _note(self, loader: Loader) -> None:
+        self.place = loader.place
+
+    def places(self) -> tuple[Cursor, ...]:
+        """Every loader's place, as a checkpoint keeps it; all ranks call alike."""
+        places = [replace(x.cursor, samples=x.samples).to_dict() for x in self._made]
         if any("stream" in place for place in places):
             # a rank has the states of those substreams alone that it reads
             of_ranks = self._world.everyone.all_gather_json(places)
@@ -85,14 +83,26 @@ class Loaders:
                         [_first(cells) for cells in zip(*rows, strict=True)]
                         for rows in zip(*tables, strict=True)
                     ]
-        return places
+        return tuple(map(Cursor.from_dict, places))
 
-    def go_on(self, places: Iterable[Any]) -> None:
+    def go_on(self, places: Iterable[Cursor]) -> None:
         """Loaders go on from the places of a checkpoint; those to come take what is left."""
-        self._resumed = [Cursor.from_dict(place) for place in places]
+        self._resumed = list(places)
         for loader in self._made:
             if self._resumed:
-                loader.cursor = self._resumed.pop(0)
+                self._go_on(loader, self._resumed.pop(0))
+
+    def _go_on(self, loader: Loader, place: Cursor) -> None:
+        """The loader goes on at `place`; a warning where that was one in other data."""
+        loader.cursor = replace(place, samples=None)
+        if place.position and place.samples != loader.samples and not self._world.rank:
+            warnings.warn(
+                f"the run was saved behind sample {place.position} of a data set of "
+                f"{place.samples}, this one has {loader.samples}: it has another order, so in the "
+                f"rest of epoch {place.epoch + 1} samples may come twice or not at all (loaders "
+                "are told apart by the order in which they are asked for)",
+                stacklevel=2,
+            )
 
 
 def _first(cells: Iterable[Any]) -> Any:

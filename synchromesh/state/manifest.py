@@ -144,31 +144,41 @@ def verify(folder: str | Path) -> Manifest:
     return manifest
 
 
-def newest(folder: str | Path, besides: str | Path | None = None) -> Path | None:
-    """The newest complete and undamaged checkpoint among the folders in `folder`, or None."""
-    skipped = Path(besides).absolute() if besides is not None else None
+def by_age(folder: str | Path) -> list[Path]:
+    """The finished checkpoints in `folder`, the newest first by what their manifests say."""
     try:
         visible = [p for p in Path(folder).iterdir() if not p.name.startswith(".")]
-        folders = [p for p in visible if p.is_dir() and not p.is_symlink()]
+        found = [p for p in visible if p.is_dir() and not p.is_symlink() and (p / NAME).is_file()]
+        return sorted(found, key=lambda p: (_created(p), p.name), reverse=True)
     except OSError:
-        return None
-    candidates = [
-        (_created(p), p) for p in folders if p.absolute() != skipped and (p / NAME).is_file()
-    ]
-    for _, path in sorted(candidates, reverse=True):
+        return []
+
+
+def newest(
+    folder: str | Path, besides: str | Path | None = None, passed_over: list[str] | None = None
+) -> Path | None:
+    """The newest undamaged checkpoint among the folders in `folder`, or None. What is wrong with
+    newer ones is added to `passed_over`.
+    """
+    skipped = Path(besides).absolute() if besides is not None else None
+    for path in by_age(folder):
+        if path.absolute() == skipped:
+            continue
         try:
             verify(path)
             return path
-        except CheckpointError:
-            continue
+        except CheckpointError as error:
+            if passed_over is not None:
+                passed_over.append(str(error))
     return None
 
 
 def _created(folder: Path) -> float:
+    """When it was finished; of a damaged one what its folder says, which a copy does not keep."""
     try:
         return Manifest.read(folder).created
     except CheckpointError:
-        return -1.0
+        return folder.stat().st_mtime
 
 
 def offer(folder: str | Path) -> str:
@@ -260,9 +270,11 @@ def sync(folder: Path) -> None:
         os.close(handle)
 
 
-def manifest_of(entries: Iterable[tuple[str, FileEntry]]) -> Manifest:
-    """The manifest of a checkpoint that is finished now."""
-    return Manifest(dict(entries), time.time())
+def manifest_of(entries: Iterable[tuple[str, FileEntry]], folder: Path) -> Manifest:
+    """The manifest of a checkpoint in `folder` that is finished now: after the others in it,
+    whatever the clock of this host says."""
+    latest = max(map(_created, by_age(folder)), default=0.0)
+    return Manifest(dict(entries), max(time.time(), latest + 1e-3))
 
 
 def _glob_free(name: str) -> str:

@@ -4,8 +4,6 @@ and how they move.
 
 import zlib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +11,11 @@ from torch.optim import Optimizer
 
 from synchromesh.engine.batches import fingerprint
 from synchromesh.engine.groups import World
-from synchromesh.engine.model import Model, dtype_name
+from synchromesh.engine.model import Model
 from synchromesh.engine.stage import StageGroups
 from synchromesh.state.initial import initial_values
 from synchromesh.state.local_tensor import LocalTensor, box_view, full_box, local_shape
+from synchromesh.state.optimizer_state import OptimizerState, first_state
 from synchromesh.state.switch import Move, TransferStats, move, redistribute
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
@@ -32,6 +31,7 @@ class ModelState:
 
     def __init__(self, model: Model, optimizer: Optimizer, world: World) -> None:
         self.model, self.optimizer, self.world = model, optimizer, world
+        self.optimizer_state = OptimizerState(model, optimizer)
         self.ranks = tuple(range(world.size))
         everywhere = Layout(world.size, 1)
         self.holdings = {
@@ -62,8 +62,7 @@ class ModelState:
             want = self.sides(new, stage.ranks)
             moves.append(self._move(name, self._have(name, name), want))
             moves += [
-                self._move_state(name, key, self._have(name, f"{name}/{key}"), want)
-                for key in self.shaped_state(name)
+                self._move_state(name, key, want) for key in self.optimizer_state.moving(name)
             ]
         moved = move(moves, self.world.everyone)
         self.holdings, self.ranks, self.firsts = dict(holdings), stage.ranks, frozenset()
@@ -83,9 +82,14 @@ class ModelState:
         current = lambda: self.model.local(name).detach()  # noqa: E731
         return Move(name, shape, have, want, current, lambda new: self.model.place(name, new))
 
-    def _move_state(self, name: str, key: str, have: Sides, want: Sides) -> Move:
+    def _move_state(self, name: str, key: str, want: Sides) -> Move:
+        """want: where the parameter goes; what is whole comes to the same ranks entirely."""
         state = self.optimizer.state[self.model.parameters[name]]
+        have = self._have(name, f"{name}/{key}")
         shape = self.model.described[name].shape
+        if key in self.optimizer_state.whole(name):
+            shape = tuple(state[key].shape)
+            have, want = (_entire(side, shape) for side in (have, want))
         update = lambda new: state.__setitem__(key, new)  # noqa: E731
         return Move(f"{name}/{key}", shape, have, want, lambda: state[key], update)
 
@@ -141,9 +145,11 @@ class ModelState:
             return
         everyone = self.world.everyone
         mine = {n: checksum(self.model.local(n)) for n in self.model.described}
-        described = self.describe_optimizer() if self.optimizer.state else None
+        described = self.optimizer_state.describe() if self.optimizer.state else None
         for name in self.model.parameters:
-            mine |= {f"{name}/{k}": checksum(t) for k, t in self.shaped_state(name).items()}
+            mine |= {
+                f"{name}/{k}": checksum(t) for k, t in self.optimizer_state.moving(name).items()
+            }
         marks = everyone.all_gather_json(fingerprint((sorted(mine.items()), repr(described))))
         if len(set(marks)) == 1:
             return
@@ -155,106 +161,9 @@ class ModelState:
         if self.world.rank:
             self.optimizer.state.clear()
             if described is not None:
-                self.adopt_optimizer(described)
+                self.optimizer_state.adopt(described)
 
     # Optimizer state
-
-    def shaped_state(self, name: str) -> dict[str, Tensor]:
-        """Optimizer state of a parameter that has one entry per entry of the parameter."""
-        parameter = self.model.parameters.get(name)
-        if parameter is None or parameter not in self.optimizer.state:
-            return {}
-        state = self.optimizer.state[parameter]
-        return {
-            k: v
-            for k, v in sorted(state.items())
-            if isinstance(v, Tensor) and v.shape == parameter.shape
-        }
-
-    def describe_optimizer(self) -> dict[str, Any]:
-        """Everything of the optimizer but its shaped tensors, as JSON: groups, dtypes, step
-        counters.
-        """
-        names: dict[Tensor, str] = {p: n for n, p in self.model.parameters.items()}
-        groups = [
-            {k: plain(v, f"optimizer group: {k}") for k, v in g.items() if k != "params"}
-            | {"params": [names[p] for p in g["params"]]}
-            for g in self.optimizer.param_groups
-        ]
-        state = {}
-        for parameter, entries in self.optimizer.state.items():
-            name = names[parameter]
-            shaped = self.shaped_state(name)
-            state[name] = {
-                "shaped": {k: dtype_name(v.dtype) for k, v in shaped.items()},
-                "other": {
-                    k: plain(v, f"{name}: {k}") for k, v in entries.items() if k not in shaped
-                },
-            }
-        return {"groups": groups, "state": state}
-
-    def adopt_optimizer(self, described: Mapping[str, Any], only_missing: bool = False) -> None:
-        """Makes the optimizer's groups and counters what `described` says; shaped tensors are
-        zeros where they are new.
-        """
-        if not only_missing:
-            self._adopt_groups(described["groups"])
-            for name, parameter in self.model.parameters.items():
-                if name not in described["state"]:
-                    self.optimizer.state.pop(parameter, None)
-        for name, entries in described["state"].items():
-            parameter = self.model.parameters[name]
-            if only_missing and self.optimizer.state.get(parameter):
-                continue
-            state = self.optimizer.state[parameter]
-            known = self.shaped_state(name)
-            for key in [k for k in state if k not in entries["shaped"]]:
-                del state[key]
-            for key, dtype in entries["shaped"].items():
-                if key not in known:
-                    state[key] = torch.zeros_like(parameter, dtype=getattr(torch, dtype)).detach()
-            device = self._counters_device(parameter)
-            for key, value in entries["other"].items():
-                state[key] = _tensor(value, device)
-
-    def _counters_device(self, parameter: nn.Parameter) -> torch.device | None:
-        """Where step counters lie: on the host, but for kernels that read them on the device."""
-        for group in self.optimizer.param_groups:
-            if any(parameter is p for p in group["params"]):
-                on_device = group.get("fused") or group.get("capturable")
-                return parameter.device if on_device else None
-        return None
-
-    @contextmanager
-    def undone_on_error(self) -> Iterator[None]:
-        """Leaves the optimizer as it was where the body fails."""
-        groups = [dict(g) for g in self.optimizer.param_groups]
-        state = {p: dict(entries) for p, entries in self.optimizer.state.items()}
-        try:
-            yield
-        except BaseException:
-            for group, old in zip(self.optimizer.param_groups, groups, strict=True):
-                group.update(old)
-            self.optimizer.state.clear()
-            self.optimizer.state.update(state)
-            raise
-
-    def _adopt_groups(self, groups: list[dict[str, Any]]) -> None:
-        names = {p: n for n, p in self.model.parameters.items()}
-        mine = [[names[p] for p in g["params"]] for g in self.optimizer.param_groups]
-        if mine != [g["params"] for g in groups]:
-            raise ValueError(
-                f"the optimizer has other parameter groups ({[len(g) for g in mine]} parameters) "
-                "than the "
-                f"checkpoint ({[len(g['params']) for g in groups]}): build it as the saved run did"
-            )
-        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
-            for key, value in saved.items():
-                if key == "params":
-                    continue
-                old = group.get(key)
-                device = old.device if isinstance(old, Tensor) else None
-                group[key] = tuple(value) if isinstance(old, tuple) else _tensor(value, device)
 
     def _spread_optimizer_state(self) -> None:
         """Idle ranks learn which optimizer state exists before they receive any (they have done no
@@ -264,9 +173,9 @@ class ModelState:
             return
         root = self.ranks[0]
         described = self.world.everyone.broadcast_json(
-            self.describe_optimizer() if self.world.rank == root else None, root
+            self.optimizer_state.describe() if self.world.rank == root else None, root
         )
-        self.adopt_optimizer(described, only_missing=self.world.rank in self.ranks)
+        self.optimizer_state.adopt(described, only_missing=self.world.rank in self.ranks)
 
     # Complete tensors
 
@@ -301,9 +210,13 @@ class ModelState:
         """
         found = {f"model/{name}": local for name, local in self.model_tensors("model/").items()}
         for name in self.model.parameters:
-            for key, tensor in self.shaped_state(name).items():
+            for key, tensor in self.optimizer_state.moving(name).items():
                 full = f"optimizer/{name}/{key}"
-                found[full] = self._local(full, name, tensor)
+                if key in self.optimizer_state.whole(name):
+                    boxes = tuple(full_box(tensor.shape) for _ in self._boxes(name))
+                    found[full] = LocalTensor(full, tuple(tensor.shape), boxes, tensor)
+                else:
+                    found[full] = self._local(full, name, tensor)
         return found
 
     def model_tensors(self, prefix: str = "") -> dict[str, LocalTensor]:
@@ -350,56 +263,14 @@ class ModelState:
             group.all_reduce(buffer, counted=False)
 
 
+def _entire(sides: Sides, shape: tuple[int, ...]) -> Sides:
+    """All of a tensor of `shape` wherever `sides` has anything."""
+    return tuple((full_box(shape),) if boxes else () for boxes in sides)
+
+
 def checksum(tensor: Tensor) -> int:
     """Of all bytes of a tensor; 0 on the meta device."""
     if tensor.is_meta or not tensor.numel():
         return 0
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     return zlib.crc32(flat.view(torch.uint8).numpy().data)
-
-
-def first_state(
-    optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter
-) -> dict[str, Tensor]:
-    """What the optimizer's constructor makes for one entry of `parameter`: it knows no values."""
-    settings = {k: v for k, v in group.items() if k not in ("params", "initial_lr")}
-    entry = nn.Parameter(torch.ones((1,) * parameter.dim(), dtype=parameter.dtype))
-    kind: Any = type(optimizer)
-    try:
-        found: dict[str, Tensor] = dict(kind([entry], **settings).state[entry])
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"the optimizer {kind.__name__} made its state while the model was on the meta "
-            f"device, and cannot be made once more to find out its values ({error}): give it a "
-            "model that is not on the meta device"
-        ) from None
-    return found
-
-
-def plain(value: Any, where: str) -> Any:
-    """A JSON form of a setting or a small tensor. ValueError for what has none."""
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ValueError(
-                f"{where} is a tensor of shape {tuple(value.shape)} unlike its parameter's, which "
-                "cannot be moved or "
-                "saved: use an optimizer whose state is per-parameter tensors, such as AdamW or "
-                "SGD"
-            )
-        return {"tensor": value.item(), "dtype": dtype_name(value.dtype), "dims": value.dim()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v, where) for v in value]
-    if isinstance(value, Mapping):
-        return {str(k): plain(v, f"{where}: {k}") for k, v in value.items()}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise ValueError(f"{where} is a {type(value).__name__}, which has no form in a checkpoint")
-
-
-def _tensor(value: Any, device: torch.device | None) -> Any:
-    """The inverse of `plain`, on the host where no device is given."""
-    if isinstance(value, dict) and "tensor" in value:
-        dtype = getattr(torch, value["dtype"])
-        tensor = torch.tensor(value["tensor"], dtype=dtype, device=device)
-        return tensor.reshape((1,) * value["dims"])
-    return value

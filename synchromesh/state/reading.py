@@ -24,6 +24,7 @@ class Request:
     rows: tuple[int, int]  # [start, stop) of the global batch that are this rank's
     size: int  # rows of the global batch
     what: Any  # as the reader understands it; None: nothing, for the turn of a worker
+    place: tuple[int, ...] = ()  # from which samples draw (draws.py)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from synchromesh.state.cursor import Cursor
+from synchromesh.state.draws import draw_from, own_draws
 from synchromesh.state.reading import Collate, Fault, OwnRows, Reading, Request
 
 
@@ -17,19 +18,29 @@ class SampleReader(Dataset[Reading]):
 
     def __getitem__(self, request: Request) -> Reading:
         """The reading of the samples whose indices are `request.what`."""
-        samples, fault = self._samples(request.what)
-        if fault is not None:
-            return Reading(fault=fault)
-        return Reading(self.collate(samples), len(samples))
+        with own_draws():
+            draw_from(*request.place)
+            samples, fault = self._samples(request.what)
+            if fault is not None:
+                return Reading(fault=fault)
+            return Reading(self.collate(samples), len(samples))
 
     def _samples(self, indices: Sequence[int]) -> tuple[list[Any], Fault | None]:
         """All at once where the data set can do that, as Hugging Face's do."""
         together = getattr(self.dataset, "__getitems__", None)
-        if together is not None:
-            try:
-                return list(together(list(indices))), None
-            except Exception:
-                pass  # one after another, which tells the one at fault
+        if together is None:
+            return self._one_by_one(indices)
+        try:
+            samples = list(together(list(indices)))
+            if len(samples) != len(indices):
+                raise ValueError(f"it gave {len(samples)} samples")
+            return samples, None
+        except Exception as error:
+            _, fault = self._one_by_one(indices)  # which tells the one at fault
+            many = f"{len(indices)} samples of the data set at once (__getitems__)"
+            return [], fault or Fault.of(many, error)
+
+    def _one_by_one(self, indices: Sequence[int]) -> tuple[list[Any], Fault | None]:
         samples = []
         for index in indices:
             try:
@@ -53,11 +64,15 @@ class SampleSource:
 
     def requests(self) -> Iterator[Request]:
         """Of the batches that are left; this rank's rows are asked for one by one."""
+        cursor = self.cursor
         for indices in self._batches[self._done :]:
             start, stop = self._own_rows(len(indices))
             yield Request(
-                (start, stop), len(indices), indices[start:stop] or indices[:1]
-            )  # one sample shows the shape where there is no row
+                (start, stop), len(indices),
+                indices[start:stop] or indices[:1],  # one shows the shape where there is no row
+                (cursor.seed, cursor.epoch, cursor.position + start),
+            )  # fmt: skip
+            cursor = cursor.after(len(indices))
 
     def take(self, request: Request, reading: Reading) -> tuple[Any, int]:
         """This rank's batch, and the rows of the global batch."""

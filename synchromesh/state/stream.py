@@ -30,7 +30,8 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils import worker as torch_worker
 
 from synchromesh.engine.batches import checksum
-from synchromesh.state import stream_state
+from synchromesh.state import json_state
+from synchromesh.state.draws import draw_from, own_draws
 from synchromesh.state.reading import Collate, Fault, Reading, Request
 
 ENDED = -1  # in place of a number of items: this substream has no more
@@ -82,7 +83,7 @@ class Substream:
         self.epoch, self.position, self._over = block.epoch, block.read[index], False
         state = block.states[index] if block.states else None
         if state is not None:
-            state = stream_state.from_json(state, "the state of the stream")
+            state = json_state.from_json(state, "the state of the stream")
         with self._undivided():
             if hasattr(part, "set_epoch"):
                 part.set_epoch(block.epoch)
@@ -125,7 +126,7 @@ class Substream:
         """The state of the data set here, as JSON has it; None where it has none."""
         if self._stateful is None:
             return None
-        return stream_state.to_json(self._stateful.state_dict())
+        return json_state.to_json(self._stateful.state_dict(), "the data set")
 
     @contextmanager
     def _undivided(self) -> Iterator[None]:
@@ -158,11 +159,12 @@ class StreamReader(Dataset[Reading]):
         if block is None:
             return Reading()
         what = f"the stream from item {sum(n for n in block.read if n > 0)} on"
-        try:
-            return self._read(request, block)
-        except Exception as error:
-            self._open.clear()  # what raised has ended
-            return Reading(fault=Fault.of(what, error))
+        with own_draws():
+            try:
+                return self._read(request, block)
+            except Exception as error:
+                self._open.clear()  # what raised has ended
+                return Reading(fault=Fault.of(what, error))
 
     def _read(self, request: Request, block: StreamBlock) -> Reading:
         start, stop = request.rows
@@ -176,7 +178,9 @@ class StreamReader(Dataset[Reading]):
                 counts.append(0)
                 short = True
             elif max(start, first) < min(stop, last):
-                substream = self._substream(block, index)
+                place = (*request.place, index)
+                substream = self._substream(block, index, place)
+                draw_from(*place, block.read[index])
                 found = substream.read(last - first)
                 counts.append(len(found))
                 state = substream.state()
@@ -187,16 +191,18 @@ class StreamReader(Dataset[Reading]):
             items.append(found)
             states.append(state)
         self._sample = next((x[:1] for x in items if x), self._sample)
+        draw_from(*request.place, *block.read, start)  # in `collate`
         numbers = {"counts": tuple(counts), "states": tuple(states), "digest": digest(items)}
         if short:
             return Reading(items=(*items, self._one(block)), **numbers)  # type: ignore[arg-type]
         own = own or self._one(block)
         return Reading(self.collate(own) if own else None, len(own), **numbers)  # type: ignore[arg-type]
 
-    def _substream(self, block: StreamBlock, index: int) -> Substream:
+    def _substream(self, block: StreamBlock, index: int, place: tuple[int, ...]) -> Substream:
         key = (block.workers, len(block.read), block.worker, index)
         there = self._open.get(key)
         if there is None or not there.goes_on(block.epoch, block.read[index]):
+            draw_from(*place, 0)  # as when it began: it may have been shuffled then
             there = self._open[key] = Substream(self.dataset, block, index)
         return there
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from synchromesh.state.cursor import Cursor, StreamPlace
+from synchromesh.state.draws import draw_from, own_draws
 from synchromesh.state.reading import Collate, OwnRows, Reading, Request, SampleError
 from synchromesh.state.stream import ENDED, StreamBlock, bounds
 
@@ -57,7 +58,8 @@ class StreamSource:
             block = StreamBlock(
                 self.cursor.epoch, worker, self.workers, start, tuple(states[worker])
             )
-            yield Request(self._own_rows(self.size), self.size, block)
+            place = (self.cursor.seed, self.cursor.epoch, worker)
+            yield Request(self._own_rows(self.size), self.size, block, place)
             read[worker] = [n + size for n, size in zip(read[worker], sizes, strict=True)]
             states[worker] = []  # only where it begins; behind that substreams are open
             worker = (worker + 1) % self.workers
@@ -149,4 +151,6 @@ class StreamSource:
                 if start <= row < stop
             ]
         shown = own or sample
-        return len(own), Reading(self._collate(shown), len(shown))
+        with own_draws():
+            draw_from(*request.place, *request.what.read, start)
+            return len(own), Reading(self._collate(shown), len(shown))

@@ -16,18 +16,20 @@ Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
 
 def means(
-    execution: Execution, loader: Iterable[Any], metric: Metric, steps: int
-) -> dict[str, float]:
+    execution: Execution, loader: Iterable[Any], metric: Metric, steps: int,
+    place: Callable[[], str] = str,
+) -> dict[str, float]:  # fmt: skip
     """Means over the rows of `loader`: metric(model, batch) -> {name: sum over the batch's rows}.
 
-    steps: updates that were done, for random operators.
+    steps: updates that were done, for random operators. place: where in the data the last batch is
+    of, which ranks compare.
     """
     world = execution.world
     sums: dict[str, Tensor] = {}
     count = 0
     with torch.no_grad(), execution.streams.preserved():
         for raw in loader:
-            marks = execution.marks(raw, steps)
+            marks = execution.marks(raw, steps, place())
             batch = batches.to_device(raw, world.device)
             rows = execution.active.agree(batch, marks, method=EVALUATE)
             if not rows.total:
@@ -50,7 +52,15 @@ def _over_ranks(world: World, sums: Mapping[str, Tensor], count: int) -> dict[st
     if not count:
         raise ValueError("there is nothing to evaluate: the loader gave no rows")
     of_ranks = world.everyone.all_gather_json(list(sums))
-    names = {name: None for rank in of_ranks for name in rank}
+    rank, names = next(((r, n) for r, n in enumerate(of_ranks) if n), (0, []))
+    if not names:
+        return {}
+    for other, theirs in enumerate(of_ranks):
+        if theirs and set(theirs) != set(names):  # a rank without rows has none
+            raise ValueError(
+                f"the metric gives {', '.join(names)} on rank {rank} and {', '.join(theirs)} on "
+                f"rank {other}: it should give the same names on all ranks"
+            )
     zero = torch.zeros((), dtype=torch.float64)
     total = torch.stack([sums.get(name, zero) for name in names]).to(world.device)
     world.everyone.all_reduce(total, counted=False)

@@ -19,6 +19,7 @@ from synchromesh.engine.program import Program
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.stage import StageGroups
 from synchromesh.state import checkpoint, manifest
+from synchromesh.state.agreement import agreed, on_first
 from synchromesh.state.export import load_safetensors
 from synchromesh.state.model_state import ModelState
 from synchromesh.state.switch import TransferStats
@@ -72,11 +73,13 @@ class Execution:
             self.state.start(self.options.seed)
             return
         self.state.start(self.options.seed, self.model.persistent)
-        if path.is_dir() and (path / manifest.NAME).exists():
+        everyone = self.world.everyone
+        if on_first(everyone, lambda: (path / manifest.NAME).exists(), ""):
             wanted = {f"model/{n}": h for n, h in self.state.model_tensors("model/").items()}
             checkpoint.load(path, wanted, self.world, allow=("optimizer/*",))
             return
-        load_safetensors(path, self.state.model_tensors(), self.model.aliases, cast=True)
+        wanted = self.state.model_tensors()
+        agreed(everyone, lambda: load_safetensors(path, wanted, self.model.aliases, cast=True), "")
 
     # Plans
 
@@ -106,7 +109,10 @@ class Execution:
         pins = unsharded(step, layouts) if coupled(self.optimizer) else {}
         made = made or partition(step, layouts, rows=rows, pins=pins)
         placed = holdings(self.model.described.values(), made.placements, len(ranks))
-        check_optimizer(self.optimizer, any(h.placement.sharded for h in placed.values()))
+        sharded = [n for n, h in placed.items() if h.placement.sharded]
+        check_optimizer(self.optimizer, bool(sharded))
+        for name in sharded:
+            self.state.optimizer_state.refuse_pieces(name)
         order = [(c.name, [p.name for p in c.parameters]) for c in step.chain.components]
         places = sorted((n, str(h)) for n, h in placed.items())
         mark = batches.fingerprint((str(plan), step.opaque, order, places))
@@ -198,8 +204,9 @@ class Execution:
 
     # Batches
 
-    def marks(self, batch: Any, steps: int, *call: Hashable) -> Marks:
-        """What ranks with batches of one global batch have alike; call: how they run it."""
+    def marks(self, batch: Any, steps: int, data: str, *call: Hashable) -> Marks:
+        """What ranks with batches of one global batch have alike. data: where it is from, in
+        words; call: how they run it."""
         model = self.model.trained(), training_modes(self.model.module)
         of = batches.fingerprint
         return Marks(
@@ -207,6 +214,7 @@ class Execution:
             of((self.active.fingerprint, steps, call)),
             of(model),
             of(repr(settings(self.optimizer))),
+            data,
         )
 
     def filled(self, batch: Any, rows: GlobalRows) -> Any:

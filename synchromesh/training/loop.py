@@ -7,6 +7,7 @@ Every rank of the run calls `fit` alike, under torchrun or in a single process.
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,6 +154,24 @@ class _Loop:
     def _validates(self) -> bool:
         return self.workload.valid_data is not None and self.workload.metric is not None
 
+    def _found(self, path: Path) -> Path:
+        """The checkpoint that rank 0 finds at `path`, or the newest good one in it."""
+
+        def find() -> str:
+            if not path.is_dir() or (path / manifest.NAME).exists():
+                return str(path)
+            damaged: list[str] = []
+            found = manifest.newest(path, passed_over=damaged)
+            if found is None:
+                raise CheckpointError("; ".join(damaged) or f"{path}: no checkpoint lies in it")
+            for text in damaged:
+                warnings.warn(
+                    f"{text}; the run goes on from {found}, which is older", stacklevel=2
+                )
+            return str(found)
+
+        return Path(on_first(self.trainer.world.everyone, find, str(path)))
+
     def run(self, resume: Path | None, adapt: bool) -> FitResult:
         """Trains to the end; resume: a checkpoint, or a folder of them, to go on from."""
         trainer, w = self.trainer, self.workload
@@ -163,9 +182,7 @@ class _Loop:
             collate=w.collate, **w.loading,
         )  # fmt: skip
         if resume is not None:
-            if trainer.rank == 0 and resume.is_dir() and not (resume / manifest.NAME).exists():
-                resume = manifest.newest(resume) or resume
-            resume = self._agreed(resume) or resume
+            resume = self._found(resume)
             best = trainer.resume(resume).get("best")
             self.best = None if best is None else float(best)
         trainer.on_event = self._decided

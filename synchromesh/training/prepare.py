@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ def prepare(
     plan: a Plan or its text; `auto` measures the model and the links and takes what is predicted
     to be the quickest (`trainer.choice` says why). What was measured is kept for the next run
     (README: "What is measured is kept").
-    scheduler: stepped once per update and saved in checkpoints; leave it out to step it yourself.
+    scheduler: stepped once per update and saved in checkpoints; leave it out to step it yourself,
+    as one that is stepped with a metric.
     seed: of dropout and other random operators. autocast: e.g. torch.bfloat16.
     timeout: of every collective.
     weights: a checkpoint, or a safetensors file or folder, to begin with.
@@ -58,6 +60,8 @@ def prepare(
     not fit or for ranks that disagree.
     """
     chosen = checked_plan(plan)
+    if scheduler is not None:
+        _check_scheduler(scheduler, optimizer)
     world = World.open(device, timeout)
     if world.device.type == "cpu":
         heap.keep()
@@ -79,6 +83,23 @@ def prepare(
             wrapped.unblock()
         world.close()
         raise
+
+
+def _check_scheduler(scheduler: LRScheduler, optimizer: Optimizer) -> None:
+    """ValueError for one that an update cannot step."""
+    kind = type(scheduler).__name__
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ValueError(
+            f"the scheduler {kind} is of another optimizer than the one that is given to prepare"
+        )
+    asked = signature(scheduler.step).parameters.values()
+    needed = [p.name for p in asked if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if needed:
+        raise ValueError(
+            f"the scheduler {kind} is stepped with {', '.join(needed)}, which an update does not "
+            "know: leave it out of prepare and call its step yourself on all ranks, with what "
+            "trainer.evaluate returns; trainer.save(path, extra=...) keeps its state_dict"
+        )
 
 
 def _is_meta(model: nn.Module) -> bool:

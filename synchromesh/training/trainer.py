@@ -23,12 +23,13 @@ from synchromesh.engine.optimizer import clip_norm
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.state import checkpoint
+from synchromesh.state.agreement import agreed
 from synchromesh.state.checkpoint import CheckpointError
+from synchromesh.state.cursor import Cursor
 from synchromesh.state.export import save_safetensors
 from synchromesh.state.fetch import LoadingOptions
 from synchromesh.state.loader import Loader
 from synchromesh.state.loaders import Loaders
-from synchromesh.state.model_state import plain
 from synchromesh.state.reading import Collate
 from synchromesh.state.switch import Moved
 from synchromesh.trace.capture.batch import take
@@ -40,6 +41,7 @@ from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
 from synchromesh.training.options import Loss, Options
 from synchromesh.training.planning_session import PlanningSession
+from synchromesh.training.record import Record
 from synchromesh.values.plan import Plan
 
 
@@ -197,7 +199,7 @@ class Trainer:
         """The loss, and the rows of the global batch."""
         execution, observer = self._execution, self._observer
         outdated = execution.outdated()
-        marks = execution.marks(batch, self.steps, last, micro_batches)
+        marks = execution.marks(batch, self.steps, self._loaders.place, last, micro_batches)
         batch = batches.to_device(batch, self.world.device)
         agree = execution.active.agree
         rows = agree(batch, marks, NO_COST if observer is None else observer.cost, outdated)
@@ -224,10 +226,13 @@ class Trainer:
             value = self._accumulation.add(batch, rows, last, micro_batches, self.steps)
             return value, rows.total
         except BaseException:
-            execution.sync.abandon()  # a part of an accumulation is of no use
-            forget_gradients(self.model)
-            self._accumulation = Accumulation(execution)
+            self._forget_accumulation()  # a part of one is of no use
             raise
+
+    def _forget_accumulation(self) -> None:
+        self._execution.sync.abandon()
+        forget_gradients(self.model)
+        self._accumulation = Accumulation(self._execution)
 
     def clip(self, max_norm: float) -> Tensor:
         """Scales gradients so that their global norm is at most `max_norm`; returns the norm
@@ -252,9 +257,7 @@ class Trainer:
     # Evaluation and data
 
     def evaluate(self, loader: Iterable[Any], metric: Metric) -> dict[str, float]:
-        """Means over the rows of `loader`: metric(model, batch) -> {name: sum over the batch's
-        rows}.
-        """
+        """Means over the rows of `loader`: metric(model, batch) -> {name: sum over its rows}."""
         self._meet(EVALUATE)
         cursor = loader.cursor if isinstance(loader, Loader) else None
         if isinstance(loader, Loader):
@@ -263,7 +266,7 @@ class Trainer:
             forget_gradients(self.model)
         self._execution.settle()
         try:
-            return means(self._execution, loader, metric, self.steps)
+            return means(self._execution, loader, metric, self.steps, lambda: self._loaders.place)
         finally:
             if isinstance(loader, Loader) and cursor is not None:
                 loader.cursor = cursor  # evaluation is no training: the data order does not move
@@ -357,20 +360,20 @@ class Trainer:
         self._accumulation.require_none("save")
         forget_gradients(self.model)
         self._execution.settle()
-        scheduler, everyone = self.scheduler, self.world.everyone
-        saved = {
-            "steps": self.steps,
-            "seed": self.options.seed,
-            "plan": str(self.plan),
-            "ranks": self.world.size,
-            "overlap": self._execution.interleaving.to_dict(),
-            "optimizer": self.state.describe_optimizer(),
-            "scheduler": None if scheduler is None else plain(scheduler.state_dict(), "scheduler"),
-            "cursors": self._loaders.to_list(),
-            "extra": dict(extra or {}),
-        }
+        everyone, path = self.world.everyone, Path(path)
+        cursors = self._loaders.places()
+        saved = agreed(everyone, lambda: self._record(cursors, extra or {}), str(path))
         saved = everyone.broadcast_json(saved, self._execution.active.stage.ranks[0])
-        checkpoint.save(Path(path), self.state.local_tensors(), saved, self.world)
+        checkpoint.save(path, self.state.local_tensors(), saved, self.world)
+
+    def _record(self, cursors: tuple[Cursor, ...], extra: Mapping[str, Any]) -> dict[str, Any]:
+        """What a checkpoint keeps beside tensors. ValueError where it cannot keep it."""
+        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+        overlap = self._execution.interleaving.to_dict()
+        return Record(
+            self.steps, self.options.seed, str(self.plan), self.world.size, overlap,
+            self.state.optimizer_state.describe(), scheduler, cursors, extra,
+        ).to_dict()  # fmt: skip
 
     def export(self, path: str | Path) -> None:
         """Writes the model's complete weights to one safetensors file, under its own names."""
@@ -385,30 +388,27 @@ class Trainer:
         changed then.
         """
         self._meet("resume")
-        saved = checkpoint.read_extra(Path(path), self.world)
-        keys = ("steps", "seed", "overlap", "optimizer", "scheduler", "cursors", "extra")
-        if not isinstance(saved, dict) or any(key not in saved for key in keys):
-            raise CheckpointError(
-                f"{path}: is no checkpoint of a trainer: trainer.save writes them"
-            )
-        with self.state.undone_on_error():
+        path = Path(path)
+        saved = Record.from_dict(checkpoint.read_extra(path, self.world), path)
+        with self.state.optimizer_state.undone_on_error():
             try:
-                self.state.adopt_optimizer(saved["optimizer"])
+                self.state.optimizer_state.adopt(saved.optimizer)
             except (KeyError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{path}: does not fit: {error}") from None
-            checkpoint.load(Path(path), self.state.local_tensors(), self.world)
+            checkpoint.load(path, self.state.local_tensors(), self.world)
+        self._forget_accumulation()
         execution = self._execution
-        self.steps, execution.unsettled_rows = int(saved["steps"]), 0
-        if (saved.get("plan"), saved.get("ranks")) == (str(self.plan), self.world.size):
-            execution.interleaving.resume(saved["overlap"])
-        self.options = replace(self.options, seed=int(saved["seed"]))
-        execution.reseed(self.options.seed)
-        if self.scheduler is not None and saved["scheduler"] is not None:
-            self.scheduler.load_state_dict(saved["scheduler"])
-        self._loaders.go_on(saved["cursors"])
+        self.steps, execution.unsettled_rows = saved.steps, 0
+        if (saved.plan, saved.ranks) == (str(self.plan), self.world.size):
+            execution.interleaving.resume(saved.overlap)
+        self.options = replace(self.options, seed=saved.seed)
+        execution.reseed(saved.seed)
+        if self.scheduler is not None and saved.scheduler is not None:
+            self.scheduler.load_state_dict(dict(saved.scheduler))
+        self._loaders.go_on(saved.cursors)
         if self._observer is not None:
             self._observer.restart()  # steps may have gone back
-        return dict(saved["extra"])
+        return dict(saved.extra)
 
     def _meet(self, method: str) -> None:
         meet(self.world.everyone, method, device=self.world.device)

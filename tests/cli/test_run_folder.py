@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from synchromesh.cli.run_folder import Resumed, RunFolder, default
+from synchromesh.state.manifest import NAME, Manifest
 
 
 def run(path: Path, *checkpoints: str) -> RunFolder:
@@ -17,7 +18,8 @@ def run(path: Path, *checkpoints: str) -> RunFolder:
     folder.make()
     for age, name in enumerate(checkpoints):
         (folder.checkpoints / name).mkdir()
-        os.utime(folder.checkpoints / name, (age, age))
+        Manifest({}, 1000.0 + age).write(folder.checkpoints / name)
+        os.utime(folder.checkpoints / name, (1000 - age, 1000 - age))  # as of a copy
     return folder
 
 
@@ -77,6 +79,8 @@ def test_newest_checkpoint_is_resumed_best_never_before_others(tmp_path: Path) -
     resumed = Resumed.of(str(folder.path))
     assert resumed.checkpoint.name == "step-40"
     assert [p.name for p in folder.saved()] == ["step-40", "epoch-1", "step-20", "best"]
+    (folder.checkpoints / "step-40" / NAME).unlink()  # it was never finished
+    assert [p.name for p in folder.saved()] == ["epoch-1", "step-20", "best"]
 
 
 def test_a_checkpoint_knows_its_run(tmp_path: Path) -> None:

@@ -277,7 +277,8 @@ def tampered(folder: Path, change: Any) -> None:
 
 def remanifest(folder: Path) -> None:
     names = [p.name for p in folder.iterdir() if p.name != manifest.NAME]
-    manifest.manifest_of((n, manifest.digest(folder / n)) for n in names).write(folder)
+    entries = ((n, manifest.digest(folder / n)) for n in names)
+    manifest.manifest_of(entries, folder.parent).write(folder)
 
 
 def with_code(index: Any) -> Any:
@@ -357,6 +358,16 @@ def test_overwriting_keeps_the_previous(
     assert correct(read_alone(tmp_path / "last")[0], 3)
     assert correct(read_alone(tmp_path / "last.previous")[0], 2)
     assert newest(tmp_path) == tmp_path / "last"
+
+
+def test_the_newest_is_what_was_written_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the run was resumed on a host whose clock is slow."""
+    write_alone(tmp_path / "epoch-1")
+    monkeypatch.setattr(manifest.time, "time", lambda: 1e6)
+    write_alone(tmp_path / "epoch-2")
+    assert newest(tmp_path) == tmp_path / "epoch-2"
 
 
 def test_what_is_no_checkpoint_is_not_overwritten(tmp_path: Path) -> None:

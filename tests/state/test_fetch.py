@@ -86,11 +86,11 @@ def test_a_fault_ahead_comes_where_its_batch_would() -> None:
 class Drawn(Dataset[Any]):
     """What a worker draws, of each kind, and which process it is."""
 
-    def __init__(self) -> None:
-        self.offset = 0
+    def __init__(self, count: int = 4) -> None:
+        self.count, self.offset = count, 0
 
     def __len__(self) -> int:
-        return 4
+        return self.count
 
     def __getitem__(self, index: int) -> Any:
         drawn = (torch.rand(()).item(), random.random(), float(np.random.rand()))
@@ -114,6 +114,25 @@ def test_what_workers_draw() -> None:
     assert not (drawn(loading, epochs=1, seed=1)[0][:, :3] == first).any()
     other = drawn(loading, rows=(2, 4), epochs=1)[0][:, :3]
     assert not (other == first[:2]).any(), "ranks do not draw the same for different rows"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_draws_are_those_of_the_place(workers: int) -> None:
+    """Whoever reads, and wherever the run was resumed; ranks with other rows draw others."""
+
+    def epoch(loading: Loading, start: int = 0, rank: int = 0) -> list[Any]:
+        rows_of = lambda n: (rank * n // 2, (rank + 1) * n // 2)  # noqa: E731
+        loader = Loader(Drawn(12), 4, rows_of, Cursor(0, 0, start), shuffle=False, loading=loading)
+        return [batch[:, :3] for batch in loader]
+
+    kept = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    whole = epoch(Loading())
+    again = epoch(Loading(num_workers=workers), start=4)
+    assert all(map(torch.equal, again, whole[1:])), "as if it had not been interrupted"
+    other = epoch(Loading(num_workers=workers), rank=1)
+    assert not any((a == b).any() for a, b in zip(other, whole, strict=True))
+    assert torch.equal(torch.get_rng_state(), kept[0]), "the user's generators are left alone"
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == kept[1:]
 
 
 def pids(loading: Loading) -> list[set[float]]:

@@ -176,6 +176,23 @@ def test_samples_are_read_at_once_where_the_data_set_can() -> None:
         labels(Loader(Together(5, bad=4), 3, everything, shuffle=False))
 
 
+class Careless(Together):
+    """Gives no sample twice, and does not read at once what begins with sample 3."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        if indices[0] == 3:
+            raise KeyError("row group")
+        return super().__getitems__(sorted({i // 2 * 2 for i in indices}))
+
+
+def test_samples_that_are_not_read_at_once_are_no_fewer_and_no_slower_ones() -> None:
+    many = r"^3 samples of the data set at once \(__getitems__\) cannot be read: "
+    with pytest.raises(SampleError, match=f"{many}ValueError: it gave 2 samples"):
+        labels(Loader(Careless(6), 3, everything, shuffle=False))
+    with pytest.raises(SampleError, match=f"{many}KeyError: 'row group'"):
+        labels(Loader(Careless(6), 3, everything, Cursor(position=3), shuffle=False))
+
+
 def test_rows_of_the_batch_in_use() -> None:
     loader = Loader(Numbers(5), 3, rows_of(0, 2))
     assert [loader.rows for _ in loader] == [3, 2]

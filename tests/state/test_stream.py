@@ -1,5 +1,6 @@
 """Streams: the same global batches under any number of ranks, resumed anywhere, ended together."""
 
+import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -145,6 +146,30 @@ def test_shards_of_different_length_end_together() -> None:
     assert parts[0][1:] == [[]] * 5 and parts[1][-1] == [110, 111]
     left_out = merged(on_ranks(data, labels, drop_last=True))
     assert left_out == [[0, 1, 100, 101]]
+
+
+class Shuffled(Sized):
+    """Shuffled by Python's own generator when it begins, and changed by torch's."""
+
+    def __iter__(self) -> Iterator[Any]:
+        order = random.sample(range(self.count), self.count)
+        return ((item(n)[0] + torch.rand(()), item(n)[1]) for n in order)
+
+
+def test_what_a_stream_draws_is_resumed() -> None:
+    def rest(loader: Loader) -> Any:
+        return [(x.tolist(), y.tolist()) for x, y in loader]
+
+    def start(loader: Loader) -> Cursor:
+        next(iter(loader))
+        return loader.cursor
+
+    before = random.getstate()
+    whole = on_ranks([Shuffled(16)], rest)[0]
+    cursor = on_ranks([Shuffled(16)], start)[0]
+    assert on_ranks([Shuffled(16)], rest, cursor=cursor)[0] == whole[1:]
+    assert sorted(n for _, y in whole for n in y) == list(range(16))
+    assert random.getstate() == before, "the user's generator is left alone"
 
 
 def test_epochs_of_a_stream() -> None:

@@ -120,6 +120,43 @@ def test_resuming_under_another_plan_and_number_of_ranks(
     assert first + second == pytest.approx(expected, rel=1e-10)
 
 
+def means_of_rows(plans: list[str], folder: str, first: int) -> tuple[list[float], dict[str, Any]]:
+    """Three steps under each plan with an optimizer whose state is smaller than parameters."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=0.01)
+    trainer = prepare(model, optimizer, classify, points(0), plans[0])
+    if first:
+        trainer.resume(Path(folder) / "last")
+    found = []
+    for step, plan in enumerate(p for p in plans for _ in range(3)):
+        if plan != str(trainer.plan):
+            trainer.switch(plan)
+        found.append(trainer.step(trainer.shard(points(first + step))).item())
+    trainer.save(Path(folder) / "last")
+    weights = trainer.state_dict()
+    trainer.close()
+    return found, weights
+
+
+def points(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(8, 6, generator=g).double(), torch.randint(3, (8,), generator=g)
+
+
+def classify(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_state_of_other_shapes_than_parameters_moves_and_is_kept(tmp_path: Path) -> None:
+    """Adafactor's means of rows and columns; an idle rank learns of them when it takes part."""
+    whole, last = run(1, means_of_rows, ["data"] * 4, str(tmp_path), 0)[0]
+    first, _ = run(2, means_of_rows, ["single", "data"], str(tmp_path), 0)[1]
+    for second, weights in run(3, means_of_rows, ["data", "single"], str(tmp_path), 6):
+        assert first + second == pytest.approx(whole, rel=1e-12)
+        assert all(torch.allclose(weights[n], t, rtol=1e-12) for n, t in last.items())
+
+
 def bits(plan: str, folder: str, resume: bool) -> torch.Tensor:
     """Weights after six steps with dropout, without or with a stop after three."""
     torch.manual_seed(1)

@@ -83,6 +83,11 @@ def accumulating(folder: str) -> list[str]:
         sentences.append(str(caught.value))
     trainer.backward(trainer.shard(batch()))
     trainer.update()
+    trainer.save(Path(folder) / "kept")
+    loss_after = trainer.step(trainer.shard(batch()))
+    trainer.backward(trainer.shard(batch()), last=False)
+    trainer.resume(Path(folder) / "kept")  # whose gradients are forgotten
+    assert torch.equal(trainer.step(trainer.shard(batch())), loss_after)
     trainer.switch("tensor")
     trainer.close()
     return sentences

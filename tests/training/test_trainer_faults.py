@@ -282,25 +282,27 @@ def on_disk(folder: str) -> dict[str, str]:
     sentences = {
         "unwritable": fault(lambda: trainer.save(f"{folder}/file/checkpoint")),
         "export": fault(lambda: trainer.export(f"{folder}/file/model.safetensors")),
+        "extra is kept": fault(lambda: trainer.save(f"{folder}/x", {"x": torch.ones(1 + rank)})),
         "missing": fault(lambda: trainer.resume(f"{folder}/nowhere")),
     }
     other = start(Renamed(("a", "b")))
     sentences["model"] = fault(lambda: other.resume(f"{folder}/good"))
     sentences["after"] = str(len(other.optimizer.state))
     other.close()
-    momentum = start(
-        Net(),
-        optimizer=lambda m: torch.optim.SGD([{"params": [p]} for p in m.parameters()], lr=0.1),
-    )
-    sentences["groups"] = fault(lambda: momentum.resume(f"{folder}/good"))
-    momentum.close()
+    one_each = lambda m: [{"params": [p]} for p in m.parameters()]  # noqa: E731
+    for key, kind in {"groups": torch.optim.AdamW, "kind": torch.optim.SGD}.items():
+        another = start(Net(), optimizer=lambda m, kind=kind: kind(one_each(m), lr=0.1))
+        sentences[key] = fault(lambda t=another: t.resume(f"{folder}/good"))  # type: ignore[misc]
+        another.close()
     from synchromesh.state import checkpoint
 
     checkpoint.save(f"{folder}/foreign", {}, {"x": 1}, trainer.world)
     sentences["foreign"] = fault(lambda: trainer.resume(f"{folder}/foreign"))
-    sentences["extra"] = str(trainer.resume(f"{folder}/good"))
+    mine = "nowhere" if rank else "good"  # rank 0's counts, as in saving
+    sentences["extra"] = str(trainer.resume(f"{folder}/{mine}"))
+    trainer.export(f"{folder}/good.safetensors")
     trainer.close()
-    missing = f"{folder}/model.safetensors"
+    missing = f"{folder}/{mine}.safetensors"  # on rank 1 alone
     sentences["weights"] = fault(lambda: start(Net(), weights=missing))
     assert rank in (0, 1)
     return sentences
@@ -310,11 +312,13 @@ def test_disks_give_checkpoint_errors(tmp_path: Path) -> None:
     assert issubclass(CheckpointError, ValueError)
     expected = {
         "unwritable": "CheckpointError: .*file/checkpoint: cannot .*(Not a directory|File exists)",
+        "extra is kept": "CheckpointError: .*/x: extra cannot be kept: Object of type Tensor",
         "export": "CheckpointError: .*cannot be written: (Not a directory|File exists)",
         "missing": "CheckpointError: .*nowhere",
         "model": "CheckpointError: .*does not fit",
         "after": "0",
         "groups": r"CheckpointError: .*other parameter groups",
+        "kind": "CheckpointError: .*does not fit: it was saved with the optimizer AdamW, this is",
         "foreign": "CheckpointError: .*is no checkpoint of a trainer",
         "extra": r"\{'epoch': 3\}",
         "weights": "CheckpointError: .*there is no such file",
@@ -348,6 +352,115 @@ def test_a_data_set_has_one_order() -> None:
     ((same, sentences, position, sizes),) = run(1, loaders)
     assert same and position == 4 and sizes == [3, 3]
     assert "other settings: batch_size=5 (was 4), seed=4 (was 3)" in sentences
+
+
+def data_by_rank() -> list[str]:
+    """Loaders that are not the same on both ranks; the last one is."""
+    trainer, rank = start(Net()), dist.get_rank()
+
+    def epoch(rows: int = 8, size: int = 4, shuffle: bool = True, seed: int = 0) -> None:
+        for b in trainer.loader(Rows(rows), size, shuffle=shuffle, seed=seed):
+            trainer.step(b)
+
+    def evaluation() -> None:
+        trainer.evaluate(trainer.loader(Rows(8 - rank), 4), lambda m, b: {"loss": mean_loss(m, b)})
+
+    sentences = [
+        fault(lambda: epoch(rows=8 - rank)),
+        fault(lambda: epoch(size=4 + rank)),
+        fault(lambda: epoch(shuffle=rank == 0)),
+        fault(lambda: epoch(seed=rank)),
+        fault(evaluation),
+        fault(epoch),
+    ]
+    trainer.close()
+    return sentences
+
+
+def test_ranks_that_read_different_data_are_told_so() -> None:
+    """Of other lengths, sizes and orders; such runs trained on rows twice and left others out."""
+    with shared("Net", Net(), mean_loss, batch(8), "data"):
+        first, second = run(2, data_by_rank)
+    assert first == second and first.pop() == "nothing was raised"
+    expected = (
+        "0 8 samples, shuffled by seed 0, in batches of 4, at row 4 of epoch 1, rank 1 7 samples",
+        "rank 1 8 samples, shuffled by seed 0, in batches of 5, at row 5",
+        "rank 1 8 samples, in their order, in batches of 4",
+        "rank 1 8 samples, shuffled by seed 1, ",
+        "rank 1 7 samples, in their order",
+    )
+    for sentence, part in zip(first, expected, strict=True):
+        assert sentence.startswith("ValueError: ranks read different data: rank 0 8 samples")
+        assert part in sentence, sentence
+
+
+def metrics_by_rank() -> list[str]:
+    """Of lists of other lengths, and of other names."""
+    trainer, rank = start(Net()), dist.get_rank()
+    name = f"loss of {rank}"
+
+    def mean(batches: int, name: str = "loss") -> None:
+        rows = [trainer.shard(batch(8, i)) for i in range(batches)]
+        trainer.evaluate(rows, lambda m, b: {name: mean_loss(m, b)})
+
+    sentences = [
+        fault(lambda: mean(2 + rank)),
+        fault(lambda: mean(2 - rank)),
+        fault(lambda: mean(2, name)),
+        fault(lambda: mean(2)),
+    ]
+    trainer.close()
+    return sentences
+
+
+def test_evaluation_that_differs_by_rank_is_refused() -> None:
+    with shared("Net", Net(), mean_loss, batch(8), "data"):
+        first, second = run(2, metrics_by_rank)
+    assert first == second and first.pop() == "nothing was raised"
+    expected = (
+        r"ranks \[0\] have no more batches while the others have: give every rank equally many",
+        r"ranks \[1\] have no more batches",
+        "metric gives loss of 0 on rank 0 and loss of 1 on rank 1: it should give the same names",
+    )
+    for sentence, pattern in zip(first, expected, strict=True):
+        assert re.search(f"ValueError: .*{pattern}", sentence), sentence
+
+
+def test_schedulers_that_an_update_cannot_step_are_refused() -> None:
+    net = Net()
+    optimizer = adamw(net)
+    by_metric: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(ValueError, match="ReduceLROnPlateau is stepped with metrics, which"):
+        start(net, optimizer=lambda _: optimizer, scheduler=by_metric)
+    other = torch.optim.lr_scheduler.StepLR(adamw(net), 1)
+    with pytest.raises(ValueError, match="StepLR is of another optimizer"):
+        start(net, optimizer=lambda _: optimizer, scheduler=other)
+
+
+def other_data(folder: str) -> list[list[int]]:
+    """Rows of the batches of the rest of an epoch, resumed with more data, then with the same."""
+    found = []
+    for count in (10, 16, 10):
+        trainer = start(Net())
+        loader = trainer.loader(Rows(count), 4, shuffle=True)
+        if found:
+            trainer.resume(f"{folder}/first")
+        sizes = []
+        for _, labels in loader:
+            sizes.append(len(labels))
+            if not found:
+                trainer.save(f"{folder}/first")
+                break
+        found.append(sizes)
+        trainer.close()
+    return found
+
+
+def test_a_run_that_goes_on_with_other_data_is_warned_of(tmp_path: Path) -> None:
+    sentence = "behind sample 4 of a data set of 10, this one has 16: it has another order"
+    with shared("Net", Net(), mean_loss, batch(8), "data"), pytest.warns(UserWarning) as caught:
+        assert other_data(str(tmp_path)) == [[4], [4, 4, 4], [4, 2]]
+    assert len([w for w in caught if sentence in str(w.message)]) == len(caught) == 1
 
 
 def weightless(model: nn.Module, b: Any) -> tuple[Tensor, Tensor]:

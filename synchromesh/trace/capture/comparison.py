@@ -53,7 +53,7 @@ class Comparison:
 
 @dataclass
 class Outcome:
-    """What steps gave: outputs and gradients of each, and what the model keeps after them."""
+    """What steps of a model gave: outputs and gradients of each, and what it keeps after them."""
 
     outputs: list[Sequence[Tensor]]
     gradients: list[dict[str, Tensor]]
@@ -90,7 +90,7 @@ def compare(
                 raise
             continue  # the model does not take so few rows, and its trace need not either
         try:
-            found = difference(expected, _traced(model, step, samples), autocast)
+            found = difference(expected, model, step, samples, autocast)
         except Exception as error:
             found = f"the trace does not run as its model does ({error}); {REMEDY}"
         if found is None:
@@ -129,32 +129,13 @@ def _eager(
                 _, outputs = flat_outputs(function(model, copy_of(sample)))
             refuse_foreign(outputs[0], (*model.parameters(), *own.leaves))
             outcome.cause = likely_cause(model, trained, outputs[0])
-            _add(outcome, outputs, trained)
-        outcome.buffers = _buffers(model)
+            outcome.gradients.append(gradients(mean(outputs), trained))
+            outcome.outputs.append([o.detach() for o in outputs])
+        outcome.buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
         lost = untraced(before.assigned(), read)
         changed = next((f"the parameter {n}" for n in writes.written()), lost)
         outcome.changed = changed or counter(model, function, copy_of(samples[-1]))
         return outcome
-
-
-def _traced(model: nn.Module, step: Step, samples: Sequence[Any]) -> Outcome:
-    without_chance = deterministic(step)
-    outcome = Outcome([], [], {})
-    with preserved(model), torch.enable_grad():
-        leaves = {
-            n: p.detach().requires_grad_(p.requires_grad) for n, p in model.named_parameters()
-        }
-        trained = {n: p for n, p in leaves.items() if p.requires_grad}
-        for sample in samples:
-            _add(outcome, run(without_chance, model, sample, parameters=leaves), trained)
-        outcome.buffers = _buffers(model)
-        return outcome
-
-
-def _add(outcome: Outcome, outputs: Sequence[Tensor], trained: dict[str, Any]) -> None:
-    """Adds a step to the outcome."""
-    outcome.gradients.append(gradients(mean(outputs), trained))
-    outcome.outputs.append([o.detach() for o in outputs])
 
 
 def mean(outputs: Sequence[Tensor]) -> Tensor:
@@ -162,32 +143,41 @@ def mean(outputs: Sequence[Tensor]) -> Tensor:
     return outputs[0] / outputs[1] if len(outputs) == 2 else outputs[0]
 
 
-def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    return {n: b.detach().clone() for n, b in model.named_buffers()}
-
-
-def difference(eager: Outcome, traced: Outcome, autocast: torch.dtype | None) -> str | None:
-    """A sentence about the first thing in which the trace is not its model."""
-    steps = zip(eager.outputs, traced.outputs, eager.gradients, traced.gradients, strict=True)
+def difference(
+    eager: Outcome, model: nn.Module, step: Step, samples: Sequence[Any],
+    autocast: torch.dtype | None,
+) -> str | None:  # fmt: skip
+    """A sentence about the first thing in which the trace is not its model. Gradients of `eager`
+    are let go of when they are compared: together they take more memory than training does.
+    """
+    without_chance = deterministic(step)
     limit = 0.0
-    for outputs, traced_outputs, expected, found in steps:
-        limit = tolerance(outputs[0].dtype, expected, autocast)
-        if fault := differing_loss(outputs, traced_outputs, limit):
-            return fault
-        if gap := first_gap(expected, found, limit):
-            name, size, largest = gap
-            return (
-                f"the gradient of {name} differs between the model and its trace (by "
-                f"{size / (largest or 1.0):.1e} of the largest gradient, {largest:.1e})"
-                f"{eager.cause}; {REMEDY}"
-            )
-    for name, buffer in eager.buffers.items():
-        other = traced.buffers.get(name)
-        if other is None or not close(other, buffer, limit):
-            return (
-                f"the buffer {name} is another after a step of the model than after one of its "
-                f"trace, which follows changes in place alone; {REMEDY}"
-            )
+    with preserved(model), torch.enable_grad():
+        leaves = {
+            n: p.detach().requires_grad_(p.requires_grad) for n, p in model.named_parameters()
+        }
+        trained = {n: p for n, p in leaves.items() if p.requires_grad}
+        for sample, outputs in zip(samples, eager.outputs, strict=True):
+            traced = run(without_chance, model, sample, parameters=leaves)
+            found, expected = gradients(mean(traced), trained), eager.gradients.pop(0)
+            limit = tolerance(outputs[0].dtype, expected, autocast)
+            if fault := differing_loss(outputs, traced, limit):
+                return fault
+            if gap := first_gap(expected, found, limit):
+                name, size, largest = gap
+                return (
+                    f"the gradient of {name} differs between the model and its trace (by "
+                    f"{size / (largest or 1.0):.1e} of the largest gradient, {largest:.1e})"
+                    f"{eager.cause}; {REMEDY}"
+                )
+            del found, expected
+        now = dict(model.named_buffers())
+        for name, buffer in eager.buffers.items():
+            if name not in now or not close(now[name].detach(), buffer, limit):
+                return (
+                    f"the buffer {name} is another after a step of the model than after one of "
+                    f"its trace, which follows changes in place alone; {REMEDY}"
+                )
     if eager.changed:
         return f"the forward changes {eager.changed}, which a trace forgets; {REMEDY}"
     return None

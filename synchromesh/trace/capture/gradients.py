@@ -53,7 +53,7 @@ def _gradients_by_backward(loss: Tensor, parameters: list[Tensor]) -> Iterator[T
     for p in parameters:
         p.grad = None
     try:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         yield from [p.grad for p in parameters]
     finally:
         for p, grad in zip(parameters, before, strict=True):
@@ -71,7 +71,8 @@ def largest_entry(x: Tensor) -> float:
 
 def largest_gap(a: Tensor, b: Tensor) -> float:
     """The largest difference of two tensors; entries that are finite in neither count as equal."""
-    found = float((a - b).abs().max()) if a.numel() else 0.0
+    gap = a - b
+    found = float((gap.abs() if gap.is_complex() else gap.abs_()).max()) if a.numel() else 0.0
     if isfinite(found):
         return found
     finite = b.isfinite()

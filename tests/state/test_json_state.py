@@ -1,14 +1,15 @@
-"""States of data sets as JSON: every kind comes back, and what has no form is refused."""
+"""States of data sets and schedulers as JSON: every kind comes back; no form is an error."""
 
 import json
 import random
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from synchromesh.state.stream_state import from_json, to_json
+from synchromesh.state.json_state import from_json, to_json
 
 
 def same(a: Any, b: Any) -> bool:
@@ -27,6 +28,7 @@ def same(a: Any, b: Any) -> bool:
         None,
         {"epoch": 0, "examples_iterable": {"shard_idx": 1, "type": "ArrowExamplesIterable"}},
         {3: (1.5, [True, "x"]), "y": b"\x00\xff", (1, 2): {}},
+        {"milestones": Counter({2: 1, 5: 2})},
         {"rng": torch.get_rng_state(), "half": torch.tensor([[1.5]], dtype=torch.bfloat16)},
         {
             "python": random.getstate(),
@@ -34,15 +36,15 @@ def same(a: Any, b: Any) -> bool:
             "no": torch.empty(0),
         },
     ],
-    ids=["none", "hugging face", "keys", "tensors", "generators"],
+    ids=["none", "hugging face", "keys", "counter", "tensors", "generators"],
 )
 def test_a_state_survives_json(state: Any) -> None:
-    again = from_json(json.loads(json.dumps(to_json(state))), "state")
+    again = from_json(json.loads(json.dumps(to_json(state, "it"))), "state")
     assert same(again, state)
 
 
 def test_numbers_of_numpy_become_plain_ones() -> None:
-    assert to_json({"n": np.int64(3), "x": np.float32(0.5)}) == {"dict": {"n": 3, "x": 0.5}}
+    assert to_json({"n": np.int64(3), "x": np.float32(0.5)}, "it") == {"dict": {"n": 3, "x": 0.5}}
 
 
 @pytest.mark.parametrize(
@@ -62,5 +64,5 @@ def test_a_damaged_state(value: Any, message: str) -> None:
 
 
 def test_what_has_no_form_is_refused() -> None:
-    with pytest.raises(ValueError, match="holds a generator, which has no form"):
-        to_json({"open": (x for x in ())})
+    with pytest.raises(ValueError, match="of the data set holds a generator, which has no form"):
+        to_json({"open": (x for x in ())}, "the data set")

@@ -1,11 +1,13 @@
-"""The state of a stateful data set in JSON: numbers and texts, nests of them, tensors and bytes.
+"""The state of the user's objects (a stream, a scheduler) in JSON: numbers and texts, nests of
+them, tensors and bytes.
 
 What JSON does not have is an object with one key that names its type: a tuple is {"tuple": [...]},
-a dictionary {"dict": {...}}, or {"pairs": [[key, value], ...]} where keys are no texts. Nothing is
-unpickled.
+a dictionary {"dict": {...}}, or {"pairs": [[key, value], ...]} where keys are no texts; so is a
+Counter. Nothing is unpickled.
 """
 
 import base64
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,20 +18,18 @@ from torch import Tensor
 from synchromesh.values import document
 
 
-def to_json(state: Any) -> Any:
-    """The JSON form. ValueError for what has none."""
+def to_json(state: Any, what: str) -> Any:
+    """The JSON form. ValueError, which calls it `what`, for what has none."""
     if state is None or isinstance(state, bool | int | float | str):
         return state
     if isinstance(state, list):
-        return [to_json(x) for x in state]
+        return [to_json(x, what) for x in state]
     if isinstance(state, tuple):
-        return {"tuple": [to_json(x) for x in state]}
-    if isinstance(state, Mapping) and all(isinstance(k, str) for k in state):
-        return {"dict": {k: to_json(v) for k, v in state.items()}}
+        return {"tuple": [to_json(x, what) for x in state]}
     if isinstance(state, Mapping):
-        return {"pairs": [[to_json(k), to_json(v)] for k, v in state.items()]}
+        return _mapping(state, what)
     if isinstance(state, np.generic):
-        return to_json(state.item())
+        return to_json(state.item(), what)
     if isinstance(state, bytes):
         return {"bytes": base64.b64encode(state).decode()}
     if isinstance(state, np.ndarray) and state.dtype.kind in "biuf":
@@ -37,9 +37,17 @@ def to_json(state: Any) -> Any:
     if isinstance(state, Tensor):
         return {"tensor": _packed(state)}
     raise ValueError(
-        f"the state_dict of the data set holds a {type(state).__name__}, which has no form in a "
+        f"the state_dict of {what} holds a {type(state).__name__}, which has no form in a "
         "checkpoint: numbers, texts, bytes, tensors, and lists, tuples and dictionaries of them do"
     )
+
+
+def _mapping(state: Mapping[Any, Any], what: str) -> dict[str, Any]:
+    counter = isinstance(state, Counter)
+    if not counter and all(isinstance(k, str) for k in state):
+        return {"dict": {k: to_json(v, what) for k, v in state.items()}}
+    pairs = [[to_json(k, what), to_json(v, what)] for k, v in state.items()]
+    return {"counter" if counter else "pairs": pairs}
 
 
 def _packed(x: Tensor) -> list[Any]:
@@ -64,12 +72,13 @@ def from_json(value: Any, name: str) -> Any:
     listed = document.sequence(content, f"{name}: {kind}")
     if kind == "tuple":
         return tuple(from_json(x, name) for x in listed)
-    if kind == "pairs":
-        pairs = [document.sequence(x, f"{name}: pairs") for x in listed]
-        return {from_json(k, name): from_json(v, name) for k, v in pairs}
+    if kind in ("pairs", "counter"):
+        pairs = [document.sequence(x, f"{name}: {kind}") for x in listed]
+        found = {from_json(k, name): from_json(v, name) for k, v in pairs}
+        return found if kind == "pairs" else Counter(found)
     if kind in ("tensor", "array"):
-        found = _tensor(listed, name)
-        return found if kind == "tensor" else found.numpy()
+        tensor = _tensor(listed, name)
+        return tensor if kind == "tensor" else tensor.numpy()
     raise ValueError(f"{name}: {kind!r} is no type of a state")
 
 

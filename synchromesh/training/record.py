@@ -1,0 +1,68 @@
+"""The record: what a checkpoint of a trainer keeps beside tensors, as JSON."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from synchromesh.state.cursor import Cursor
+from synchromesh.state.json_state import from_json, to_json
+from synchromesh.state.manifest import CheckpointError
+from synchromesh.values import document
+
+
+@dataclass(frozen=True)
+class Record:
+    """All of it checked, so that a trainer that adopts it does so entirely.
+
+    plan, ranks   under which the run was saved
+    overlap       of the interleaving (engine/interleaving.py)
+    optimizer     but for its tensors (`OptimizerState.describe`)
+    scheduler     its state_dict; None where there was none
+    cursors       of the trainer's loaders, in their order
+    extra         the caller's
+    """
+
+    steps: int
+    seed: int
+    plan: str
+    ranks: int
+    overlap: Mapping[str, int | None]
+    optimizer: Mapping[str, Any]
+    scheduler: Mapping[str, Any] | None
+    cursors: tuple[Cursor, ...]
+    extra: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As checkpoints keep it. ValueError for what JSON has no form of."""
+        try:
+            json.dumps(self.extra)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"extra cannot be kept: {error}; numbers, texts, and lists and dictionaries of "
+                "them can"
+            ) from None
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        state = None if self.scheduler is None else to_json(self.scheduler, "the scheduler")
+        return {**values, "scheduler": state, "cursors": [c.to_dict() for c in self.cursors]}
+
+    @classmethod
+    def from_dict(cls, value: Any, path: Path) -> "Record":
+        """The inverse of `to_dict`. CheckpointError, which names `path`, for anything else."""
+        names = [f.name for f in fields(cls)]
+        if not isinstance(value, dict) or any(name not in value for name in names):
+            raise CheckpointError(
+                f"{path}: is no checkpoint of a trainer: trainer.save writes them"
+            )
+        try:
+            scheduler = value["scheduler"]
+            state = None if scheduler is None else from_json(scheduler, "scheduler")
+            places = document.sequence(value["cursors"], "cursors")
+            cursors = tuple(Cursor.from_dict(place) for place in places)
+            steps, ranks = (document.integer(value[n], n) for n in ("steps", "ranks"))
+            seed = document.integer(value["seed"], "seed", -(2**64), 2**64)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: {error}") from None
+        plan, overlap, optimizer = value["plan"], value["overlap"], value["optimizer"]
+        return cls(steps, seed, plan, ranks, overlap, optimizer, state, cursors, value["extra"])

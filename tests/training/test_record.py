@@ -1,0 +1,89 @@
+"""The record of a trainer: schedulers go on where they were, and what has no form is named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler as schedules
+
+from synchromesh.state.cursor import Cursor
+from synchromesh.state.manifest import CheckpointError
+from synchromesh.training.record import Record
+
+Made = Callable[[torch.optim.Optimizer], schedules.LRScheduler]
+
+
+def record(scheduler: Any = None, **extra: Any) -> Record:
+    cursors = (Cursor(3, 1, 20), Cursor())
+    return Record(7, -1, "data", 2, {"chosen": 1, "steps": 0}, {}, scheduler, cursors, extra)
+
+
+def again(value: Record) -> Record:
+    return Record.from_dict(json.loads(json.dumps(value.to_dict())), Path("here"))
+
+
+def test_it_survives_a_checkpoint() -> None:
+    assert again(record(best=0.5)) == record(best=0.5)
+
+
+SCHEDULES: dict[str, Made] = {
+    "milestones": lambda o: schedules.MultiStepLR(o, [2, 5, 5], 0.1),
+    "in a row": lambda o: schedules.SequentialLR(
+        o, [schedules.LinearLR(o, 0.1), schedules.MultiStepLR(o, [3], 0.1)], [2]
+    ),
+    "one cycle": lambda o: schedules.OneCycleLR(o, 0.1, 8),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
+@pytest.mark.parametrize("tensor", [False, True], ids=["number", "tensor"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_scheduler_goes_on(name: str, tensor: bool) -> None:
+    """With milestones, which are keys that are no texts, and rates that are tensors."""
+
+    def start() -> tuple[torch.optim.Optimizer, schedules.LRScheduler]:
+        rate = torch.tensor(1.0) if tensor else 1.0
+        optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=rate, momentum=0.5)
+        return optimizer, SCHEDULES[name](optimizer)
+
+    optimizer, scheduler = start()
+    for _ in range(3):
+        scheduler.step()
+    other, resumed = start()
+    state = again(record(scheduler.state_dict())).scheduler
+    assert state is not None
+    resumed.load_state_dict(dict(state))
+    for group, saved in zip(other.param_groups, optimizer.param_groups, strict=True):
+        group["lr"] = torch.as_tensor(saved["lr"]).clone() if tensor else saved["lr"]
+    for _ in range(4):
+        scheduler.step()
+        resumed.step()
+        assert float(other.param_groups[0]["lr"]) == float(optimizer.param_groups[0]["lr"])
+
+
+def test_what_has_no_form_is_named() -> None:
+    with pytest.raises(ValueError, match="extra cannot be kept: Object of type Tensor"):
+        record(x=torch.ones(1)).to_dict()
+    with pytest.raises(ValueError, match="state_dict of the scheduler holds a function"):
+        record({"curve": again}).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": "x"}, "here: steps: should be a whole number"),
+        ({"cursors": [{"seed": 1}]}, "here: cursor: .*epoch"),
+        ({"scheduler": {"a": 1, "b": 2}}, "here: scheduler: should have one key"),
+    ],
+)
+def test_damage_is_found_before_anything_is_adopted(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        Record.from_dict({**record().to_dict(), **change}, Path("here"))
+    value = record().to_dict()
+    del value["extra"]
+    with pytest.raises(CheckpointError, match="is no checkpoint of a trainer"):
+        Record.from_dict(value, Path("here"))
