@@ -47,6 +47,12 @@ def meet(
     own = torch.tensor([METHODS.index(method), *numbers, *padding], device=device)
     table = group.all_gather(own, counted=False).tolist()
     places = [METHODS[row[0]] for row in table]
+    if {*places} == {EVALUATE, EVALUATED}:
+        ended = [group.ranks[i] for i, place in enumerate(places) if place == EVALUATED]
+        raise ValueError(
+            f"ranks {ended} have no more batches while the others have: give every rank equally "
+            "many, with 0 rows where it has none; trainer.loader does"
+        )
     if odd := [i for i, place in enumerate(places) if place != places[0]]:
         first, other = (WORDS.get(places[i], f"in {places[i]}") for i in (0, odd[0]))
         raise ValueError(
