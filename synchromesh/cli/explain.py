@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
         workload = replace(workload, batch_size=args.batch_size)
     explanation = explained(workload, plan, count, options.precision(args.bf16))
     if args.json:
-        print(json.dumps({"bf16": args.bf16, **explanation.document()}))
+        print(json.dumps({"bf16": args.bf16, **explanation.document()}), file=args.out)
     else:
         print(printable(text(explanation), lines=True))
     return 0

@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     if ranks.inside():
         from synchromesh.cli.training import train
 
-        return train(job, args.json)
+        return train(job, args.out if args.json else None)
     count = options.processes(args.nproc)
     options.check_degrees(job.plan, count)
     made = job.folder.make()
