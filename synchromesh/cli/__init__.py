@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from typing import NoReturn
 
 from synchromesh.cli import doctor, explain, lab, plan, run, train, verify
@@ -45,6 +46,16 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _run(args: argparse.Namespace) -> int:
+    """Runs a command; `args.out` gets its document, beside which a TARGET may print nothing."""
+    args.out = sys.stdout
+    code: int
+    with redirect_stdout(sys.stderr) if "target" in args and args.json else nullcontext():
+        code = args.main(args)
+    args.out.flush()
+    return code
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: 0, 2 for bad input, 1 for other errors,
     128 + N where signal N ended it.
@@ -55,10 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.words = words
     hush()
     if launched():
-        code: int = args.main(args)  # errors pass on to launch.rank, which reports them
+        code = _run(args)  # errors pass on to launch.rank, which reports them
         return code
     try:
-        code = args.main(args)
+        code = _run(args)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:

@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
     count = options.processes(args.nproc)
     options.check_degrees(plan, count)
     with ranks.uncollected():
-        print(_explanation(args, plan, count))
+        print(_explanation(args, plan, count), file=args.out)
     return 0
 
 

@@ -3,7 +3,6 @@
 import argparse
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,7 +60,7 @@ def size(text: str) -> float:
 def main(args: argparse.Namespace) -> int:
     """Runs `synchromesh plan`; its exit status."""
     if args.clusters:
-        return _list(args.json)
+        return _list(args)
     if args.target is None:
         raise ValueError("plan needs a TARGET (or --clusters, which lists the catalogue)")
     if args.output and (refused := options.refusal(args.output, args.force)):
@@ -69,10 +68,11 @@ def main(args: argparse.Namespace) -> int:
     with ranks.uncollected():
         made = _planned(args)
     if args.json:
-        print(json.dumps({"target": args.target, "bf16": args.bf16, **made.to_dict()}))
+        shown = {"target": args.target, "bf16": args.bf16, **made.to_dict()}
+        print(json.dumps(shown), file=args.out)
     else:
         _show(f"{args.target}, bf16" if args.bf16 else args.target, made)
-    sys.stdout.flush()
+    args.out.flush()
     if made.refusal:
         raise Refuted(made.refusal)
     if args.output:
@@ -107,12 +107,12 @@ def _here() -> str:
     return FILE
 
 
-def _list(as_json: bool) -> int:
+def _list(args: argparse.Namespace) -> int:
     from synchromesh import catalogue
 
     names = catalogue.names()
-    if as_json:
-        print(json.dumps({"clusters": list(names)}))
+    if args.json:
+        print(json.dumps({"clusters": list(names)}), file=args.out)
     else:
         print("\n".join(names))
     return 0

@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     if ranks.inside():
         from synchromesh.cli.training import train
 
-        return train(asked.job(), args.json)
+        return train(asked.job(), args.out if args.json else None)
     count = options.processes(args.nproc)
     options.check_degrees(asked.plan, count)
     with ranks.forked(count, "synchromesh.cli.training") as forks:

@@ -2,10 +2,9 @@
 
 import json
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from synchromesh.adapt.adapter import Decision
 from synchromesh.cli import options, ranks
@@ -28,8 +27,9 @@ LOGGED = frozenset(
 )  # fmt: skip
 
 
-def train(job: Job, as_json: bool) -> int:
-    """Trains to the end, or to a signal: Stopped, on all ranks."""
+def train(job: Job, document: TextIO | None) -> int:
+    """Trains to the end, or to a signal: Stopped, on all ranks. document: gets the result as
+    JSON, which else is shown."""
     display = Display(ranks.first())
     workload = job.workload
     result = fit(
@@ -37,7 +37,7 @@ def train(job: Job, as_json: bool) -> int:
         seed=job.seed, checkpoints=job.folder.checkpoints, checkpoint_every=job.every,
         resume=None if job.resumed is None else job.resumed.checkpoint, adapt=job.adapt,
         autocast=options.precision(job.bf16),
-        on_event=_Report(job, display, as_json).take, say=display.say,
+        on_event=_Report(job, display, document).take, say=display.say,
     )  # fmt: skip
     if result.stopped:
         for number in SIGNALS:  # one that comes late, to ranks that have stopped already
@@ -49,8 +49,8 @@ def train(job: Job, as_json: bool) -> int:
 class _Report:
     """Writes the events of a run to its folder and shows them; on rank 0."""
 
-    def __init__(self, job: Job, display: Display, as_json: bool) -> None:
-        self.job, self.display, self.as_json = job, display, as_json
+    def __init__(self, job: Job, display: Display, document: TextIO | None) -> None:
+        self.job, self.display, self.document = job, display, document
         self.folder = job.folder
         self.trainer: Trainer | None = None
         self.predicted: float | None = None  # seconds of a step, before the first one
@@ -216,10 +216,8 @@ class _Report:
             "run_directory": str(self.folder.path), "stopped": result.stopped or None,
         }  # fmt: skip
         self._log("end", **values)
-        if self.as_json:
-            print(json.dumps(finite(values)))
-            sys.stdout.flush()
-            return
+        if self.document is not None:
+            return print(json.dumps(finite(values)), file=self.document, flush=True)
         rows = {
             "epochs": f"{result.epochs} ({result.steps} steps)",
             "loss": _number(result.loss),

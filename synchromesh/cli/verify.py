@@ -57,8 +57,8 @@ def main(args: argparse.Namespace) -> int:
     say = Display(ranks.first()).say
     autocast = options.precision(args.bf16)
     document = verify(workload, str(plan), args.steps, args.dtype, args.seed, say, autocast)
-    print(json.dumps(document) if args.json else _text(args.target, document))
-    sys.stdout.flush()
+    shown = json.dumps(document) if args.json else _text(args.target, document)
+    print(shown, file=args.out, flush=True)
     if not document["passed"] and ranks.first():
         raise Refuted(_deviation(args.target, document))
     return 0

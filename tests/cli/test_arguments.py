@@ -199,6 +199,20 @@ def test_a_script_gets_its_own_words(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert started == [(["mine.py", "--nproc", "9", "--json", "x"], 3)]
 
 
+def test_what_a_target_prints_is_not_in_the_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from synchromesh.workloads.target import load\n"
+        "def build():\n    print('loading')\n    return load('digits/cnn', synthetic=True)"
+    )
+    assert main(["explain", "mine.py:build", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["plan"] == "data" and "loading" in err
+    assert main(["explain", "mine.py:build"]) == 0
+    assert capsys.readouterr().out.startswith("loading")
+
+
 def test_explain_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["explain", "digits/cnn", "--plan", "data;classifier.0=tensor", "--nproc", "4"]
     assert main([*words, "--json"]) == 0
