@@ -126,7 +126,7 @@ def checksum(batch: Any) -> int:
     """
     total = 0
     for x in leaves(batch):
-        flat = x.detach().reshape(-1)
+        flat = x.detach().resolve_conj().resolve_neg().reshape(-1)
         sample = flat[:: max(1, flat.numel() // 1024)].contiguous().cpu()
         total = zlib.crc32(sample.view(torch.uint8).numpy().data if sample.numel() else b"", total)
     return total
@@ -149,7 +149,8 @@ class Marks:
 DIFFERENCES = (
     "have a batch of another structure or shape than rank {0}: shapes may depend on the number "
     "of rows only, so pad sequences to the same length on all ranks; what all rows share (0-d "
-    "tensors, numbers) must be the same too",
+    "tensors, numbers, texts) must be the same too, so leave out what rows have beside tensors "
+    "(names, ids)",
     "are at another step than rank {0}: every rank does the same number of steps, under the same "
     "plan, with the same `last` and `micro_batches`",
     "have a model with other frozen parameters, or other modes of modules, than rank {0}: change "

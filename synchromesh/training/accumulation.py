@@ -18,6 +18,7 @@ from synchromesh.engine.model import Model
 from synchromesh.engine.opaque import OpaqueProgram
 from synchromesh.engine.program import Program, RankOutputs
 from synchromesh.trace.capture.batch import take
+from synchromesh.trace.capture.export import refuse_metrics
 from synchromesh.training.execution import Execution
 from synchromesh.values.schedule import INTERLEAVED
 
@@ -32,7 +33,8 @@ class Accumulation:
         self._unit = 0.0  # global weight for which a gradient is not scaled
         self._rows = 0  # global rows of the first backward call
         self._programs_run = 0
-        # ([loss sum, weight, whether it is a pair, whether it cannot be added up], work under way)
+        # ([loss sum, weight, whether it is a pair, whether it cannot be added up, whether it has
+        # a gradient], work under way)
         self._totals: list[tuple[Tensor, Any]] = []
 
     def require_none(self, what: str) -> None:
@@ -81,6 +83,12 @@ class Accumulation:
                 self._forward_backward(local, part, alone, steps)
         value = self._loss()
         if last:
+            if not any(float(total[4]) for total, _ in self._totals):
+                raise ValueError(
+                    "the loss depends on no parameter that is trained, so that a step would "
+                    "change none of them: it is detached, a whole number or computed under "
+                    "torch.no_grad, or all parameters are frozen"
+                )
             weight = float(sum(total[1] for total, _ in self._totals))
             if not weight:
                 raise ValueError(
@@ -97,12 +105,13 @@ class Accumulation:
         execution = self._execution
         filled = execution.filled(batch, rows)
         program = execution.program(filled, execution.loss, rows)
-        sums = torch.zeros(4, dtype=torch.float64, device=self._world.device)
+        sums = torch.zeros(5, dtype=torch.float64, device=self._world.device)
         results: list[RankOutputs] = []
         if program is not None:
             parts = self._overlapped(program, batch, filled, rows)
             results = program.run(parts, steps, self._programs_run)
         for result in results:
+            refuse_metrics(result.names)
             weighted = len(result.outputs) == 2
             if not self._unit:
                 targets = 0 if program is None else program.targets
@@ -112,6 +121,7 @@ class Accumulation:
                 sums[0] += value if weighted else value * result.rows
                 sums[1] += result.outputs[1].detach() if weighted else result.rows
                 sums[2] = weighted
+            sums[4] += any(value.requires_grad for value in result.outputs)
             sums[3] = weighted and result.outputs[1].requires_grad and not alone
         work = self._world.everyone.all_reduce(sums, asynchronous=True, counted=False)
         self._totals.append((sums, work))

@@ -78,6 +78,8 @@ def test_blocks_of_a_coarser_layout_are_unions() -> None:
 def test_checksums_tell_batches_apart() -> None:
     assert batches.checksum(nested(4)) == batches.checksum(nested(4))
     assert batches.checksum(nested(4)) != batches.checksum(nested(5))
+    conjugate = torch.ones(4, dtype=torch.complex64).mul(1j).conj()
+    assert batches.checksum(conjugate) == batches.checksum(conjugate.resolve_conj())
     assert batches.fingerprint(("a", 1)) == batches.fingerprint(("a", 1)) < 2**63
 
 

@@ -202,7 +202,17 @@ def refused() -> dict[str, str]:
         "lbfgs": fault(lambda: start(Net(), optimizer=lbfgs)),
         "pieces": fault(lambda: start(Net(), "data; head=tensor", optimizer=factors)),
         "scalar": fault(lambda: start(Net(), loss=lambda m, b: m(b[0]))),
+        "detached": fault(lambda: one_step(lambda m, b: mean_loss(m, b).detach())),
+        "named": fault(lambda: one_step(lambda m, b: {"a": mean_loss(m, b), "n": b[1].sum()})),
     }
+
+
+def one_step(loss: Any) -> None:
+    trainer = start(Net(), loss=loss)
+    try:
+        trainer.step(trainer.shard(batch(8)))
+    finally:
+        trainer.close()
 
 
 def test_what_would_train_wrongly_is_refused() -> None:
@@ -216,6 +226,8 @@ def test_what_would_train_wrongly_is_refused() -> None:
         assert re.search("Adafactor cannot update pieces.*the plan 'data'", sentences["pieces"])
         assert sentences["pieces"] == sentences["switch"]
         assert "2 dimensions: return a scalar" in sentences["scalar"]
+        assert "loss depends on no parameter that is trained" in sentences["detached"]
+        assert "loss returned a dict (a, n), as metrics do" in sentences["named"]
 
 
 def with_teacher() -> float:

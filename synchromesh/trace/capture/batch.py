@@ -1,10 +1,11 @@
 """A batch: its tensor leaves, and the rows that dim 0 of them is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -28,9 +29,32 @@ def leaves(batch: Any) -> list[Leaf]:
     found = []
     for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
         if isinstance(leaf, Tensor):
-            keys = (getattr(k, "key", getattr(k, "idx", getattr(k, "name", k))) for k in path)
-            found.append(Leaf(".".join(str(k) for k in keys) or "batch", leaf))
+            found.append(Leaf(_name(path), leaf))
+        if remedy := undivided(leaf):
+            raise ValueError(
+                f"the rows of {type(leaf).__name__} ({_name(path)}) in the batch cannot be "
+                f"divided over ranks: {remedy}"
+            )
     return found
+
+
+def _name(path: Any) -> str:
+    keys = (getattr(k, "key", getattr(k, "idx", getattr(k, "name", k))) for k in path)
+    return ".".join(str(k) for k in keys) or "batch"
+
+
+def undivided(leaf: Any) -> str:
+    """What to give instead of a leaf whose rows are not seen; empty for any other."""
+    if isinstance(leaf, Tensor):
+        dense = leaf.layout is torch.strided and not leaf.is_nested
+        return "" if dense else "give a dense tensor (to_dense(), or padded)"
+    if isinstance(leaf, np.ndarray):
+        return "make it a tensor (torch.as_tensor)" if leaf.ndim else ""
+    mapping = isinstance(leaf, Mapping)
+    held = leaf.values() if mapping else getattr(leaf, "__dict__", {}).values()
+    if not any(isinstance(x, Tensor) for x in held):
+        return ""
+    return "give dict(batch)" if mapping else "give a dict or a tuple of its tensors"
 
 
 def rows_of(batch: Any) -> int:
@@ -78,6 +102,11 @@ def example(batch: Any, count: int | None = None) -> Any:
 def take(batch: Any, start: int, stop: int) -> Any:
     """Rows [start, stop) of a batch; leaves without rows stay."""
     return map_rows(batch, lambda x: x[start:stop])
+
+
+def copy_of(batch: Any) -> Any:
+    """The batch with tensors of its own, for a model that changes what it is given."""
+    return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, batch)
 
 
 def pick(batch: Any, rows: Tensor) -> Any:

@@ -18,7 +18,7 @@ from .comparison import compare
 from .components import component_modules
 from .coupling import coupling
 from .effects import row_dependent_buffers
-from .export import Function, Untraceable, export
+from .export import Function, Untraceable, export, refuse_metrics
 from .flatten import flatten, shared_names
 from .loss_reduction import LossReduction, reduce_to_sums
 from .masks import fold_masks
@@ -56,14 +56,15 @@ def trace(
     with in_mode(model, training):
         try:
             exported = export(model, function, batch, autocast, rows)
+            if training:
+                refuse_metrics(exported.outputs)
             graph, constants, symbols = flatten(exported, model)
             refuse_changing(exported.assumed, graph)
             folded = fold_masks(graph, constants, dict(model.named_buffers()))
             assumed = {**exported.assumed, **folded}
             annotate(graph, symbols)
             merged = ""
-            is_loss = training and exported.outputs in (("loss",), ("sum", "weight"))
-            reduction = reduce_to_sums(graph) if is_loss else LossReduction()
+            reduction = reduce_to_sums(graph) if training else LossReduction()
             try:
                 grouped, chain = split(graph, model, modules, constants)
             except UnorderedRows as unordered:
@@ -85,7 +86,7 @@ def trace(
         undoable=found.undoable,
         targets=reduction.targets, doubt=reduction.doubt,
     )  # fmt: skip
-    if is_loss and found.undoable and undone(model, function, batch, step, autocast):
+    if training and found.undoable and undone(model, function, batch, step, autocast):
         return replace(step, coupling=())
     return step
 

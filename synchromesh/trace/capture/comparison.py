@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from synchromesh.trace.step import Step
 
-from .batch import autocast_for, example
+from .batch import autocast_for, copy_of, example
 from .export import BadOutput, Function, flat_outputs, quiet
 from .gradients import (
     OwnLeaves,
@@ -126,14 +126,14 @@ def _eager(
         before = Attributes(model)
         for sample in samples:
             with without_dropout(model), autocast_for(sample, autocast), OwnLeaves() as own:
-                _, outputs = flat_outputs(function(model, sample))
+                _, outputs = flat_outputs(function(model, copy_of(sample)))
             refuse_foreign(outputs[0], (*model.parameters(), *own.leaves))
             outcome.cause = likely_cause(model, trained, outputs[0])
             _add(outcome, outputs, trained)
         outcome.buffers = _buffers(model)
         lost = untraced(before.assigned(), read)
         changed = next((f"the parameter {n}" for n in writes.written()), lost)
-        outcome.changed = changed or counter(model, function, samples[-1])
+        outcome.changed = changed or counter(model, function, copy_of(samples[-1]))
         return outcome
 
 
@@ -199,7 +199,7 @@ def differing_loss(
     """A sentence where the losses differ by more than `limit` of them."""
     expected, found = float(mean(outputs)), float(mean(traced))
     gap = abs(found - expected) / (abs(expected) or 1.0)
-    if gap <= limit or (expected != expected and found != found):
+    if gap <= limit or expected == found or (expected != expected and found != found):
         return None
     return (
         f"the loss of the model and of its trace differ (by {gap:.1e} of it): the model "

@@ -122,6 +122,15 @@ def flat_outputs(result: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
     return names, tuple(tensors)
 
 
+def refuse_metrics(names: tuple[str, ...]) -> None:
+    """BadOutput where a loss gave several values by name: which of them trains is not known."""
+    if names not in (("loss",), ("sum", "weight")):
+        raise BadOutput(
+            f"the loss returned a dict ({', '.join(names)}), as metrics do: return the scalar "
+            "tensor that is to be trained, or a pair (sum, weight)"
+        )
+
+
 def export(
     model: nn.Module,
     function: Function,

@@ -16,6 +16,8 @@ from synchromesh.trace.step import Step
 
 from .export import BadOutput
 
+REENTRANT = "CheckpointFunction"  # of torch.utils.checkpoint(use_reentrant=True)
+
 
 def tolerance(
     dtype: torch.dtype, parameters: Mapping[str, Tensor], autocast: torch.dtype | None = None
@@ -34,11 +36,28 @@ def gradients(loss: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tenso
     """Gradients by name, zeros where the loss does not depend on the parameter."""
     if not loss.requires_grad or not parameters:
         return {n: torch.zeros_like(p) for n, p in parameters.items()}
-    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    given = list(parameters.values())
+    if REENTRANT in custom_functions(loss):
+        found = tuple(_gradients_by_backward(loss, given))
+    else:
+        found = torch.autograd.grad(loss, given, allow_unused=True)
     return {
         n: torch.zeros_like(p) if g is None else g.detach().to_dense()
         for (n, p), g in zip(parameters.items(), found, strict=True)
     }
+
+
+def _gradients_by_backward(loss: Tensor, parameters: list[Tensor]) -> Iterator[Tensor | None]:
+    """As `torch.autograd.grad`, which reentrant activation checkpoints refuse."""
+    before = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    try:
+        loss.backward()
+        yield from [p.grad for p in parameters]
+    finally:
+        for p, grad in zip(parameters, before, strict=True):
+            p.grad = grad
 
 
 def largest_entry(x: Tensor) -> float:
@@ -126,7 +145,10 @@ def custom_functions(loss: Tensor) -> list[str]:
 
 def likely_cause(model: nn.Module, trained: dict[str, nn.Parameter], loss: Tensor) -> str:
     """A clause about what of the model's backward a trace loses."""
-    if custom := custom_functions(loss):
+    custom = custom_functions(loss)
+    if REENTRANT in custom:
+        return ": tracing loses activation checkpoints that are not made with use_reentrant=False"
+    if custom:
         return f": tracing loses the backward of the custom autograd.Function {custom[0]}"
     for name, parameter in trained.items():
         if parameter._backward_hooks:

@@ -20,7 +20,7 @@ from synchromesh.trace.nodes import draws
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Value
 
-from .batch import autocast_for, pick, rows_of, take
+from .batch import autocast_for, copy_of, pick, rows_of, take
 from .export import Function, flat_outputs, quiet
 from .gradients import deterministic, first_gap, gradients, tolerance, without_dropout
 from .model_snapshot import preserved
@@ -83,7 +83,7 @@ def uneven_rows(
             return run(graph_step, model, sample)
         model.eval()
         with without_dropout(model), autocast_for(sample, autocast):
-            return flat_outputs(function(model, sample))[1]
+            return flat_outputs(function(model, copy_of(sample)))[1]
 
     def sums_of(start: int, stop: int) -> Sums:
         with preserved(model), torch.enable_grad():  # each begins with the same state
@@ -134,10 +134,11 @@ def uneven_losses(step: Step, together: Sums, apart: Sums, rows: int, limit: flo
 
 
 def differ(a: float, b: float, scale: float, limit: float) -> bool:
-    """Whether two numbers are further apart than rounding; not-a-numbers are equal."""
+    """Whether two numbers are further apart than rounding; not-a-numbers are equal, and so are
+    infinities of one sign."""
     if a != a:
         return b == b
-    return not abs(a - b) <= limit * (scale or 1.0)
+    return a != b and not abs(a - b) <= limit * (scale or 1.0)
 
 
 def sums(outputs: Sequence[Tensor], rows: int, trained: dict[str, nn.Parameter]) -> Sums:

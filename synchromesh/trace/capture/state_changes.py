@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .batch import autocast_for, example, take
+from .batch import autocast_for, copy_of, example, take
 from .export import Function, quiet
 from .gradients import without_dropout
 from .masks import digest
@@ -43,7 +43,7 @@ def changes(
             before = state_of(model)
             try:
                 with autocast_for(sample, autocast):
-                    function(model, sample)
+                    function(model, copy_of(sample))
             except Exception:  # it does not take so few rows: nothing is known
                 return Changes()
             after = state_of(model)

@@ -3,16 +3,23 @@
 import copy
 import random
 import re
+from collections import UserDict
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from synchromesh.trace.capture.batch import row_count
 from synchromesh.trace.capture.capture import compare, run, signature, trace
 from synchromesh.trace.capture.comparison import mean
 from synchromesh.trace.capture.export import flat_outputs
+from synchromesh.trace.capture.row_mean import uneven_rows
 from synchromesh.trace.step import Step
 from tests.models import FAMILIES, family, traced
 
@@ -169,6 +176,28 @@ def test_bad_batches_and_losses_get_their_sentence() -> None:
         trace(model, lambda m, b: m(b).sum(), x, training=True, cuts=["wight"])
     with pytest.raises(ValueError, match="loss has 2 dimensions: return a scalar"):
         trace(model, lambda m, b: m(b), x, training=True)
+    with pytest.raises(ValueError, match=r"returned a dict \(a, b\), as metrics do: return the"):
+        trace(model, lambda m, b: {"a": m(b).sum(), "b": b.sum()}, x, training=True)
+
+
+@dataclass
+class Pair:
+    x: Tensor
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (UserDict(x=torch.ones(6, 4)), r"UserDict \(batch\) .* give dict\(batch\)"),
+        ([Pair(torch.ones(6, 4))], r"Pair \(0\) .* a dict or a tuple of its tensors"),
+        ({"x": torch.ones(6, 4), "w": np.ones(6)}, r"ndarray \(w\) .*torch.as_tensor"),
+        ((torch.ones(6, 4), torch.eye(6).to_sparse()), r"Tensor \(1\) .* dense tensor"),
+    ],
+)
+def test_what_hides_its_rows_is_not_taken_as_common_to_all(batch: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"the rows of {words}"):
+        row_count(batch)
+    assert row_count((torch.ones(6, 4), np.float64(1), SimpleNamespace(n=1), {"a": "text"})) == 6
 
 
 # -- traps of tracing --------------------------------------------------------------------
@@ -442,6 +471,33 @@ def compared(model: nn.Module, loss: Any = square) -> str | None:
 def test_equal_gradients_though_the_model_draws_random_numbers() -> None:
     assert compared(Trap(noise)) is None
     assert compared(Trap(moving_average)) is None
+
+
+def test_models_that_change_what_they_are_given_are_compared_on_copies() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x.mul_(2)).square().mean()  # type: ignore[no-any-return]
+
+    model, batch = Trap(lambda m, h, x: h), torch.randn(5, 4)
+    before = batch.clone()
+    step = trace(model, loss, batch, training=True)
+    assert compare(model, loss, batch, step).fault is None
+    assert uneven_rows(model, loss, batch, step) == "" and torch.equal(batch, before)
+
+
+def test_infinite_losses_are_equal() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean() / 0.0  # type: ignore[no-any-return]
+
+    model, batch = Trap(lambda m, h, x: h), torch.randn(5, 4)
+    assert compared(model, loss) is None
+    step = trace(model, loss, batch, training=True)
+    assert uneven_rows(model, loss, batch, step) == ""
+
+
+def test_reentrant_activation_checkpoints_are_compared_and_named() -> None:
+    found = compared(Trap(lambda m, h, x: checkpoint(torch.tanh, h, use_reentrant=True)))
+    assert found is not None and "that are not made with use_reentrant=False" in found
+    assert compared(Trap(lambda m, h, x: checkpoint(torch.tanh, h, use_reentrant=False))) is None
 
 
 def test_custom_functions_and_hooks_are_found() -> None:
