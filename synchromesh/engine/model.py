@@ -30,6 +30,7 @@ class Model:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self._own_forward = vars(module).get("forward")  # where it has another than its class
         self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
         self.buffers: dict[str, Tensor] = dict(module.named_buffers())
         self.described = {n: describe(n, p, p.requires_grad) for n, p in self.parameters.items()}
@@ -184,3 +185,5 @@ class Model:
     def unblock(self) -> None:
         """Lets the module be called again."""
         self.module.__dict__.pop("forward", None)
+        if self._own_forward is not None:
+            self.module.__dict__["forward"] = self._own_forward

@@ -176,6 +176,26 @@ def test_close_gives_the_model_back() -> None:
     assert run(1, closed) == [True]
 
 
+def with_own_forward() -> tuple[float, float, bool, float]:
+    patched = Net()
+    patched.forward = lambda x: Net.forward(patched, 2 * x)  # type: ignore[method-assign]
+    plain = mean_loss(patched, batch(8)).item()
+    trainer = start(patched)
+    blocked = "held by Synchromesh" in fault(lambda: patched(batch(8)[0]))
+    found = float(trainer.step(trainer.shard(batch(8))))
+    before = trainer.state_dict()
+    trainer.close()
+    fresh = Net()
+    fresh.load_state_dict(before)
+    after = float((patched(batch(8)[0]) - fresh(2 * batch(8)[0])).detach().abs().max())
+    return plain, found, blocked, after
+
+
+def test_a_forward_of_the_model_alone_is_the_one_that_trains() -> None:
+    for plain, found, blocked, after in run(2, with_own_forward):
+        assert found == pytest.approx(plain, rel=1e-12) and blocked and after == 0
+
+
 class Learnable(nn.Module):
     def __init__(self) -> None:
         super().__init__()
