@@ -91,7 +91,7 @@ def _planned(args: argparse.Namespace) -> "Planned":
     if args.batch_size:
         workload = replace(workload, batch_size=args.batch_size)
     return planning.plan(
-        stand_in(workload), workload.loss, workload.example(), optimizer=workload.optimizer,
+        stand_in(workload), workload.loss, workload.example(), optimizer=workload.build_optimizer,
         cluster=cluster, memory=args.memory, explained=args.explain,
         autocast=options.precision(args.bf16),
     )  # fmt: skip

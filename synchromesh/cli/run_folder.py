@@ -64,6 +64,10 @@ class RunFolder:
         """Where its checkpoints lie."""
         return self.path / "checkpoints"
 
+    def holds_run(self) -> bool:
+        """Whether a run has written here."""
+        return (self.path / "run.json").exists() or any(self.checkpoints.glob("*"))
+
     def make(self) -> list[Path]:
         """Makes the folder and proves that it can be written to, before any work is done.
 

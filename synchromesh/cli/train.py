@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options, ranks, run_folder
 from synchromesh.cli.run_folder import Job, Resumed, RunFolder
+from synchromesh.launch.rank import launched
 
 if TYPE_CHECKING:
     from synchromesh.values.plan import Plan
@@ -135,7 +136,21 @@ def _workload(args: argparse.Namespace, before: dict[str, object]) -> "Workload"
 def _folder(args: argparse.Namespace, workload: "Workload", resumed: Resumed | None) -> RunFolder:
     """Where the run writes: as asked, else on in the resumed run's folder, else a new one."""
     if args.output:
-        return RunFolder(Path(os.path.abspath(args.output)))
+        folder = RunFolder(Path(os.path.abspath(args.output)))
+        own = resumed and resumed.folder and resumed.folder.path.resolve() == folder.path.resolve()
+        if folder.holds_run() and not own and _begins():
+            raise ValueError(
+                f"--output {args.output} holds a run already: --resume {args.output} goes on with "
+                "it, another --output begins a new one"
+            )
+        return folder
     if resumed and resumed.folder:
         return resumed.folder
     return RunFolder(run_folder.default(workload.name or "run"))
+
+
+def _begins() -> bool:
+    """Whether nobody has begun this run yet: no launcher of ours, which has looked already, no
+    other rank, and no start of these ranks before (torchrun may start them again)."""
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return not launched() and ranks.first() and not again

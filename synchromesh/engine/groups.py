@@ -90,7 +90,11 @@ class Group:
     def _ready(self) -> bool:
         """Whether there is another rank to send to; an error where this rank is no member."""
         assert self.index >= 0, f"rank {self.world.rank} is no member of {self.ranks}"
-        assert self.size == 1 or self.handle is not None, f"group {self.ranks} is closed"
+        if self.size > 1 and self.handle is None:
+            raise RuntimeError(
+                "this trainer is closed and its ranks no longer reach each other: prepare the "
+                "model again to go on"
+            )
         return self.size > 1
 
     def all_reduce(

@@ -5,7 +5,7 @@ blocked forward.
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,11 @@ class Model:
         names = {id(p): n for n, p in self.parameters.items()}
         names |= {id(b): n for n, b in self.buffers.items()}
         self.slots: list[tuple[nn.Module, str, str]] = []  # module, attribute, name of a reference
+        self._children = [  # of every module: path, parent, name there, child
+            (f"{path}.{key}".lstrip("."), part, key, child)
+            for path, part in module.named_modules()
+            for key, child in part._modules.items()
+        ]
         persistent = set()
         for _, part in module.named_modules():
             for table in (part._parameters, part._buffers):
@@ -73,11 +78,35 @@ class Model:
         return {name: tuple(p for p in paths if p.startswith(f"{name}.")) for name in components}
 
     def trained(self) -> tuple[bool, ...]:
-        """Which parameters require gradients now; the user may freeze and release them."""
+        """Which parameters require gradients now; the user may freeze and release them.
+
+        ValueError where the model has another parameter or module in the place of one: only what
+        was prepared is trained.
+        """
+        for part, key, name in self.slots:
+            if name in self.parameters and part._parameters.get(key) is not self.parameters[name]:
+                self._refuse_replaced(name)
+        for path, part, key, child in self._children:
+            if part._modules.get(key) is not child:
+                self._refuse_replaced(path)
         return tuple(p.requires_grad for p in self.parameters.values())
 
+    def _refuse_replaced(self, name: str) -> NoReturn:
+        raise ValueError(
+            f"the model's {name} is another object than the one that was prepared: change values "
+            "in place (`with torch.no_grad(): parameter.copy_(new)`), or close this trainer and "
+            "prepare the model again"
+        )
+
     def describe_trained(self) -> None:
-        """Notes which parameters require gradients now."""
+        """Notes which parameters require gradients now. ValueError for one that is new."""
+        known = {id(p) for p in self.parameters.values()}
+        if new := [n for n, p in self.module.named_parameters() if id(p) not in known]:
+            raise ValueError(
+                f"the model has parameters that it was prepared without: {', '.join(new[:3])}"
+                f"{' ...' if len(new) > 3 else ''}; the optimizer and the plan know nothing of "
+                "them: close this trainer and prepare the model again, with them in the optimizer"
+            )
         for name, parameter in self.parameters.items():
             self.described[name] = replace(self.described[name], trainable=parameter.requires_grad)
 

@@ -90,11 +90,11 @@ def fit(
     workload.check_batch()
     plan = checked_plan(plan)
     torch.manual_seed(seed)
-    model = workload.model()
-    optimizer = workload.optimizer(model.parameters())
+    model = workload.build()
+    optimizer = workload.build_optimizer(model.parameters())
     trainer = prepare(
         model, optimizer, workload.loss, workload.example(seed=seed), plan=plan,
-        scheduler=workload.scheduler(optimizer) if workload.scheduler else None,
+        scheduler=workload.build_scheduler(optimizer),
         seed=seed, autocast=autocast, say=say,
     )  # fmt: skip
     wish = Stop(trainer.world, stop)

@@ -1,5 +1,6 @@
 """`prepare`: from a model, an optimizer and a loss to a trainer on the ranks of this run."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -70,6 +71,7 @@ def prepare(
         check_optimizer(optimizer, sharded=False)
         wrapped = Model(model if _is_meta(model) else model.to(world.device))
         compare_ranks(world.everyone, wrapped, chosen, optimizer, seed, example_batch)
+        _check_hooks(wrapped, world)
         source = None if weights is None else Path(weights)
         options = Options(seed, sync_batch_norm, autocast, source)
         options = options if say is None else replace(options, say=say)
@@ -83,6 +85,31 @@ def prepare(
             wrapped.unblock()
         world.close()
         raise
+
+
+def _check_hooks(model: Model, world: World) -> None:
+    """Hooks of parameters run in backward, when a rank has the gradient of its own rows alone:
+    ValueError for one behind it, which would train with that; a warning for one that changes it.
+    """
+    if world.size == 1:
+        return
+    behind = [n for n, p in model.parameters.items() if p._post_accumulate_grad_hooks]
+    if behind:
+        raise ValueError(
+            f"the parameter {behind[0]} has a hook behind its gradient "
+            "(register_post_accumulate_grad_hook), which would see the gradient of this rank's "
+            "rows alone: remove it, and change gradients between trainer.backward and "
+            "trainer.update, where they are summed"
+        )
+    changing = [n for n, p in model.parameters.items() if p._backward_hooks]
+    if changing and not world.rank:
+        warnings.warn(
+            f"the parameter {changing[0]} has a gradient hook, which sees the gradient of one "
+            "rank's rows: one that is not linear (a limit, a norm) trains another model than one "
+            "device would; change gradients between trainer.backward and trainer.update instead, "
+            "where they are summed (trainer.clip limits their norm)",
+            stacklevel=3,
+        )
 
 
 def _check_scheduler(scheduler: LRScheduler, optimizer: Optimizer) -> None:

@@ -87,7 +87,7 @@ class SingleProcess:
         self._autocast = autocast
         self.model, self.moved = model, copy.deepcopy(model)
         self.parameters = dict(model.named_parameters())
-        self.optimizer = workload.optimizer(model.parameters())
+        self.optimizer = workload.build_optimizer(model.parameters())
         self._loss = workload.loss
         self._rounding = RandomRounding(device)
         self._noise = NoiseFloor()

@@ -88,10 +88,10 @@ def verify(
     assert autocast is None or dtype != "float64", "autocast leaves float64 as it is"
     kind = DTYPES[dtype]
     torch.manual_seed(seed)
-    model = cast_model(workload.model(), kind)
+    model = cast_model(workload.build(), kind)
     dropped = without_dropout(model)
     reference = copy.deepcopy(model)
-    optimizer = workload.optimizer(model.parameters())
+    optimizer = workload.build_optimizer(model.parameters())
     example = cast(workload.example(workload.batch_size, seed=0), kind)
     try:
         trainer = prepare(
@@ -123,7 +123,7 @@ def computes_in_float32_only(workload: Workload) -> bool:
     """Whether a step of the workload fails in float64 on this process, and not in float32."""
 
     def works(dtype: torch.dtype) -> bool:
-        model = cast_model(workload.model(), dtype)
+        model = cast_model(workload.build(), dtype)
         try:
             computed(model, workload.loss, cast(workload.example(), dtype))
         except RuntimeError:

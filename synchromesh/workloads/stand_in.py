@@ -21,7 +21,7 @@ _DRAWS = (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default)
 def stand_in(workload: Workload) -> nn.Module:
     """The workload's model with such numbers."""
     with _DrawnOnce():  # type: ignore[no-untyped-call]
-        return workload.model()
+        return workload.build()
 
 
 def _large(x: Tensor) -> bool:

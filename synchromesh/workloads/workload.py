@@ -89,6 +89,36 @@ class Workload:
         if not isinstance(self.loading, Mapping):
             yield f"loading must be a dictionary, not {type(self.loading).__name__}"
 
+    def build(self) -> nn.Module:
+        """A new model. ValueError where `model` returns something else."""
+        built = self.model()
+        self._check("model", built, isinstance(built, nn.Module), "a torch.nn.Module")
+        return built
+
+    def build_optimizer(self, parameters: Parameters) -> torch.optim.Optimizer:
+        """A new optimizer. ValueError where `optimizer` returns something else."""
+        built = self.optimizer(parameters)
+        fits = isinstance(built, torch.optim.Optimizer)
+        self._check("optimizer", built, fits, "a torch.optim.Optimizer")
+        return built
+
+    def build_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        """A new scheduler, or None where there is to be none. ValueError where `scheduler` returns
+        something else."""
+        if self.scheduler is None:
+            return None
+        built = self.scheduler(optimizer)
+        fits = hasattr(built, "step") and hasattr(built, "state_dict")
+        self._check("scheduler", built, fits, "a scheduler of torch.optim.lr_scheduler")
+        return built
+
+    def _check(self, name: str, built: object, fits: bool, wanted: str) -> None:
+        if not fits:
+            raise ValueError(
+                f"workload {self.name or '(without a name)'}: {name} returned "
+                f"{type(built).__name__}: it should return {wanted}"
+            )
+
     def check_batch(self) -> None:
         """Raises ValueError where the data set cannot fill one global batch."""
         data = self.train_data

@@ -113,6 +113,10 @@ def test_a_run_leaves_its_log_plan_and_checkpoints(capsys: pytest.CaptureFixture
     }  # fmt: skip
     assert not Path("run/checkpoints/step-12").exists()  # an epoch's end has its own
     assert Path("run/plan.yaml").read_text() == "{default: single}\n"
+    log = Path("run/log.jsonl").read_bytes()
+    assert main(["train", "tiny.py:build", "--output", "run", "--nproc", "1"]) == 2
+    assert "--output run holds a run already: --resume run goes on" in capsys.readouterr().err
+    assert Path("run/log.jsonl").read_bytes() == log
 
 
 def test_a_log_without_room_ends_no_run(

@@ -3,6 +3,7 @@ hang.
 """
 
 import re
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -174,6 +175,51 @@ def test_close_gives_the_model_back() -> None:
         return bool(model(batch(2)[0]).shape == (2, 4))
 
     assert run(1, closed) == [True]
+
+
+def changed_by_hand() -> dict[str, str]:
+    """What is done to a model that is prepared, or to a trainer that is closed."""
+    found = {}
+    for what in ("replaced", "parameter", "added"):
+        trainer = start(Net())
+        module = trainer.model.module
+        match what:
+            case "replaced":
+                module.head = nn.Linear(6, 3).double()
+            case "parameter":
+                module.head.weight = nn.Parameter(module.head.weight.detach().clone())
+            case "added":
+                module.extra = nn.Linear(6, 3).double()
+        found[what] = fault(lambda t=trainer: t.step(batch(8)))  # type: ignore[misc]
+        trainer.close()
+    found["closed"] = fault(
+        lambda: trainer.evaluate([batch(8)], lambda m, b: {"n": mean_loss(m, b)})
+    )
+    net = Net()
+    net.head.weight.register_post_accumulate_grad_hook(lambda p: None)
+    found["behind"] = fault(lambda: start(net))
+    net = Net()
+    net.head.weight.register_hook(lambda g: g.clamp(-1, 1))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        start(net).close()
+    found["hook"] = "".join(str(w.message) for w in told)
+    return found
+
+
+def test_a_model_that_is_changed_by_hand_is_told_so() -> None:
+    first, second = run(2, changed_by_hand)
+    assert "head.weight has a gradient hook" in first.pop("hook") and not second.pop("hook")
+    assert first == second
+    expected = {
+        "replaced": "the model's head is another object than the one that was prepared",
+        "parameter": "the model's head.weight is another object",
+        "added": r"parameters that it was prepared without: extra.weight, extra.bias; ",
+        "closed": "this trainer is closed",
+        "behind": "the parameter head.weight has a hook behind its gradient",
+    }
+    for key, pattern in expected.items():
+        assert re.search(pattern, first[key]), (key, first[key])
 
 
 def with_own_forward() -> tuple[float, float, bool, float]:

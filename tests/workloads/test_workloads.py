@@ -56,6 +56,21 @@ def test_all_faults_are_named_at_once() -> None:
         assert part in str(error.value)
 
 
+def test_what_its_functions_return_is_checked() -> None:
+    parameters = [*nn.Linear(1, 1).parameters()]
+    nothing = workload(
+        name="w", model=lambda: None, optimizer=lambda p: [], scheduler=lambda o: None
+    )
+    for build, part in {
+        nothing.build: "model returned NoneType: it should return a torch.nn.Module",
+        lambda: nothing.build_optimizer(parameters): "optimizer returned list: it should",
+        lambda: nothing.build_scheduler(torch.optim.SGD(parameters)): "scheduler returned None",
+    }.items():
+        with pytest.raises(ValueError, match=f"workload w: {part}"):
+            build()
+    assert workload(scheduler=None).build_scheduler(torch.optim.SGD(parameters)) is None
+
+
 def test_batch_larger_than_the_data() -> None:
     workload(batch_size=5).check_batch()
     with pytest.raises(
