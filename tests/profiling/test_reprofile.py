@@ -120,6 +120,7 @@ def probed(
         patch.setattr(module, "device_speeds", lambda world, runs: now)
         known = Profile(2, network=KNOWN.network, device=DeviceModel(slowdowns=before))
         found = module.probe_idle(world, (0,), known, usual)
+    world.everyone.barrier()  # nobody leaves while another still connects
     world.close()
     return bool(found), str(found), asked
 
