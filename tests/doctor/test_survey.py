@@ -172,7 +172,8 @@ def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     for name in ("RANK", "WORLD_SIZE", "SYNCHROMESH_LAUNCHER", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ranks, "start", lambda words, n, _: started.append([*words[2:], str(n)]) or 0)
+    start = lambda words, n, _: started.append([*words[2:], str(n)]) or 0  # noqa: E731
+    monkeypatch.setattr(ranks, "start", start)
     return started
 
 
