@@ -117,7 +117,7 @@ def measured(family: str, errors: int, correct: int, seed: int, quiet: bool) -> 
     """Draws and verifies a family's cases; prints wrong answers."""
     job = target(family)
     model, example = cast_model(job.model(), torch.float64), cast(job.example(), torch.float64)
-    plans = [mixed(family) if plan == "mixed" else plan for plan in PLANS]
+    plans = [mixed(family, RANKS) if plan == "mixed" else plan for plan in PLANS]
     drawn, row = cases(family, plans, errors, correct, seed), Row(family)
     with shared(family, model, job.loss, example, *plans):
         documents = run(RANKS, verified, drawn, timeout=3600)[0]
