@@ -13,6 +13,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict, TypeVar, cast
 
@@ -96,6 +97,9 @@ OF_WORKERS = (
 )  # fmt: skip
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM)  # launchers send them to all processes of a rank
+
+
 class Fetch:
     """Answers requests by a reader, in their order; batches come on `device`."""
 
@@ -119,7 +123,8 @@ class Fetch:
         loader, upcoming = self._workers(workers)
         loader.generator.manual_seed(seed)  # ours, not the user's
         upcoming.requests, upcoming.asked = requests, deque()
-        workers_read = iter(loader)
+        with _stops_blocked():  # a worker that begins cannot ignore them yet
+            workers_read = iter(loader)
         for process in workers_read._workers:  # type: ignore[attr-defined]
             process.terminate = process.kill  # as SIGTERM is for the run (`_Begin`)
         read = ((upcoming.asked.popleft(), reading) for reading in workers_read)
@@ -184,11 +189,22 @@ class _Begin:
     call: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOPS:
             signal.signal(number, signal.SIG_IGN)  # for the run, which reads on until it stops
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         object.__setattr__(get_worker_info(), "dataset", self.dataset)
         if self.call is not None:
             self.call(worker)
+
+
+@contextmanager
+def _stops_blocked() -> Iterator[None]:
+    """Signals that stop the run wait, here and in processes that begin inside."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ahead(made: Iterator[T], change: Callable[[T], S]) -> Iterator[S]:

@@ -193,6 +193,16 @@ def test_a_signal_that_stops_the_run_leaves_its_workers_to_it(
     assert worker not in {child.pid for child in multiprocessing.active_children()}
 
 
+def test_a_signal_that_meets_workers_as_they_begin() -> None:
+    begin = [True]
+    os.register_at_fork(after_in_child=lambda: begin and os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        loader = Loader(Numbers(2), 1, lambda n: (0, n), loading=Loading(num_workers=2))
+        assert len([*loader]) == 2
+    finally:
+        begin.clear()  # what is registered stays so
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
