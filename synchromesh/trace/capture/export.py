@@ -25,6 +25,7 @@ from .batch import autocast_for, example, leaves, rows_of
 from .known_values import KnownValues
 from .masks import is_fake
 from .model_snapshot import Attributes, preserved, restored, untraced
+from .symbolic import SymbolicFunctions
 
 Function = Callable[[nn.Module, Any], Any]
 
@@ -83,7 +84,7 @@ class StepModule(nn.Module):
         """The outputs of the loss, in the order of `record.outputs`."""
         before = Attributes(self.model)
         known = KnownValues(self.model, self.contents)
-        with autocast_for(batch, self.autocast), known:
+        with autocast_for(batch, self.autocast), known, SymbolicFunctions():
             result = self.function(self.model, batch)
         self.record.assumed = known.read
         self.record.assigned = before.assigned()

@@ -302,6 +302,13 @@ def pieces_in_place(m: Any, h: Tensor, x: Tensor) -> Tensor:
     return h + values.sum(-1, keepdim=True) + h.gather(1, places).sum(-1, keepdim=True)
 
 
+def along(m: Any, h: Tensor, x: Tensor) -> Tensor:
+    largest = torch.take_along_dim(h, h.topk(2, -1).indices, dim=-1)
+    first = h[:, None].expand(-1, 3, -1).take_along_dim(x.argmax(1)[:, None, None] // 2, 1)
+    pieces = torch.take_along_dim(h[:, None], torch.zeros(1, 1, 1, dtype=torch.long), -1)
+    return h + largest.sum(-1, keepdim=True) * first[:, 0] + pieces[:, 0]
+
+
 # whose result depends on where a row is in its batch: it may not cross to another component
 PLACED = {in_place_through_views: "slice_scatter along dimension 0", sizes: "the number of rows"}
 
@@ -317,7 +324,7 @@ def test_what_depends_on_the_place_of_rows_stays_in_its_component(middle: Any) -
 @pytest.mark.parametrize(
     "middle",
     [
-        no_grad, in_place, in_place_through_views, copied, constants, moving_average,
+        along, no_grad, in_place, in_place_through_views, copied, constants, moving_average,
         normalised_twice, pieces_in_place, sizes, time_first, twice_as_many, noise, casts,
     ],
 )  # fmt: skip
