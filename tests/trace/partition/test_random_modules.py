@@ -128,7 +128,7 @@ def test_random_modules(seed: int) -> None:
     wanted = torch.autograd.grad(expected, list(model.parameters()), materialize_grads=True)
     step = trace(model, loss, batch, training=True)
     assert not step.opaque, step.reason
-    for layout, sample in ((Layout(1, 2), chance), (Layout(1, 3), chance), (Layout(1, 3), None)):
+    for layout, sample in ((Layout(1, 2), chance), (Layout(1, 3), chance if seed % 2 else None)):
         found = partition(step, [layout] * len(step.chain.components), rows=ROWS, sample=sample)
         ranks, groups = run(step, found, model, batch)
         states = placements(found)
