@@ -13,7 +13,11 @@ b's reader wants, over the cheapest way that `trace.edges` knows.
 
 A component of which a degree shards nothing is not offered under it. Where rows depend on each
 other it has one degree, that of all devices, which then compute all rows. The prediction of a plan
-is made anew, exactly, by `planner.candidate`; this is what the search adds up.
+is made anew, exactly, by `planner.candidate`; this is what the search adds up. Two things of mixed
+plans are not in it, as they depend on more than two components: leaves of the batch lie in the
+finest blocks of rows that the plan has, and readers with coarser ones gather them, so that its sum
+is too small by these gathers; and neighbours agree on states for the plan, which may be cheaper
+than those of their uniform partitions, so that its sum is too large.
 """
 
 from collections.abc import Mapping, Sequence
@@ -326,8 +330,8 @@ def _prices(uniform: Uniform, link: _Value, profile: Profile) -> Prices:
 def _cheapest(
     uniform: Uniform, link: _Value, a: int | None, b: int, profile: Profile
 ) -> tuple[float, float]:
-    """Seconds forward and backward from degree `a` to degree `b` (None: leaves of the batch, which
-    are there on every rank or nearly so)."""
+    """Seconds forward and backward from degree `a` to degree `b` (None: leaves of the batch, whose
+    gathers are left out, as the module says)."""
     if a is None:
         return 0.0, 0.0
     wants = link.wants(b)

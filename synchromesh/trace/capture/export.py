@@ -25,6 +25,7 @@ from .batch import autocast_for, example, leaves, rows_of
 from .known_values import KnownValues
 from .masks import is_fake
 from .model_snapshot import Attributes, preserved, restored, untraced
+from .symbolic import SymbolicFunctions
 
 Function = Callable[[nn.Module, Any], Any]
 
@@ -44,6 +45,7 @@ class Export:
 
     guards: the conditions on the number of rows under which it is the model.
     assumed: buffers that its branches depend on, each with the digest of its content.
+    fixed: the user's line, and its source, that made a number of the rows; empty where none did.
     """
 
     program: torch.export.ExportedProgram
@@ -51,6 +53,7 @@ class Export:
     leaves: tuple[str, ...]
     guards: tuple[Guard, ...]
     assumed: Mapping[str, str]
+    fixed: tuple[str, ...] = ()
 
 
 @dataclass
@@ -81,7 +84,7 @@ class StepModule(nn.Module):
         """The outputs of the loss, in the order of `record.outputs`."""
         before = Attributes(self.model)
         known = KnownValues(self.model, self.contents)
-        with autocast_for(batch, self.autocast), known:
+        with autocast_for(batch, self.autocast), known, SymbolicFunctions():
             result = self.function(self.model, batch)
         self.record.assumed = known.read
         self.record.assigned = before.assigned()
@@ -145,7 +148,9 @@ def export(
     sample = example(batch, rows)
     names = tuple(leaf.name for leaf in leaves(sample))
     module = StepModule(model, function, autocast)
-    with restored(model), faked(model, sample) as sample, quiet(), symbolic_lengths():
+    fixed: list[tuple[str, str]] = []
+    watching = watched(fixed)
+    with restored(model), faked(model, sample) as sample, quiet(), symbolic_lengths(), watching:
         try:
             program = export_with(module, sample, torch.export.Dim("rows"))
         except BadOutput:
@@ -163,7 +168,8 @@ def export(
             "plan 'data'"
         )
     record = module.record
-    return Export(program, record.outputs, names, guards_of(program), record.assumed)
+    guards = guards_of(program)
+    return Export(program, record.outputs, names, guards, record.assumed, *fixed[:1])
 
 
 def constants_of(program: torch.export.ExportedProgram) -> set[str]:
@@ -201,6 +207,20 @@ def symbolic_lengths() -> Iterator[None]:
         return x.shape[0] if isinstance(x, Tensor) and x.dim() else number(x)
 
     with patch.object(builtins, "len", length):
+        yield
+
+
+@contextmanager
+def watched(fixed: list[tuple[str, str]]) -> Iterator[None]:
+    """Inside, `fixed` gets the user's line and its source wherever a size becomes a number."""
+    settle = ShapeEnv._set_replacement
+
+    def settled(shapes: ShapeEnv, symbol: Any, value: Any, *rest: Any) -> None:
+        if value.is_number and symbol in shapes.backed_var_to_val:
+            fixed.extend(own_frame(traceback.extract_stack()))
+        settle(shapes, symbol, value, *rest)
+
+    with patch.object(ShapeEnv, "_set_replacement", settled):
         yield
 
 
@@ -294,11 +314,17 @@ def user_line(error: BaseException) -> tuple[str, str]:
     best: tuple[str, str] = ("the model", "")
     seen: BaseException | None = error
     while seen is not None:
-        frames: Sequence[traceback.FrameSummary] = traceback.extract_tb(seen.__traceback__)
-        for frame in reversed(frames):
-            file = frame.filename
-            if not file.startswith((TORCH, HERE, "<")) and "contextlib" not in file:
-                best = (f"{file}:{frame.lineno}", (frame.line or "").strip())
-                break
+        for frame in own_frame(traceback.extract_tb(seen.__traceback__)):
+            best = frame
         seen = seen.__cause__ or seen.__context__
     return best
+
+
+def own_frame(frames: Sequence[traceback.FrameSummary]) -> list[tuple[str, str]]:
+    """file:line and source of the deepest of `frames` outside of torch and of this package, if
+    there is one."""
+    for frame in reversed(frames):
+        file = frame.filename
+        if not file.startswith((TORCH, HERE, "<")) and "contextlib" not in file:
+            return [(f"{file}:{frame.lineno}", (frame.line or "").strip())]
+    return []

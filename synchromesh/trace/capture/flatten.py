@@ -42,6 +42,17 @@ def shared_names(model: nn.Module) -> dict[str, str]:
     return shared
 
 
+def fixed_rows(size: object, line: tuple[str, ...]) -> str:
+    """A sentence about a trace that holds for `size` rows alone, by the user's `line`."""
+    where = "at {} ({!r})".format(*line) if line else "by the model"
+    return (
+        f"the number of rows was fixed to {size} while tracing, {where}: it computes a shape or a "
+        "Python number, as float(len(x)) is, or takes a branch from the batch size; make it "
+        "independent of the number of rows (len(x) and x.shape[0] may stay as they are), or train "
+        "the model as it is under the plan 'data'"
+    )
+
+
 def flatten(
     export: Export, model: nn.Module
 ) -> tuple[Graph, dict[str, Tensor], set[sympy.Symbol]]:
@@ -58,6 +69,7 @@ class Flattener:
     def __init__(self, export: Export, model: nn.Module) -> None:
         self.program = export.program
         self.leaves = export.leaves
+        self.fixed = export.fixed
         self.shared = shared_names(model)
         named = model.named_parameters(remove_duplicate=False)
         self.flat = FlatGraph({n: p.requires_grad for n, p in named})
@@ -136,11 +148,7 @@ class Flattener:
             if meta.val(leaf).dim() > 0:
                 size = meta.val(leaf).shape[0]
                 if isinstance(size, int) or not size.node.expr.is_Symbol:
-                    raise Untraceable(
-                        f"the number of rows was fixed to {size} while tracing: the model "
-                        "computes a shape or takes a branch from the batch size; make it "
-                        "independent of the number of rows"
-                    )
+                    raise Untraceable(fixed_rows(size, self.fixed))
                 found.add(size.node.expr)
                 meta.example_rows.set(rows, int(size.node.hint))
         return found
