@@ -1,6 +1,7 @@
 """The command `synchromesh`: one file per subcommand, each with `add_parser` and `main(args)`."""
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from synchromesh.launch.rank import launched, open_closed_streams
 from synchromesh.values.fault import Fault, Stopped, printable
 from synchromesh.version import VERSION
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of files; ours are named
 COMMANDS = (doctor, plan, train, explain, verify, run, lab)
 
 
@@ -80,6 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is left to write at the exit
+            error.filename = "standard output"
         fault = Fault.of(error)
         print(fault, file=sys.stderr)
         return fault.code

@@ -136,8 +136,9 @@ def _port(asked: int | None, survey: "Survey") -> Any:
 
 
 def _show(survey: "Survey", answers: "list[Finding]", written: str) -> None:
-    from rich.console import Console
     from rich.text import Text
+
+    from synchromesh.cli.console import Console
 
     console = Console(highlight=False)
     if not console.is_terminal:

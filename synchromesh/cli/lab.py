@@ -179,10 +179,10 @@ def _document(lab: "Lab") -> dict[str, Any]:
 
 
 def _table(shown: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from synchromesh.cli.console import Console
     from synchromesh.lab.quantity import show_bandwidth, show_share
 
     title = f"lab {shown['name']}: {len(shown['hosts'])} emulated hosts"

@@ -119,10 +119,10 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _show(target: str, made: "Planned") -> None:
-    from rich.console import Console
     from rich.text import Text
 
     from synchromesh.cli.choice import choice_table
+    from synchromesh.cli.console import Console
 
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -4,11 +4,11 @@ import sys
 import time
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from synchromesh.cli.console import Console
 from synchromesh.values.fault import printable
 
 LINE_SECONDS = 10.0  # between plain lines within an epoch

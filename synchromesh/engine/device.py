@@ -7,7 +7,10 @@ import torch
 
 def device_of(device: torch.device | str | None, rank: int) -> torch.device:
     """The device of a rank: as given, else the GPU of its LOCAL_RANK, else the CPU."""
-    chosen = torch.device(device) if device is not None else None
+    try:
+        chosen = torch.device(device) if device is not None else None
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"{device!r} names no device: give 'cpu', 'cuda' or 'cuda:0'") from error
     if chosen is None:
         chosen = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if chosen.type != "cuda":

@@ -6,7 +6,8 @@ run on shards. `ELEMENTWISE` lists those of torch 2.13 whose source says so; per
 """
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -45,6 +46,12 @@ def settings(optimizer: Optimizer) -> list[list[str]]:
     ]
 
 
+def needed_arguments(step: Callable[..., Any]) -> list[str]:
+    """Arguments without which `step`, of an optimizer or a scheduler, cannot be called."""
+    asked = signature(step).parameters.values()
+    return [p.name for p in asked if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
 def check(optimizer: Optimizer, sharded: bool) -> None:
     """ValueError for optimizers that cannot run, a warning for unknown ones on shards.
 
@@ -57,6 +64,12 @@ def check(optimizer: Optimizer, sharded: bool) -> None:
             raise ValueError(
                 f"the optimizer {kind.__name__} cannot be used: {REFUSED[name]}; use AdamW"
             )
+    if needed := needed_arguments(kind.step)[1:]:  # of the class: a scheduler wraps the object's
+        raise ValueError(
+            f"the optimizer {kind.__name__} is stepped with {', '.join(needed)}, which an update "
+            "does not have (one that computes the loss again cannot be used): use AdamW, or give "
+            "its step defaults"
+        )
     if not sharded:
         return
     if why := coupled(optimizer):

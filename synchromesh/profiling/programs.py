@@ -17,6 +17,7 @@ from torch import Tensor
 from synchromesh.profiling.compute import Bench
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
+from synchromesh.values.fault import message
 from synchromesh.values.profile import Compute, Curve, Memory, Profile
 
 Numbers = dict[str, Any]  # see above
@@ -107,13 +108,13 @@ class ProgramTimer:
 
 def first_line(error: Exception) -> str:
     """The first line of an error's message, or the error's name."""
-    return (str(error) or type(error).__name__).partition("\n")[0][:200]
+    return (message(error) or type(error).__name__).partition("\n")[0][:200]
 
 
 def _out_of_memory(error: Exception) -> bool:
     """Whether that is what failed; PyTorch's own words on a CPU are no class."""
     known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or "allocate memory" in str(error)
+    return known or "allocate memory" in message(error)
 
 
 def joined(

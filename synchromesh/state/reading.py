@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from synchromesh.values.fault import message
+
 Collate = Callable[[list[Any]], Any]
 OwnRows = Callable[[int], tuple[int, int]]  # rows of a global batch -> [start, stop), this rank's
 
@@ -37,7 +39,7 @@ class Fault:
     @classmethod
     def of(cls, what: str, error: Exception) -> "Fault":
         """`what` cannot be read because of `error`."""
-        sentence = f"{what} cannot be read: {type(error).__name__}: {error}"
+        sentence = f"{what} cannot be read: {type(error).__name__}: {message(error)}"
         return cls(sentence, "".join(format_exception(error)))
 
     def error(self) -> SampleError:

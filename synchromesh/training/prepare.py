@@ -4,12 +4,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -18,6 +18,7 @@ from synchromesh.engine.agreement import compare_ranks
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import check as check_optimizer
+from synchromesh.engine.optimizer import needed_arguments
 from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.options import Loss, Options
 from synchromesh.training.trainer import Trainer
@@ -60,6 +61,7 @@ def prepare(
     come into being, from `weights` or its own initialisers. Raises ValueError for a plan that does
     not fit or for ranks that disagree.
     """
+    _check_kinds(model, optimizer, loss, scheduler, seed, timeout)
     chosen = checked_plan(plan)
     if scheduler is not None:
         _check_scheduler(scheduler, optimizer)
@@ -85,6 +87,51 @@ def prepare(
             wrapped.unblock()
         world.close()
         raise
+
+
+def _check_kinds(
+    model: Any, optimizer: Any, loss: Any, scheduler: Any, seed: Any, timeout: Any
+) -> None:
+    """ValueError for arguments of another kind than `prepare` says, all at once."""
+    wanted = (
+        ("model", model, isinstance(model, nn.Module), "an nn.Module"),
+        (
+            "optimizer", optimizer, isinstance(optimizer, Optimizer),
+            "an optimizer over its parameters, like torch.optim.AdamW(model.parameters())",
+        ),
+        ("loss", loss, callable(loss), "a function loss(model, batch)"),
+        (
+            "scheduler", scheduler,
+            scheduler is None or (hasattr(scheduler, "step") and not isinstance(scheduler, type)),
+            "a scheduler over that optimizer, or None",
+        ),
+        ("seed", seed, isinstance(seed, int), "a whole number"),
+        ("timeout", timeout, isinstance(timeout, timedelta), "a datetime.timedelta"),
+    )  # fmt: skip
+    faults = [
+        f"{name} should be {kind}, not {_kind(value)}"
+        for name, value, fits, kind in wanted
+        if not fits
+    ]
+    if faults:
+        raise ValueError(f"prepare: {'; '.join(faults)}")
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
+        raise ValueError(
+            f"the model's {lazy[0]} has no shape yet, as its module is a lazy one: call the model "
+            "once with a batch, and build the optimizer then, before prepare"
+        )
+    if frozen := [name for name, tensor in tensors if tensor.is_inference()]:
+        raise ValueError(
+            f"the model's {frozen[0]} was made under torch.inference_mode, so that it cannot be "
+            "trained: build the model outside of it"
+        )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def _check_hooks(model: Model, world: World) -> None:
@@ -119,9 +166,7 @@ def _check_scheduler(scheduler: LRScheduler, optimizer: Optimizer) -> None:
         raise ValueError(
             f"the scheduler {kind} is of another optimizer than the one that is given to prepare"
         )
-    asked = signature(scheduler.step).parameters.values()
-    needed = [p.name for p in asked if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    if needed:
+    if needed := needed_arguments(scheduler.step):
         raise ValueError(
             f"the scheduler {kind} is stepped with {', '.join(needed)}, which an update does not "
             "know: leave it out of prepare and call its step yourself on all ranks, with what "

@@ -17,6 +17,7 @@ from synchromesh.training.deviation import AUTOCAST, TOLERANCE
 from synchromesh.training.prepare import prepare
 from synchromesh.training.reference import SingleProcess, computed
 from synchromesh.training.trainer import Trainer
+from synchromesh.values.fault import message
 from synchromesh.workloads.workload import Workload
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -116,7 +117,7 @@ def verify(
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    return next(iter(message(error).splitlines()), type(error).__name__)
 
 
 def computes_in_float32_only(workload: Workload) -> bool:

@@ -25,6 +25,9 @@ from typing import Any
 
 from synchromesh.values import document
 
+MOST_BYTES = 1e18  # of a device's memory; beyond this and below, arithmetic of figures overflows
+MOST_RATE = 1e24  # bytes or operations per second
+MOST_SECONDS = 3600.0  # of a message
 DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
 
 
@@ -233,13 +236,19 @@ def _devices(value: Any, path: str) -> list[Device]:
     keys = ("kind", "memory_bytes", "bytes_per_second", "flops", "count")
     item = document.mapping(value, path, keys, ("kind", "memory_bytes"))
     rates = document.mapping(item.get("flops", {}), f"{path}.flops", DTYPES)
+    speed = item.get("bytes_per_second", 0.0)
     device = Device(
         document.text(item["kind"], f"{path}.kind"),
-        int(document.number(item["memory_bytes"], f"{path}.memory_bytes", 1)),
-        {k: document.number(v, f"{path}.flops.{k}") for k, v in rates.items()},
-        document.number(item.get("bytes_per_second", 0.0), f"{path}.bytes_per_second"),
+        int(document.number(item["memory_bytes"], f"{path}.memory_bytes", 1, MOST_BYTES)),
+        {k: _rate(v, f"{path}.flops.{k}") for k, v in rates.items()},
+        _rate(speed, f"{path}.bytes_per_second") if speed != 0 else 0.0,
     )
     return [device] * document.integer(item.get("count", 1), f"{path}.count", 1, 100_000)
+
+
+def _rate(value: Any, path: str) -> float:
+    """Bytes or operations per second."""
+    return document.number(value, path, 1, MOST_RATE)
 
 
 def _link(value: Any, path: str) -> Link:
@@ -254,14 +263,19 @@ def _link(value: Any, path: str) -> Link:
 def _figures(a: str, b: str, item: dict[str, Any], path: str) -> Link:
     """The link from `a` to `b` with the figures of a mapping."""
     document.mapping(item, path, FIGURES, ("bytes_per_second",))
+    most = {
+        "latency_seconds": MOST_SECONDS,
+        "start_seconds": MOST_SECONDS,
+        "switch_bytes_per_second": MOST_RATE,
+    }
     numbers = {
-        name: document.number(item.get(name, 0.0), f"{path}.{name}")
-        for name in ("latency_seconds", "start_seconds", "switch_bytes_per_second")
+        name: document.number(item.get(name, 0.0), f"{path}.{name}", 0, limit)
+        for name, limit in most.items()
     }
     return Link(
         a,
         b,
-        document.number(item["bytes_per_second"], f"{path}.bytes_per_second", 1e-9),
+        _rate(item["bytes_per_second"], f"{path}.bytes_per_second"),
         kind=document.text(item.get("kind", ""), f"{path}.kind"),
         lanes=document.integer(item.get("lanes", 1), f"{path}.lanes", 1),
         **numbers,

@@ -145,7 +145,7 @@ def read(path: str | Path) -> Any:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise ValueError(f"{path}: {size} bytes are more than the {MAX_BYTES} allowed")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # as editors on Windows write it
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -212,14 +212,16 @@ def integer(value: Any, path: str, least: int = 0, most: int = 2**40) -> int:
     return value
 
 
-def number(value: Any, path: str, least: float = 0.0) -> float:
-    """`value`, which must be a finite number of at least `least`."""
+def number(value: Any, path: str, least: float = 0.0, most: float = math.inf) -> float:
+    """`value`, which must be a finite number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{path}: should be a number, not {kind(value)}")
     if (isinstance(value, int) and abs(value) > 2**1000) or not math.isfinite(value):
         raise ValueError(f"{path}: should be a finite number, not {_short(value)}")
     if value < least:
         raise ValueError(f"{path}: should be at least {least}, not {value}")
+    if value > most:
+        raise ValueError(f"{path}: should be at most {most:g}, not {value}")
     return float(value)
 
 

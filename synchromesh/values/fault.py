@@ -51,19 +51,27 @@ class Fault:
             names = [str(n) for n in (error.filename, error.filename2) if n is not None]
             return cls(printable(f"{error.strerror}: {' and '.join(names)}"), "", 2)
         if isinstance(error, (ValueError, TimeoutError)) and _ours(error):
-            return cls(printable(str(error)), "", 2)
+            return cls(printable(message(error)), "", 2)
         if isinstance(error, Refuted):
-            return cls(printable(str(error)), "", 1)
+            return cls(printable(message(error)), "", 1)
         start = error.__traceback__
         while start is not None and start.tb_frame.f_code.co_filename in LAUNCHING:
             start = start.tb_next
         lines = traceback.format_exception(type(error), error, start)
         trace = printable("".join(lines).rstrip(), lines=True)
-        if isinstance(error, RuntimeError) and (found := UNANSWERED.match(str(error))):
+        if isinstance(error, RuntimeError) and (found := UNANSWERED.match(message(error))):
             reason = found[1].strip()
             what = TIMED_OUT if reason.startswith("Timed out") else GONE
             return cls(f"{what} ({printable(reason)})", trace, lost=True)
-        return cls(printable(f"{type(error).__name__}: {error}"), trace)
+        return cls(printable(f"{type(error).__name__}: {message(error)}"), trace)
+
+
+def message(error: BaseException) -> str:
+    """The words of `error`, whose class may be a user's: their own `__str__` can fail."""
+    try:
+        return str(error)
+    except Exception as own:
+        return f"its __str__ raises {type(own).__name__}"
 
 
 def _ours(error: BaseException) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from synchromesh.values.fault import message
 from synchromesh.values.suggestion import near
 from synchromesh.workloads import BUNDLED
 from synchromesh.workloads.workload import Workload
@@ -86,7 +87,7 @@ def _module(file: Path) -> ModuleType:
 
 def _blame(file: Path, error: Exception | SystemExit, what: str) -> str:
     """One sentence with the last line of the user's own file that took part in `error`."""
-    reason = f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {message(error)}"
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return f"{what}: line {error.lineno}: {reason}"
     frames: Sequence[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)

@@ -1,6 +1,7 @@
 """Tests of what the command says to bad input: one sentence, exit code 2, no process started."""
 
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -154,6 +155,26 @@ def test_closed_standard_streams(tmp_path: Path) -> None:
     script = f"{command} >&- && {command} <&- 2>&- | head -1"
     found = subprocess.run(script, shell=True, capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (0, "") and found.stdout.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_standard_output_is_a_sentence() -> None:
+    command = [sys.executable, "-m", "synchromesh", "plan", "--clusters"]
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    sentence = "synchromesh: No space left on device: standard output\n"
+    assert (found.returncode, found.stderr) == (2, sentence)
+
+
+def test_a_reader_who_leaves_early_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        summary("x", {"loss": "1"})  # rich's own console would end the process with 1
+        summary("x", {"loss": "2"})
 
 
 def test_a_metric_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,6 +90,43 @@ def test_ranks_that_disagree_at_the_start_are_told_so_on_all() -> None:
         assert re.search(pattern, first[key]), first[key]
 
 
+class Closed(torch.optim.SGD):
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        return super().step(closure)
+
+
+def other_kinds() -> dict[str, str]:
+    adam = torch.optim.AdamW
+    net, lazy = Net(), nn.LazyLinear(4)
+    with torch.inference_mode():
+        inferred = Net()
+    make: Callable[..., Any] = prepare
+    return {
+        "all": fault(lambda: make(Net, adam, None, batch(8), scheduler=adam, seed=1.5, timeout=3)),
+        "nothing": fault(lambda: make(net, None, mean_loss, batch(8))),
+        "lazy": fault(lambda: make(lazy, adam(lazy.parameters()), mean_loss, batch(8))),
+        "inferred": fault(lambda: make(inferred, adamw(inferred), mean_loss, batch(8))),
+        "closure": fault(lambda: start(Net(), optimizer=lambda m: Closed(m.parameters()))),
+        "device": fault(lambda: start(Net(), device="cudda")),
+    }
+
+
+def test_arguments_of_another_kind() -> None:
+    expected = {
+        "all": "^ValueError: prepare: model should be an nn.Module, not the class Net; optimizer "
+        r"should be an optimizer .*, not the class AdamW; loss should be .*, not None; scheduler "
+        "should .*; seed should be a whole number, not of type float; timeout should be .* int$",
+        "nothing": r"like torch.optim.AdamW\(model.parameters\(\)\), not None",
+        "lazy": "ValueError: the model's weight has no shape yet",
+        "inferred": "made under torch.inference_mode",
+        "closure": "the optimizer Closed is stepped with closure, which",
+        "device": "ValueError: 'cudda' names no device",
+    }
+    (found,) = run(1, other_kinds)
+    for key, pattern in expected.items():
+        assert re.search(pattern, found[key]), (key, found[key])
+
+
 def in_training() -> tuple[dict[str, str], float, bool]:
     """Ranks that are given other batches; afterwards training goes on."""
     rank = dist.get_rank()

@@ -1,5 +1,6 @@
 """A document: what parsers would let pass is refused; numbers mean what they show."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,12 @@ def test_numbers_and_dates_mean_what_they_show() -> None:
     text = "a: 1e-3\nb: 1.5\nc: 2026-01-31\nd: 12\ne: -3\nf: 2.5e+7"
     value = document.read_yaml(text)
     assert value == {"a": 1e-3, "b": 1.5, "c": "2026-01-31", "d": 12, "e": -3, "f": 2.5e7}
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    for name, text in (("a.json", '{"a": 1}'), ("a.yaml", "a: 1")):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert document.read(tmp_path / name) == {"a": 1}
 
 
 @pytest.mark.parametrize("text", ["a: 010", "a: 0x1f", "a: 1:30", "a: 1_000", "a: 0b11"])

@@ -58,5 +58,15 @@ def test_an_answer_of_no_is_a_sentence_and_code_1() -> None:
     assert str(fault) == "synchromesh: the loss deviates\\x1b" and fault.code == 1
 
 
+class Mute(ValueError):
+    def __str__(self) -> str:
+        raise KeyError("words")
+
+
+def test_an_error_that_cannot_be_shown_is_named() -> None:
+    fault = Fault.of(Mute())
+    assert fault.sentence == "Mute: its __str__ raises KeyError" and "Mute" in fault.traceback
+
+
 def test_a_stop_has_the_code_of_its_signal() -> None:
     assert (Stopped(15).code, Stopped(2).code) == (143, 130)

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from synchromesh.trace.guards import Guard, guards_of
 from synchromesh.trace.nodes import HERE, TORCH
+from synchromesh.values.fault import message
 
 from .batch import autocast_for, example, leaves, rows_of
 from .known_values import KnownValues
@@ -304,7 +305,7 @@ def sentence(error: BaseException) -> str:
 
 def parts_of(error: BaseException) -> tuple[str, str, str]:
     """The user's line, its source, and the error's first line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in message(error).splitlines() if line.strip()]
     why = (lines[0] if lines else type(error).__name__).rstrip(".")[:200]
     return (*user_line(error), why)
 
