@@ -59,9 +59,10 @@ def _warning(
 def forked(count: int, *modules: str) -> Iterator[list["Fork"]]:
     """Ranks that have these modules imported and wait for their command, where that is safe."""
     with uncollected():
-        for module in (*modules, EXPORT):
-            with suppress(ModuleNotFoundError):  # torch may call its own otherwise one day
-                importlib.import_module(module)
+        for module in modules:
+            importlib.import_module(module)
+        with suppress(ModuleNotFoundError):  # torch may call its own otherwise one day
+            importlib.import_module(EXPORT)
         from synchromesh.launch import forks
     gc.freeze()  # what is imported stays: later collections leave it out, and forks share it
     with forks.forked(count) as waiting:

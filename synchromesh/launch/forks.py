@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
@@ -67,6 +68,8 @@ class Fork:
             for pipe in (*others, self.pipe):
                 os.close(pipe)
             _wait_and_run(reading)
+        except BaseException:  # before it is a rank, whose errors the launcher reports
+            traceback.print_exc()
         finally:
             os._exit(1)
 

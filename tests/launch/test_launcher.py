@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from synchromesh.launch import forks
 from synchromesh.launch import launcher as launching
 from synchromesh.launch.forks import forked
 from synchromesh.launch.launcher import Ending, launch
@@ -271,6 +272,19 @@ def test_a_fork_that_nobody_begins_ends() -> None:
     process.start()
     process.join(30)
     assert process.exitcode == 0
+
+
+def test_a_fork_that_cannot_become_a_rank_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise OSError("no such thing")
+
+    monkeypatch.setattr(forks, "_as_new", broken)
+    with start(script(tmp_path, ""), tmp_path / "report", True) as caller:
+        caller.join(30)
+        assert caller.exitcode == 1
+    assert "OSError: no such thing" in capfd.readouterr().err
 
 
 def test_nothing_is_forked_beside_a_thread_or_an_accelerator(
