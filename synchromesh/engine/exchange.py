@@ -23,8 +23,8 @@ from torch.autograd.function import once_differentiable
 from synchromesh.engine.async_move import async_move
 from synchromesh.engine.collectives import move
 from synchromesh.engine.communicator import Finish
+from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.routes import Ranges, Side, Slices, nested, routes
-from synchromesh.engine.stage import StageGroups
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import PARTIAL, REPLICATED, Placement
@@ -59,7 +59,7 @@ class Exchange:
 class _Conversion:
     """One direction of an exchange: a value, or its gradient, from one side to the other."""
 
-    stage: StageGroups
+    groups: PlanGroups
     rows: Rows
     source: Side
     target: Side
@@ -67,7 +67,7 @@ class _Conversion:
 
 
 def depart(
-    x: Tensor, item: Exchange, stage: StageGroups, ranges: Callable[[int], Ranges]
+    x: Tensor, item: Exchange, groups: PlanGroups, ranges: Callable[[int], Ranges]
 ) -> Finish:
     """Sends `x`, this rank's part of a value, to be its part on the other side of `item`.
 
@@ -78,7 +78,7 @@ def depart(
     source, target, rows = item.source, item.target, item.value.rows
     assert source.devices == target.devices, f"{source} and {target} are of one stage"
     if rows is None:
-        return lambda: _rowless(x, item, stage)
+        return lambda: _rowless(x, item, groups)
     have, want = _first(item.have, rows), _first(item.want, rows)
 
     def side(layout: Layout, placement: Placement, kinds: dict[str, Placement]) -> Side:
@@ -87,11 +87,11 @@ def depart(
         kind = kinds.get(placement.kind, placement)
         return Side(layout.tensor, ranges(layout.data), kind, width)
 
-    forward = _Conversion(stage, rows, side(source, have, _VALUE), side(target, want, _VALUE))
+    forward = _Conversion(groups, rows, side(source, have, _VALUE), side(target, want, _VALUE))
     if not (x.requires_grad and torch.is_grad_enabled()):
         return _convert(x.detach(), forward)
     backward = _Conversion(
-        stage, rows, side(target, want, _GRADIENT), side(source, have, _GRADIENT), gradient=True
+        groups, rows, side(target, want, _GRADIENT), side(source, have, _GRADIENT), gradient=True
     )
     return async_move(
         x, lambda value: _convert(value, forward), lambda gradient: _convert(gradient, backward)
@@ -129,10 +129,10 @@ def _rows_back(x: Tensor, rows: Rows) -> Tensor:
 
 
 def _convert(x: Tensor, way: _Conversion) -> Finish:
-    source, target, position = way.source, way.target, way.stage.position
+    source, target, position = way.source, way.target, way.groups.position
     assert position is not None, "an idle rank exchanges nothing"
     local = _rows_first(x, way.rows, max(1, source.rows_at(position)))
-    received = _redistribute(local, source, target, way.stage, position)
+    received = _redistribute(local, source, target, way.groups, position)
 
     def finish() -> Tensor:
         arrived = received()
@@ -162,36 +162,38 @@ def _resized(row: Tensor, dim: int, length: int) -> Tensor:
 
 
 def _redistribute(
-    x: Tensor, source: Side, target: Side, stage: StageGroups, position: int
+    x: Tensor, source: Side, target: Side, groups: PlanGroups, position: int
 ) -> Finish:
     """`x` (rows first) to the other side: a collective where one fits, else routes."""
     kinds = source.placement.kind, target.placement.kind
     made, read = _layout(source), _layout(target)
     if kinds == ("R", "R") and target.tensor > source.tensor and nested(source, target):
         if source.tensor == 1:
-            gather = stage.tensor_group(read).start_all_gather(x)
+            gather = groups.tensor_group(read).start_all_gather(x)
             return lambda: gather().flatten(0, 1)
         if len(target.rows) == 1:
-            gather = stage.data_group(made).start_all_gather(x)
+            gather = groups.data_group(made).start_all_gather(x)
             return lambda: gather().flatten(0, 1)
     if kinds == ("P", "R"):
-        together = stage.tensor_group(made)
+        together = groups.tensor_group(made)
         if nested(target, source) and target.rows_at(position) % target.tensor == 0:
             parts = x.unflatten(0, (source.tensor, -1))
             scatter = together.start_reduce_scatter(parts)
-            return lambda: stage.tensor_group(read).all_gather(scatter()).flatten(0, 1)
+            return lambda: groups.tensor_group(read).all_gather(scatter()).flatten(0, 1)
         if target.tensor > 1:  # sending every partial sum to every copy would be more
             x = x.detach().clone(memory_format=torch.contiguous_format)
             together.all_reduce(x)
-            return _redistribute(x, replace(source, placement=REPLICATED), target, stage, position)
-    return _route(x, source, target, stage, position)
+            return _redistribute(
+                x, replace(source, placement=REPLICATED), target, groups, position
+            )
+    return _route(x, source, target, groups, position)
 
 
 def _layout(side: Side) -> Layout:
     return Layout(len(side.rows), side.tensor)
 
 
-def _route(x: Tensor, source: Side, target: Side, stage: StageGroups, position: int) -> Finish:
+def _route(x: Tensor, source: Side, target: Side, groups: PlanGroups, position: int) -> Finish:
     shape, dims = list(x.shape), {}
     if source.placement.sharded:
         shape[source.placement.dim] = dims[source.placement.dim] = source.width
@@ -215,7 +217,7 @@ def _route(x: Tensor, source: Side, target: Side, stage: StageGroups, position: 
     buffers = [
         x.new_empty(sum(prod(_lengths(shape, cut, to)) for _, to in r.parts)) for r in others
     ]
-    wait = stage.everyone.start_exchange(
+    wait = groups.everyone.start_exchange(
         sends, [(r.sender, b) for r, b in zip(others, buffers, strict=True)]
     )
 
@@ -260,17 +262,17 @@ def _box(x: Tensor, dims: tuple[int, ...], slices: Slices) -> Tensor:
     return x
 
 
-def _rowless(x: Tensor, item: Exchange, stage: StageGroups) -> Tensor:
+def _rowless(x: Tensor, item: Exchange, groups: PlanGroups) -> Tensor:
     """A value without batch rows is equal on all data ranks already; its gradients are not."""
     have, want, source, target = item.have, item.want, item.source, item.target
     if have.kind not in "Rr":
         length = item.value.shape[have.dim] if have.sharded else 0
-        x = move(x, stage.tensor_group(source), have, REPLICATED, length)
+        x = move(x, groups.tensor_group(source), have, REPLICATED, length)
         have = REPLICATED
     between = want if want.kind in "Rr" else REPLICATED
     if x.requires_grad and torch.is_grad_enabled():
-        x = _Rowless.apply(x, have.kind, between.kind, source, target, stage)
-    return move(x, stage.tensor_group(target), between, want)
+        x = _Rowless.apply(x, have.kind, between.kind, source, target, groups)
+    return move(x, groups.tensor_group(target), between, want)
 
 
 class _Rowless(torch.autograd.Function):
@@ -282,18 +284,18 @@ class _Rowless(torch.autograd.Function):
         want: str,
         source: Layout,
         target: Layout,
-        stage: StageGroups,
+        groups: PlanGroups,
     ) -> Tensor:
-        ctx.way = have, want, source, target, stage
+        ctx.way = have, want, source, target, groups
         return x.view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
-        have, want, source, target, stage = ctx.way
+        have, want, source, target, groups = ctx.way
         # each reader's rank gets its share, so that the sum over all ranks is the gradient
         dx = dy / target.tensor if want == "R" else dy.clone()
         if have == "R":
             dx = dx.contiguous()
-            stage.tensor_group(source).all_reduce(dx)
+            groups.tensor_group(source).all_reduce(dx)
         return dx, None, None, None, None, None

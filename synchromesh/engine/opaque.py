@@ -19,10 +19,10 @@ from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.groups import Group
 from synchromesh.engine.model import Model
+from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import RankOutputs, share
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.roll_call import RollCall
-from synchromesh.engine.stage import StageGroups
 from synchromesh.trace.capture.export import flat_outputs
 from synchromesh.trace.capture.gradients import OwnLeaves, refuse_foreign
 from synchromesh.trace.capture.model_snapshot import CONTAINERS, attributes_of
@@ -40,7 +40,7 @@ class OpaqueProgram:
         function: Callable[..., Any],
         model: Model,
         layout: Layout,
-        stage: StageGroups,
+        groups: PlanGroups,
         streams: RandomStreams,
         synchronise: bool,
         changed: Sequence[str],
@@ -48,15 +48,15 @@ class OpaqueProgram:
     ) -> None:
         """synchronise: batch norm's statistics. changed: names of what a step changes in the model
         without regard to rows."""
-        assert stage.position is not None, "an idle rank runs no program"
+        assert groups.position is not None, "an idle rank runs no program"
         self.function, self.model, self.layout = function, model, layout
         self.streams, self.autocast = streams, autocast
-        self.stage, self.position, self.device = stage, stage.position, stage.world.device
+        self.groups, self.position, self.device = groups, groups.position, groups.world.device
         equal = set(model.statistics) - set(model.never_synchronised) if synchronise else set()
         self.changed = [*changed, *sorted(equal)]
         kinds = {n: type(t[k]) for n, t, k in attributes_of(model.module)}
         self.fixed = [n for n in changed if issubclass(kinds.get(n, Tensor), CONTAINERS)]
-        data = stage.data_group(layout)
+        data = groups.data_group(layout)
         self.roll_call = RollCall(data) if synchronise and data.size > 1 else None
         self.policy = BatchNormPolicy(self.roll_call)
         self._checked = False  # whether the loss reaches nothing but the model's parameters
@@ -133,7 +133,7 @@ class OpaqueProgram:
         indices = [self.layout.data_index(p) for p in range(self.layout.devices)]
         giver = next(p for p, i in enumerate(indices) if rows.counts[i])
         takers = [p for p, i in enumerate(indices) if not rows.counts[i]]
-        hand_over(self.model, self.changed, self.stage.everyone, giver, takers)
+        hand_over(self.model, self.changed, self.groups.everyone, giver, takers)
 
     @contextmanager
     def _mode(self, training: bool) -> Iterator[None]:

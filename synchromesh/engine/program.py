@@ -25,8 +25,8 @@ from synchromesh.engine.absent import isolated
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.collectives import TensorAxis
 from synchromesh.engine.exchange import Border, Exchange, depart
+from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.random import RandomStreams
-from synchromesh.engine.stage import StageGroups
 from synchromesh.engine.walk import Walk, pauses, walking
 from synchromesh.trace.partition.partition import LocalComponent, Partition
 from synchromesh.trace.step import Step
@@ -79,15 +79,15 @@ class Program:
         self,
         step: Step,
         partition: Partition,
-        stage: StageGroups,
+        groups: PlanGroups,
         tensors: Mapping[str, Tensor],
         holdings: Mapping[str, Holding],
         make_axis: Callable[[Layout, RandomStreams], TensorAxis],
         streams: RandomStreams,
     ) -> None:
-        assert stage.position is not None, "an idle rank runs no program"
-        self.step, self.partition, self.stage = step, partition, stage
-        self.position = stage.position
+        assert groups.position is not None, "an idle rank runs no program"
+        self.step, self.partition, self.groups = step, partition, groups
+        self.position = groups.position
         self.targets, self.coupled = step.targets, bool(step.coupled)
         self._make_axis, self._streams = make_axis, streams
         self.leaf_layout = partition.leaf_layout
@@ -213,7 +213,7 @@ class Program:
         if fetch.source.tensor == fetch.target.tensor:
             length = fetch.value.shape[fetch.have.dim] if fetch.have.sharded else 0
             return (yield from axis.moving(x, str(fetch.have), str(fetch.want), length))
-        arrive = depart(x, fetch, self.stage, rows.ranges)
+        arrive = depart(x, fetch, self.groups, rows.ranges)
         yield
         return arrive()
 

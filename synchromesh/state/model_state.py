@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from synchromesh.engine.batches import fingerprint
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
-from synchromesh.engine.stage import StageGroups
+from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.state.initial import initial_values
 from synchromesh.state.local_tensor import LocalTensor, box_view, full_box, local_shape
 from synchromesh.state.optimizer_state import OptimizerState, first_state
@@ -49,8 +49,8 @@ class ModelState:
 
     # Moving
 
-    def move(self, holdings: Mapping[str, Holding], stage: StageGroups) -> TransferStats:
-        """Brings every tensor to where `holdings` says on the ranks of `stage`.
+    def move(self, holdings: Mapping[str, Holding], groups: PlanGroups) -> TransferStats:
+        """Brings every tensor to where `holdings` says on the ranks of `groups`.
 
         Tensors on the meta device stay there: `start` places them.
         """
@@ -59,13 +59,13 @@ class ModelState:
         for name, new in holdings.items():
             if self.model.local(name).is_meta:
                 continue
-            want = self.sides(new, stage.ranks)
+            want = self.sides(new, groups.ranks)
             moves.append(self._move(name, self._have(name, name), want))
             moves += [
                 self._move_state(name, key, want) for key in self.optimizer_state.moving(name)
             ]
         moved = move(moves, self.world.everyone)
-        self.holdings, self.ranks, self.firsts = dict(holdings), stage.ranks, frozenset()
+        self.holdings, self.ranks, self.firsts = dict(holdings), groups.ranks, frozenset()
         return moved
 
     def _have(self, name: str, key: str) -> Sides:
@@ -237,17 +237,17 @@ class ModelState:
 
     # Buffers that data ranks compute from rows of their own
 
-    def settle_buffers(self, stage: StageGroups, names: Collection[str], rows: int) -> None:
+    def settle_buffers(self, groups: PlanGroups, names: Collection[str], rows: int) -> None:
         """Makes such buffers equal on all data ranks: means, weighted by `rows`, with how many
         this rank has computed since they were last equal; whole numbers are the first rank's.
 
         Nothing changes where no rank has computed any.
         """
-        if stage.position is None:
+        if groups.position is None:
             return
         for name in names:
             holding = self.holdings[name]
-            group = stage.data_group(holding.gradient_layout)
+            group = groups.data_group(holding.gradient_layout)
             if group.size == 1:
                 continue
             buffer = self.model.buffers[name]

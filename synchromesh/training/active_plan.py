@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from synchromesh.engine.batches import GlobalRows, RowAgreement
-from synchromesh.engine.stage import StageGroups
+from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
@@ -18,19 +18,19 @@ class ActivePlan:
     plan: Plan
     step: Step
     partition: Partition
-    stage: StageGroups
+    groups: PlanGroups
     layouts: Mapping[str, Layout]  # of each component of the training step
     agree: RowAgreement
     fingerprint: int
 
     @property
     def leaf_layout(self) -> Layout:
-        """How the batch's rows lie over the stage."""
+        """How the batch's rows lie over the devices."""
         return self.partition.leaf_layout
 
     def row_range(self, rows: int) -> tuple[int, int]:
         """[start, stop) of a global batch of `rows` rows that this rank works on."""
-        position = self.stage.position
+        position = self.groups.position
         if position is None:
             return (0, 0)
         layout = self.leaf_layout
@@ -38,7 +38,7 @@ class ActivePlan:
 
     def local_rows(self, rows: GlobalRows) -> int:
         """How many rows of an agreed batch this rank has; none on an idle rank."""
-        position = self.stage.position
+        position = self.groups.position
         return 0 if position is None else rows.counts[self.leaf_layout.data_index(position)]
 
 

@@ -15,9 +15,9 @@ from synchromesh.engine.model import Model
 from synchromesh.engine.opaque import OpaqueProgram, hand_over
 from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.engine.optimizer import settings
+from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Program
 from synchromesh.engine.random import RandomStreams
-from synchromesh.engine.stage import StageGroups
 from synchromesh.state import checkpoint, manifest
 from synchromesh.state.agreement import agreed, on_first
 from synchromesh.state.export import load_safetensors
@@ -125,14 +125,14 @@ class Execution:
         self.notices.partitioned(plan, stated, made, step, self.model.parameters)
         self.notices.undivided(stated, made, step, rows)
         undivided = Layout(1, len(ranks))  # of a metric, maybe
-        stage = StageGroups(self.world, ranks, (*layouts, undivided))
+        groups = PlanGroups(self.world, ranks, (*layouts, undivided))
         self.sync.close()
-        moved = self.state.move(placed, stage)
+        moved = self.state.move(placed, groups)
         if first:
             self._start()
         agree = RowAgreement(self.world.everyone, ranks, made.leaf_layout, plan, self.world.device)
         of_components = dict(zip(step.chain.names, layouts, strict=True))
-        self.active = ActivePlan(plan, step, made, stage, of_components, agree, mark)
+        self.active = ActivePlan(plan, step, made, groups, of_components, agree, mark)
         self.programs = Programs(self.active, self.traces, self.state, self.streams)
         # batch norms of a model that runs as it is come in no order that buckets could keep
         late = step.opaque and self.options.sync_batch_norm
@@ -154,15 +154,15 @@ class Execution:
         """Trained parameters of this rank in the order of the chain, each with the ranks that sum
         its gradient.
         """
-        stage = self.active.stage
-        if stage.position is None:
+        groups = self.active.groups
+        if groups.position is None:
             return []
         found: dict[str, tuple[nn.Parameter, Group]] = {}
         for component in self.active.step.chain.components:
             for described in component.parameters:
                 if described.trainable and described.name not in found:
                     holding = self.state.holdings[described.name]
-                    group = stage.data_group(holding.gradient_layout)
+                    group = groups.data_group(holding.gradient_layout)
                     found[described.name] = (self.model.parameters[described.name], group)
         return list(found.values())
 
@@ -184,7 +184,7 @@ class Execution:
     def share_attributes(self) -> None:
         """What the forward of a model that runs as it is keeps in attributes comes to idle ranks,
         which have run nothing: the next plan may want them."""
-        step, ranks = self.active.step, self.active.stage.ranks
+        step, ranks = self.active.step, self.active.groups.ranks
         idle = set(range(self.world.size)) - set(ranks)
         if not step.opaque or not idle:
             return
@@ -199,7 +199,7 @@ class Execution:
         model = self.model
         names = model.never_synchronised if self.options.sync_batch_norm else model.statistics
         fed = [n for n in self.active.step.fed if n in model.buffers and n not in names]
-        self.state.settle_buffers(self.active.stage, (*names, *fed), self.unsettled_rows)
+        self.state.settle_buffers(self.active.groups, (*names, *fed), self.unsettled_rows)
         self.unsettled_rows = 0
 
     # Batches
@@ -224,13 +224,13 @@ class Execution:
         is computed from it leaves the rank (engine/absent.py). An idle rank's is zeros, which it
         traces with and never runs on.
         """
-        stage = self.active.stage
-        if stage.position is None:
+        groups = self.active.groups
+        if groups.position is None:
             return batches.one_row(batch)
         if self.active.step.opaque:
             return batch
         return batches.with_stand_in(
-            batch, rows, self.active.leaf_layout, stage.position, stage.everyone
+            batch, rows, self.active.leaf_layout, groups.position, groups.everyone
         )
 
     def program(

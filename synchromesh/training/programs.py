@@ -80,21 +80,21 @@ class Programs:
         self, step: Step, made: Partition, function: Any
     ) -> Program | OpaqueProgram | None:
         active, model, options = self.active, self.state.model, self.traces.options
-        stage = active.stage
-        if stage.position is None:
+        groups = active.groups
+        if groups.position is None:
             return None
         if step.opaque:
             return OpaqueProgram(
-                function, model, active.leaf_layout, stage, self.streams,
+                function, model, active.leaf_layout, groups, self.streams,
                 options.sync_batch_norm, active.step.changed, options.autocast,
             )  # fmt: skip
 
         def axis(layout: Layout, streams: RandomStreams) -> TensorAxis:
-            group = stage.data_group(layout) if options.sync_batch_norm else None
-            return TensorAxis(stage.tensor_group(layout), streams, BatchNormPolicy(group))
+            group = groups.data_group(layout) if options.sync_batch_norm else None
+            return TensorAxis(groups.tensor_group(layout), streams, BatchNormPolicy(group))
 
         tensors = {**model.parameters, **model.buffers}
-        return Program(step, made, stage, tensors, self.state.holdings, axis, self.streams)
+        return Program(step, made, groups, tensors, self.state.holdings, axis, self.streams)
 
     def _partition(self, step: Step, planned_rows: int, learns: bool) -> Partition:
         """The partition of another trace of the same model, with its tensors where they are.

@@ -204,7 +204,7 @@ class Trainer:
         agree = execution.active.agree
         rows = agree(batch, marks, NO_COST if observer is None else observer.cost, outdated)
         if observer is not None:
-            self._report(observer.collect(agree.numbers, execution.active.stage.ranks))
+            self._report(observer.collect(agree.numbers, execution.active.groups.ranks))
         if agree.outdated:
             self._accumulation.require_none(
                 "freezing or releasing parameters, or changing modes of modules or masks,"
@@ -363,7 +363,7 @@ class Trainer:
         everyone, path = self.world.everyone, Path(path)
         cursors = self._loaders.places()
         saved = agreed(everyone, lambda: self._record(cursors, extra or {}), str(path))
-        saved = everyone.broadcast_json(saved, self._execution.active.stage.ranks[0])
+        saved = everyone.broadcast_json(saved, self._execution.active.groups.ranks[0])
         checkpoint.save(path, self.state.local_tensors(), saved, self.world)
 
     def _record(self, cursors: tuple[Cursor, ...], extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from torch import Tensor
 from synchromesh.engine.collectives import part
 from synchromesh.engine.exchange import Exchange, depart
 from synchromesh.engine.groups import World
+from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.routes import Side, nested, routes
-from synchromesh.engine.stage import StageGroups
 from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout
@@ -108,9 +108,9 @@ def _exchanges(cases: list[Case]) -> list[tuple[Tensor, Tensor, int]]:
     world = World.open("cpu")
     ranks = tuple(range(world.size))
     degrees = {d for c in cases for d in (c.source, c.target)}
-    stage = StageGroups(world, ranks, [Layout(world.size // d, d) for d in degrees])
+    groups = PlanGroups(world, ranks, [Layout(world.size // d, d) for d in degrees])
     for d in degrees:
-        world.choices[stage.tensor_group(Layout(world.size // d, d)).ranks] = "all-to-all"
+        world.choices[groups.tensor_group(Layout(world.size // d, d)).ranks] = "all-to-all"
     answers = []
     for case in cases:
         value, gradient = _global(case.value, case.rows, 1), _global(case.value, case.rows, 2)
@@ -120,7 +120,7 @@ def _exchanges(cases: list[Case]) -> list[tuple[Tensor, Tensor, int]]:
         x = _local(case, value, held, source, world.rank).requires_grad_()
         world.ledger.reset()
         item = Exchange(case.value, have, want, source, target)
-        y = exchange(x, item, stage, partial(_ranges, case.rows))
+        y = exchange(x, item, groups, partial(_ranges, case.rows))
         arriving = want if want.sharded else parse(GRADIENT[case.want])
         dy = _local(case, gradient, arriving, target, world.rank)
         (dx,) = torch.autograd.grad(y, x, dy)
@@ -232,7 +232,7 @@ def test_traffic_is_what_the_trace_predicts() -> None:
 def _without_rows() -> list[dict]:
     """A table computed by 2x2 or 1x4 and read by the other: gradients arrive whole."""
     world = World.open("cpu")
-    stage = StageGroups(world, (0, 1, 2, 3), [Layout(2, 2), Layout(1, 4), Layout(4, 1)])
+    groups = PlanGroups(world, (0, 1, 2, 3), [Layout(2, 2), Layout(1, 4), Layout(4, 1)])
     table = Value("table", (8,), "float64", None, True)
     value = torch.arange(8.0, dtype=torch.float64)
     found = []
@@ -244,7 +244,7 @@ def _without_rows() -> list[dict]:
         h, w = placed.get(have) or parse(have), placed.get(want) or parse(want)
         held = h if h.sharded else parse({"r": "R"}.get(have, have))
         x = _hold(value, held, a, world.rank % a).requires_grad_()
-        y = exchange(x, Exchange(table, h, w, source, target), stage, dict)
+        y = exchange(x, Exchange(table, h, w, source, target), groups, dict)
         expected = part(value, w, b, world.rank % b) if w.sharded else value
         torch.testing.assert_close(y.detach(), expected, atol=1e-12, rtol=0)
         # each data rank of the reader makes another gradient: 1, 2, ... times (1, ..., 1)
@@ -277,15 +277,15 @@ def test_values_without_rows_sum_their_gradients_over_everybody() -> None:
 
 def _integers() -> None:
     world = World.open("cpu")
-    stage = StageGroups(world, (0, 1), [Layout(2, 1), Layout(1, 2)])
+    groups = PlanGroups(world, (0, 1), [Layout(2, 1), Layout(1, 2)])
     ids = Value("ids", (1, 3), "int64", Rows(), False)
     mine = torch.arange(6).view(2, 3)[world.rank : world.rank + 1]
     item = Exchange(ids, REPLICATED, REPLICATED, Layout(2, 1), Layout(1, 2))
-    y = exchange(mine, item, stage, {2: ((0, 1), (1, 2)), 1: ((0, 2),)}.__getitem__)
+    y = exchange(mine, item, groups, {2: ((0, 1), (1, 2)), 1: ((0, 2),)}.__getitem__)
     assert y.tolist() == [[0, 1, 2], [3, 4, 5]]
     flags = Value("flags", (1, 3), "bool", Rows(), False)
     item = Exchange(flags, REPLICATED, REPLICATED, Layout(1, 2), Layout(2, 1))
-    y = exchange(y > 2, item, stage, {1: ((0, 2),), 2: ((0, 2), (2, 2))}.__getitem__)
+    y = exchange(y > 2, item, groups, {1: ((0, 2),), 2: ((0, 2), (2, 2))}.__getitem__)
     expected = [[False] * 3, [True] * 3]
     assert y.tolist() == (expected if world.rank == 0 else expected[:1])
     world.close()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from synchromesh.cost.step_time import Unmeasured, step_time
 from synchromesh.engine.exchange import Exchange, depart
 from synchromesh.engine.groups import Group, World
-from synchromesh.engine.stage import StageGroups
+from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.planner import assemble as module
 from synchromesh.planner.assemble import Uniform, assemble, crossings, uniform
 from synchromesh.planner.candidate import setting
@@ -89,7 +89,7 @@ def crossed() -> list[tuple[list[Sent], list[Sent]]]:
     """What this rank was asked for, forward and backward, on every edge."""
     world = World.open("cpu")
     layouts = {m: Layout(DEVICES // m, m) for m in (1, 2, 4)}
-    stage = StageGroups(world, tuple(range(DEVICES)), layouts.values())
+    stage = PlanGroups(world, tuple(range(DEVICES)), layouts.values())
     for layout in layouts.values():  # none is measured in between
         world.choices[stage.tensor_group(layout).ranks] = "native"
     log: list[Sent] = []

@@ -1,4 +1,4 @@
-"""The groups of a stage: the ranks that run its components, this rank's place among them."""
+"""The groups of a plan: the ranks that take part, this rank's place among them."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,10 @@ from synchromesh.engine.groups import Group, World
 from synchromesh.values.layout import Layout
 
 
-class StageGroups:
+class PlanGroups:
     """Ranks in order, with the groups of every layout that is used on them.
 
-    Creating groups is collective: every rank of the world makes the same `StageGroups`, the idle
+    Creating groups is collective: every rank of the world makes the same `PlanGroups`, the idle
     ones too (their `position` is None and their groups hold only themselves).
     """
 
@@ -18,7 +18,7 @@ class StageGroups:
         self.ranks = ranks
         self.position = ranks.index(world.rank) if world.rank in ranks else None
         self._idle: list[tuple[int, ...]] = [(r,) for r in range(world.size) if r not in ranks]
-        self.everyone = self._group([tuple(range(len(ranks)))])  # all ranks of the stage
+        self.everyone = self._group([tuple(range(len(ranks)))])  # all ranks that take part
         self._tensor: dict[int, Group] = {}
         self._data: dict[int, Group] = {1: self.everyone}
         for layout in sorted({Layout(x.data, x.tensor) for x in layouts}):
