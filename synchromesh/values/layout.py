@@ -1,16 +1,17 @@
 """A layout: how one component lies on the K devices of its stage, `data x tensor = K`.
 
-Position p of the stage (its p-th rank) has data index `p // tensor` and tensor index `p % tensor`:
+A position is an index into the plan's ranks. The stage's positions begin at `first`; counted from
+there, position p has data index `p // tensor` and tensor index `p % tensor`:
 
-    data=2, tensor=3      tensor index   0  1  2
-              data index 0   positions   0  1  2      one block of batch rows
-              data index 1   positions   3  4  5      another block of batch rows
+    data=2, tensor=3, first=4      tensor index   0  1  2
+                       data index 0   positions   4  5  6      one block of batch rows
+                       data index 1   positions   7  8  9      another block of batch rows
 
 Ranks of a line share the rows and split the component's parameters; ranks of a column have the
 same part of the parameters and sum its gradients.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,43 +20,52 @@ ShardStates = Literal["none", "optimizer", "gradients", "parameters"]  # ZeRO st
 
 @dataclass(frozen=True, order=True)
 class Layout:
-    """Degrees of data and tensor parallelism; states sharded over data ranks; recomputation."""
+    """Degrees of data and tensor parallelism; states sharded over data ranks; recomputation; the
+    first position of the stage."""
 
     data: int = 1
     tensor: int = 1
     shard_states: ShardStates = "none"
     recompute: bool = False
+    first: int = 0
 
     def __post_init__(self) -> None:
         if self.data < 1 or self.tensor < 1:
             raise ValueError(
                 f"degrees must be at least 1: data({self.data}) x tensor({self.tensor})"
             )
+        if self.first < 0:
+            raise ValueError(f"a stage's first position is at least 0, not {self.first}")
 
     def __str__(self) -> str:
-        return f"{self.data}x{self.tensor}"
+        return f"{self.data}x{self.tensor}" + (f"@{self.first}" if self.first else "")
 
     @property
     def devices(self) -> int:
         """Devices of the stage, data x tensor."""
         return self.data * self.tensor
 
+    @property
+    def positions(self) -> range:
+        """The positions of the stage."""
+        return range(self.first, self.first + self.devices)
+
     def data_index(self, position: int) -> int:
         """The block of batch rows that a position computes."""
-        return position // self.tensor
+        return (position - self.first) // self.tensor
 
     def tensor_index(self, position: int) -> int:
         """The part of the parameters that a position has."""
-        return position % self.tensor
+        return (position - self.first) % self.tensor
 
     def tensor_positions(self, position: int) -> tuple[int, ...]:
         """Positions that share the rows of `position` (its line in the picture above)."""
-        first = position - position % self.tensor
-        return tuple(range(first, first + self.tensor))
+        line = position - self.tensor_index(position)
+        return tuple(range(line, line + self.tensor))
 
     def data_positions(self, position: int) -> tuple[int, ...]:
         """Positions that have the same part of the parameters (its column)."""
-        return tuple(range(position % self.tensor, self.devices, self.tensor))
+        return tuple(self.positions[self.tensor_index(position) :: self.tensor])
 
 
 def leaf_layout(layouts: Iterable[Layout]) -> Layout:
@@ -63,3 +73,28 @@ def leaf_layout(layouts: Iterable[Layout]) -> Layout:
     components."""
     finest = max(layouts, key=lambda layout: layout.data)
     return Layout(finest.data, finest.tensor)
+
+
+def leaf_layouts(layouts: Iterable[Layout]) -> dict[range, Layout]:
+    """How the rows of a batch lie on the devices of each stage: by the largest data degree of the
+    components there."""
+    finest: dict[range, Layout] = {}
+    for layout in layouts:
+        known = finest.get(layout.positions)
+        if known is None or layout.data > known.data:
+            finest[layout.positions] = Layout(layout.data, layout.tensor, first=layout.first)
+    return finest
+
+
+def stages_of(layouts: Sequence[Layout]) -> tuple[range, ...]:
+    """The components of each stage, from the layouts of a chain: neighbours on the same devices
+    are one stage; devices that come again have several.
+
+        first    0  0 | 2  2 | 0 | 2           stages  0:2  2:4  4:5  5:6
+    """
+    starts = [
+        i
+        for i, layout in enumerate(layouts)
+        if i == 0 or layout.positions != layouts[i - 1].positions
+    ]
+    return tuple(map(range, starts, [*starts[1:], len(layouts)]))
