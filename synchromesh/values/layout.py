@@ -46,6 +46,12 @@ class Layout:
         return self.data * self.tensor
 
     @property
+    def mesh(self) -> "Layout":
+        """The degrees and the positions alone: layouts of one mesh have the same rows on the same
+        ranks, and the same groups."""
+        return Layout(self.data, self.tensor, first=self.first)
+
+    @property
     def positions(self) -> range:
         """The positions of the stage."""
         return range(self.first, self.first + self.devices)
