@@ -33,7 +33,7 @@ from synchromesh.trace.step import Step
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement
-from synchromesh.values.schedule import Schedule, interleaved
+from synchromesh.values.schedule import Schedule, taking_turns
 
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ class Program:
             self._walk(batch, rows, self._lane(i, step, first))
             for i, (batch, rows) in enumerate(micro_batches)
         ]
-        return run_forwards(walks, interleaved(len(walks), self.turns))
+        return run_forwards(walks, taking_turns(len(walks), self.turns))
 
     def backward(self) -> AbstractContextManager[None]:
         """What backward runs in: nothing is left to do (engine/opaque.py)."""
@@ -230,7 +230,7 @@ def run_forwards(walks: Sequence[Generator[None, None, T]], schedule: Schedule) 
     """Runs generators, one a micro-batch, from pause to pause in the order of the schedule's
     forwards; what they return."""
     results: dict[int, T] = {}
-    for action in schedule.stages[0]:
+    for action in schedule.groups[0]:
         if action.kind == "F":
             try:
                 next(walks[action.micro_batch])
