@@ -13,7 +13,6 @@ A rank whose row range is empty computes one stand-in row: it receives some row,
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,11 +32,12 @@ from synchromesh.engine.change import (
 from synchromesh.engine.collectives import move
 from synchromesh.engine.communicator import Finish
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.values.component import Rows, Value
+from synchromesh.values.component import Rows
 from synchromesh.values.exchange import Exchange
 from synchromesh.values.layout import Layout
-from synchromesh.values.placement import REPLICATED, Placement
-from synchromesh.values.routes import Change, Ranges, Side, nested, side
+from synchromesh.values.placement import REPLICATED
+from synchromesh.values.routes import Change, Ranges, Side, nested
+
 
 @dataclass(frozen=True)
 class _Conversion:

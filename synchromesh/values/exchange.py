@@ -56,9 +56,7 @@ class Exchange:
         """(sender, receiver) of a value without rows, or of its gradient, between stages."""
         return copies(self.source, self.target, gradient)
 
-    def sent_bytes(
-        self, ranges: Callable[[int], Ranges], gradient: bool, position: int
-    ) -> int:
+    def sent_bytes(self, ranges: Callable[[int], Ranges], gradient: bool, position: int) -> int:
         """What a position sends to other stages."""
         if self.value.rows is None:
             size = self.value.bytes(1)
