@@ -247,7 +247,9 @@ class ModelState:
             return
         for name in names:
             holding = self.holdings[name]
-            group = groups.data_group(holding.gradient_layout)
+            if groups.position not in holding.positions:
+                continue
+            group = groups.sum_group(holding)
             if group.size == 1:
                 continue
             buffer = self.model.buffers[name]

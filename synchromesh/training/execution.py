@@ -1,6 +1,6 @@
 """The execution of a plan: trace, partition, groups, shards and programs, and how it changes."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from torch import nn
@@ -15,6 +15,7 @@ from synchromesh.engine.model import Model
 from synchromesh.engine.opaque import OpaqueProgram, hand_over
 from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.engine.optimizer import settings
+from synchromesh.engine.pipeline import MicroBatch
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Program
 from synchromesh.engine.random import RandomStreams
@@ -23,6 +24,7 @@ from synchromesh.state.agreement import agreed, on_first
 from synchromesh.state.export import load_safetensors
 from synchromesh.state.model_state import ModelState
 from synchromesh.state.switch import TransferStats
+from synchromesh.trace.capture.batch import take
 from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.capture.modes import training_modes
 from synchromesh.trace.partition.partition import Partition, overlaps, partition, unsharded
@@ -124,20 +126,22 @@ class Execution:
             )
         self.notices.partitioned(plan, stated, made, step, self.model.parameters)
         self.notices.undivided(stated, made, step, rows)
-        undivided = Layout(1, len(ranks))  # of a metric, maybe
-        groups = PlanGroups(self.world, ranks, (*layouts, undivided))
+        undivided = {Layout(1, x.devices, first=x.first) for x in layouts}  # of a metric, maybe
+        groups = PlanGroups(self.world, ranks, {*layouts, *undivided}, placed.values())
         self.sync.close()
         moved = self.state.move(placed, groups)
         if first:
             self._start()
-        agree = RowAgreement(self.world.everyone, ranks, made.leaf_layout, plan, self.world.device)
+        leaves = made.leaf_layouts.values()
+        agree = RowAgreement(self.world.everyone, ranks, leaves, plan, self.world.device)
         of_components = dict(zip(step.chain.names, layouts, strict=True))
         self.active = ActivePlan(plan, step, made, groups, of_components, agree, mark)
         self.programs = Programs(self.active, self.traces, self.state, self.streams)
         # batch norms of a model that runs as it is come in no order that buckets could keep
         late = step.opaque and self.options.sync_batch_norm
         self.sync = GradientSync(self._gradient_groups(), late=late)
-        self.interleaving = Interleaving(self.world.everyone, overlaps(step, made), plan.pieces)
+        turns = overlaps(step, made) and plan.stage_count == 1
+        self.interleaving = Interleaving(self.world.everyone, turns, plan.pieces)
         return moved
 
     def _stated(self, plan: Plan, step: Step) -> tuple[Layout, ...]:
@@ -162,7 +166,9 @@ class Execution:
             for described in component.parameters:
                 if described.trainable and described.name not in found:
                     holding = self.state.holdings[described.name]
-                    group = groups.data_group(holding.gradient_layout)
+                    if groups.position not in holding.positions:
+                        continue
+                    group = groups.sum_group(holding)
                     found[described.name] = (self.model.parameters[described.name], group)
         return list(found.values())
 
@@ -217,6 +223,43 @@ class Execution:
             data,
         )
 
+    def micro_batches(
+        self, batch: Any, rows: Sequence[GlobalRows], function: Any = None
+    ) -> list[tuple[GlobalRows, MicroBatch | None]]:
+        """What this rank runs of each micro-batch, whose rows follow each other in its batch;
+        nothing on an idle rank. function: a metric (none: the loss). All ranks call alike."""
+        found: list[tuple[GlobalRows, MicroBatch | None]] = []
+        start = 0
+        for part in rows:
+            count = self.active.local_rows(part)
+            local = batch if len(rows) == 1 else take(batch, start, start + count)
+            start += count
+            filled = self.filled(local, part)
+            program = self.program(filled, function or self.loss, part)
+            made = None
+            if program is not None:
+                turns = [(filled, part)]
+                if function is None:
+                    turns = self._taking_turns(program, local, filled, part)
+                made = MicroBatch(program, part, turns)
+            found.append((part, made))
+        return found
+
+    def _taking_turns(
+        self, program: Program | OpaqueProgram, batch: Any, filled: Any, rows: GlobalRows
+    ) -> list[tuple[Any, GlobalRows]]:
+        """The batch, in one part or cut so that computation and traffic overlap."""
+        least = 0 if program.coupled or len(program.of) > 1 else min(rows.counts)
+        count = self.interleaving.micro_batches(least)
+        if count == 1:
+            return [(filled, rows)]
+        parts, start = [], 0
+        for part in rows.micro(count):
+            stop = start + self.active.local_rows(part)
+            parts.append((take(batch, start, stop), part))
+            start = stop
+        return parts
+
     def filled(self, batch: Any, rows: GlobalRows) -> Any:
         """The batch; where this rank has no rows, one that is another rank's.
 
@@ -229,9 +272,8 @@ class Execution:
             return batches.one_row(batch)
         if self.active.step.opaque:
             return batch
-        return batches.with_stand_in(
-            batch, rows, self.active.leaf_layout, groups.position, groups.everyone
-        )
+        leaves = self.active.leaf_layout
+        return batches.with_stand_in(batch, rows, leaves, groups.position, groups.everyone)
 
     def program(
         self, batch: Any, function: Any, rows: GlobalRows

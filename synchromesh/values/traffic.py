@@ -8,6 +8,7 @@ practice, and experience", section 7):
     all_gather         (m-1)/m n    n: bytes of the tensor after it is gathered
     all_to_all         (m-1)/m n    n: bytes that one rank holds
     broadcast                  n    from its root only, 0 elsewhere (counted at the root)
+    send                       n    n: bytes of a message from one rank to another
 
 The engine counts live calls with this function and `explain` predicts with it, so that both can be
 compared. It counts the operation that was asked for, whichever implementation carries it out.
@@ -17,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send"]
 Direction = Literal["forward", "backward", "gradient"]
 
 
@@ -25,6 +26,8 @@ def sent_bytes(kind: CollectiveKind, payload: int, ranks: int) -> int:
     """Bytes one of `ranks` ranks sends for a collective over `payload` bytes."""
     if ranks == 1:
         return 0
+    if kind == "send":
+        return payload
     return (2 if kind == "all_reduce" else 1) * payload * (ranks - 1) // ranks
 
 
@@ -72,7 +75,7 @@ class TrafficCount:
 
     def __init__(self) -> None:
         self.payload: Counter[tuple[CollectiveKind, int]] = Counter()
-        self.calls: Counter[CollectiveKind | Literal["send"]] = Counter()
+        self.calls: Counter[CollectiveKind] = Counter()
 
     def add(self, kind: CollectiveKind, payload: int, ranks: int) -> None:
         """Counts one collective of `payload` bytes on `ranks` ranks."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from synchromesh.cost import step_time as module
 from synchromesh.cost.step_time import Setting, Unmeasured, best_interleaving, step_time
-from synchromesh.cost.turns import Run, Transmit, turns_of, walked
+from synchromesh.cost.turns import Portion, Transmit, turns_of, walked
 from synchromesh.engine import program
 from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows
@@ -27,7 +27,7 @@ from synchromesh.values.component import Rows
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Compute, Curve, Overlap, Pattern, Profile
-from synchromesh.values.schedule import interleaved
+from synchromesh.values.schedule import taking_turns
 from synchromesh.values.traffic import Collective
 from tests.cost.plans import drawn, flat, placed
 from tests.models import family, traced
@@ -284,7 +284,7 @@ def test_the_order_is_the_engines(
     assert order.program.turns == len(turns) > 1, "a plan without a pause says nothing"
     predicted = [
         item.component
-        for action, item in walked(turns, interleaved(micro_batches, len(turns)))
+        for action, item in walked(turns, taking_turns(micro_batches, len(turns)))
         if action.kind == "F"
         and isinstance(item, Transmit)
         and item.departs
@@ -341,7 +341,7 @@ def test_runs_are_shares_of_a_component() -> None:
     shares: dict[int, float] = {}
     for turn in turns_of(setting.partition.components):
         for item in turn:
-            if isinstance(item, Run):
+            if isinstance(item, Portion):
                 shares[item.component] = shares.get(item.component, 0.0) + item.share
     count = len(setting.partition.components)
     assert shares == pytest.approx(dict.fromkeys(range(count), 1.0))

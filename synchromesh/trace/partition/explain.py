@@ -179,11 +179,11 @@ def _component(
 
 
 def _edge(local: LocalComponent, item: Input, made: Partition, rows: int) -> EdgeExplanation:
-    name, source = "batch", made.leaf_layout
+    name, source = "batch", made.leaf_layouts[local.layout.positions]
     if item.source is not None:
         maker = made.components[item.source]
         name, source = maker.component.name, maker.layout
-    if source.tensor == local.layout.tensor:
+    if source.mesh == local.layout.mesh:
         collective = "none" if item.have == item.want else f"{item.have} -> {item.want}"
     else:
         moves = edge_collectives(item.value, item.have, item.want, source, local.layout)
