@@ -39,7 +39,7 @@ def part(ranks: int, sides: list[str], rounds: int) -> Part:
         for schedule in VISITS
         for side in sides
     ]
-    job = Job(tuple(names), shape, rounds)
+    job = Job(tuple(names), shape, rounds, checked=2)
     return Part(f"bubble{ranks}", ranks, job, (CPU,) * ranks, "10gbit")
 
 

@@ -64,7 +64,8 @@ PARTS = {
         local(4),
         auto(
             "narrow",
-            {"ddp": 1.5, "fsdp2": 1.5, TENSOR: 1.5, "single": 1.5, f"torch:{STAGES}": 0.0},
+            {"ddp": 1.5, "fsdp2": 1.5, TENSOR: 1.5, "single": 1.5}
+            | {f"torch:{STAGES}": 0.0, f"ours:{STAGES}": 0.0},
             (CPU,) * HOSTS,
         ),
         auto(
@@ -96,10 +97,11 @@ def summary(goals: list[Goal], measured: dict[str, Measured]) -> dict[str, Any]:
 
 
 def show(part: Part, told: dict[str, Any]) -> None:
-    print(f"\n{part}\n{'strategy':22} {'median':>9}  each round")
+    print(f"\n{part}\n{'strategy':22} {'median':>9} {'processor':>9}  each round")
     for name, m in told["strategies"].items():
         each = " ".join(f"{seconds * 1e3:.0f}" for seconds in m["seconds"])
-        print(f"{name:22} {m['median'] * 1e3:6.0f} ms  {each}")
+        work = statistics.median(sum(busy) for busy in m["busy"])  # of all ranks
+        print(f"{name:22} {m['median'] * 1e3:6.0f} ms {work * 1e3:6.0f} ms  {each}")
         if m["predicted"] is not None:
             print(f"{'':4}{m['plan']} (predicted {m['predicted'] * 1e3:.0f} ms)")
     for row in told["comparisons"]:

@@ -23,16 +23,17 @@ from benchmarks.strategy import Ours, Strategy, build
 
 SECONDS = 3.0  # of one strategy's turn; a step that takes longer is taken once
 MOST = 6  # steps of a turn
-CHECKED = 3  # first steps, whose losses are compared; they warm up, too
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the ranks of one run do."""
+    """What the ranks of one run do. checked: first steps, whose losses are compared; at least two,
+    as torch's pipelining runs a forward more in the first, to learn the shapes."""
 
     strategies: tuple[str, ...]
     shape: Shape = field(default_factory=Shape)
     rounds: int = 5
+    checked: int = 3
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -65,13 +66,12 @@ class Measured:
     @property
     def median(self) -> float:
         """Seconds of a step."""
-        return float(statistics.median(self.seconds))
+        return statistics.median(self.seconds)
 
 
 class Alive(TorchDispatchMode):
     """Counts the micro-batches between the first operator of their forward on the first stage,
-    the embedding, and the last of their backward, the embedding's gradient. Not in a first step:
-    torch's pipelining runs a forward more in it, to learn the shapes."""
+    the embedding, and the last of their backward, the embedding's gradient."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -114,9 +114,9 @@ def begin(name: str, job: Job) -> tuple[Strategy, Measured]:
     strategy = build(name, job.shape)
     found = Measured(prepared=time.perf_counter() - began)
     alive = Alive()
-    for i in range(CHECKED):
+    for i in range(job.checked):
         began = time.perf_counter()
-        with alive if i == CHECKED - 1 else nullcontext():
+        with alive if i == job.checked - 1 else nullcontext():
             total = strategy.step().clone()
         dist.all_reduce(total)
         found.losses.append(total.item())
@@ -157,7 +157,7 @@ def ratios(slow: Measured, quick: Measured) -> list[float]:
 def deviation(found: Sequence[Measured]) -> float:
     """The largest relative difference between losses of the same step."""
     steps = zip(*(m.losses for m in found), strict=True)
-    return max(max(losses) / min(losses) - 1 for losses in steps)
+    return float(max(max(losses) / min(losses) - 1 for losses in steps))
 
 
 def main() -> int:
