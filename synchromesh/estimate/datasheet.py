@@ -7,7 +7,7 @@ profile says `datasheet` and carries the cluster's error band.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -48,30 +48,35 @@ def datasheet(
     cluster: Cluster,
     network: Mapping[tuple[str, Pattern], Curve],
     known: Profile | None = None,
+    micro_batches: Collection[int] = (1,),
 ) -> Profile:
     """The profile of `partitions` on all devices of `cluster`, with what `known` has besides.
 
-    network: seconds by payload of every collective that may be asked for. ValueError where the
-    cluster says no rate of a type that the model computes in.
+    network: seconds by payload of every collective that may be asked for. micro_batches: into how
+    many a plan may cut a global batch. ValueError where the cluster says no rate of a type that
+    the model computes in.
     """
     began = time.perf_counter()
     devices = [device for _, device in cluster.ranks]
     profile = _besides(optimizer, cluster) if known is None else known
-    wanted: dict[str, tuple[Partition, LocalComponent]] = {}
+    wanted: dict[str, tuple[Partition, LocalComponent, tuple[int, ...]]] = {}
     for partition in partitions:
         for local in partition.components:
             key = partition.program(local)
-            if key not in profile.compute:
-                wanted.setdefault(key, (partition, local))
+            rows = program_rows(problem.rows, local.layout, micro_batches)
+            if key not in profile.compute or rows[0] < profile.compute[key].fewest:
+                wanted.setdefault(key, (partition, local, rows))
     found = {}
     if wanted:
         with _fake(problem.step) as (step, tensors, borders):
-            for key, (partition, local) in wanted.items():
+            for key, (partition, local, sizes) in wanted.items():
                 benches = {
                     n: CountingBench(step, partition, local, tensors, borders, n, CPU)
-                    for n in program_rows(problem.rows, local.layout)
+                    for n in sizes
                 }
-                found[key] = _compute({n: count(b) for n, b in benches.items()}, devices)
+                made = _compute({n: count(b) for n, b in benches.items()}, devices)
+                old = profile.compute.get(key)
+                found[key] = old.joined(made) if old else made
     return replace(
         profile,
         compute={**profile.compute, **found},

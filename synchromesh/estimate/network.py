@@ -17,6 +17,7 @@ host are neighbours on the ring, and the quickest of the algorithms that exist i
         all_reduce in one host whose switch adds
     direct    a = max(l, L)                     b = max(v / B, d (N-d)/N n / W)   f = 0
         all_to_all                    each rank sends n / N to each other one
+        send, exchange                b = n / min(B, W): links carry both ways at once
 
 f sqrt(a b): data flow over s hops in c chunks in (c + s - 1) (l + b/c) seconds; the best c gives
 b + (s-1) l + 2 sqrt((s-1) l b). f = 1 of the switch is fitted to measured all-reduces of 8 H200;
@@ -39,7 +40,7 @@ from typing import Literal, cast
 
 from synchromesh.values.cluster import Cluster, Link
 from synchromesh.values.profile import Curve, Pattern
-from synchromesh.values.traffic import CollectiveKind
+from synchromesh.values.traffic import MESSAGES, CollectiveKind
 
 Kind = CollectiveKind | Literal["broadcast"]
 SWITCH_SECONDS = 25e-6  # NCCL's latency of NVLS over NVLink (tuning.cc)
@@ -121,6 +122,8 @@ def group_seconds(kind: Kind, size: int, group: GroupPlacement) -> float:
         return 0.0
     if kind == "all_to_all":
         return group.start_seconds + _direct(size, group)
+    if kind in MESSAGES:
+        return group.start_seconds + _message(size, group)
     ways = [_ring(kind, size, group)]
     if kind == "all_reduce":
         if group.hosts > 1:
@@ -139,7 +142,11 @@ def curves(
     """
     found: dict[tuple[str, Pattern], Curve] = {}
     for kind, pattern in dict.fromkeys(wanted):
-        groups = _together(cluster, pattern, ranks or range(len(cluster.ranks)))
+        there = ranks or range(len(cluster.ranks))
+        if kind in MESSAGES:
+            groups = _pairs(cluster, kind, pattern, there)
+        else:
+            groups = _together(cluster, pattern, there)
         found[kind, pattern] = Curve.of(
             (size, max((group_seconds(cast(Kind, kind), size, g) for g in groups), default=0.0))
             for size in SIZES
@@ -158,6 +165,24 @@ def _together(cluster: Cluster, pattern: Pattern, ranks: Sequence[int]) -> set[G
         GroupPlacement.of(cluster, group, max((outward[host] for host in names), default=1) or 1)
         for group, names in zip(groups, hosts, strict=True)
     }
+
+
+def _pairs(
+    cluster: Cluster, kind: str, pattern: Pattern, ranks: Sequence[int]
+) -> set[GroupPlacement]:
+    """The different pairs of a pattern, each with what it gets of the network beside those of its
+    round: a host's adapters are shared by what leaves it, and by what comes in."""
+    known, found = cluster.ranks, set()
+    for pairs in pattern.pairs(len(ranks)):
+        here = [(ranks[a], ranks[b]) for a, b in pairs]
+        across = [(known[a][0], known[b][0]) for a, b in here if known[a][0] != known[b][0]]
+        if kind == "exchange":
+            across += [(b, a) for a, b in across]
+        out, into = (Counter(names) for names in zip(*across, strict=True)) if across else ({}, {})
+        for a, b in here:
+            shared = max(out.get(known[a][0], 1), into.get(known[b][0], 1))
+            found.add(GroupPlacement.of(cluster, (a, b), shared))
+    return found
 
 
 def _sent(kind: Kind, size: int, ranks: int) -> float:
@@ -202,6 +227,13 @@ def _switch(size: int, group: GroupPlacement) -> float:
     assert group.inside is not None
     transfer = _sent("all_reduce", size, group.ranks) / group.inside.switch_bytes_per_second
     return _flow(SWITCH_SECONDS, transfer, SWITCH_FILL)
+
+
+def _message(size: int, group: GroupPlacement) -> float:
+    links = [x for x in (group.inside, group.network) if x is not None]
+    rates = [] if group.inside is None else [group.inside.bytes_per_second]
+    rates += [] if group.network is None else [group.bytes_per_second]
+    return max(x.latency_seconds for x in links) + size / min(rates)
 
 
 def _direct(size: int, group: GroupPlacement) -> float:

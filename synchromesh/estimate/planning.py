@@ -3,7 +3,7 @@
 Decides as live ranks do (`planner.decide`), by facts that are estimated from data sheets.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -172,6 +172,7 @@ class DatasheetFacts:
         rows: int = 0,
         quick: bool = False,
         besides: Iterable[Demand] = (),
+        micro_batches: Collection[int] = (1,),
     ) -> Profile:
         """The data sheet of `partitions`, with the collectives that they or `besides` ask for."""
         parts = list(partitions)
@@ -180,7 +181,8 @@ class DatasheetFacts:
         have = {} if known is None else known.network
         new = [d[:2] for d in (*demands, *besides) if d[:2] not in have]
         links = network.curves(self.cluster, new, ranks)
-        return datasheet(self.problem, self.optimizer, parts, self.cluster, links, known)
+        problem, optimizer = self.problem, self.optimizer
+        return datasheet(problem, optimizer, parts, self.cluster, links, known, micro_batches)
 
     def agreed(self, find: Find[T], write: Write[T], read: Read[T]) -> list[T]:
         """What is found: there is nobody else."""

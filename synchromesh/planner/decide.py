@@ -68,11 +68,13 @@ class Facts(Protocol):
         rows: int = 0,
         quick: bool = False,
         besides: Iterable[Demand] = (),
+        micro_batches: Collection[int] = (1,),
     ) -> Profile:
         """The facts of `partitions` on `ranks` (None: all) with what `known` has besides.
 
         rows: of a global batch (0: those of the problem). quick: what is known already need not
-        be exact. besides: further collectives that may be asked for.
+        be exact. besides: further collectives that may be asked for. micro_batches: into how many
+        a plan may cut a global batch.
         """
         ...
 

@@ -1,6 +1,6 @@
 """What a partition asks a profile for: its collectives, and the rows of its programs."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from synchromesh.trace.partition.local import Partition
 from synchromesh.values.buckets import MIB, SIZES
@@ -28,7 +28,10 @@ def collectives_of(partition: Partition, rows: int, devices: int) -> Iterator[De
                 yield "all_reduce", pattern, min(bytes_, GRADIENT_BYTES)
 
 
-def program_rows(rows: int, layout: Layout) -> tuple[int, ...]:
-    """The rows at which a program is asked for: of a data block, and of a micro-batch of it."""
-    block = -(-rows // layout.data)
-    return tuple(sorted({block, max(1, -(-block // INTERLEAVED))}))
+def program_rows(
+    rows: int, layout: Layout, micro_batches: Collection[int] = (1,)
+) -> tuple[int, ...]:
+    """The rows at which a program is asked for, ascending: of a data block where global batches of
+    `rows` are cut into any of so many micro-batches, and of an interleaved part of the largest."""
+    blocks = {-(-rows // (parts * layout.data)) for parts in micro_batches}
+    return tuple(sorted({*blocks, -(-max(blocks) // INTERLEAVED)}))

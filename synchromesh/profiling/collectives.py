@@ -1,7 +1,10 @@
-"""The network measured: seconds of the collectives that layouts ask for, all groups at once.
+"""The network measured: seconds of the collectives that layouts ask for, all groups at once, and
+of messages between pairs of ranks.
 
 Every rank calls `collectives` alike. A small size is timed by a few calls in a row, after one that
 is not counted, and what counts is the slowest rank: nobody goes on before it has what it needs.
+Messages go as the engine sends them, through the group of all ranks; of the rounds in which a
+pattern's pairs talk (`Pattern.pairs`) the slower one counts.
 """
 
 import time
@@ -12,9 +15,11 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from synchromesh.engine.groups import Group, World
 from synchromesh.values.profile import Curve, Pattern
+from synchromesh.values.traffic import MESSAGES
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)  # bytes of payload
 
@@ -44,10 +49,9 @@ def collectives(
         most[kind, pattern] = max(size, most.get((kind, pattern), 0))
     found = {}
     for (kind, pattern), size in sorted(most.items()):
-        group = _group(world, ranks, pattern)
-        if kind == "reduce_scatter" and group.size == pattern.size:
-            choose_way(group, size)
-        found[kind, pattern] = Curve.of(_curve(world, group, kind, pattern, size))
+        groups = _groups(world, ranks, kind, pattern)
+        _choose_ways(groups, kind, pattern, size)
+        found[kind, pattern] = Curve.of(_curve(world, groups, kind, pattern, size))
     return found
 
 
@@ -69,13 +73,11 @@ def sampled(
     """(payload, seconds) of one kind and pattern at the first of `sizes` and at the last, or the
     first one of which calls take more than `most` seconds; the median or, of long ones, the least
     of a few."""
-    group = _group(world, ranks, pattern)
-
-    if kind == "reduce_scatter" and group.size == pattern.size:
-        choose_way(group, sizes[-1])
+    groups = _groups(world, ranks, kind, pattern)
+    _choose_ways(groups, kind, pattern, sizes[-1])
 
     def call(size: int) -> float:
-        return slowest(world, group, kind, pattern.size, size)
+        return max(slowest(world, group, kind, pattern.size, size) for group in groups)
 
     first = median(call(sizes[0]) for _ in range(TUNING.calls))
     size, once = sizes[0], first
@@ -87,11 +89,58 @@ def sampled(
     return [(float(sizes[0]), first), (float(size), last)]
 
 
-def _group(world: World, ranks: Sequence[int], pattern: Pattern) -> Group:
-    """This rank's group of a pattern over `ranks`; the other ranks are alone."""
-    groups = [tuple(ranks[p] for p in group) for group in pattern.groups(len(ranks))]
+@dataclass(frozen=True)
+class Pair:
+    """Two ranks that send messages to each other through a group of more, or this rank alone."""
+
+    group: Group
+    members: tuple[int, ...]  # indices in the group, first of the one that sends where one does
+
+    @classmethod
+    def among(cls, group: Group, pairs: Iterable[tuple[int, int]]) -> "Pair":
+        """This rank's pair of several that are disjoint; of a group of its own it is alone."""
+        own = [p for p in pairs if group.index in p and group.size > 1]
+        return cls(group, own[0] if own else (group.index,))
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are: 1 or 2."""
+        return len(self.members)
+
+    @property
+    def world(self) -> World:
+        """Whose ranks they are."""
+        return self.group.world
+
+    def start(self, both: bool, sent: Tensor, received: Tensor) -> Callable[[], None]:
+        """Begins to send `sent` to the other rank, which fills its `received`; both: each to the
+        other at once."""
+        first = self.group.index == self.members[0]
+        other = self.members[1 if first else 0]
+        sends = [(other, sent)] if both or first else []
+        receives = [(other, received)] if both or not first else []
+        return self.group.start_exchange(sends, receives)
+
+
+def _groups(
+    world: World, ranks: Sequence[int], kind: str, pattern: Pattern
+) -> list[Group] | list[Pair]:
+    """This rank's group of a pattern over `ranks`, or its pair in each round of messages; where it
+    has none it is alone."""
     idle = [(r,) for r in range(world.size) if r not in set(ranks)]
-    return world.groups([*groups, *idle])
+    if kind in MESSAGES:
+        everyone = world.groups([tuple(ranks), *idle])
+        return [Pair.among(everyone, pairs) for pairs in pattern.pairs(len(ranks))]
+    groups = [tuple(ranks[p] for p in group) for group in pattern.groups(len(ranks))]
+    return [world.groups([*groups, *idle])]
+
+
+def _choose_ways(
+    groups: Iterable[Group | Pair], kind: str, pattern: Pattern, payload: int
+) -> None:
+    for group in groups:
+        if kind == "reduce_scatter" and isinstance(group, Group) and group.size == pattern.size:
+            choose_way(group, payload)
 
 
 def choose_way(group: Group, payload: int) -> None:
@@ -102,22 +151,25 @@ def choose_way(group: Group, payload: int) -> None:
 
 
 def _curve(
-    world: World, group: Group, kind: str, pattern: Pattern, most: int
+    world: World, groups: Sequence[Group | Pair], kind: str, pattern: Pattern, most: int
 ) -> list[tuple[float, float]]:
+    def taken(size: int) -> float:
+        return max(_seconds(world, group, kind, pattern.size, size) for group in groups)
+
     points: list[tuple[float, float]] = []
     upper = next((s for s in SIZES[1:] if s >= most), SIZES[-1])  # two points, to tell latency
     for size in (s for s in SIZES if s <= upper):
-        seconds = _seconds(world, group, kind, pattern.size, size)
+        seconds = taken(size)
         if points and seconds > TUNING.doubtful * points[-1][1] * size / points[-1][0]:
             # more a byte than for fewer bytes: something came between
-            seconds = min(seconds, _seconds(world, group, kind, pattern.size, size))
+            seconds = min(seconds, taken(size))
         points.append((float(size), seconds))
         if seconds > TUNING.most_seconds and len(points) > 1:
             break
     return points
 
 
-def _seconds(world: World, group: Group, kind: str, ranks: int, payload: int) -> float:
+def _seconds(world: World, group: Group | Pair, kind: str, ranks: int, payload: int) -> float:
     """The median of a few calls after a first one, of the rank that is slowest. What a long call
     does for the first time is nothing beside it: it counts, and is repeated for all-reduces alone,
     for gradients take the most."""
@@ -129,7 +181,7 @@ def _seconds(world: World, group: Group, kind: str, ranks: int, payload: int) ->
     return median(slowest(world, group, kind, ranks, payload) for _ in range(TUNING.calls))
 
 
-def slowest(world: World, group: Group, kind: str, ranks: int, payload: int) -> float:
+def slowest(world: World, group: Group | Pair, kind: str, ranks: int, payload: int) -> float:
     """Seconds of one call on the rank that is slowest; ranks whose group is another are idle."""
     takes_part = group.size == ranks
     return timed(world, lambda: takes_part and begun(world, group, kind, payload)())
@@ -157,13 +209,17 @@ def largest(world: World, seconds: float) -> float:
     return float(value)
 
 
-def prepared(group: Group, kind: str, payload: int) -> Callable[[], Callable[[], Any]]:
-    """A collective of `payload` bytes as `traffic.sent_bytes` counts them, its tensors made: what
-    begins it, uncounted, and gives what ends it."""
+def prepared(group: Group | Pair, kind: str, payload: int) -> Callable[[], Callable[[], Any]]:
+    """A collective or message of `payload` bytes as `traffic.sent_bytes` counts them, its tensors
+    made: what begins it, uncounted, and gives what ends it."""
     world = group.world
     numbers = max(1, payload // 4)
     part = torch.zeros(max(1, numbers // group.size), device=world.device)
     start: Callable[[], Callable[[], Any]]
+    if isinstance(group, Pair):
+        full = torch.zeros(numbers, device=world.device)
+        start = partial(group.start, kind == "exchange", full, torch.empty_like(full))
+        return lambda: _uncounted(world, start)
     match kind:
         case "all_reduce":
             start = partial(group.start_all_reduce, torch.zeros(numbers, device=world.device))
@@ -176,13 +232,14 @@ def prepared(group: Group, kind: str, payload: int) -> Callable[[], Callable[[],
         case _:
             raise AssertionError(f"no collective {kind!r}")
 
-    def begin() -> Callable[[], Any]:
-        with world.ledger.paused():
-            return start()
-
-    return begin
+    return lambda: _uncounted(world, start)
 
 
-def begun(world: World, group: Group, kind: str, payload: int) -> Callable[[], Any]:
+def _uncounted(world: World, start: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
+    with world.ledger.paused():
+        return start()
+
+
+def begun(world: World, group: Group | Pair, kind: str, payload: int) -> Callable[[], Any]:
     """Begins a collective that is not counted; an idle rank, in a group alone, begins nothing."""
     return (lambda: None) if group.size == 1 else prepared(group, kind, payload)()

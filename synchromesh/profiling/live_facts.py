@@ -9,7 +9,7 @@ All ranks call alike and get equal profiles. What is known already is not measur
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -125,6 +125,7 @@ class LiveFacts:
         rows: int = 0,
         quick: bool = False,
         besides: Iterable[Demand] = (),
+        micro_batches: Collection[int] = (1,),
     ) -> Profile:
         """The profile of `partitions`, each on all of `ranks`, with what `known` has besides.
 
@@ -142,7 +143,7 @@ class LiveFacts:
             seconds = QUOTA_TRAFFIC_SECONDS if profile.device.burst.credit else TRAFFIC_SECONDS
             more = overlap(world, where, kinds - set(profile.overlap), seconds, profile.overlap)
             profile = replace(profile, overlap={**profile.overlap, **more})
-        wanted = self._unknown(parts, profile, rows, quick)
+        wanted = self._unknown(parts, profile, rows, quick, micro_batches)
         compute, missing = self.timed(where, wanted, profile) if wanted else ({}, [])
         links = profile.network
         new = [d for d in demands if d[:2] not in links or not network.reaches(links[d[:2]], d[2])]
@@ -160,19 +161,22 @@ class LiveFacts:
         )
 
     def _unknown(
-        self, partitions: Sequence[Partition], known: Profile, total: int, quick: bool
-    ) -> dict[str, Wanted]:
-        """Every distinct program that is not known yet, or not for so many rows."""
+        self, partitions: Sequence[Partition], known: Profile, total: int, quick: bool,
+        micro_batches: Collection[int],
+    ) -> dict[str, Wanted]:  # fmt: skip
+        """Every distinct program that is not known yet, or not for so many rows or so few."""
         wanted: dict[str, Wanted] = {}
         for partition in partitions:
             for local in partition.components:
                 key = partition.program(local)
-                reach = known.compute[key].reach if key in known.compute else 0.0
-                rows = program_rows(total, local.layout)
-                if rows[-1] <= TUNING.extrapolate * reach:
+                found = known.compute.get(key)
+                low, reach = (found.fewest, found.reach) if found else (float("inf"), 0.0)
+                rows = program_rows(total, local.layout, micro_batches)
+                far = TUNING.extrapolate
+                if rows[-1] <= far * reach and low <= far * rows[0]:
                     continue
                 fits = self.refused.get(key, rows[-1] + 1)
-                if new := tuple(n for n in rows if reach < n < fits):
+                if new := tuple(n for n in rows if n < fits and not low <= n <= reach):
                     memory = known_memory(known, key) if quick else None
                     wanted.setdefault(key, Wanted(partition, local, new, memory))
         return wanted

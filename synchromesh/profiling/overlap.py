@@ -23,9 +23,10 @@ from statistics import fmean
 import torch
 
 from synchromesh.engine.groups import Group, World
-from synchromesh.profiling.collectives import begun, choose_way, largest, slowest
+from synchromesh.profiling.collectives import Pair, begun, choose_way, largest, slowest
 from synchromesh.profiling.settled import settled
-from synchromesh.values.profile import LEAST_RATE, Overlap
+from synchromesh.values.profile import LEAST_RATE, Overlap, Pattern
+from synchromesh.values.traffic import MESSAGES
 
 
 @dataclass(frozen=True)
@@ -52,31 +53,41 @@ def overlap(
     known: Mapping[str, Overlap],
 ) -> dict[str, Overlap]:
     """The overlap of each kind of collective on all of `ranks`, by traffic that takes `seconds`
-    alone; the other ranks take no part. The delay of small ones after ranks have computed is a
-    matter of the ranks: it is measured with one kind, where `known` has no other.
+    alone; the other ranks take no part. Messages go from the first half of the ranks to the second
+    (and back). The delay of small ones after ranks have computed is a matter of the ranks: it is
+    measured with one kind, where `known` has no other.
     """
     everyone = tuple(ranks)
     group = world.groups([everyone, *((r,) for r in range(world.size) if r not in everyone)])
     asked = sorted(set(kinds))
     if len(everyone) < 2 or not asked:
         return {}
+    pair = Pair.among(group, Pattern(2, len(everyone) // 2).pairs(len(everyone))[0])
     chosen = dict(world.choices)
-    takes_part = group.size > 1
     world.everyone.barrier()
     usual = _computed(world.device, seconds) / seconds
-    rates = {kind: _rates(world, group, kind, seconds, usual) for kind in asked}
+    found = {}
+    for kind in asked:
+        at = pair if kind in MESSAGES else group
+        found[kind] = _mean(world, at, _rates(world, at, kind, seconds, usual))
     delays = [o.delay for o in known.values()]
-    later = delays[0] if delays else _delay(world, group, asked[0])
-    found_here = [*(x for pair in rates.values() for x in pair), later]
-    shared = torch.tensor(found_here, dtype=torch.float64).to(world.device) * takes_part
-    world.everyone.all_reduce(shared, counted=False)
-    *measured, delay = (shared / len(everyone)).tolist()
+    if not delays:
+        at = pair if asked[0] in MESSAGES else group
+        delays = _mean(world, at, [_delay(world, at, asked[0])])
     world.choices.clear()
     world.choices.update(chosen)  # what was quickest for these payloads need not be for others
     return {
-        kind: Overlap(_rate(a), _rate(b), max(0.0, delay))
-        for kind, a, b in zip(asked, measured[::2], measured[1::2], strict=True)
+        kind: Overlap(_rate(a), _rate(b), max(0.0, delays[0])) for kind, (a, b) in found.items()
     }
+
+
+def _mean(world: World, group: Group | Pair, numbers: Sequence[float]) -> list[float]:
+    """The means over the ranks that are not alone."""
+    shared = torch.tensor([*numbers, 1.0], dtype=torch.float64).to(world.device)
+    shared *= group.size > 1
+    world.everyone.all_reduce(shared, counted=False)
+    *total, count = shared.tolist()
+    return [x / count for x in total]
 
 
 def _rate(found: float) -> float:
@@ -84,7 +95,7 @@ def _rate(found: float) -> float:
 
 
 def _rates(
-    world: World, group: Group, kind: str, seconds: float, usual: float
+    world: World, group: Group | Pair, kind: str, seconds: float, usual: float
 ) -> tuple[float, float]:
     """a and b on this rank. usual: products a second where nothing else goes on."""
     payload, once = _payload(world, group, kind, seconds / TUNING.parts)
@@ -101,7 +112,7 @@ def _rates(
 
 
 def _beside_products(
-    world: World, group: Group, kind: str, payload: int, seconds: float
+    world: World, group: Group | Pair, kind: str, payload: int, seconds: float
 ) -> tuple[int, float, int]:
     """Collectives that last `seconds` together beside products, what they last, and the products
     done meanwhile."""
@@ -162,7 +173,7 @@ def _computed(device: torch.device, seconds: float) -> int:
     return next(n for n in _products(device) if time.perf_counter() - began >= seconds)
 
 
-def _delay(world: World, group: Group, kind: str) -> float:
+def _delay(world: World, group: Group | Pair, kind: str) -> float:
     """Seconds that a small collective takes longer on this rank after it has computed."""
     later: list[float] = []
     while len(later) < TUNING.delay_calls:
@@ -178,10 +189,10 @@ def _delay(world: World, group: Group, kind: str) -> float:
     return fmean(later)
 
 
-def _payload(world: World, group: Group, kind: str, seconds: float) -> tuple[int, float]:
+def _payload(world: World, group: Group | Pair, kind: str, seconds: float) -> tuple[int, float]:
     """Bytes with which a collective takes about `seconds`, and what it takes."""
     size = TUNING.least_bytes
-    if kind == "reduce_scatter" and group.size > 1:
+    if kind == "reduce_scatter" and isinstance(group, Group):
         choose_way(group, TUNING.most_bytes >> 2)
     slowest(world, group, kind, group.size, size)  # what is done once is not counted
     while True:

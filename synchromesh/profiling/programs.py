@@ -28,7 +28,7 @@ class ProgramTuning:
     """When a program is measured again, and with what care. Chosen, not measured."""
 
     sample_rows: int = 8  # real rows from which larger batches are tiled
-    extrapolate: float = 1.5  # times the rows that were timed, beyond which it is timed again
+    extrapolate: float = 1.5  # times the rows that were timed, or a part, beyond which it is again
     roomy: float = 3.0  # times the memory a program is thought to need: with more, not watched
 
 

@@ -20,7 +20,7 @@ from synchromesh.profiling.live_facts import LiveFacts, agreement_seconds
 from synchromesh.profiling.programs import Wanted, known_memory
 from synchromesh.trace.partition.local import Partition
 from synchromesh.values.profile import Compute, Curve, Pattern, Profile
-from synchromesh.values.traffic import CollectiveKind, sent_bytes
+from synchromesh.values.traffic import MESSAGES, CollectiveKind, sent_bytes
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,12 @@ def _sent(kind: str, payload: float, ranks: int) -> int:
     return sent_bytes(cast(CollectiveKind, kind), int(payload), ranks)
 
 
+def _on(kind: str, pattern: Pattern, devices: int) -> bool:
+    """Whether so many devices have groups of a pattern, or pairs where they send messages."""
+    reach = pattern.stride + 1 if kind in MESSAGES else pattern.size * pattern.stride
+    return reach <= devices
+
+
 def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
     """`known` with links as they are now. Every pattern is sampled by one kind of collective and
     every kind on the most ranks. With D seconds more a sent byte, of that kind r and of these
@@ -188,7 +194,7 @@ def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
     and no less than in proportion: what bounds it where links are quick has not become quicker.
     Overlap stretches as the largest collective does.
     """
-    here = [k for k in sorted(known.network) if k[1].size * k[1].stride <= len(ranks)]
+    here = [k for k in sorted(known.network) if _on(*k, len(ranks))]
     if not here:
         return known
     widest = {kind: max(p for k, p in here if k == kind) for kind, _ in here}

@@ -64,6 +64,8 @@ class Execution:
             plan = planning.choose(step)
             # names of components: the chain is cut there
             self.traces.cuts = plan.cuts(model.paths())
+        elif plan.open_cuts:
+            plan = self._cut(plan, step)
         self._adopt(plan, step, first=True)
 
     def _start(self) -> None:
@@ -89,14 +91,23 @@ class Execution:
         """Makes another plan the active one; nothing has moved where it does not fit
         (ValueError)."""
         cuts, step = self.traces.cuts, self.active.step
-        made = self.planning.solved(step, plan)
+        made = None if plan.open_cuts else self.planning.solved(step, plan)
         try:
-            if made is None and plan.cuts(self.model.paths()) != cuts:
+            if plan.open_cuts:
+                plan = self._cut(plan, step)
+            elif made is None and plan.cuts(self.model.paths()) != cuts:
                 step = self.traces.training_step(plan)
             return self._adopt(plan, step, made=made)
         except ValueError:
             self.traces.cuts = cuts
             raise
+
+    def _cut(self, plan: Plan, step: Step) -> Plan:
+        """The plan with the cuts that it leaves open; the chain keeps its components."""
+        plan.check_rows(self.planning.rows)
+        plan = self.planning.cut(step, plan)
+        self.traces.cuts = plan.cuts(self.model.paths())
+        return plan
 
     def _adopt(
         self, plan: Plan, step: Step, first: bool = False, made: Partition | None = None
@@ -106,6 +117,7 @@ class Execution:
         made: the partition of `step` under `plan`, where it is known.
         """
         ranks, rows = plan.devices(self.world.size), self.planning.rows
+        plan.check_rows(rows)
         stated = self._stated(plan, step)
         layouts = step.undivided(stated)
         pins = unsharded(step, layouts) if coupled(self.optimizer) else {}

@@ -364,6 +364,7 @@ class Trainer:
         everyone, path = self.world.everyone, Path(path)
         cursors = self._loaders.places()
         saved = agreed(everyone, lambda: self._record(cursors, extra or {}), str(path))
+        saved["optimizer"] = self.state.described_optimizer(saved["optimizer"])
         saved = everyone.broadcast_json(saved, self._execution.active.groups.ranks[0])
         checkpoint.save(path, self.state.local_tensors(), saved, self.world)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from synchromesh.engine.batches import checksum, to_device
+from synchromesh.trace.partition.crossings import exchange_of
 from synchromesh.trace.partition.explain import explain
 from synchromesh.training.comparison import Comparison
 from synchromesh.training.deviation import AUTOCAST, TOLERANCE
@@ -215,18 +216,20 @@ def _require_equal(trainer: Trainer, batch: object, step: int) -> None:
 
 
 def _exactly_explained(trainer: Trainer, rows: int) -> bool:
-    """Whether `explain` knows the bytes of each rank: on edges between layouts that do not divide
-    the rows evenly it knows their mean, and of unequal parts that of the largest.
+    """Whether `explain` knows the bytes of each rank: on edges between layouts of a stage that do
+    not divide the rows evenly it knows their mean, and of unequal parts that of the largest.
     """
-    components = trainer.partition.components
-    layouts = {c.layout for c in components}
-    shares = trainer.plan.rows is None and all(rows % layout.data == 0 for layout in layouts)
+    made, plan = trainer.partition, trainer.plan
+    layouts = {c.layout.mesh for c in made.components}
+    sizes = [stop - start for start, stop in plan.micro_rows(rows)]
+    shares = plan.rows is None and not any(n % x.data for n in sizes for x in layouts)
     equal = True
-    for c in components:
+    for c in made.components:
         for item in c.inputs:
-            degree = c.layout.tensor
-            source = degree if item.source is None else components[item.source].layout.tensor
-            for placement, ranks in ((item.have, source), (item.want, degree)):
+            edge = exchange_of(made, c, item)
+            if edge.crosses:
+                continue  # messages are known to the byte
+            for placement, layout in ((item.have, edge.source), (item.want, edge.target)):
                 length = item.value.shape[placement.dim] if placement.sharded else 0
-                equal = equal and placement.even(length, ranks)
-    return (shares and equal) or len({layout.tensor for layout in layouts}) == 1
+                equal = equal and placement.even(length, layout.tensor)
+    return (shares and equal) or len(layouts) == len({x.positions for x in layouts})

@@ -80,6 +80,11 @@ class Compute:
         """The most rows at which every rank was timed."""
         return min(curve.reach for curve in self.forward)
 
+    @property
+    def fewest(self) -> float:
+        """The fewest rows at which every rank was timed."""
+        return max(curve.points[0][0] for curve in self.forward)
+
     def on(self, rank: int, rows: float) -> tuple[float, float]:
         """Seconds of forward and backward on a rank; one curve alone stands for all ranks."""
         at = min(rank, len(self.forward) - 1)

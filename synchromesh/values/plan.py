@@ -340,6 +340,15 @@ class Plan(document.Document):
         ends = [0, *(-(-rows * s.numerator // s.denominator) for s in self._shares(data))]
         return tuple(pairwise(ends))
 
+    def check_rows(self, rows: int) -> None:
+        """ValueError where global batches of `rows` rows are too small for the micro-batches."""
+        if self.micro_batches > rows:
+            raise ValueError(
+                f"plan {str(self)!r}: a global batch of {rows} rows cannot be cut into "
+                f"{self.micro_batches} micro-batches, each of which has a row at least: give "
+                "larger batches, or cut them into fewer"
+            )
+
     def micro_rows(self, rows: int) -> tuple[tuple[int, int], ...]:
         """The global batch rows [start, stop) of each micro-batch; of those that have any."""
         ends = [-(-rows * i // self.micro_batches) for i in range(self.micro_batches + 1)]
@@ -376,6 +385,8 @@ class Plan(document.Document):
             faults.append("auto is found by the planner: write it alone")
         if self.schedule == "zero-bubble":
             faults.append("the schedule zero-bubble is not executed yet: use 1f1b")
+        if self.stage_count > 1 and (self.pieces or 1) > 1:
+            faults.append("@pieces take turns inside one stage: leave them out, or the stages")
         if self.stage_count > 1 and self.rows is not None:
             faults.append("@rows of several stages are not executed yet: leave them out")
         if any(spec.states != "none" for spec in self.specs):

@@ -51,6 +51,16 @@ class Pattern:
         ]
         return (*made, *((p,) for p in range(filled, devices)))
 
+    def pairs(self, devices: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Every (p, p + stride) between which messages go, in rounds in which no position is in
+        two pairs; those of a round talk at once.
+
+        4 positions, stride 1:   (0 1) (2 3), then (1 2)        stride 3:   (0 3)
+        """
+        every = [(p, p + self.stride) for p in range(devices - self.stride)]
+        rounds = (tuple(x for x in every if x[0] // self.stride % 2 == odd) for odd in (0, 1))
+        return tuple(pairs for pairs in rounds if pairs)
+
 
 LEAST_RATE = 0.05  # of computation beside traffic, and of traffic beside computation
 

@@ -8,7 +8,9 @@ practice, and experience", section 7):
     all_gather         (m-1)/m n    n: bytes of the tensor after it is gathered
     all_to_all         (m-1)/m n    n: bytes that one rank holds
     broadcast                  n    from its root only, 0 elsewhere (counted at the root)
-    send                       n    n: bytes of a message from one rank to another
+
+Between two ranks go messages: `send` one way, `exchange` both ways at once. n: bytes that one of
+them sends to the other.
 
 The engine counts live calls with this function and `explain` predicts with it, so that both can be
 compared. It counts the operation that was asked for, whichever implementation carries it out.
@@ -16,17 +18,21 @@ compared. It counts the operation that was asked for, whichever implementation c
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send"]
+MessageKind = Literal["send", "exchange"]
+CollectiveKind = Literal[
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send", "exchange"
+]
+MESSAGES: tuple[MessageKind, ...] = get_args(MessageKind)
 Direction = Literal["forward", "backward", "gradient"]
 
 
 def sent_bytes(kind: CollectiveKind, payload: int, ranks: int) -> int:
-    """Bytes one of `ranks` ranks sends for a collective over `payload` bytes."""
+    """Bytes one of `ranks` ranks sends for a collective over `payload` bytes, or for a message."""
     if ranks == 1:
         return 0
-    if kind == "send":
+    if kind in MESSAGES:
         return payload
     return (2 if kind == "all_reduce" else 1) * payload * (ranks - 1) // ranks
 

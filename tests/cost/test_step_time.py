@@ -16,7 +16,6 @@ from synchromesh.engine import program
 from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.collectives import TensorAxis
-from synchromesh.engine.exchange import Exchange
 from synchromesh.engine.random import RandomStreams
 from synchromesh.profiling.borders import local_part, record, stand_ins, tiled
 from synchromesh.profiling.silent_group import SilentGroup
@@ -24,6 +23,7 @@ from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.local import Communication, Computation
 from synchromesh.values.buckets import BucketSizes
 from synchromesh.values.component import Rows
+from synchromesh.values.exchange import Exchange
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Compute, Curve, Overlap, Pattern, Profile
@@ -223,10 +223,11 @@ class Order:
             axis,
             RandomStreams(0, CPU),
         )
-        for i, part in enumerate(self.program._parts):
+        bound = [part for _, part in self.program._stages[0].parts]
+        for i, part in enumerate(bound):
             part.walk = self.logged(i, part.walk)
         fetch = self.program._fetch
-        parts = [p.fetches for p in self.program._parts]
+        parts = [part.fetches for part in bound]
 
         def logged(item: Any, *args: Any) -> Iterator[None]:
             i = next(i for i, fetches in enumerate(parts) if any(f is item for f in fetches))

@@ -15,9 +15,10 @@ from synchromesh import catalogue
 from synchromesh.estimate.network import SIZES, Kind, curves, seconds
 from synchromesh.values.cluster import ANY, Cluster, Device, Host, Link
 from synchromesh.values.profile import Pattern
-from synchromesh.values.traffic import CollectiveKind, sent_bytes
+from synchromesh.values.traffic import MESSAGES, CollectiveKind, sent_bytes
 from tests.published import published
 
+COLLECTIVES = [kind for kind in get_args(CollectiveKind) if kind not in MESSAGES]
 KINDS: tuple[Kind, ...] = (*get_args(CollectiveKind), "broadcast")
 SLOW = Link(ANY, ANY, 1e9, 1e-4, start_seconds=1e-3)
 FAST = Link(ANY, ANY, 1e11, 1e-6)
@@ -154,7 +155,7 @@ def test_measured_all_reduces_of_nccl(record_property: object) -> None:
     assert mean(every) < 0.1
 
 
-@pytest.mark.parametrize("kind", get_args(CollectiveKind))
+@pytest.mark.parametrize("kind", COLLECTIVES)
 def test_a_curve_goes_through_the_seconds_of_its_sizes(kind: CollectiveKind) -> None:
     place = cluster([4])
     (curve,) = curves(place, [(kind, Pattern(4))]).values()
@@ -179,3 +180,31 @@ def test_the_slowest_group_counts() -> None:
     place, size = cluster([3, 3]), 1 << 20
     (curve,) = curves(place, [("all_gather", Pattern(2))]).values()
     assert curve(size) == seconds("all_gather", size, place, [2, 3])
+
+
+def messages(place: Cluster, stride: int, size: int) -> tuple[float, ...]:
+    """Seconds of a message one way, and both ways at once."""
+    found = curves(place, [(kind, Pattern(2, stride)) for kind in MESSAGES])
+    return tuple(found[kind, Pattern(2, stride)](size) for kind in MESSAGES)
+
+
+def test_messages_share_what_leaves_a_host_and_what_comes_in() -> None:
+    size = SIZES[-1]
+    wire = size / SLOW.bytes_per_second + SLOW.latency_seconds + SLOW.start_seconds
+    alone = messages(cluster([1, 1]), 1, size)
+    assert alone == pytest.approx((wire, wire))
+    more = SIZES[-1] / SLOW.bytes_per_second
+    # two stages of four ranks, one a host: 0 -> 4, 1 -> 5, 2 -> 6, 3 -> 7 leave it at once
+    assert messages(cluster([4, 4]), 4, size) == pytest.approx((wire + 3 * more,) * 2)
+    # stages of one rank, two of them a host: of 1 -> 2 and 3 -> 4 one enters the middle host and
+    # one leaves it; both ways at once each of them does both
+    assert messages(cluster([2, 2, 2]), 1, size) == pytest.approx((wire, wire + more))
+    # inside a host: its own link
+    inside = size / FAST.bytes_per_second + FAST.latency_seconds
+    assert messages(cluster([4]), 2, size) == pytest.approx((inside, inside))
+
+
+def test_the_slowest_pair_of_both_rounds_counts() -> None:
+    """0 -> 1 and 2 -> 3 stay inside their hosts; 1 -> 2 does not."""
+    one, _ = messages(cluster([2, 2]), 1, SIZES[-1])
+    assert one == pytest.approx(messages(cluster([1, 1]), 1, SIZES[-1])[0])

@@ -1,7 +1,7 @@
 """The facts of a choice on two ranks: equal everywhere, measured once, faults told."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from synchromesh.profiling.programs import Numbers, ProgramTimer, Wanted, memory
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.values.layout import Layout
 from synchromesh.values.profile import Pattern
+from synchromesh.values.traffic import MESSAGES, CollectiveKind
 from tests.models import family, traced
 from tests.ranks import run
 
@@ -85,7 +86,7 @@ def module_json(text: str) -> Any:
 def linked() -> Any:
     """On three ranks, one of them idle."""
     world = World.open()
-    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    kinds = get_args(CollectiveKind)
     found = network.collectives(world, (0, 1), [(k, PATTERN, 100) for k in kinds])
     rates = overlap(world, (0, 1), kinds, 0.002, {})
     sent = world.ledger.sent
@@ -96,12 +97,66 @@ def linked() -> Any:
 def test_an_idle_rank_takes_part() -> None:
     ranks = run(3, linked)
     for curves, rates, sent in ranks:
-        assert sent == 0 and len(curves) == 4
+        assert sent == 0 and len(curves) == len(get_args(CollectiveKind))
         for points in curves.values():
             assert len(points) == 2 and all(y > 0 for _, y in points)
             assert points == tuple(sorted(points)) and points[0][1] <= points[1][1]
-        assert 0 < rates["all_reduce"].compute <= 1 and 0 < rates["all_reduce"].network <= 1
+        for kind in ("all_reduce", *MESSAGES):
+            assert 0 < rates[kind].compute <= 1 and 0 < rates[kind].network <= 1
     assert ranks[0][0] == ranks[1][0] == ranks[2][0] and ranks[0][1] == ranks[2][1]
+
+
+def timed_for_micro_batches() -> list[list[float]]:
+    """Rows that a program was timed with: for one micro-batch, then for eight, and for both."""
+    world = World.open()
+    facts = facts_on(world)
+    made = cut(facts, Layout(1, 1))
+    key = made.program(made.components[0])
+    known = facts.profile([made], None, (0,))
+    fewer = facts.profile([made], known, (0,), micro_batches=(8,))
+    both = facts.profile([made], fewer, (0,), micro_batches=(1, 4, 8))
+    fresh = facts.profile([made], replace(known, compute={}), (0,), micro_batches=(2, 8))
+    world.close()
+    found = (known, fewer, both, fresh)
+    return [[x for x, _ in profile.compute[key].forward[0].points] for profile in found]
+
+
+def test_programs_are_timed_down_to_the_rows_of_micro_batches() -> None:
+    assert timed_for_micro_batches() == [[2, 8], [1, 2, 8], [1, 2, 8], [1, 4]]
+
+
+def messages() -> Any:
+    """On four ranks: what is begun for a message, by stride; the pairs as ranks see them."""
+    world = World.open()
+    ranks, seen = (2, 0, 3, 1), []
+    for stride in (1, 2, 3):
+        for kind in MESSAGES:
+            groups = network._groups(world, ranks, kind, Pattern(2, stride))
+            for pair in groups:
+                assert isinstance(pair, network.Pair)
+                sent, received = torch.full((2,), float(world.rank)), torch.full((2,), -1.0)
+                if pair.size > 1:
+                    pair.start(kind == "exchange", sent, received)()
+                seen.append((kind, stride, int(received[0])))
+    world.close()
+    return seen
+
+
+def test_messages_go_from_the_first_to_the_second_of_a_pair_or_both_ways() -> None:
+    """What each rank receives (. nothing) in every round; positions 0 1 2 3 are ranks 2 0 3 1."""
+    drawn: dict[tuple[str, int], list[str]] = {}
+    for at in zip(*run(4, messages), strict=True):
+        kind, stride, _ = at[0]
+        here = "".join("." if x < 0 else str(x) for _, _, x in at)
+        drawn.setdefault((kind, stride), []).append(here)
+    assert drawn == {
+        ("send", 1): ["23..", "...0"],
+        ("exchange", 1): ["2301", "3..0"],
+        ("send", 2): [".0.2"],
+        ("exchange", 2): ["1032"],
+        ("send", 3): [".2.."],
+        ("exchange", 3): [".21."],
+    }
 
 
 def timed_for_more_rows() -> Any:

@@ -85,6 +85,37 @@ def test_groups_of_a_pattern(size: int, stride: int, devices: int, groups: str) 
     assert drawn(Pattern(size, stride), devices) == groups
 
 
+@pytest.mark.parametrize(
+    ("stride", "devices", "rounds"),
+    [
+        (1, 2, "01"),
+        (1, 4, "01 23, 12"),
+        (2, 4, "02 13"),
+        (2, 8, "02 13 46 57, 24 35"),
+        (3, 4, "03"),  # a skip over two stages, or stages of 3 ranks and one
+        (1, 3, "01, 12"),
+        (2, 5, "02 13, 24"),
+        (4, 4, ""),
+    ],
+)
+def test_pairs_of_a_pattern(stride: int, devices: int, rounds: str) -> None:
+    found = Pattern(2, stride).pairs(devices)
+    texts = (" ".join("".join(map(str, pair)) for pair in pairs) for pairs in found)
+    assert ", ".join(texts) == rounds
+
+
+@given(st.integers(1, 9), st.integers(1, 12))
+def test_every_distance_is_gone_once_and_no_position_talks_to_two(
+    stride: int, devices: int
+) -> None:
+    rounds = Pattern(2, stride).pairs(devices)
+    every = sorted(pair for pairs in rounds for pair in pairs)
+    assert every == [(p, p + stride) for p in range(devices - stride)]
+    for pairs in rounds:
+        positions = [p for pair in pairs for p in pair]
+        assert len(set(positions)) == len(positions)
+
+
 @given(st.integers(1, 4), st.integers(1, 4))
 def test_the_lines_and_columns_of_a_layout_are_patterns(data: int, tensor: int) -> None:
     layout = Layout(data, tensor)
@@ -120,7 +151,11 @@ FULL = Profile(
             (CURVE, CURVE), (CURVE,), Memory(CURVE, CURVE, CURVE, CURVE, (0,), (1, 2)), 0.1
         )
     },
-    network={("all_reduce", Pattern(2)): CURVE, ("all_gather", Pattern(2, 2)): CURVE},
+    network={
+        ("all_reduce", Pattern(2)): CURVE,
+        ("all_gather", Pattern(2, 2)): CURVE,
+        ("send", Pattern(2, 3)): CURVE,
+    },
     overlap={"all_reduce": Overlap(0.5, 0.25, 0.001)},
     device=DeviceModel(BurstSpeed(2.0, 0.01), (2.5, 2.0)),
     update_byte=1e-9,
