@@ -2,8 +2,9 @@
 
 First, 60 steps of a tied GPT-2 in float64 with AdamW and a warm-up scheduler on four ranks that
 shift data -> tensor -> hybrid -> data at steps 15, 30 and 45, against one process that never
-shifts; then the same through data -> 2 stages -> interleaved stages -> tensor. Then `synchromesh train` on four ranks of which one is killed with SIGKILL after step 12,
-resumed on two ranks under another plan, against a run left alone.
+shifts; then the same through data -> 2 stages -> interleaved stages -> tensor. Then `synchromesh
+train` on four ranks of which one is killed with SIGKILL after step 12, resumed on two ranks under
+another plan, against a run left alone.
 """
 
 import json
