@@ -13,11 +13,12 @@ from synchromesh.engine.exchange import Exchange, depart
 from synchromesh.engine.groups import Group, World
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.planner import assemble as module
-from synchromesh.planner.assemble import Uniform, assemble, crossings, uniform
+from synchromesh.planner.assemble import assemble, crossings
 from synchromesh.planner.candidate import setting
 from synchromesh.planner.demand import collectives_of
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.planner.problem import BATCH, Problem, evaluate
+from synchromesh.planner.uniform import Uniform, uniform
 from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.trace.step import Step
