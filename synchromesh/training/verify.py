@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from synchromesh.engine.batches import checksum, to_device
+from synchromesh.trace.capture.batch import row_count, take
 from synchromesh.trace.partition.crossings import exchange_of
 from synchromesh.trace.partition.explain import explain
 from synchromesh.training.comparison import Comparison
@@ -127,7 +128,7 @@ def computes_in_float32_only(workload: Workload) -> bool:
     def works(dtype: torch.dtype) -> bool:
         model = cast_model(workload.build(), dtype)
         try:
-            computed(model, workload.loss, cast(workload.example(), dtype))
+            computed(model, workload.loss, [cast(workload.example(), dtype)])
         except RuntimeError:
             return False
         return True
@@ -190,7 +191,7 @@ def _train(
         value = trainer.backward(trainer.shard(batch))
         sent = sent or trainer.gather_numbers(world.ledger.sent)
         gradients = trainer.gradients()
-        made = alone.backward(to_device(batch, world.device)) if alone else None
+        made = alone.backward(*_parts(trainer, to_device(batch, world.device))) if alone else None
         comparison.loss(value, made, step)
         comparison.shards("gradient", gradients, made, step)
         complete = {n: g.clone() for n, g in trainer.state.gathered(gradients, root=0)}
@@ -201,6 +202,13 @@ def _train(
     made = alone.trained() if alone else None
     comparison.shards("parameter", trainer.parameters(), made, steps)
     return sent
+
+
+def _parts(trainer: Trainer, batch: Any) -> list[Any]:
+    """The batch, or its micro-batches where batch norm normalises each by itself."""
+    if not trainer.model.statistics:
+        return [batch]
+    return [take(batch, a, b) for a, b in trainer.plan.micro_rows(row_count(batch))]
 
 
 def _require_equal(trainer: Trainer, batch: object, step: int) -> None:
