@@ -59,7 +59,7 @@ def crossings(uniform: Uniform) -> list[tuple[str, Pattern, int]]:
             size = payload(uniform, c, uniform.layout(degree))
             found[key] = max(size, found.get(key, 0))
 
-    for link in _values(uniform):
+    for link in crossing_values(uniform):
         if link.source == BATCH:
             continue
         for a, b in product(link.made, uniform.degrees):
@@ -92,7 +92,7 @@ def assemble(uniform: Uniform, profile: Profile) -> Problem:
         components.append(known.setdefault(options, options))
     shared: dict[object, Prices] = {}
     links = []
-    for found in _values(uniform):
+    for found in crossing_values(uniform):
         prices = _prices(uniform, found, profile)
         key = (prices.forward.tobytes(), prices.backward.tobytes(), prices.form)
         links.append(PricedEdge(found.source, found.readers, shared.setdefault(key, prices)))
@@ -138,7 +138,7 @@ def _option(
 
 
 @dataclass(frozen=True)
-class _Value:
+class CrossingValue:
     """A value between components: the state it is made in and read in, by degree."""
 
     value: Value
@@ -154,7 +154,7 @@ class _Value:
         )
 
 
-def _values(uniform: Uniform) -> list[_Value]:
+def crossing_values(uniform: Uniform) -> list[CrossingValue]:
     """Every value that crosses a border in some uniform partition, in order of its name's use."""
     inputs: dict[tuple[str, int], dict[int, dict[int, Input]]] = {}
     for m, made in uniform.partitions.items():
@@ -178,7 +178,7 @@ def _values(uniform: Uniform) -> list[_Value]:
             for i in readers
             if uniform.offers(m, i)
         }
-        found.append(_Value(value, source, readers, made_in, wanted))
+        found.append(CrossingValue(value, source, readers, made_in, wanted))
     return found
 
 
@@ -189,7 +189,7 @@ def _made(uniform: Uniform, degree: int, read: Mapping[int, Input]) -> Placement
     return read[near[0]].have if near else REPLICATED
 
 
-def _prices(uniform: Uniform, link: _Value, profile: Profile) -> Prices:
+def _prices(uniform: Uniform, link: CrossingValue, profile: Profile) -> Prices:
     """Seconds by (border of the source, border of the reader): one form for each degree."""
     count = len(uniform.degrees)
     sources = (0,) if link.source == BATCH else range(count)
@@ -200,14 +200,14 @@ def _prices(uniform: Uniform, link: _Value, profile: Profile) -> Prices:
             if not link.wants(b) or (a is not None and a not in link.made):
                 continue  # which nobody asks for
             for direction, seconds in zip(
-                DIRECTIONS, _cheapest(uniform, link, a, b, profile), strict=True
+                DIRECTIONS, cheapest(uniform, link, a, b, profile), strict=True
             ):
                 tables[direction][row, column] = seconds
     return Prices(tables["forward"], tables["backward"], tuple(range(count)))
 
 
-def _cheapest(
-    uniform: Uniform, link: _Value, a: int | None, b: int, profile: Profile
+def cheapest(
+    uniform: Uniform, link: CrossingValue, a: int | None, b: int, profile: Profile
 ) -> tuple[float, float]:
     """Seconds forward and backward from degree `a` to degree `b` (None: leaves of the batch, whose
     gathers are left out, as the module says)."""

@@ -194,8 +194,8 @@ def test_the_cheapest_way_between_two_degrees(
     wanted = {(m, 1): parse(want if m == b else "R") for m in (1, 2, 4)}
     link = module._Value(X, 0, (1,), made, wanted)
     told = Profile(DEVICES, {}, network(**byte))
-    assert module._cheapest(asked, link, a, b, told) == (forward, backward)
-    assert module._cheapest(asked, link, None, b, told) == (0.0, 0.0), "leaves of the batch"
+    assert module.cheapest(asked, link, a, b, told) == (forward, backward)
+    assert module.cheapest(asked, link, None, b, told) == (0.0, 0.0), "leaves of the batch"
 
 
 def test_a_way_that_nobody_measured_is_none() -> None:
@@ -204,7 +204,7 @@ def test_a_way_that_nobody_measured_is_none() -> None:
         X, 0, (1,), dict.fromkeys((2, 4), parse("R")), dict.fromkeys(((2, 1), (4, 1)), parse("R"))
     )
     told = Profile(DEVICES, {}, {k: c for k, c in network().items() if k[1] != ACROSS})
-    assert module._cheapest(asked, link, 2, 4, told) == (float("inf"),) * 2
+    assert module.cheapest(asked, link, 2, 4, told) == (float("inf"),) * 2
     prices = module._prices(asked, link, told)
     assert prices.forward.tolist() == [[0.0, float("inf")], [float("inf"), 0.0]]
 
