@@ -68,7 +68,7 @@ def workers(launcher: int) -> list[int]:
     ).stdout
     rows = [line.split(None, 2) for line in listing.splitlines()[1:]]
     return [
-        int(p) for p, parent, args in rows if int(parent) == launcher and "launch.rank" in args
+        int(p) for p, parent, args in rows if int(parent) == launcher and "synchromesh" in args
     ]
 
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import Tensor
 
 from synchromesh.engine.groups import World
-from synchromesh.planner.assemble import uniform
 from synchromesh.planner.candidate import Candidate, price
 from synchromesh.planner.choice import Choice, misfit
 from synchromesh.planner.decide import decide, survey
 from synchromesh.planner.stage_cut import cut_plan, measured_work, unstaged
+from synchromesh.planner.uniform import uniform
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.machine import device_bytes
 from synchromesh.profiling.memory import process_bytes, storage_bytes
