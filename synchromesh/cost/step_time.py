@@ -4,7 +4,8 @@ Micro-batches take turns as their schedule says (values/schedule.py, cost/turns.
 durations of forward, then of backward. Gradients fill buckets (values/buckets.py) that are
 all-reduced while backward goes on. Then the optimizer steps.
 
-    seconds = walk(forward) + walk(backward) until the last bucket has arrived + update + host
+    seconds = walk(forward) + walk(backward) until the last bucket has arrived
+              + update + calls + host
 
 Every duration is of a component or of a collective; no step of the plan has been run. Where ranks
 differ in speed or rows, a component takes what it takes on the slowest: they meet at every
@@ -109,7 +110,7 @@ def step_time(
             forward = line.clock
     gradients.finish(line)
     update = _update(setting, profile, setting.ranks)
-    total = line.clock + update + profile.host
+    total = line.clock + update + profile.calls.once + profile.host
     return StepTime(
         total, forward, line.clock - forward, update, line.computed, line.waited, micro_batches
     )
@@ -136,7 +137,9 @@ def _compute(
     for position, rank in enumerate(setting.ranks):
         rows = max(1.0, blocks[local.layout.data_index(position)] / micro_batches)
         different[id(found.forward[min(rank, last)]), rows] = rank
-    return max((found.on(rank, rows) for (_, rows), rank in different.items()), key=sum)
+    forward, backward = max((found.on(r, n) for (_, n), r in different.items()), key=sum)
+    calls = profile.calls
+    return max(0.0, forward + calls.forward), max(0.0, backward + calls.backward)
 
 
 def computing(setting: Setting, profile: Profile) -> Callable[[int, float], float]:
