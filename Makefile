@@ -6,6 +6,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
+# tests start Python dozens of times: without bytecode each compiles torch anew, for 3 to 5 s
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test lint types house format picture
 

@@ -1,14 +1,19 @@
 """Every model family under every plan against one process: `python -m benchmarks.equality [--dtype
-float32] [--uneven]`.
+float32] [--uneven | --stages]`.
 
---uneven: models of sizes that few degrees divide, `tensor` and mixed on 2, 3, 4 and 5 ranks. Else
-global batches of 12 rows on four ranks. A short last batch, five steps of AdamW; deviations as
-`synchromesh verify` prints them, with the bytes it measured against those that `explain` predicts.
+--uneven: models of sizes that few degrees divide, `tensor` and mixed on 2, 3, 4 and 5 ranks.
+--stages: all families as two stages of two ranks, 1F1B with four micro-batches; GPT-2 with tied
+embeddings, a U-Net whose skips cross stages and a ResNet of basic blocks under every schedule,
+with 1, 4 and 7 micro-batches on 2 and 4 stages; groups of 3 + 1 ranks; 2 stages of 2 x 2 on 8.
+Else global batches of 12 rows on four ranks. A short last batch, five steps of AdamW; deviations
+as `synchromesh verify` prints them, with the bytes it measured against those that `explain`
+predicts.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -32,6 +37,32 @@ def mixed(family: str, ranks: int) -> str:
     return "; ".join(["data", *(f"{n}={words[i % 3]}" for i, n in enumerate(names) if i % 3)])
 
 
+def stages(family: str, groups: list[str], schedule: str, micro_batches: int, rest: str) -> str:
+    """Stages of about equally many components on groups of ranks; interleaved ones come again."""
+    model, loss, make = MODELS[family]()
+    names = trace(model, loss, make(6), training=True).chain.names
+    turns = groups * (2 if schedule == "interleaved" else 1)
+    firsts = [names[i * len(names) // len(turns)] for i in range(len(turns))]
+    text = "/".join(f"{ranks}:{first}" for ranks, first in zip(turns, firsts, strict=True))
+    return f"{rest}; @stages={text}; @micro_batches={micro_batches}; @schedule={schedule}"
+
+
+def stage_cases() -> Iterator[tuple[str, int, str, tuple[Any, ...]]]:
+    """Family, ranks, name of the plan, arguments of `stages`."""
+    pairs = ["0-1", "2-3"]
+    for family in FAMILIES:
+        yield family, 4, "2 stages of 2x1", (pairs, "1f1b", 4, "data")
+    schedules = [*product((2, 4), ("gpipe", "1f1b")), (4, "interleaved")]
+    for family in ("gpt2", "unet", "resnet_basic"):
+        for (count, schedule), m in product(schedules, (1, 4, 7)):
+            groups = [str(g) for g in range(2 if schedule == "interleaved" else count)]
+            name = f"{count} stages, {schedule}, {m}"
+            yield family, len(groups), name, (groups, schedule, m, "data")
+    for family in ("gpt2", "cnn", "resnet_basic"):
+        yield family, 4, "3 + 1 ranks", (["0-2", "3"], "1f1b", 4, "data")
+        yield family, 8, "2 stages of 2x2", (["0-3", "4-7"], "1f1b", 4, "hybrid:tensor=2")
+
+
 def one(family: str, plan: str, steps: int, dtype: str) -> dict[str, Any]:
     return verify(target(family), plan, steps, dtype)
 
@@ -40,6 +71,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--dtype", choices=("float64", "float32"), default="float64")
     parser.add_argument("--uneven", action="store_true")
+    parser.add_argument("--stages", action="store_true")
     parser.add_argument("--families")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--json", action="store_true")
@@ -47,13 +79,19 @@ def main() -> int:
     torch.set_num_threads(1)
     families = args.families.split(",") if args.families else UNEVEN if args.uneven else FAMILIES
     settings = product((2, 3, 4, 5), ("tensor", "mixed")) if args.uneven else product((4,), PLANS)
+    cases = [
+        (family, ranks, plan, mixed if plan == "mixed" else None, (ranks,))
+        for family, (ranks, plan) in product(families, list(settings))
+    ]
+    if args.stages:
+        cases = [(*case[:3], stages, case[3]) for case in stage_cases() if case[0] in families]
     rows: list[dict[str, Any]] = []
     if not args.json:
         print(
-            f"{'family':18} ranks {'plan':16}{'loss':>9} {'gradient':>9} {'parameter':>9}  bytes"
+            f"{'family':18} ranks {'plan':24}{'loss':>9} {'gradient':>9} {'parameter':>9}  bytes"
         )
-    for family, (ranks, plan) in product(families, list(settings)):
-        text = run(1, mixed, family, ranks)[0] if plan == "mixed" else plan
+    for family, ranks, plan, write, given in cases:
+        text = run(1, write, family, *given)[0] if write else plan
         try:
             row = run(ranks, one, family, text, args.steps, args.dtype, timeout=180)[0]
         except RankFailed as error:
@@ -68,7 +106,7 @@ def main() -> int:
 
 def _line(plan: str, row: dict[str, Any]) -> str:
     if "error" in row:
-        return f"{plan:16} {row['error'].splitlines()[-1]}"
+        return f"{plan:24} {row['error'].splitlines()[-1]}"
     same = all(
         row[key] == row[f"explained_{key}"]
         for key in ("parameter_bytes_per_rank", "sent_bytes_per_step")
@@ -79,7 +117,7 @@ def _line(plan: str, row: dict[str, Any]) -> str:
     verdict = "passed" if row["passed"] else "FAILED"
     known = row["sent_bytes_compared"]  # else the mean of ranks that send unequal amounts
     told = "as explained" if same else "NOT AS EXPLAINED" if known else "in the mean"
-    return f"{plan:16}{deviations}  {told}  {verdict}"
+    return f"{plan:24}{deviations}  {told}  {verdict}"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """The same steps in a plain PyTorch loop and under a plan: what tests of exactness compare.
 
-`differences(case, plan, ranks)` gives the largest relative difference of losses, parameters and
-buffers, and what was warned of.
+`exact(case, plan, ranks)` compares losses, parameters and buffers of every rank. A case is traced
+once for all its ranks and plans (tests/traces.py).
 """
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from synchromesh.trace.capture.comparison import mean
 from synchromesh.trace.capture.export import flat_outputs
 from synchromesh.training.prepare import prepare
 from tests.ranks import run
+from tests.traces import shared
 
 Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -41,6 +43,14 @@ class Case:
     between: Callable[[nn.Module, int], None] | None = None  # what the user does before step i
     micro_batches: int = 1
     options: dict[str, Any] = field(default_factory=dict)  # of prepare
+
+    def first(self) -> Any:
+        """The example batch."""
+        return self.batches[0] if self.example is None else self.example
+
+    def one_trace(self, plan: str) -> AbstractContextManager[None]:
+        """Inside, all ranks and plans take one trace: equal builds compute the same."""
+        return shared(self.build, self.build(), self.loss, self.first(), plan)
 
 
 @dataclass
@@ -74,8 +84,8 @@ def under(case: Case, plan: str) -> Outcome:
     model = case.build()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        example = case.batches[0] if case.example is None else case.example
-        trainer = prepare(model, case.optimizer(model), case.loss, example, plan, **case.options)
+        optimizer = case.optimizer(model)
+        trainer = prepare(model, optimizer, case.loss, case.first(), plan, **case.options)
         losses = []
         for i, batch in enumerate(case.batches):
             if case.between is not None:
@@ -88,7 +98,8 @@ def under(case: Case, plan: str) -> Outcome:
 
 
 def on_ranks(case: Case, plan: str, ranks: int, timeout: float = 60.0) -> list[Outcome]:
-    return run(ranks, under, case, plan, timeout=timeout)
+    with case.one_trace(plan):
+        return run(ranks, under, case, plan, timeout=timeout) if ranks > 1 else [under(case, plan)]
 
 
 def apart(a: Outcome, b: Outcome) -> float:
@@ -118,7 +129,7 @@ def apart(a: Outcome, b: Outcome) -> float:
 def exact(case: Case, plan: str, ranks: int, limit: float = 1e-10) -> list[Outcome]:
     """AssertionError unless every rank's run under the plan is the plain loop's; its outcomes."""
     expected = plain(case)
-    found = on_ranks(case, plan, ranks) if ranks > 1 else [under(case, plan)]
+    found = on_ranks(case, plan, ranks)
     for rank, outcome in enumerate(found):
         gap = apart(outcome, expected)
         assert gap <= limit, (

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 import torch._dynamo  # an optimizer imports it: once here rather than in every rank
 import torch.distributed as dist
 import torch.distributed.tensor  # the same for torch.testing.assert_close
+
+from synchromesh.trace.capture.capture import trace
 
 
 class RankFailed(AssertionError):
@@ -47,12 +50,20 @@ def _rank(
         os._exit(0)
 
 
+@cache
+def _warm_up() -> None:
+    """What torch imports and builds at the first trace of a process: once here rather than in
+    every rank."""
+    trace(torch.nn.Linear(1, 1), lambda m, x: m(x).mean(), torch.ones(2, 1), training=True)
+
+
 def run(size: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
     """`function(*args)` on `size` ranks with a default process group; results by rank.
 
     Fork start: costs 0.1 s instead of the 1.4 to 3.5 s of spawn. Raises `RankFailed` with the
     traceback of the rank that failed first; kills every rank after `timeout` seconds.
     """
+    _warm_up()
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(size)]

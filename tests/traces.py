@@ -19,7 +19,7 @@ from synchromesh.trace.step import Step
 from synchromesh.training import traces as making
 from synchromesh.values.plan import Plan
 
-_KNOWN: dict[Hashable, Step] = {}
+_KNOWN: dict[Hashable, tuple[Any, Step]] = {}  # beside each its function: the key has its id
 
 
 def remembered(
@@ -44,10 +44,11 @@ def remembered(
     settings = (modes, training, tuple(cuts), autocast, rows)
     key = (name, described, computes, signature(batch), settings)
     if key not in _KNOWN:
-        _KNOWN[key] = trace(
+        step = trace(
             model, function, batch, training=training, cuts=cuts, autocast=autocast, rows=rows
         )
-    return _KNOWN[key]
+        _KNOWN[key] = function, step
+    return _KNOWN[key][1]
 
 
 @contextmanager

@@ -65,9 +65,11 @@ def explained(
 ) -> "Explanation":
     """The explanation of `plan` on `ranks` pretended ranks, with the workload's batch size."""
     from synchromesh.engine.model import Model
+    from synchromesh.planner.stage_cut import cut_plan, estimated_work
     from synchromesh.trace.capture.capture import compare, opaque, trace
     from synchromesh.trace.partition.explain import explain
     from synchromesh.trace.partition.partition import partition
+    from synchromesh.values.layout import Layout
     from synchromesh.workloads.stand_in import stand_in
 
     model = Model(stand_in(workload))
@@ -79,6 +81,10 @@ def explained(
     )  # fmt: skip
     if fault := compare(model.module, workload.loss, example, step, autocast=autocast).fault:
         step = opaque(model.module, example, fault)
+    plan.check_rows(rows)
     names = step.chain.names
+    if plan.open_cuts:
+        one = partition(step, [Layout()] * len(names), rows=rows)
+        plan = cut_plan(step, plan, estimated_work(one), ranks)
     layouts = step.undivided(plan.layouts(names, ranks, model.inside(names)))
     return explain(step, partition(step, layouts, rows=rows), plan, ranks, rows)

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from synchromesh.cost.step_time import Setting, measured
-from synchromesh.cost.turns import Run, walked
+from synchromesh.cost.turns import Portion, walked
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values.component import Value
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import Placement
 from synchromesh.values.profile import Profile
-from synchromesh.values.schedule import ActionKind, interleaved
+from synchromesh.values.schedule import ActionKind, taking_turns
 
 Form = tuple[str, int, Placement]  # value, tensor degree, placement
 
@@ -121,11 +121,11 @@ class _MemoryWalk:
         self.setting, self.position, self.micro_batches = setting, position, micro_batches
         self.parts = setting.partition.components
         self.memory = [measured(setting, local, profile).memory for local in self.parts]
-        order = walked(setting.turns, interleaved(micro_batches, len(setting.turns)))
+        order = walked(setting.turns, taking_turns(micro_batches, len(setting.turns)))
         self.passes = dict.fromkeys(  # through components, as they begin
             (action.kind, action.micro_batch, item.component)
             for action, item in order
-            if isinstance(item, Run)
+            if isinstance(item, Portion)
         )
         self.gradients = Counter(  # that are added up to a parameter's
             h.tensor.name for local in self.parts for h in self._trained(local) * micro_batches

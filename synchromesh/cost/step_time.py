@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from synchromesh.cost.timeline import Timeline
-from synchromesh.cost.turns import Run, Transmit, Turn, turns_of, walked
+from synchromesh.cost.turns import Portion, Transmit, Turn, turns_of, walked
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.values import buckets
 from synchromesh.values.buckets import SIZES, BucketSizes
@@ -26,7 +26,7 @@ from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Compute, Pattern, Profile
-from synchromesh.values.schedule import Action, interleaved
+from synchromesh.values.schedule import Action, taking_turns
 from synchromesh.values.traffic import Collective, Direction
 
 _Traffic = tuple[str, float, Pattern]  # kind of a collective, seconds, the groups that it is on
@@ -91,13 +91,13 @@ def step_time(
     seconds = [_compute(setting, local, profile, micro_batches) for local in parts]
     moves = _Moves(setting, profile, micro_batches)
     turns = setting.turns
-    runs = Counter(i.component for turn in turns for i in turn if isinstance(i, Run))
+    runs = Counter(i.component for turn in turns for i in turn if isinstance(i, Portion))
     left = {component: count * micro_batches for component, count in runs.items()}
     gradients = _Gradients(setting, profile, sizes)
     line, forward = Timeline(profile.overlap, profile.device), 0.0
-    for action, item in walked(turns, interleaved(micro_batches, len(turns))):
+    for action, item in walked(turns, taking_turns(micro_batches, len(turns))):
         backward = action.kind == "B"
-        if isinstance(item, Run):
+        if isinstance(item, Portion):
             line.compute(seconds[item.component][backward] * item.share)
             left[item.component] -= backward
             if not left[item.component]:

@@ -14,7 +14,7 @@ from synchromesh.values.schedule import Action, Schedule
 
 
 @dataclass(frozen=True)
-class Run:
+class Portion:
     """A share of what a component computes."""
 
     component: int
@@ -31,20 +31,19 @@ class Transmit:
     departs: bool  # in forward
 
 
-Instruction = Run | Transmit
-Turn = tuple[Instruction, ...]
+Turn = tuple[Portion | Transmit, ...]
 
 
 def turns_of(components: Sequence[LocalComponent]) -> tuple[Turn, ...]:
     """The turns of one micro-batch's forward through the components of a stage."""
-    turns: list[list[Instruction]] = [[]]
+    turns: list[list[Portion | Transmit]] = [[]]
     for i, local in enumerate(components):
         total = sum(e.work for e in local.events if isinstance(e, Computation))
         if not total:
-            turns[-1].append(Run(i, 1.0))
+            turns[-1].append(Portion(i, 1.0))
         for number, event in enumerate(local.events):
             if isinstance(event, Computation):
-                turns[-1].append(Run(i, event.work / total))
+                turns[-1].append(Portion(i, event.work / total))
                 continue
             turns[-1].append(Transmit(i, number, event, True))
             if event.pauses:
@@ -53,9 +52,11 @@ def turns_of(components: Sequence[LocalComponent]) -> tuple[Turn, ...]:
     return tuple(map(tuple, turns))
 
 
-def walked(turns: Sequence[Turn], schedule: Schedule) -> Iterator[tuple[Action, Instruction]]:
+def walked(
+    turns: Sequence[Turn], schedule: Schedule
+) -> Iterator[tuple[Action, Portion | Transmit]]:
     """What the stage does in its order; a backward undoes what its forward did."""
-    for action in schedule.stages[0]:
+    for action in schedule.groups[0]:
         turn = turns[action.turn]
-        for instruction in turn if action.kind == "F" else reversed(turn):
-            yield action, instruction
+        for item in turn if action.kind == "F" else reversed(turn):
+            yield action, item

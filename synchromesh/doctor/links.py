@@ -70,7 +70,7 @@ class CollectiveTiming:
 
 
 @dataclass(frozen=True)
-class Message:
+class MessageTiming:
     """Messages between two ranks: (bytes, seconds one way)."""
 
     a: int
@@ -117,7 +117,9 @@ def _collective(world: World, kind: CollectiveKind, way: str, size: int, seconds
     return median(taken)
 
 
-def messages(world: World, pairs: Sequence[tuple[int, int]], quick: bool = False) -> list[Message]:
+def messages(
+    world: World, pairs: Sequence[tuple[int, int]], quick: bool = False
+) -> list[MessageTiming]:
     """Messages between pairs of ranks, one pair after the other; equal on every rank."""
     group, timed_here = world.everyone, []
     wanted = QUICK_MESSAGES if quick else MESSAGES
@@ -129,7 +131,7 @@ def messages(world: World, pairs: Sequence[tuple[int, int]], quick: bool = False
             if world.rank == a:
                 timed_here.append([a, b, points])
     gathered = [x for rank in group.all_gather_json(timed_here) for x in rank]
-    return [Message(a, b, tuple((n, t) for n, t in points)) for a, b, points in gathered]
+    return [MessageTiming(a, b, tuple((n, t) for n, t in points)) for a, b, points in gathered]
 
 
 def _there_and_back(world: World, a: int, b: int, size: int, calls: int) -> float:

@@ -12,7 +12,7 @@ from time import time
 from typing import Any
 
 from synchromesh.doctor import links, rates
-from synchromesh.doctor.links import CollectiveTiming, Message
+from synchromesh.doctor.links import CollectiveTiming, MessageTiming
 from synchromesh.engine.groups import World
 from synchromesh.profiling.machine import LAB, Machine
 from synchromesh.values.cluster import Cluster, Device, Host, Link
@@ -30,7 +30,7 @@ class Survey:
     copied: tuple[float, ...]  # bytes a second of the device's memory
     clocks: tuple[float, ...]  # seconds ahead of rank 0
     timings: tuple[CollectiveTiming, ...]
-    messages: tuple[Message, ...]
+    messages: tuple[MessageTiming, ...]
     emulated: bool
     date: str
 

@@ -3,7 +3,7 @@ agreement of ranks.
 """
 
 import zlib
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
@@ -46,6 +46,11 @@ def split(rows: int, parts: int) -> Ranges:
     return tuple(zip((0, *ends[:-1]), ends, strict=True))
 
 
+def count_of(ranges: Ranges) -> int:
+    """How many rows are in ranges."""
+    return sum(stop - start for start, stop in ranges)
+
+
 def one_row(batch: Any) -> Any:
     """The batch, with one row of zeros where it has none."""
 
@@ -81,6 +86,19 @@ class GlobalRows:
         step = finest // data
         return tuple((ends[i * step], ends[(i + 1) * step]) for i in range(data))
 
+    @classmethod
+    def of(cls, total: int, data: int, plan: Plan) -> "GlobalRows":
+        """The rows of a (micro-)batch where each data index has the plan's share."""
+        return cls(tuple(b - a for a, b in plan.row_ranges(total, data)), plan)
+
+    def micro_batches(self) -> tuple["GlobalRows", ...]:
+        """The micro-batches of the plan, each of which lies on the data ranks of every stage."""
+        if self.plan.micro_batches == 1:
+            return (self,)
+        data = len(self.counts)
+        cuts = self.plan.micro_rows(self.total)
+        return tuple(GlobalRows.of(b - a, data, self.plan) for a, b in cuts)
+
     def micro(self, parts: int) -> tuple["GlobalRows", ...]:
         """The micro-batches when every data index cuts its own rows into `parts`."""
         cuts = [split(n, parts) for n in self.counts]
@@ -93,13 +111,14 @@ def with_stand_in(
 ) -> Any:
     """The batch; where position has no rows under `layout`, the first row of the first that has.
 
-    Every member of `group`, the ranks of the stage, calls; nothing is sent where all have rows.
+    group: of all positions. Those of `layout` call; nothing is sent where all have rows.
     """
-    if all(rows.counts):
+    counts = [stop - start for start, stop in rows.ranges(layout.data)]
+    if all(counts):
         return batch
-    indices = [layout.data_index(p) for p in range(layout.devices)]
-    source = next(p for p, index in enumerate(indices) if rows.counts[index])
-    without = [p for p, index in enumerate(indices) if not rows.counts[index]]
+    has = {p: counts[layout.data_index(p)] for p in layout.positions}
+    source = next(p for p, count in has.items() if count)
+    without = [p for p, count in has.items() if not count]
     found, structure = pytree.tree_flatten(batch)
     moving = [i for i, x in enumerate(found) if isinstance(x, Tensor) and x.dim()]
     sends: list[tuple[int, Tensor]] = []
@@ -190,11 +209,12 @@ class RowAgreement:
         self,
         group: Group,
         ranks: tuple[int, ...],
-        layout: Layout,
+        layouts: Collection[Layout],
         plan: Plan,
         device: torch.device,
     ) -> None:
-        self.group, self.ranks, self.layout = group, ranks, layout
+        """layouts: of the batch, one on the positions of each stage."""
+        self.group, self.ranks, self.layouts = group, ranks, tuple(layouts)
         self.plan, self.device = plan, device
         self.numbers: list[tuple[int, ...]] = []  # that came with each rank's rows
         self.outdated = False  # whether the model of a rank has changed
@@ -220,7 +240,7 @@ class RowAgreement:
             count = row_count(batch)
         except ValueError as error:  # of this rank alone, maybe: the others must not wait for it
             count, fault = -1, str(error)
-        same = checksum(batch) if self.layout.tensor > 1 else 0
+        same = checksum(batch) if any(x.tensor > 1 for x in self.layouts) else 0
         row = [count, same, int(outdated), fingerprint(marks.data), *marks.numbers(), *numbers]
         table = [row] if self.group.size == 1 else meet(self.group, method, row, self.device)
         if any(row[0] < 0 for row in table):
@@ -249,13 +269,30 @@ class RowAgreement:
 
     def _rows(self, counts: tuple[int, ...], sums: tuple[int, ...]) -> GlobalRows:
         """Of what the ranks that take part have sent."""
-        for index in range(self.layout.data):
-            block = slice(index * self.layout.tensor, (index + 1) * self.layout.tensor)
-            if len(set(zip(counts[block], sums[block], strict=True))) > 1:
-                raise ValueError(
-                    f"ranks {list(self.ranks[block])} work on the same rows but were given "
-                    "different batches "
-                    f"(rows {list(counts[block])}); use trainer.loader or trainer.shard, which "
-                    "know the plan, and seed generators that a data set keeps alike on all ranks"
-                )
-        return GlobalRows(tuple(counts[:: self.layout.tensor]), self.plan)
+        for layout in self.layouts:
+            for first in layout.positions[:: layout.tensor]:
+                block = slice(first, first + layout.tensor)
+                if len(set(zip(counts[block], sums[block], strict=True))) > 1:
+                    raise ValueError(
+                        f"ranks {list(self.ranks[block])} work on the same rows but were given "
+                        f"different batches (rows {list(counts[block])}); use trainer.loader or "
+                        "trainer.shard, which know the plan, and seed generators that a data set "
+                        "keeps alike on all ranks"
+                    )
+        of_stages = [counts[x.first : x.positions.stop : x.tensor] for x in self.layouts]
+        if len(of_stages) == 1 and self.plan.micro_batches == 1:
+            return GlobalRows(of_stages[0], self.plan)
+        totals = [sum(found) for found in of_stages]
+        for layout, found in zip(self.layouts, of_stages, strict=True):
+            for index, count in enumerate(found):
+                wanted = count_of(self.plan.own_rows(totals[0], layout.data, index))
+                if count != wanted:
+                    rank = self.ranks[layout.first + index * layout.tensor]
+                    raise ValueError(
+                        f"rank {rank} was given {count} rows, but of a global batch of "
+                        f"{totals[0]} rows the plan gives it {wanted}: stages and micro-batches "
+                        "need the plan's shares, which trainer.loader and trainer.shard give"
+                    )
+        finest = max(layout.data for layout in self.layouts)
+        own = (self.plan.own_rows(totals[0], finest, i) for i in range(finest))
+        return GlobalRows(tuple(map(count_of, own)), self.plan)

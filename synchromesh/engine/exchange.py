@@ -1,7 +1,8 @@
 """An exchange: a value that one component makes in one layout and another reads in another.
 
-Both layouts cover the ranks of one stage. Forward converts the value, backward the gradient, by
-the same function with the sides exchanged. What a placement means for the two:
+Here both layouts cover the ranks of one stage (engine/crossing.py: of two). Forward converts the
+value, backward the gradient, by the same function with the sides exchanged. What a placement means
+for the two:
 
                 R             r             P             S
     value       replicated    replicated    partial       sharded
@@ -12,8 +13,6 @@ A rank whose row range is empty computes one stand-in row: it receives some row,
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import prod
 from typing import Any
 
 import torch
@@ -21,38 +20,23 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from synchromesh.engine.async_move import async_move
+from synchromesh.engine.change import (
+    assembled,
+    empty,
+    part,
+    receives,
+    rows_back,
+    rows_first,
+    sends,
+)
 from synchromesh.engine.collectives import move
 from synchromesh.engine.communicator import Finish
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.engine.routes import Ranges, Side, Slices, nested, routes
-from synchromesh.values.component import Rows, Value
+from synchromesh.values.component import Rows
+from synchromesh.values.exchange import Exchange
 from synchromesh.values.layout import Layout
-from synchromesh.values.placement import PARTIAL, REPLICATED, Placement
-
-Border = tuple[str, int, Placement]  # a value by name, tensor degree, placement
-_VALUE = {"R": REPLICATED, "r": REPLICATED, "P": PARTIAL}
-_GRADIENT = {"R": REPLICATED, "r": PARTIAL, "P": REPLICATED}
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """A value that one component makes as (source, have) and another reads as (target, want)."""
-
-    value: Value
-    have: Placement
-    want: Placement
-    source: Layout
-    target: Layout
-
-    @cached_property
-    def made(self) -> Border:
-        """The form in which it is there."""
-        return self.value.name, self.source.tensor, self.have
-
-    @cached_property
-    def read(self) -> Border:
-        """The form in which it is wanted."""
-        return self.value.name, self.target.tensor, self.want
+from synchromesh.values.placement import REPLICATED
+from synchromesh.values.routes import Change, Ranges, Side, nested
 
 
 @dataclass(frozen=True)
@@ -61,8 +45,7 @@ class _Conversion:
 
     groups: PlanGroups
     rows: Rows
-    source: Side
-    target: Side
+    change: Change
     gradient: bool = False
 
 
@@ -75,63 +58,23 @@ def depart(
     data index, by data degree. Local tensors have at least one row, the stand-in of a rank without
     rows. Every rank of the stage calls, in equal order.
     """
-    source, target, rows = item.source, item.target, item.value.rows
-    assert source.devices == target.devices, f"{source} and {target} are of one stage"
+    rows = item.value.rows
+    assert not item.crosses, f"{item.source} and {item.target} are of one stage"
     if rows is None:
         return lambda: _rowless(x, item, groups)
-    have, want = _first(item.have, rows), _first(item.want, rows)
-
-    def side(layout: Layout, placement: Placement, kinds: dict[str, Placement]) -> Side:
-        shape = _shape_rows_first(item.value)
-        width = shape[placement.dim] if placement.sharded else 0
-        kind = kinds.get(placement.kind, placement)
-        return Side(layout.tensor, ranges(layout.data), kind, width)
-
-    forward = _Conversion(groups, rows, side(source, have, _VALUE), side(target, want, _VALUE))
+    forward = _Conversion(groups, rows, item.change(ranges, gradient=False))
     if not (x.requires_grad and torch.is_grad_enabled()):
         return _convert(x.detach(), forward)
-    backward = _Conversion(
-        groups, rows, side(target, want, _GRADIENT), side(source, have, _GRADIENT), gradient=True
-    )
+    backward = _Conversion(groups, rows, item.change(ranges, gradient=True), gradient=True)
     return async_move(
         x, lambda value: _convert(value, forward), lambda gradient: _convert(gradient, backward)
     )
 
 
-def _first(placement: Placement, rows: Rows) -> Placement:
-    """`placement` with its dimension counted in the value with rows first (see `_rows_first`)."""
-    if not placement.sharded:
-        return placement
-    assert placement.dim != rows.dim, f"{placement} shards the dimension of the batch rows"
-    shift = 1 if placement.dim < rows.dim else 2
-    return placement.at(placement.dim + shift)
-
-
-def _shape_rows_first(value: Value) -> tuple[int, ...]:
-    """The shape of one row of `value` as `_rows_first` has it."""
-    rows, shape = value.rows, value.shape
-    assert rows is not None, f"{value.name} has no rows"
-    return (1, *shape[: rows.dim], rows.segments, rows.inner, *shape[rows.dim + 1 :])
-
-
-def _rows_first(x: Tensor, rows: Rows, count: int) -> Tensor:
-    """(..., segments x rows x inner, ...) -> (rows, ..., segments, inner, ...), a view."""
-    d = rows.dim
-    assert x.shape[d] == rows.segments * count * rows.inner, (
-        f"{tuple(x.shape)} does not have {count} rows as {rows}"
-    )
-    apart: Tensor = x.unflatten(d, (rows.segments, count, rows.inner))
-    return apart.movedim(d + 1, 0)
-
-
-def _rows_back(x: Tensor, rows: Rows) -> Tensor:
-    return x.movedim(0, rows.dim + 1).flatten(rows.dim, rows.dim + 2)
-
-
 def _convert(x: Tensor, way: _Conversion) -> Finish:
-    source, target, position = way.source, way.target, way.groups.position
+    source, target, position = way.change.source, way.change.target, way.groups.position
     assert position is not None, "an idle rank exchanges nothing"
-    local = _rows_first(x, way.rows, max(1, source.rows_at(position)))
+    local = rows_first(x, way.rows, max(1, source.rows_at(position)))
     received = _redistribute(local, source, target, way.groups, position)
 
     def finish() -> Tensor:
@@ -140,7 +83,7 @@ def _convert(x: Tensor, way: _Conversion) -> Finish:
             row = local[:1]
             row = torch.zeros_like(row) if way.gradient else row
             arrived = _stand_in(row, source, target, position)
-        return _rows_back(arrived, way.rows).contiguous()
+        return rows_back(arrived, way.rows).contiguous()
 
     return finish
 
@@ -166,7 +109,7 @@ def _redistribute(
 ) -> Finish:
     """`x` (rows first) to the other side: a collective where one fits, else routes."""
     kinds = source.placement.kind, target.placement.kind
-    made, read = _layout(source), _layout(target)
+    made, read = source.layout, target.layout
     if kinds == ("R", "R") and target.tensor > source.tensor and nested(source, target):
         if source.tensor == 1:
             gather = groups.tensor_group(read).start_all_gather(x)
@@ -189,77 +132,20 @@ def _redistribute(
     return _route(x, source, target, groups, position)
 
 
-def _layout(side: Side) -> Layout:
-    return Layout(len(side.rows), side.tensor)
-
-
 def _route(x: Tensor, source: Side, target: Side, groups: PlanGroups, position: int) -> Finish:
-    shape, dims = list(x.shape), {}
-    if source.placement.sharded:
-        shape[source.placement.dim] = dims[source.placement.dim] = source.width
-    if target.placement.sharded:
-        dims[target.placement.dim] = target.width
-        shape[target.placement.dim] = target.width_at(position)
-    shape[0] = target.rows_at(position)
-    cut = (0, *sorted(dims))
-    all_routes = routes(source, target, tuple(sorted(dims.items())))
-    outward = [r for r in all_routes if r.sender == position != r.receiver]
-    inward = [r for r in all_routes if r.receiver == position]
-    others = [r for r in inward if r.sender != position]
-    if not outward and not others and len(inward) == 1 and len(inward[0].parts) == 1:
-        ((at, to),) = inward[0].parts
-        if _lengths(shape, cut, to) == shape:  # a part of what is here already
-            return lambda: _box(x, cut, at)
-    sends = [
-        (r.receiver, torch.cat([_box(x, cut, at).reshape(-1) for at, _ in r.parts]))
-        for r in outward
-    ]
-    buffers = [
-        x.new_empty(sum(prod(_lengths(shape, cut, to)) for _, to in r.parts)) for r in others
-    ]
-    wait = groups.everyone.start_exchange(
-        sends, [(r.sender, b) for r, b in zip(others, buffers, strict=True)]
-    )
+    change = Change(source, target)
+    here = part(change, x, position)
+    if here is not None:
+        return lambda: here
+    out = empty(change, x, change.shape(x.shape, position))
+    inward = receives(change, out, position)
+    wait = groups.everyone.start_exchange(sends(change, x, position), inward)
 
     def finish() -> Tensor:
         wait()
-        own = [r for r in inward if r.sender == position]
-        parts = [(to, _box(x, cut, at)) for r in own for at, to in r.parts]
-        for r, buffer in zip(others, buffers, strict=True):
-            shapes = [_lengths(shape, cut, to) for _, to in r.parts]
-            arrived = buffer.split([prod(lengths) for lengths in shapes])
-            for (_, to), part, lengths in zip(r.parts, arrived, shapes, strict=True):
-                parts.append((to, part.view(lengths)))
-        partial = "P" in (source.placement.kind, target.placement.kind)
-        out = x.new_zeros(shape) if partial else x.new_empty(shape)  # else parts fill all of it
-        return _assembled(out, cut, parts, partial)
+        return assembled(change, x, inward, out, position)
 
     return finish
-
-
-def _assembled(
-    out: Tensor, cut: tuple[int, ...], parts: list[tuple[Slices, Tensor]], partial: bool
-) -> Tensor:
-    """`out`, filled with parts, or their sum where they are partial."""
-    for to, part in parts:
-        place = _box(out, cut, to)
-        if partial:
-            place.add_(part)
-        else:
-            place.copy_(part)
-    return out
-
-
-def _lengths(shape: list[int], dims: tuple[int, ...], slices: Slices) -> list[int]:
-    """The shape of a part of a tensor of `shape`."""
-    cut = {dim: length for dim, (_, length) in zip(dims, slices, strict=True)}
-    return [cut.get(d, length) for d, length in enumerate(shape)]
-
-
-def _box(x: Tensor, dims: tuple[int, ...], slices: Slices) -> Tensor:
-    for dim, (first, length) in zip(dims, slices, strict=True):
-        x = x.narrow(dim, first, length)
-    return x
 
 
 def _rowless(x: Tensor, item: Exchange, groups: PlanGroups) -> Tensor:

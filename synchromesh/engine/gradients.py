@@ -7,7 +7,7 @@ afterwards `parameter.grad` is a view of it. Each bucket ends with one number fo
 how many ranks had a gradient: where none had, `grad` stays None.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -80,7 +80,8 @@ class _FlatBucket:
 
 
 class GradientSync:
-    """Sums gradients over each parameter's group: `begin`, the last backward, `finish`.
+    """Sums gradients over each parameter's group: `begin`, `complete` before the last backward of
+    some parameters, `finish`.
 
     Until `begin` gradients accumulate in `parameter.grad` as ever. All ranks of a group give the
     same parameters in the same order; where a group is one rank nothing is copied. When a
@@ -103,6 +104,7 @@ class GradientSync:
             for filled in buckets.fill(shared, _kind, lambda item: item[0].nbytes, sizes)
         ]
         self._armed = False
+        self._complete: set[nn.Parameter] = set()  # after the backward to come
         self._next = 0
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._hook(bucket, index))
@@ -112,9 +114,9 @@ class GradientSync:
 
     def _hook(self, bucket: _FlatBucket, index: int) -> Any:
         def ready(parameter: Tensor) -> None:
-            if not self._armed:
+            if not self._armed or parameter not in self._complete:
                 return
-            assert not bucket.filled[index], "one backward between begin and finish"
+            assert not bucket.filled[index], "a gradient is complete once between begin and finish"
             assert parameter.grad is not None
             bucket.fill(index, parameter.grad)
             if not bucket.waiting and not self._late:
@@ -129,12 +131,17 @@ class GradientSync:
             self._next += 1
 
     def begin(self) -> None:
-        """The next backward is the last of the accumulation: its gradients are summed."""
+        """The accumulation ends with the backwards to come: its gradients will be summed."""
         for bucket in self._buckets:
             if bucket.work is not None:  # a step that failed half-way
                 bucket.work.wait()
             bucket.reset()
         self._armed, self._next = True, 0
+        self._complete.clear()
+
+    def complete(self, parameters: Iterable[nn.Parameter]) -> None:
+        """The gradients of these are complete with the next backward."""
+        self._complete.update(parameters)
 
     def finish(self, scale: float | None = None) -> None:
         """After it every gradient is the sum over its group, times `scale`, on all ranks."""

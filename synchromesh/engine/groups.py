@@ -276,6 +276,22 @@ class Group:
 
         return finish
 
+    def post(
+        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
+    ) -> "Posted":
+        """Begins messages one by one, as `start_exchange` does at once: between two ranks they
+        match in the order in which both post them."""
+        outward = [(i, _movable(x)) for i, x in sends if x.numel()]
+        inward = [(i, y) for i, y in receives if y.numel()]
+        if outward or inward:
+            self._ready()
+        if outward:
+            self.world.ledger.add_messages(sum(_bytes(x) for _, x in outward))
+        assert all(y.is_contiguous() for _, y in inward)
+        work = [dist.isend(x, self.ranks[i], self.messages) for i, x in outward]
+        work += [dist.irecv(_movable(y), self.ranks[i], self.messages) for i, y in inward]
+        return Posted(self.world, work, [x for _, x in outward])
+
     def barrier(self) -> None:
         """Returns when all members have called."""
         if self._ready():
@@ -308,6 +324,26 @@ class Group:
             text.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         dist.broadcast(text, source, group=self.handle)
         return json.loads(bytes(text.tolist()))
+
+
+@dataclass
+class Posted:
+    """Messages under way; what is being sent lives as long."""
+
+    world: "World"
+    work: list[Any]
+    sent: list[Tensor]
+
+    @property
+    def over(self) -> bool:
+        """Whether all have arrived."""
+        return all(work.is_completed() for work in self.work)
+
+    def wait(self) -> None:
+        """Returns when they have."""
+        for work in self.work:
+            self.world.wait(work)
+        self.work, self.sent = [], []
 
 
 class World:

@@ -6,8 +6,9 @@ branches. What the others' forward changes without regard to rows (a teacher tha
 student, counters) it takes over from one of them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,20 +21,23 @@ from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.groups import Group
 from synchromesh.engine.model import Model
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.engine.program import RankOutputs, share
+from synchromesh.engine.program import Passage, RankOutputs, share
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.roll_call import RollCall
 from synchromesh.trace.capture.export import flat_outputs
 from synchromesh.trace.capture.gradients import OwnLeaves, refuse_foreign
 from synchromesh.trace.capture.model_snapshot import CONTAINERS, attributes_of
 from synchromesh.trace.capture.modes import in_mode
+from synchromesh.values.exchange import Border, Exchange
 from synchromesh.values.layout import Layout
 
 
 class OpaqueProgram:
     """`run` as of `Program`; every rank of a data block computes the same rows."""
 
-    targets, coupled = 0, True  # as of `Program`: its loss is what the user's function returns
+    # as of `Program`: one stage, whose loss is what the user's function returns
+    coupled, of, group = True, (0,), 0
+    crossings: Mapping[tuple[int, int], tuple[Exchange, ...]] = MappingProxyType({})
 
     def __init__(
         self,
@@ -61,11 +65,20 @@ class OpaqueProgram:
         self.policy = BatchNormPolicy(self.roll_call)
         self._checked = False  # whether the loss reaches nothing but the model's parameters
 
+    def parameters(self, _: int) -> tuple[str, ...]:
+        """All of the model's."""
+        return tuple(self.model.parameters)
+
     def run(
-        self, micro_batches: Sequence[tuple[Any, GlobalRows]], step: int, first: int = 0
-    ) -> list[RankOutputs]:
-        """As `Program.run`; nothing where this rank has no rows. Training mode where gradients are
-        computed, evaluation mode elsewhere.
+        self,
+        micro_batches: Sequence[tuple[Any, GlobalRows]],
+        step: int,
+        first: int = 0,
+        stage: int | None = None,
+        arrived: Mapping[Border, Tensor] | None = None,
+    ) -> Passage:
+        """As `Program.run`; no results where this rank has no rows. Training mode where gradients
+        are computed, evaluation mode elsewhere.
         """
         if torch.is_grad_enabled() and self.fixed:
             self._refuse_absent(micro_batches)
@@ -74,7 +87,10 @@ class OpaqueProgram:
             results += self._run(batch, rows, step, first + index)
             if torch.is_grad_enabled() and not all(rows.counts):
                 self._hand_over(rows)
-        return results
+        return Passage(results, {}, {}, [])
+
+    def end(self, passage: Passage) -> None:
+        """Nothing is to be freed."""
 
     def _run(self, batch: Any, rows: GlobalRows, step: int, micro_batch: int) -> list[RankOutputs]:
         training = torch.is_grad_enabled()

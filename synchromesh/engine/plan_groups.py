@@ -1,42 +1,59 @@
 """The groups of a plan: the ranks that take part, this rank's place among them."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from synchromesh.engine.groups import Group, World
+from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
+
+Positions = tuple[int, ...]
 
 
 class PlanGroups:
-    """Ranks in order, with the groups of every layout that is used on them.
+    """Ranks in order, with the groups of every layout that is used on them, and those of ranks in
+    several stages that hold the same tensor.
 
     Creating groups is collective: every rank of the world makes the same `PlanGroups`, the idle
     ones too (their `position` is None and their groups hold only themselves).
     """
 
-    def __init__(self, world: World, ranks: tuple[int, ...], layouts: Iterable[Layout]) -> None:
+    def __init__(
+        self,
+        world: World,
+        ranks: tuple[int, ...],
+        layouts: Iterable[Layout],
+        holdings: Collection[Holding] = (),
+    ) -> None:
         self.world = world
         self.ranks = ranks
         self.position = ranks.index(world.rank) if world.rank in ranks else None
-        self._idle: list[tuple[int, ...]] = [(r,) for r in range(world.size) if r not in ranks]
         self.everyone = self._group([tuple(range(len(ranks)))])  # all ranks that take part
-        self._tensor: dict[int, Group] = {}
-        self._data: dict[int, Group] = {1: self.everyone}
-        for layout in sorted({Layout(x.data, x.tensor) for x in layouts}):
-            positions = range(layout.devices)
-            lines = {layout.tensor_positions(p) for p in positions}
-            columns = {layout.data_positions(p) for p in positions}
-            self._tensor[layout.tensor] = self._group(sorted(lines))
-            self._data[layout.tensor] = self._group(sorted(columns))
+        self._tensor: dict[Layout, Group] = {}
+        self._data: dict[Layout, Group] = {}
+        for mesh in sorted({x.mesh for x in layouts}, key=lambda mesh: (mesh.first, mesh)):
+            self._tensor[mesh] = self._group({mesh.tensor_positions(p) for p in mesh.positions})
+            self._data[mesh] = self._group({mesh.data_positions(p) for p in mesh.positions})
+        shared = {tuple(h.positions) for h in holdings if h.home}
+        self._home = {positions: self._group([positions]) for positions in sorted(shared)}
 
-    def _group(self, positions: list[tuple[int, ...]]) -> Group:
+    def _group(self, positions: Iterable[Positions]) -> Group:
+        """Makes the groups of these positions; that of this rank, or of it alone."""
+        made = [tuple(self.ranks[p] for p in line) for line in sorted(positions)]
+        members = {r for line in made for r in line}
         return self.world.groups(
-            [tuple(self.ranks[p] for p in line) for line in positions] + self._idle
+            [*made, *((r,) for r in range(self.world.size) if r not in members)]
         )
 
     def tensor_group(self, layout: Layout) -> Group:
         """The ranks that share this rank's rows under `layout`."""
-        return self._tensor[layout.tensor]
+        return self._tensor[layout.mesh]
 
     def data_group(self, layout: Layout) -> Group:
         """The ranks that hold this rank's part of the parameters under `layout`."""
-        return self._data[layout.tensor]
+        return self._data[layout.mesh]
+
+    def sum_group(self, holding: Holding) -> Group:
+        """The ranks over which this rank sums the gradient of a tensor that it holds."""
+        if holding.home:
+            return self._home[tuple(holding.positions)]
+        return self._data[holding.layout.mesh]

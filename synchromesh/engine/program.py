@@ -4,10 +4,11 @@
 
 A border value is moved at most once to each (layout, placement) in which a later component wants
 it, and dropped after its last reader. Backward is autograd's: moves and exchanges are autograd
-functions.
+functions. A rank runs the components of its stages alone; what it has of other stages' values,
+and hands to them, is a `Passage`.
 
-Several micro-batches may be interleaved (values/schedule.py), so that one computes while a tensor
-of another is under way between ranks:
+Several micro-batches may take turns (values/schedule.py), so that one computes while a tensor of
+another is under way between ranks:
 
     micro-batch 0   [c0] ~~~~~~ [c1] ~~~~~~ [c2]             [ ] computes, ~ is under way
     micro-batch 1        [c0] ~~~~~~ [c1] ~~~~~~ [c2]
@@ -24,16 +25,18 @@ from synchromesh.engine import batches
 from synchromesh.engine.absent import isolated
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.collectives import TensorAxis
-from synchromesh.engine.exchange import Border, Exchange, depart
+from synchromesh.engine.exchange import depart
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.walk import Walk, pauses, walking
-from synchromesh.trace.partition.partition import LocalComponent, Partition
+from synchromesh.trace.partition.crossings import crossings, exchange_of
+from synchromesh.trace.partition.local import LocalComponent, Output, Partition
 from synchromesh.trace.step import Step
+from synchromesh.values.exchange import Border, Exchange
 from synchromesh.values.holding import Holding
-from synchromesh.values.layout import Layout
-from synchromesh.values.placement import REPLICATED, Placement
-from synchromesh.values.schedule import Schedule, interleaved
+from synchromesh.values.layout import Layout, groups_of, leaf_layout_at, stages_of
+from synchromesh.values.placement import REPLICATED
+from synchromesh.values.schedule import Schedule, taking_turns
 
 T = TypeVar("T")
 
@@ -72,8 +75,35 @@ class RankOutputs:
     leads: bool  # whether it is the first of the ranks that have the same outputs
 
 
+@dataclass
+class Passage:
+    """A micro-batch on its way through one stage: what arrived, and what was made of it.
+
+    results: of each of the parts that took turns; outputs are the last stage's. arrived, made: by
+    the form in which a value is there.
+    """
+
+    results: list[RankOutputs]
+    arrived: Mapping[Border, Tensor]
+    made: Mapping[Border, Tensor]
+    lanes: "list[Lane]"
+
+
+@dataclass
+class StageParts:
+    """The components of a stage, bound to this rank's tensors, and the values that it hands on."""
+
+    parts: list[tuple[int, BoundComponent]]  # with their place in the chain
+    arriving: tuple[Border, ...]
+    handed: tuple[Border, ...]
+    outputs: list[tuple[Border, Layout]]
+
+
 class Program:
-    """`run` computes the step's outputs on this rank; an idle rank has no program."""
+    """What this rank runs of the step; an idle rank has no program.
+
+    of: the group of devices of each stage. crossings: what goes from stage to stage.
+    """
 
     def __init__(
         self,
@@ -88,25 +118,53 @@ class Program:
         assert groups.position is not None, "an idle rank runs no program"
         self.step, self.partition, self.groups = step, partition, groups
         self.position = groups.position
-        self.targets, self.coupled = step.targets, bool(step.coupled)
+        self.coupled = bool(step.coupled)
         self._make_axis, self._streams = make_axis, streams
-        self.leaf_layout = partition.leaf_layout
-        self._leaves = [(name, self.leaf_layout.tensor, REPLICATED) for name in step.leaves]
-        self._parts = [self._bind(local, tensors, holdings) for local in partition.components]
-        self._lanes: list[Lane] = []
-        self._outputs = [self._output(o.value.name, o.placement) for o in partition.outputs]
-        self._layout = max((layout for _, layout in self._outputs), key=lambda layout: layout.data)
-        self._forget_early()
-        self.turns = self._pauses() + 1  # of a forward
+        layouts = [local.layout for local in partition.components]
+        self.of = groups_of(layouts)
+        self.crossings = crossings(partition)
+        self.leaf_layout = leaf_layout_at(partition.leaf_layouts, self.position)
+        mesh = self.leaf_layout.mesh
+        self._leaves = [(name, mesh, REPLICATED) for name in step.leaves]
+        self._stages = {
+            number: self._stage(number, stage, tensors, holdings)
+            for number, stage in enumerate(stages_of(layouts))
+            if self.position in layouts[stage[0]].positions
+        }
+        self._lanes: list[Lane] = []  # that are free
+        self.turns = 1 + max(map(self._pauses, self._stages.values()), default=0)  # of a forward
+
+    @property
+    def group(self) -> int:
+        """The group of devices that this rank is in."""
+        return self.of[next(iter(self._stages))]
+
+    def parameters(self, stage: int) -> tuple[str, ...]:
+        """The names of those that a stage uses."""
+        return tuple(name for _, p in self._stages[stage].parts for name in p.local.parameters)
+
+    def _stage(
+        self, number: int, stage: range, tensors: Mapping[str, Tensor],
+        holdings: Mapping[str, Holding],
+    ) -> StageParts:  # fmt: skip
+        bound = [(i, self._bind(self.partition.components[i], tensors, holdings)) for i in stage]
+        arriving, handed = dict[Border, None](), dict[Border, None]()
+        for (source, target), items in self.crossings.items():
+            if target == number:
+                arriving |= {i.read if i.crosses else i.made: None for i in items}
+            if source == number:
+                handed |= {i.made: None for i in items}
+        outputs = []
+        if stage[-1] == len(self.partition.components) - 1:
+            outputs = [self._output(bound, o) for o in self.partition.outputs]
+        made = StageParts(bound, tuple(arriving), tuple(handed), outputs)
+        _forget_early(made)
+        return made
 
     def _bind(
         self, local: LocalComponent, tensors: Mapping[str, Tensor], holdings: Mapping[str, Holding]
     ) -> BoundComponent:
-        fetches = []
-        for item in local.inputs:
-            made_by = None if item.source is None else self.partition.components[item.source]
-            source = self.leaf_layout if made_by is None else made_by.layout
-            fetches.append(Exchange(item.value, item.have, item.want, source, local.layout))
+        fetches = tuple(exchange_of(self.partition, local, item) for item in local.inputs)
         names = (*local.parameters, *local.buffers)
         uses = []
         for index, name in enumerate(local.parameters):
@@ -116,53 +174,61 @@ class Program:
         bound = [tensors[name] for name in names] + [
             self.step.constants[value.name] for value in local.constants
         ]
-        results = tuple((o.value.name, local.layout.tensor, o.placement) for o in local.outputs)
+        mesh = local.layout.mesh
+        results = tuple((o.value.name, mesh, o.placement) for o in local.outputs)
         walk = walking(local.graph)
-        return BoundComponent(local, walk, tuple(fetches), results, (), tuple(bound), tuple(uses))
+        return BoundComponent(local, walk, fetches, results, (), tuple(bound), tuple(uses))
 
-    def _forget_early(self) -> None:
-        """Notes for every form of a border value the last part that touches it."""
-        last: dict[Border, int] = {}
-        for index, part in enumerate(self._parts):
-            for border in (
-                *part.results,
-                *(border for f in part.fetches for border in (f.made, f.read)),
-            ):
-                last[border] = index
-        kept = {border for border, _ in self._outputs}
-        for index, part in enumerate(self._parts):
-            part.dropped = tuple(b for b, i in last.items() if i == index and b not in kept)
-
-    def _pauses(self) -> int:
+    def _pauses(self, stage: StageParts) -> int:
         """How often a forward pauses: at each value that is fetched, at each move of a graph."""
-        count, there = 0, set(self._leaves)
-        for part in self._parts:
+        count, there = 0, {*self._leaves, *stage.arriving}
+        for _, part in stage.parts:
             fetched = {fetch.read for fetch in part.fetches} - there
             count += len(fetched) + pauses(part.local.graph.graph)
             there = (there | fetched | set(part.results)) - set(part.dropped)
         return count
 
-    def _output(self, name: str, placement: Placement) -> tuple[Border, Layout]:
-        for part in self._parts:
+    def _output(
+        self, parts: Sequence[tuple[int, BoundComponent]], output: Output
+    ) -> tuple[Border, Layout]:
+        for _, part in parts:
             for border in part.results:
-                if border[0] == name and border[2] == placement:
+                if border[0] == output.value.name and border[2] == output.placement:
                     return border, part.local.layout
-        raise AssertionError(f"no component gives out {name}")
+        raise ValueError(
+            f"the output {output.value.name} is made in another stage than the last one: let the "
+            "last stage begin with the component that makes it"
+        )
 
     def run(
-        self, micro_batches: Sequence[tuple[Any, GlobalRows]], step: int, first: int = 0
-    ) -> list[RankOutputs]:
-        """The step's outputs on this rank for each of the interleaved micro-batches.
+        self,
+        micro_batches: Sequence[tuple[Any, GlobalRows]],
+        step: int,
+        first: int = 0,
+        stage: int | None = None,
+        arrived: Mapping[Border, Tensor] | None = None,
+    ) -> Passage:
+        """Forward through a stage (none: the only one) for each of the micro-batches that take
+        turns.
 
         micro_batches: this rank's rows under `leaf_layout` (or one of another rank), and the rows
         of all ranks. step, first: name the draws of random operators; micro-batch i draws as
-        first + i.
+        first + i. arrived: values of earlier stages, for the one micro-batch that comes then.
         """
+        parts = self._stages[next(iter(self._stages)) if stage is None else stage]
+        lanes = [self._lane(i, step, first) for i in range(len(micro_batches))]
+        made: dict[Border, Tensor] = {}
         walks = [
-            self._walk(batch, rows, self._lane(i, step, first))
-            for i, (batch, rows) in enumerate(micro_batches)
+            self._walk(parts, batch, rows, lane, arrived or {}, made)
+            for (batch, rows), lane in zip(micro_batches, lanes, strict=True)
         ]
-        return run_forwards(walks, interleaved(len(walks), self.turns))
+        results = run_forwards(walks, taking_turns(len(walks), 1 + self._pauses(parts)))
+        return Passage(results, arrived or {}, made, lanes)
+
+    def end(self, passage: Passage) -> None:
+        """The passage is over, backward and all: what it used is free for another one."""
+        self._lanes += passage.lanes
+        passage.lanes = []
 
     def backward(self) -> AbstractContextManager[None]:
         """What backward runs in: nothing is left to do (engine/opaque.py)."""
@@ -172,20 +238,25 @@ class Program:
         """Nothing either: every rank has run the same program."""
 
     def _lane(self, index: int, step: int, first: int) -> "Lane":
-        while len(self._lanes) <= index:
+        if not self._lanes:
             streams = self._streams.copy()
-            axes = [self._make_axis(part.local.layout, streams) for part in self._parts]
-            self._lanes.append(Lane(streams, axes))
-        lane = self._lanes[index]
+            self._lanes.append(Lane(streams, {
+                i: self._make_axis(part.local.layout, streams)
+                for stage in self._stages.values()
+                for i, part in stage.parts
+            }))  # fmt: skip
+        lane = self._lanes.pop()
         lane.streams.begin(step, first, index)
         return lane
 
     def _walk(
-        self, batch: Any, rows: GlobalRows, lane: "Lane"
-    ) -> Generator[None, None, RankOutputs]:
+        self, stage: StageParts, batch: Any, rows: GlobalRows, lane: "Lane",
+        arrived: Mapping[Border, Tensor], made: dict[Border, Tensor],
+    ) -> Generator[None, None, RankOutputs]:  # fmt: skip
         env: dict[Border, Tensor] = dict(zip(self._leaves, batches.leaves(batch), strict=True))
-        for index, (part, axis) in enumerate(zip(self._parts, lane.axes, strict=True)):
-            layout = part.local.layout
+        env.update(arrived)
+        for index, part in stage.parts:
+            layout, axis = part.local.layout, lane.axes[index]
             data_index = layout.data_index(self.position)
             start, stop = rows.ranges(layout.data)[data_index]
             lane.streams.at(index, data_index, layout.tensor_index(self.position))
@@ -204,13 +275,16 @@ class Program:
             env.update(zip(part.results, results, strict=True))
             for border in part.dropped:
                 env.pop(border, None)
-        outputs = [env[border] for border, _ in self._outputs]
-        return RankOutputs(self.step.outputs, outputs, *share(self._layout, self.position, rows))
+        made.update((border, env[border]) for border in stage.handed)
+        outputs = [env[border] for border, _ in stage.outputs]
+        finest = max((x for _, x in stage.outputs), key=lambda x: x.data, default=None)
+        covers = (0, False) if finest is None else share(finest, self.position, rows)
+        return RankOutputs(self.step.outputs, outputs, *covers)
 
     def _fetch(
         self, fetch: Exchange, axis: TensorAxis, x: Tensor, rows: GlobalRows
     ) -> Generator[None, None, Tensor]:
-        if fetch.source.tensor == fetch.target.tensor:
+        if fetch.source.mesh == fetch.target.mesh:
             length = fetch.value.shape[fetch.have.dim] if fetch.have.sharded else 0
             return (yield from axis.moving(x, str(fetch.have), str(fetch.want), length))
         arrive = depart(x, fetch, self.groups, rows.ranges)
@@ -223,14 +297,25 @@ class Lane:
     """What one micro-batch has of its own: random streams, an axis for each component."""
 
     streams: RandomStreams
-    axes: list[TensorAxis]
+    axes: Mapping[int, TensorAxis]  # by place in the chain
+
+
+def _forget_early(stage: StageParts) -> None:
+    """Notes with each component which forms nobody reads after it."""
+    last: dict[Border, int] = {}
+    for at, (_, part) in enumerate(stage.parts):
+        read = (border for f in part.fetches for border in (f.made, f.read))
+        last |= dict.fromkeys((*part.results, *read), at)
+    kept = {*stage.handed, *(border for border, _ in stage.outputs)}
+    for at, (_, part) in enumerate(stage.parts):
+        part.dropped = tuple(b for b, i in last.items() if i == at and b not in kept)
 
 
 def run_forwards(walks: Sequence[Generator[None, None, T]], schedule: Schedule) -> list[T]:
     """Runs generators, one a micro-batch, from pause to pause in the order of the schedule's
     forwards; what they return."""
     results: dict[int, T] = {}
-    for action in schedule.stages[0]:
+    for action in schedule.groups[0]:
         if action.kind == "F":
             try:
                 next(walks[action.micro_batch])

@@ -1,6 +1,6 @@
 """The seconds of calls measured: what a step costs beside programs, collectives and bytes.
 
-A program of trivial components, `y = w x` each, is run by the engine's own walk and backward. With
+A program of trivial components, `y = w x` each, is run by the engine's own pipeline. With
 f(n) seconds of its forward with n components, b(n) of its backward, and f_1, b_1 those of one such
 component that is timed alone, as all programs are (`profiling/compute.py`),
 
@@ -28,6 +28,7 @@ from synchromesh.engine.batches import GlobalRows, Marks, RowAgreement
 from synchromesh.engine.collectives import TensorAxis
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
+from synchromesh.engine.pipeline import MicroBatch, Pipeline, Seeds
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Program
 from synchromesh.engine.random import RandomStreams
@@ -45,7 +46,7 @@ from synchromesh.trace.partition.local import (
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Chain, Component, Edge, Parameter, Rows, Value
 from synchromesh.values.holding import holdings
-from synchromesh.values.layout import Layout
+from synchromesh.values.layout import Layout, leaf_layouts
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.placement import REPLICATED
 from synchromesh.values.plan import Plan
@@ -106,13 +107,18 @@ def _trivial(world: World, components: int, now: Callable[[], float]) -> tuple[f
     x, seed = torch.ones(1, 1, device=device), torch.ones(1, 1, device=device)
     taken = []
     for turn in range(TUNING.runs + 1):
-        began = now()
-        results = program.run([(x, rows)], turn)
-        middle = now()
-        outputs = [y for result in results for y in result.outputs]
-        start = now()
-        torch.autograd.backward(outputs, [seed] * len(outputs))
-        taken.append((middle - began, now() - start))
+        times = [now()]
+
+        def forwarded(*_: Any, times: list[float] = times) -> None:
+            times.append(now())
+
+        def backwards(_: Any, results: Any, times: list[float] = times) -> Seeds:
+            times.append(now())
+            return [(y, seed) for result in results for y in result.outputs]
+
+        walk = Pipeline([MicroBatch(program, rows, [(x, rows)])], groups, turn, 0, 1)
+        walk.train("1f1b", forwarded, backwards)
+        taken.append((times[1] - times[0], now() - times[2]))
         for parameter in tensors.values():
             parameter.grad = None
     forward, backward = (median(column) for column in zip(*taken[1:], strict=True))
@@ -154,7 +160,8 @@ def _chain(components: int) -> tuple[Step, Partition]:
     chain = Chain(tuple(local.component for local in found), tuple(edges))
     last = values[-1]
     step = Step(chain, None, {}, (last.name,), (values[0].name,), {})
-    return step, Partition(tuple(found), placements, (Output(last, REPLICATED),), _ALONE)
+    output, leaves = (Output(last, REPLICATED),), leaf_layouts([_ALONE])
+    return step, Partition(tuple(found), placements, output, leaves)
 
 
 def _step(
@@ -162,7 +169,7 @@ def _step(
 ) -> float:
     """Seconds of what is asked of model, batch and optimizer in every step, whatever it runs."""
     alone = world.group((world.rank,))
-    agree = RowAgreement(alone, (0,), _ALONE, _SINGLE, world.device)
+    agree = RowAgreement(alone, (0,), [_ALONE], _SINGLE, world.device)
     streams = RandomStreams(0, world.device)
     others = torch.zeros(TUNING.cold_bytes // 4, device=world.device)
     taken = []

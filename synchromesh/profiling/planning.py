@@ -15,6 +15,7 @@ from synchromesh.planner.assemble import uniform
 from synchromesh.planner.candidate import Candidate, price
 from synchromesh.planner.choice import Choice, misfit
 from synchromesh.planner.decide import decide, survey
+from synchromesh.planner.stage_cut import cut_plan, measured_work, unstaged
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.machine import device_bytes
 from synchromesh.profiling.memory import process_bytes, storage_bytes
@@ -90,6 +91,25 @@ def predict(
     else:
         profile = facts.profile([partition], known, ranks)
     return price(facts.partitions, plan, profile), profile
+
+
+def cut(facts: LiveFacts, plan: Plan, known: Profile | None, say: Say = silent) -> Plan:
+    """`plan` with stages of level work, as measured on these ranks. ValueError where its stages do
+    not divide the devices."""
+    problem = facts.problem
+    alone = unstaged(plan, problem.devices)
+    profile = known
+    if known is None:
+        ranks, partition = problem.ranks(alone), facts.partitions.partition(alone)
+        say(f"measuring {len(problem.names)} components to cut them into stages ...")
+        profile = _measured_once(facts, partition, ranks, say)
+
+    def find() -> list[Plan]:
+        assert profile is not None
+        work = measured_work(facts.partitions, plan, profile)
+        return [cut_plan(problem.step, plan, work, problem.devices)]
+
+    return facts.agreed(find, str, Plan.parse)[0]
 
 
 def _measured_once(

@@ -1,6 +1,7 @@
 """A loader: this rank's rows of each global batch of a data set, from a cursor on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch.utils.data import default_collate
 
 from synchromesh.state.cursor import Cursor, StreamPlace
 from synchromesh.state.fetch import CPU, Fetch, Loading
-from synchromesh.state.reading import Collate, OwnRows
+from synchromesh.state.reading import Collate, OwnRows, Ranges
 from synchromesh.state.samples import SampleReader, SampleSource, sample_count
 from synchromesh.state.stream import StreamReader, division
 from synchromesh.state.stream_source import Agree, StreamSource
@@ -148,9 +149,8 @@ class Loader:
         wanted = max(1, self.loading.num_workers)
         place = self.cursor.stream
         if place is None:
-            ranges = self.agree(self._own_rows(self.batch_size))
-            different = len({(start, stop) for start, stop in ranges if start < stop})
-            place = StreamPlace.start(*division(self.dataset, wanted, different))
+            parts = self.agree(self._own_rows(self.batch_size))
+            place = StreamPlace.start(*division(self.dataset, wanted, _divided(parts)))
         elif place.shape[0] != wanted and not hasattr(self.dataset, "shard"):
             raise ValueError(
                 f"the stream divides itself between workers and was read by {place.shape[0]} in "
@@ -171,13 +171,20 @@ class Loader:
     def _drawn_from(self, cursor: Cursor) -> int:
         """The seed of what worker processes draw: ranks that read the same draw the same."""
         common = cursor.stream is not None and cursor.stream.shape[1] == 1
-        first = 0 if common else self._own_rows(self.batch_size)[0]
+        first = 0 if common else self._own_rows(self.batch_size)[0][0]
         return Cursor.mixed(cursor.seed, cursor.epoch, cursor.position, first)
 
-    def _own_rows(self, count: int) -> tuple[int, int]:
-        start, stop = self.rows_of(count)
-        assert 0 <= start <= stop <= count, f"rows [{start}, {stop}) of {count}"
-        return start, stop
+    def _own_rows(self, count: int) -> Ranges:
+        ranges = self.rows_of(count)
+        assert all(0 <= a <= b <= count for a, b in ranges), f"rows {ranges} of {count}"
+        return ranges
+
+
+def _divided(parts: Sequence[Sequence[Sequence[int]]]) -> int:
+    """How many ranks have blocks of rows apart, of the parts of all; 1 where parts mingle."""
+    blocks = sorted({(start, stop) for rank in parts for start, stop in rank if start < stop})
+    apart = all(a[1] <= b[0] for a, b in pairwise(blocks)) and all(len(p) == 1 for p in parts)
+    return len(blocks) if apart else 1
 
 
 def _stream_length(dataset: Any, shuffle: bool) -> int | None:

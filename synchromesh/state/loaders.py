@@ -15,11 +15,11 @@ from synchromesh.state.reading import Collate, OwnRows
 class Loaders:
     """One loader for each data set and order of rows, in the order in which they were asked for.
 
-    row_range(rows): [start, stop) of a global batch that this rank works on.
+    own_rows(rows): the rows of a global batch that this rank works on.
     """
 
-    def __init__(self, row_range: OwnRows, world: World) -> None:
-        self._row_range, self._world = row_range, world
+    def __init__(self, own_rows: OwnRows, world: World) -> None:
+        self._own_rows, self._world = own_rows, world
         self.place = ""  # of the batch that was handed out last
         self._made: list[Loader] = []
         self._seeds: dict[int, int] = {}  # as they were asked for
@@ -57,7 +57,7 @@ class Loaders:
                     )
                 return loader
         loader = Loader(
-            dataset, batch_size, self._row_range, Cursor(seed), shuffle, drop_last, collate,
+            dataset, batch_size, self._own_rows, Cursor(seed), shuffle, drop_last, collate,
             loading, self._world.everyone.all_gather_json, self._world.device,
         )  # fmt: skip
         if self._resumed:

@@ -4,6 +4,7 @@ and how they move.
 
 import zlib
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -165,17 +166,41 @@ class ModelState:
 
     # Optimizer state
 
+    def _held_everywhere(self) -> bool:
+        """Whether every rank has a part of every tensor."""
+        return all(len(h.positions) == self.world.size for h in self.holdings.values())
+
     def _spread_optimizer_state(self) -> None:
-        """Idle ranks learn which optimizer state exists before they receive any (they have done no
-        update).
+        """Ranks learn which optimizer state exists of parameters that they have no part of, before
+        they receive any: they have not updated those.
         """
-        if len(self.ranks) == self.world.size or self.world.size == 1:
+        if self._held_everywhere():
             return
-        root = self.ranks[0]
-        described = self.world.everyone.broadcast_json(
-            self.optimizer_state.describe() if self.world.rank == root else None, root
-        )
-        self.optimizer_state.adopt(described, only_missing=self.world.rank in self.ranks)
+        described = self.described_optimizer(self.optimizer_state.describe())
+        if self.world.rank not in self.ranks:
+            self.optimizer_state.adopt(described)
+            return
+        position = self.ranks.index(self.world.rank)
+        others = [
+            name for name in self.model.parameters if position not in self.holdings[name].positions
+        ]
+        self.optimizer_state.adopt_of(others, described["state"])
+
+    def described_optimizer(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The optimizer as all ranks together know it. own: this rank's description. Each tells
+        of the parameters that it has a part of. Collective where not all have all."""
+        if self._held_everywhere():
+            return dict(own)
+        position = self.ranks.index(self.world.rank) if self.world.rank in self.ranks else None
+        held = {
+            name: entries
+            for name, entries in own["state"].items()
+            if position in self.holdings[name].positions
+        }
+        everyone = self.world.everyone
+        groups = everyone.broadcast_json(own["groups"], self.ranks[0])
+        state = {n: e for known in everyone.all_gather_json(held) for n, e in known.items()}
+        return {"kind": own["kind"], "groups": groups, "state": state}
 
     # Complete tensors
 
@@ -247,7 +272,9 @@ class ModelState:
             return
         for name in names:
             holding = self.holdings[name]
-            group = groups.data_group(holding.gradient_layout)
+            if groups.position not in holding.positions:
+                continue
+            group = groups.sum_group(holding)
             if group.size == 1:
                 continue
             buffer = self.model.buffers[name]

@@ -5,7 +5,7 @@ whole    tensors of other shapes (means of rows, of columns): complete where the
 other    numbers (step counters), equal on all ranks: JSON
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,25 +86,27 @@ class OptimizerState:
             }
         return {"kind": kind, "groups": groups, "state": state}
 
-    def adopt(self, described: Mapping[str, Any], only_missing: bool = False) -> None:
+    def adopt(self, described: Mapping[str, Any]) -> None:
         """Makes the optimizer's groups and counters what `described` says; tensors that move are
         zeros where they are new. ValueError for another optimizer's.
         """
-        if not only_missing:
-            kind = type(self.optimizer).__name__
-            if described["kind"] != kind:
-                raise ValueError(
-                    f"it was saved with the optimizer {described['kind']}, this is {kind}: build "
-                    "it as the saved run did, or begin with its weights: prepare(..., weights=)"
-                )
-            self._adopt_groups(described["groups"])
-            for name, parameter in self.model.parameters.items():
-                if name not in described["state"]:
-                    self.optimizer.state.pop(parameter, None)
-        for name, entries in described["state"].items():
+        kind = type(self.optimizer).__name__
+        if described["kind"] != kind:
+            raise ValueError(
+                f"it was saved with the optimizer {described['kind']}, this is {kind}: build "
+                "it as the saved run did, or begin with its weights: prepare(..., weights=)"
+            )
+        self._adopt_groups(described["groups"])
+        self.adopt_of(self.model.parameters, described["state"])
+
+    def adopt_of(self, names: Iterable[str], described: Mapping[str, Any]) -> None:
+        """The same of the state of some parameters alone."""
+        for name in names:
             parameter = self.model.parameters[name]
-            if only_missing and self.optimizer.state.get(parameter):
+            if name not in described:
+                self.optimizer.state.pop(parameter, None)
                 continue
+            entries = described[name]
             known, state = self.moving(name), self.optimizer.state[parameter]
             for key in [k for k in state if k not in entries["shaped"]]:
                 del state[key]

@@ -12,7 +12,8 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from synchromesh.values.fault import message
 
 Collate = Callable[[list[Any]], Any]
-OwnRows = Callable[[int], tuple[int, int]]  # rows of a global batch -> [start, stop), this rank's
+Ranges = tuple[tuple[int, int], ...]  # [start, stop) of a global batch, in order
+OwnRows = Callable[[int], Ranges]  # rows of a global batch -> this rank's
 
 
 class SampleError(ValueError):
@@ -23,10 +24,15 @@ class SampleError(ValueError):
 class Request:
     """Asks a reader for this rank's part of a global batch."""
 
-    rows: tuple[int, int]  # [start, stop) of the global batch that are this rank's
+    rows: Ranges  # of the global batch, that are this rank's
     size: int  # rows of the global batch
     what: Any  # as the reader understands it; None: nothing, for the turn of a worker
     place: tuple[int, ...] = ()  # from which samples draw (draws.py)
+
+
+def within(row: int, ranges: Ranges) -> bool:
+    """Whether the row is in one of the ranges."""
+    return any(start <= row < stop for start, stop in ranges)
 
 
 @dataclass(frozen=True)

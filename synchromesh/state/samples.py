@@ -5,6 +5,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from synchromesh.engine.batches import count_of
 from synchromesh.state.cursor import Cursor
 from synchromesh.state.draws import draw_from, own_draws
 from synchromesh.state.reading import Collate, Fault, OwnRows, Reading, Request
@@ -66,18 +67,18 @@ class SampleSource:
         """Of the batches that are left; this rank's rows are asked for one by one."""
         cursor = self.cursor
         for indices in self._batches[self._done :]:
-            start, stop = self._own_rows(len(indices))
+            rows = self._own_rows(len(indices))
+            own = [i for start, stop in rows for i in indices[start:stop]]
             yield Request(
-                (start, stop), len(indices),
-                indices[start:stop] or indices[:1],  # one shows the shape where there is no row
-                (cursor.seed, cursor.epoch, cursor.position + start),
+                rows, len(indices),
+                own or indices[:1],  # one shows the shape where there is no row
+                (cursor.seed, cursor.epoch, cursor.position + rows[0][0]),
             )  # fmt: skip
             cursor = cursor.after(len(indices))
 
     def take(self, request: Request, reading: Reading) -> tuple[Any, int]:
         """This rank's batch, and the rows of the global batch."""
-        start, stop = request.rows
-        batch = reading.rows(stop - start)
+        batch = reading.rows(count_of(request.rows))
         self.cursor, self._done = self.cursor.after(request.size), self._done + 1
         return batch, request.size
 

@@ -167,7 +167,6 @@ class StreamReader(Dataset[Reading]):
                 return Reading(fault=Fault.of(what, error))
 
     def _read(self, request: Request, block: StreamBlock) -> Reading:
-        start, stop = request.rows
         counts, items, states = [], list[list[Any]](), []
         own: list[Any] = []
         short = False
@@ -177,7 +176,7 @@ class StreamReader(Dataset[Reading]):
             if block.read[index] == ENDED:
                 counts.append(0)
                 short = True
-            elif max(start, first) < min(stop, last):
+            elif any(max(start, first) < min(stop, last) for start, stop in request.rows):
                 place = (*request.place, index)
                 substream = self._substream(block, index, place)
                 draw_from(*place, block.read[index])
@@ -185,13 +184,14 @@ class StreamReader(Dataset[Reading]):
                 counts.append(len(found))
                 state = substream.state()
                 short |= len(found) < last - first
-                own += found[max(start - first, 0) : max(stop - first, 0)]
+                for start, stop in request.rows:
+                    own += found[max(start - first, 0) : max(stop - first, 0)]
             else:
                 counts.append(-1)
             items.append(found)
             states.append(state)
         self._sample = next((x[:1] for x in items if x), self._sample)
-        draw_from(*request.place, *block.read, start)  # in `collate`
+        draw_from(*request.place, *block.read, request.rows[0][0])  # in `collate`
         numbers = {"counts": tuple(counts), "states": tuple(states), "digest": digest(items)}
         if short:
             return Reading(items=(*items, self._one(block)), **numbers)  # type: ignore[arg-type]

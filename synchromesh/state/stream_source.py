@@ -4,9 +4,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from synchromesh.engine.batches import count_of
 from synchromesh.state.cursor import Cursor, StreamPlace
 from synchromesh.state.draws import draw_from, own_draws
-from synchromesh.state.reading import Collate, OwnRows, Reading, Request, SampleError
+from synchromesh.state.reading import Collate, OwnRows, Reading, Request, SampleError, within
 from synchromesh.state.stream import ENDED, StreamBlock, bounds
 
 Agree = Callable[[Any], list[Any]]  # a value of this rank -> those of all, as JSON has them
@@ -50,7 +51,7 @@ class StreamSource:
         over = [[*row] for row in self._over]
         sizes = [stop - start for start, stop in bounds(self.size, self.blocks)]
         for _ in range(self._worker):
-            yield Request((0, 0), 0, None)
+            yield Request(((0, 0),), 0, None)
         worker = self._worker
         while True:
             places = zip(read[worker], over[worker], strict=True)
@@ -133,24 +134,22 @@ class StreamSource:
 
     def _rows(self, request: Request, reading: Reading, counts: list[int]) -> tuple[int, Reading]:
         """The rows that this rank has of a batch, and its reading, collated."""
-        start, stop = request.rows
         if sum(counts) == self.size:
-            return stop - start, reading
+            return count_of(request.rows), reading
         if not reading.items:  # what it reads is full, or it has no rows
-            return stop - start, reading
+            return count_of(request.rows), reading
         *items, sample = reading.items
         if self.blocks == 1:  # every rank has all of them
-            first, last = self._own_rows(counts[0])
-            own = items[0][first:last]
+            own = [x for a, b in self._own_rows(counts[0]) for x in items[0][a:b]]
         else:
             edges = [first for first, _ in bounds(self.size, self.blocks)]
             own = [
                 item
                 for edge, part in zip(edges, items, strict=True)
                 for row, item in enumerate(part, edge)
-                if start <= row < stop
+                if within(row, request.rows)
             ]
         shown = own or sample
         with own_draws():
-            draw_from(*request.place, *request.what.read, start)
+            draw_from(*request.place, *request.what.read, request.rows[0][0])
             return len(own), Reading(self._collate(shown), len(shown))

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.model import Model
-from synchromesh.engine.opaque import OpaqueProgram
-from synchromesh.engine.program import Program, RankOutputs
-from synchromesh.trace.capture.batch import take
+from synchromesh.engine.pipeline import MicroBatch, Pipeline, Seeds
+from synchromesh.engine.program import RankOutputs
 from synchromesh.trace.capture.export import refuse_metrics
 from synchromesh.training.execution import Execution
-from synchromesh.values.schedule import INTERLEAVED
+from synchromesh.values.schedule import INTERLEAVED, Action
 
 
 class Accumulation:
@@ -59,28 +58,20 @@ class Accumulation:
     ) -> Tensor:
         """Forward and backward of this rank's rows; returns the loss of the accumulation so far.
 
+        micro_batches: 1, or into how many those of a plan without micro-batches are cut here.
         steps: updates done, from which random operators draw. ValueError where rows that depend on
         each other would come into several micro-batches.
         """
-        execution, start = self._execution, 0
-        step = execution.active.step
-        if micro_batches > 1 and step.coupling:
-            raise ValueError(
-                f"micro_batches={micro_batches} would part rows that depend on each other "
-                f"({step.coupled}) and train another loss: leave it out, or give smaller batches"
-            )
-        micro = [part for part in rows.micro(micro_batches) if part.total]  # no rank runs none
+        execution = self._execution
+        micro = self._micro_batches(batch, rows, micro_batches)
+        alone = last and len(micro) == 1 and not self.begun
         with execution.streams.preserved():
-            for part in micro:
-                count = execution.active.local_rows(part)
-                local = batch if micro_batches == 1 else take(batch, start, start + count)
-                start += count
-                if last and part is micro[-1]:
-                    execution.sync.begin()
-                execution.unsettled_rows += count
-                alone = last and len(micro) == 1 and not self.begun
-                self._rows = self._rows or rows.total
-                self._forward_backward(local, part, alone, steps)
+            self._rows = self._rows or rows.total
+            if last:
+                execution.sync.begin()
+            execution.unsettled_rows += sum(execution.active.local_rows(p) for p, _ in micro)
+            self._walk([b for _, b in micro if b is not None], alone, last, steps)
+            self.begun = True
         value = self._loss()
         if last:
             if not any(float(total[4]) for total, _ in self._totals):
@@ -99,73 +90,91 @@ class Accumulation:
             self.summed = True
         return value
 
-    def _forward_backward(self, batch: Any, rows: GlobalRows, alone: bool, steps: int) -> None:
-        """One micro-batch: adds to gradients and to the loss. alone: it is the only one of its
-        accumulation."""
+    def _micro_batches(
+        self, batch: Any, rows: GlobalRows, by_hand: int
+    ) -> list[tuple[GlobalRows, MicroBatch | None]]:
+        """The micro-batches that have rows; without a program on an idle rank."""
         execution = self._execution
-        filled = execution.filled(batch, rows)
-        program = execution.program(filled, execution.loss, rows)
+        step, plan = execution.active.step, execution.active.plan
+        count = max(by_hand, plan.micro_batches)
+        if by_hand > 1 and (plan.micro_batches > 1 or plan.stage_count > 1):
+            raise ValueError(
+                f"micro_batches={by_hand}: the plan cuts batches into {plan.micro_batches} "
+                f"itself; write @micro_batches={by_hand} into the plan instead"
+            )
+        if count > 1 and step.coupling:
+            raise ValueError(
+                f"micro_batches={count} would part rows that depend on each other "
+                f"({step.coupled}) and train another loss: leave it out, or give smaller batches"
+            )
+        parts = rows.micro(by_hand) if by_hand > 1 else rows.micro_batches()
+        return execution.micro_batches(batch, [part for part in parts if part.total])
+
+    def _walk(self, micro: Sequence[MicroBatch], alone: bool, last: bool, steps: int) -> None:
+        """Adds to gradients and to the loss. alone: these are all of the accumulation."""
         sums = torch.zeros(5, dtype=torch.float64, device=self._world.device)
-        results: list[RankOutputs] = []
-        if program is not None:
-            parts = self._overlapped(program, batch, filled, rows)
-            results = program.run(parts, steps, self._programs_run)
-        for result in results:
-            refuse_metrics(result.names)
-            weighted = len(result.outputs) == 2
-            if not self._unit:
-                targets = 0 if program is None else program.targets
-                self._unit = _unit(weighted, targets, self._rows)
-            if result.rows and result.leads:
-                value = result.outputs[0].detach()
-                sums[0] += value if weighted else value * result.rows
-                sums[1] += result.outputs[1].detach() if weighted else result.rows
-                sums[2] = weighted
-            sums[4] += any(value.requires_grad for value in result.outputs)
-            sums[3] = weighted and result.outputs[1].requires_grad and not alone
+        if not micro:
+            self._send(sums)
+            return
+        execution = self._execution
+        walk = Pipeline(
+            micro, execution.active.groups, steps, self._programs_run, apart=INTERLEAVED
+        )
+        complete = walk.last_backwards(execution.active.plan.schedule)
+
+        def forwarded(_: Action, results: Sequence[RankOutputs], last_one: bool) -> None:
+            for result in results:
+                self._add(result, sums, alone)
+            if last_one:
+                self._send(sums)
+
+        def backwards(action: Action, results: Sequence[RankOutputs]) -> Seeds:
+            if last:
+                execution.sync.complete(
+                    [execution.model.parameters[n] for n in complete.get(action, ())]
+                )
+            return self._seeds(results, alone)
+
+        walk.train(execution.active.plan.schedule, forwarded, backwards)
+        self._programs_run += INTERLEAVED * len(micro)
+
+    def _add(self, result: RankOutputs, sums: Tensor, alone: bool) -> None:
+        """Adds what a micro-batch gave to the sums over this rank."""
+        refuse_metrics(result.names)
+        if not result.outputs:
+            return
+        weighted = len(result.outputs) == 2
+        if not self._unit:
+            self._unit = _unit(weighted, self._execution.active.step.targets, self._rows)
+        if result.rows and result.leads:
+            value = result.outputs[0].detach()
+            sums[0] += value if weighted else value * result.rows
+            sums[1] += result.outputs[1].detach() if weighted else result.rows
+            sums[2] = weighted
+        sums[4] += any(value.requires_grad for value in result.outputs)
+        sums[3] = weighted and result.outputs[1].requires_grad and not alone
+
+    def _send(self, sums: Tensor) -> None:
         work = self._world.everyone.all_reduce(sums, asynchronous=True, counted=False)
         self._totals.append((sums, work))
-        self._programs_run += INTERLEAVED
-        self.begun = True
-        if program is not None:
-            with program.backward():
-                self._backward(results)
-            program.after_backward(bool(results))
 
-    def _backward(self, results: Sequence[RankOutputs]) -> None:
-        """Backward of the outputs, each with its share of the global loss.
+    def _seeds(self, results: Sequence[RankOutputs], alone: bool) -> Seeds:
+        """Outputs, each with its share of the gradient of the global loss.
 
         L = S / W       dL = (dS - L dW) / W        W: where it depends on parameters
         """
-        values, seeds = list[Tensor](), list[Tensor]()
+        seeds: Seeds = []
         for result in results:
+            if not result.outputs:
+                continue
             weighted = len(result.outputs) == 2
             weight = (1.0 if weighted else result.rows) / self._unit if result.rows else 0.0
-            values.append(result.outputs[0])
-            seeds.append(torch.full_like(values[-1], weight))
-            if weighted and result.outputs[1].requires_grad:
-                loss = self._loss()
-                values.append(result.outputs[1])
-                seeds.append((-loss * weight).to(values[-1].dtype))
-        live = [(v, s) for v, s in zip(values, seeds, strict=True) if v.requires_grad]
-        if live:
-            torch.autograd.backward([v for v, _ in live], [s for _, s in live])
-
-    def _overlapped(
-        self, program: Program | OpaqueProgram, batch: Any, filled: Any, rows: GlobalRows
-    ) -> list[tuple[Any, GlobalRows]]:
-        """The batch, in one part or cut so that computation and traffic overlap."""
-        count = self._execution.interleaving.micro_batches(
-            0 if program.coupled else min(rows.counts)
-        )
-        if count == 1:
-            return [(filled, rows)]
-        parts, start = [], 0
-        for part in rows.micro(count):
-            stop = start + self._execution.active.local_rows(part)
-            parts.append((take(batch, start, stop), part))
-            start = stop
-        return parts
+            value = result.outputs[0]
+            seeds.append((value, torch.full_like(value, weight)))
+            if weighted and result.outputs[1].requires_grad and alone:
+                of = result.outputs[1]
+                seeds.append((of, (-self._loss() * weight).to(of.dtype)))
+        return seeds
 
     def _loss(self) -> Tensor:
         """The global mean loss of the accumulation; waits for the small all-reduces."""
@@ -180,8 +189,8 @@ class Accumulation:
                 "rows before any backward: give such a batch at once (no micro-batches, no "
                 "accumulation), or detach the weight"
             )
-        if not self._unit:  # of a rank that ran nothing
-            self._unit = _unit(bool(value[2]), 0, self._rows)
+        if not self._unit:  # of a rank without outputs
+            self._unit = _unit(bool(value[2]), self._execution.active.step.targets, self._rows)
         return value[0] / value[1]
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from synchromesh.engine.batches import GlobalRows, RowAgreement
+from synchromesh.engine.batches import GlobalRows, Ranges, RowAgreement
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
-from synchromesh.values.layout import Layout
+from synchromesh.values.layout import Layout, leaf_layout_at
 from synchromesh.values.plan import Plan
 
 
@@ -25,21 +25,26 @@ class ActivePlan:
 
     @property
     def leaf_layout(self) -> Layout:
-        """How the batch's rows lie over the devices."""
-        return self.partition.leaf_layout
+        """How the batch's rows lie over the devices of this rank's stage."""
+        assert self.groups.position is not None, "an idle rank has no rows"
+        return leaf_layout_at(self.partition.leaf_layouts, self.groups.position)
 
-    def row_range(self, rows: int) -> tuple[int, int]:
-        """[start, stop) of a global batch of `rows` rows that this rank works on."""
+    def own_rows(self, rows: int) -> Ranges:
+        """[start, stop) of the parts of a global batch of `rows` rows that this rank works on."""
         position = self.groups.position
         if position is None:
-            return (0, 0)
+            return ((0, 0),)
         layout = self.leaf_layout
-        return self.plan.row_ranges(rows, layout.data)[layout.data_index(position)]
+        return self.plan.own_rows(rows, layout.data, layout.data_index(position))
 
     def local_rows(self, rows: GlobalRows) -> int:
         """How many rows of an agreed batch this rank has; none on an idle rank."""
         position = self.groups.position
-        return 0 if position is None else rows.counts[self.leaf_layout.data_index(position)]
+        if position is None:
+            return 0
+        layout = self.leaf_layout
+        start, stop = rows.ranges(layout.data)[layout.data_index(position)]
+        return stop - start
 
 
 def checked_plan(plan: Plan | str) -> Plan:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from synchromesh.engine import batches
 from synchromesh.engine.groups import World
 from synchromesh.engine.meeting import EVALUATE, EVALUATED, meet
+from synchromesh.engine.pipeline import Pipeline
 from synchromesh.training.execution import Execution
 
 Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
@@ -35,11 +36,12 @@ def means(
             if not rows.total:
                 continue
             count += rows.total
-            batch = execution.filled(batch, rows)
-            program = execution.program(batch, metric, rows)
-            if program is None:
+            parts = execution.micro_batches(batch, rows.micro_batches(), metric)
+            micro = [part for _, part in parts if part is not None]
+            if not micro:
                 continue
-            for result in program.run([(batch, rows)], steps):
+            walk = Pipeline(micro, execution.active.groups, steps, 0, apart=1)
+            for result in walk.forward():
                 if result.leads and result.rows:
                     for name, value in zip(result.names, result.outputs, strict=True):
                         known = sums.get(name, torch.zeros((), dtype=torch.float64))

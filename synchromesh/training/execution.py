@@ -1,6 +1,6 @@
 """The execution of a plan: trace, partition, groups, shards and programs, and how it changes."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from torch import nn
@@ -14,6 +14,7 @@ from synchromesh.engine.interleaving import Interleaving
 from synchromesh.engine.model import Model
 from synchromesh.engine.opaque import OpaqueProgram, hand_over
 from synchromesh.engine.optimizer import check as check_optimizer
+from synchromesh.engine.pipeline import MicroBatch
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Program
 from synchromesh.engine.random import RandomStreams
@@ -22,6 +23,7 @@ from synchromesh.state.agreement import agreed, on_first
 from synchromesh.state.export import load_safetensors
 from synchromesh.state.model_state import ModelState
 from synchromesh.state.switch import TransferStats
+from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.partition import Partition, overlaps, partition, unsharded
 from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import ActivePlan
@@ -59,6 +61,8 @@ class Execution:
             plan = planning.choose(step)
             # names of components: the chain is cut there
             self.traces.cuts = plan.cuts(model.paths())
+        elif plan.open_cuts:
+            plan = self._cut(plan, step)
         self._adopt(plan, step, first=True)
 
     def _start(self) -> None:
@@ -84,14 +88,23 @@ class Execution:
         """Makes another plan the active one; nothing has moved where it does not fit
         (ValueError)."""
         cuts, step = self.traces.cuts, self.active.step
-        made = self.planning.solved(step, plan)
+        made = None if plan.open_cuts else self.planning.solved(step, plan)
         try:
-            if made is None and plan.cuts(self.model.paths()) != cuts:
+            if plan.open_cuts:
+                plan = self._cut(plan, step)
+            elif made is None and plan.cuts(self.model.paths()) != cuts:
                 step = self.traces.training_step(plan)
             return self._adopt(plan, step, made=made)
         except ValueError:
             self.traces.cuts = cuts
             raise
+
+    def _cut(self, plan: Plan, step: Step) -> Plan:
+        """The plan with the cuts that it leaves open; the chain keeps its components."""
+        plan.check_rows(self.planning.rows)
+        plan = self.planning.cut(step, plan)
+        self.traces.cuts = plan.cuts(self.model.paths())
+        return plan
 
     def _adopt(
         self, plan: Plan, step: Step, first: bool = False, made: Partition | None = None
@@ -101,6 +114,7 @@ class Execution:
         made: the partition of `step` under `plan`, where it is known.
         """
         ranks, rows = plan.devices(self.world.size), self.planning.rows
+        plan.check_rows(rows)
         stated = self._stated(plan, step)
         layouts = step.undivided(stated)
         pins = unsharded(step, layouts) if coupled(self.optimizer) else {}
@@ -121,20 +135,22 @@ class Execution:
             )
         self.notices.partitioned(plan, stated, made, step, self.model.parameters)
         self.notices.undivided(stated, made, step, rows)
-        undivided = Layout(1, len(ranks))  # of a metric, maybe
-        groups = PlanGroups(self.world, ranks, (*layouts, undivided))
+        undivided = {Layout(1, x.devices, first=x.first) for x in layouts}  # of a metric, maybe
+        groups = PlanGroups(self.world, ranks, {*layouts, *undivided}, placed.values())
         self.sync.close()
         moved = self.state.move(placed, groups)
         if first:
             self._start()
-        agree = RowAgreement(self.world.everyone, ranks, made.leaf_layout, plan, self.world.device)
+        leaves = made.leaf_layouts.values()
+        agree = RowAgreement(self.world.everyone, ranks, leaves, plan, self.world.device)
         of_components = dict(zip(step.chain.names, layouts, strict=True))
         self.active = ActivePlan(plan, step, made, groups, of_components, agree, mark)
         self.programs = Programs(self.active, self.traces, self.state, self.streams)
         # batch norms of a model that runs as it is come in no order that buckets could keep
         late = step.opaque and self.options.sync_batch_norm
         self.sync = GradientSync(self._gradient_groups(), late=late)
-        self.interleaving = Interleaving(self.world.everyone, overlaps(step, made), plan.pieces)
+        turns = overlaps(step, made) and plan.stage_count == 1
+        self.interleaving = Interleaving(self.world.everyone, turns, plan.pieces)
         return moved
 
     def _stated(self, plan: Plan, step: Step) -> tuple[Layout, ...]:
@@ -159,7 +175,9 @@ class Execution:
             for described in component.parameters:
                 if described.trainable and described.name not in found:
                     holding = self.state.holdings[described.name]
-                    group = groups.data_group(holding.gradient_layout)
+                    if groups.position not in holding.positions:
+                        continue
+                    group = groups.sum_group(holding)
                     found[described.name] = (self.model.parameters[described.name], group)
         return list(found.values())
 
@@ -207,6 +225,43 @@ class Execution:
         place = self.active.fingerprint, steps, call
         return Marks.of(self.model, self.optimizer, batch, place, data)
 
+    def micro_batches(
+        self, batch: Any, rows: Sequence[GlobalRows], function: Any = None
+    ) -> list[tuple[GlobalRows, MicroBatch | None]]:
+        """What this rank runs of each micro-batch, whose rows follow each other in its batch;
+        nothing on an idle rank. function: a metric (none: the loss). All ranks call alike."""
+        found: list[tuple[GlobalRows, MicroBatch | None]] = []
+        start = 0
+        for part in rows:
+            count = self.active.local_rows(part)
+            local = batch if len(rows) == 1 else take(batch, start, start + count)
+            start += count
+            filled = self.filled(local, part)
+            program = self.program(filled, function or self.loss, part)
+            made = None
+            if program is not None:
+                turns = [(filled, part)]
+                if function is None:
+                    turns = self._taking_turns(program, local, filled, part)
+                made = MicroBatch(program, part, turns)
+            found.append((part, made))
+        return found
+
+    def _taking_turns(
+        self, program: Program | OpaqueProgram, batch: Any, filled: Any, rows: GlobalRows
+    ) -> list[tuple[Any, GlobalRows]]:
+        """The batch, in one part or cut so that computation and traffic overlap."""
+        least = 0 if program.coupled or len(program.of) > 1 else min(rows.counts)
+        count = self.interleaving.micro_batches(least)
+        if count == 1:
+            return [(filled, rows)]
+        parts, start = [], 0
+        for part in rows.micro(count):
+            stop = start + self.active.local_rows(part)
+            parts.append((take(batch, start, stop), part))
+            start = stop
+        return parts
+
     def filled(self, batch: Any, rows: GlobalRows) -> Any:
         """The batch; where this rank has no rows, one that is another rank's.
 
@@ -219,9 +274,8 @@ class Execution:
             return batches.one_row(batch)
         if self.active.step.opaque:
             return batch
-        return batches.with_stand_in(
-            batch, rows, self.active.leaf_layout, groups.position, groups.everyone
-        )
+        leaves = self.active.leaf_layout
+        return batches.with_stand_in(batch, rows, leaves, groups.position, groups.everyone)
 
     def program(
         self, batch: Any, function: Any, rows: GlobalRows

@@ -12,6 +12,7 @@ from synchromesh.engine.model import Model
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.decide import next_best, survey
+from synchromesh.planner.stage_cut import cut_plan
 from synchromesh.profiling import planning
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.trace.partition.partition import Partition
@@ -61,6 +62,15 @@ class PlanningSession:
         self._choice_rows = self.rows
         self.profile = self.choice.profile if self.choice.chosen.time else None
         return self.choice.chosen.plan
+
+    def cut(self, step: Step, plan: Plan) -> Plan:
+        """`plan`, which leaves its cuts open, with stages of level work; measures the components
+        under its layouts where that has not been done. ValueError where it has too many."""
+        if plan.stage_count > len(step.chain.names):
+            return cut_plan(step, plan, (), self.world.size)  # says so
+        found = planning.cut(self.facts(step), plan, self.profile, self.say)
+        self.say(f"cut into stages that begin with {', '.join(s.first for s in found.stages)}")
+        return found
 
     def predict(self, step: Step, plan: Plan, known: Profile | None) -> Candidate:
         """What `plan` is predicted to take; measures what is neither in `known` (else in

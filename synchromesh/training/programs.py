@@ -112,8 +112,8 @@ class Programs:
         complete = set() if learns else {n for n, h in holdings.items() if not h.placement.sharded}
         pins = {(n, layout): REPLICATED for n in complete for layout in layouts}
         pins |= {(n, h.layout): h.placement for n, h in holdings.items()}
-        leaf = self.active.leaf_layout
-        made = partition(step, layouts, rows=planned_rows, pins=pins, leaf=leaf)
+        leaves = self.active.partition.leaf_layouts
+        made = partition(step, layouts, rows=planned_rows, pins=pins, leaves=leaves)
         for (name, layout), placement in made.placements.items():
             holding = holdings.get(name)
             if holding is None or (name in complete and placement == REPLICATED):

@@ -3,7 +3,7 @@ rounding alone moves what it computes.
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from synchromesh.trace.capture.batch import autocast_for
+from synchromesh.trace.capture.batch import autocast_for, row_count
 from synchromesh.training.random_rounding import RandomRounding
 from synchromesh.workloads.workload import Loss, Workload
 
@@ -92,15 +92,16 @@ class SingleProcess:
         self._rounding = RandomRounding(device)
         self._noise = NoiseFloor()
 
-    def backward(self, batch: Any) -> Computed:
-        """Loss, gradients and buffers of a global batch, with their noise floors."""
+    def backward(self, *batches: Any) -> Computed:
+        """Loss, gradients and buffers of a global batch, with their noise floors; of its
+        micro-batches, where several are given."""
         with torch.no_grad():
             for name, p in self.moved.named_parameters():
                 p.copy_(self.parameters[name])
                 self._rounding.move_(p)
-        values = computed(self.model, self._loss, batch, self._autocast)
+        values = computed(self.model, self._loss, batches, self._autocast)
         with self._rounding:
-            moved = computed(self.moved, self._loss, batch, self._autocast)
+            moved = computed(self.moved, self._loss, batches, self._autocast)
         return Computed(values, self._noise.add(values, moved))
 
     def update(self, gradients: Mapping[str, Tensor]) -> None:
@@ -118,16 +119,22 @@ class SingleProcess:
 
 
 def computed(
-    model: nn.Module, loss: Loss, batch: Any, autocast: torch.dtype | None = None
+    model: nn.Module, loss: Loss, batches: Sequence[Any], autocast: torch.dtype | None = None
 ) -> dict[str, Tensors]:
-    """Loss, gradients (zeros where a trained parameter has none) and buffers of one forward and
-    backward in this process.
+    """Loss, gradients (zeros where a trained parameter has none) and buffers of a forward of each
+    micro-batch and one backward, in this process.
     """
     for p in model.parameters():
         p.grad = None
-    with autocast_for(batch, autocast):
-        result = loss(model, batch)
-    value = result[0] / result[1] if isinstance(result, tuple) else result
+    total = weight = torch.zeros(())
+    for batch in batches:
+        with autocast_for(batch, autocast):
+            result = loss(model, batch)
+        if not isinstance(result, tuple):
+            rows = row_count(batch) if len(batches) > 1 else 1
+            result = result * rows, torch.tensor(rows)
+        total, weight = total + result[0], weight + result[1]
+    value = total / weight
     value.backward()
     return {
         "loss": {"": value.detach()},

@@ -32,7 +32,7 @@ from synchromesh.state.loader import Loader
 from synchromesh.state.loaders import Loaders
 from synchromesh.state.reading import Collate
 from synchromesh.state.switch import Moved
-from synchromesh.trace.capture.batch import take
+from synchromesh.trace.capture.batch import take_parts
 from synchromesh.trace.partition.partition import Partition, overlaps
 from synchromesh.trace.step import Step
 from synchromesh.training.accumulation import Accumulation, forget_gradients
@@ -63,7 +63,7 @@ class Trainer:
         self.scheduler: LRScheduler | None = None
         self.steps = self.steps_to_come = 0
         self.on_event: Callable[[Decision], None] | None = None
-        self._loaders = Loaders(self.row_range, world)
+        self._loaders = Loaders(self.own_rows, world)
         self._planning = PlanningSession(model, optimizer, example, world, options.say)
         self._execution = Execution(
             model, optimizer, loss, example, plan, world, options, self._planning
@@ -141,11 +141,12 @@ class Trainer:
 
     def shard(self, batch: Any) -> Any:
         """This rank's rows of a global batch, under the current plan (none on an idle rank)."""
-        return take(batch, *self.row_range(batches.row_count(batch)))
+        return take_parts(batch, self.own_rows(batches.row_count(batch)))
 
-    def row_range(self, rows: int) -> tuple[int, int]:
-        """[start, stop) of a global batch of `rows` rows that this rank works on."""
-        return self._execution.active.row_range(rows)
+    def own_rows(self, rows: int) -> tuple[tuple[int, int], ...]:
+        """[start, stop) of the parts of a global batch of `rows` rows that this rank works on: one
+        of each of the plan's micro-batches."""
+        return self._execution.active.own_rows(rows)
 
     def step(self, batch: Any, micro_batches: int = 1) -> Tensor:
         """Forward, backward, synchronise, update. batch: this rank's rows. Returns the global mean
@@ -363,6 +364,7 @@ class Trainer:
         everyone, path = self.world.everyone, Path(path)
         cursors = self._loaders.places()
         saved = agreed(everyone, lambda: self._record(cursors, extra or {}), str(path))
+        saved["optimizer"] = self.state.described_optimizer(saved["optimizer"])
         saved = everyone.broadcast_json(saved, self._execution.active.groups.ranks[0])
         checkpoint.save(path, self.state.local_tensors(), saved, self.world)
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from synchromesh.engine.batches import checksum, to_device
+from synchromesh.trace.capture.batch import row_count, take
+from synchromesh.trace.partition.crossings import exchange_of
 from synchromesh.trace.partition.explain import explain
 from synchromesh.training.comparison import Comparison
 from synchromesh.training.deviation import AUTOCAST, TOLERANCE
@@ -126,7 +128,7 @@ def computes_in_float32_only(workload: Workload) -> bool:
     def works(dtype: torch.dtype) -> bool:
         model = cast_model(workload.build(), dtype)
         try:
-            computed(model, workload.loss, cast(workload.example(), dtype))
+            computed(model, workload.loss, [cast(workload.example(), dtype)])
         except RuntimeError:
             return False
         return True
@@ -189,7 +191,7 @@ def _train(
         value = trainer.backward(trainer.shard(batch))
         sent = sent or trainer.gather_numbers(world.ledger.sent)
         gradients = trainer.gradients()
-        made = alone.backward(to_device(batch, world.device)) if alone else None
+        made = alone.backward(*_parts(trainer, to_device(batch, world.device))) if alone else None
         comparison.loss(value, made, step)
         comparison.shards("gradient", gradients, made, step)
         complete = {n: g.clone() for n, g in trainer.state.gathered(gradients, root=0)}
@@ -200,6 +202,13 @@ def _train(
     made = alone.trained() if alone else None
     comparison.shards("parameter", trainer.parameters(), made, steps)
     return sent
+
+
+def _parts(trainer: Trainer, batch: Any) -> list[Any]:
+    """The batch, or its micro-batches where batch norm normalises each by itself."""
+    if not trainer.model.statistics:
+        return [batch]
+    return [take(batch, a, b) for a, b in trainer.plan.micro_rows(row_count(batch))]
 
 
 def _require_equal(trainer: Trainer, batch: object, step: int) -> None:
@@ -215,18 +224,20 @@ def _require_equal(trainer: Trainer, batch: object, step: int) -> None:
 
 
 def _exactly_explained(trainer: Trainer, rows: int) -> bool:
-    """Whether `explain` knows the bytes of each rank: on edges between layouts that do not divide
-    the rows evenly it knows their mean, and of unequal parts that of the largest.
+    """Whether `explain` knows the bytes of each rank: on edges between layouts of a stage that do
+    not divide the rows evenly it knows their mean, and of unequal parts that of the largest.
     """
-    components = trainer.partition.components
-    layouts = {c.layout for c in components}
-    shares = trainer.plan.rows is None and all(rows % layout.data == 0 for layout in layouts)
+    made, plan = trainer.partition, trainer.plan
+    layouts = {c.layout.mesh for c in made.components}
+    sizes = [stop - start for start, stop in plan.micro_rows(rows)]
+    shares = plan.rows is None and not any(n % x.data for n in sizes for x in layouts)
     equal = True
-    for c in components:
+    for c in made.components:
         for item in c.inputs:
-            degree = c.layout.tensor
-            source = degree if item.source is None else components[item.source].layout.tensor
-            for placement, ranks in ((item.have, source), (item.want, degree)):
+            edge = exchange_of(made, c, item)
+            if edge.crosses:
+                continue  # messages are known to the byte
+            for placement, layout in ((item.have, edge.source), (item.want, edge.target)):
                 length = item.value.shape[placement.dim] if placement.sharded else 0
-                equal = equal and placement.even(length, ranks)
-    return (shares and equal) or len({layout.tensor for layout in layouts}) == 1
+                equal = equal and placement.even(length, layout.tensor)
+    return (shares and equal) or len(layouts) == len({x.positions for x in layouts})

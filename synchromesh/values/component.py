@@ -36,6 +36,11 @@ class Value:
     rows: Rows | None  # None: the value has no batch dimension
     differentiable: bool
 
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an entry."""
+        return ITEM_BYTES[self.dtype]
+
     def bytes(self, rows: int) -> int:
         """Bytes of the value for a batch of `rows` rows."""
         times = rows**self.rows.power if self.rows else 1

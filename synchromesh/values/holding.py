@@ -1,8 +1,8 @@
-"""A holding: which boxes of a parameter or buffer each position of the stage has, and over which
-positions its gradient is summed.
+"""A holding: which boxes of a parameter or buffer each position has, and over which positions its
+gradient is summed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from synchromesh.values.component import Parameter
@@ -12,11 +12,18 @@ from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT
 
 @dataclass(frozen=True)
 class Holding:
-    """One tensor over the K positions of a stage: `placement` on the tensor axis of `layout`."""
+    """One tensor over the positions of a stage: `placement` on the tensor axis of `layout`; or
+    over those of several stages that use it, each of which has all of it (`shared`)."""
 
     tensor: Parameter
     layout: Layout
     placement: Placement = REPLICATED
+    shared: tuple[int, ...] = ()
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Those that hold it, in ascending order; other positions have nothing of it."""
+        return self.shared or self.layout.positions
 
     @property
     def home(self) -> bool:
@@ -26,10 +33,16 @@ class Holding:
     @property
     def gradient_layout(self) -> Layout:
         """The layout whose data ranks sum this tensor's gradient (docs/design.md, "Gradients")."""
-        return Layout(self.layout.devices, 1) if self.home else self.layout
+        if not self.home:
+            return self.layout
+        return Layout(len(self.positions), 1, first=self.positions[0])
 
     def boxes(self, position: int) -> tuple[Box, ...]:
         """The boxes of the tensor at `position`, in local order."""
+        if position not in self.positions:
+            return ()
+        if self.home:
+            return REPLICATED.boxes(self.tensor.shape, 1, 0)
         index = self.layout.tensor_index(position)
         return self.placement.boxes(self.tensor.shape, self.layout.tensor, index)
 
@@ -45,6 +58,8 @@ class Holding:
 
     def bytes_at(self, position: int) -> int:
         """Bytes of what `position` holds."""
+        if position not in self.positions:
+            return 0
         index = self.layout.tensor_index(position)
         shape = self.placement.local_shape(self.tensor.shape, self.layout.tensor, index)
         return replace(self.tensor, shape=shape).bytes
@@ -55,13 +70,13 @@ class Holding:
         return self.gradient_layout.data > 1
 
     def gradient_positions(self, position: int) -> tuple[int, ...]:
-        """Positions over which the gradient of this tensor is summed."""
-        return self.gradient_layout.data_positions(position)
+        """Positions over which its gradient is summed, of which `position` is one."""
+        return tuple(self.positions) if self.home else self.layout.data_positions(position)
 
     @property
     def copies(self) -> int:
         """How many positions hold an equal copy of what one position holds."""
-        return self.layout.data if self.placement.sharded else self.layout.devices
+        return self.layout.data if self.placement.sharded else len(self.positions)
 
 
 def holdings(
@@ -69,8 +84,8 @@ def holdings(
     placements: Mapping[tuple[str, Layout], Placement],
     devices: int,
 ) -> dict[str, Holding]:
-    """Where each tensor lies: as its one layout uses it, or replicated on all positions where
-    layouts differ or none uses it.
+    """Where each tensor lies: as its one layout uses it; where layouts differ replicated on all
+    positions of the stages that use it; where none uses it, on all `devices`.
     """
     uses: dict[str, list[tuple[Layout, Placement]]] = {}
     for (name, layout), placement in placements.items():
@@ -80,7 +95,10 @@ def holdings(
         match uses.get(tensor.name, []):
             case [(layout, placement)]:
                 found[tensor.name] = Holding(tensor, layout, placement)
-            case _:
-                everywhere = Layout(devices, 1)
-                found[tensor.name] = Holding(tensor, everywhere, REPLICATED_PARTIAL_GRADIENT)
+            case several:
+                users = sorted({p for layout, _ in several for p in layout.positions})
+                everywhere = users or range(devices)
+                layout = Layout(len(everywhere), 1, first=everywhere[0])
+                shared = () if tuple(layout.positions) == tuple(everywhere) else tuple(everywhere)
+                found[tensor.name] = Holding(tensor, layout, REPLICATED_PARTIAL_GRADIENT, shared)
     return found

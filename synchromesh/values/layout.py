@@ -11,7 +11,7 @@ Ranks of a line share the rows and split the component's parameters; ranks of a 
 same part of the parameters and sum its gradients.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,6 +46,12 @@ class Layout:
         return self.data * self.tensor
 
     @property
+    def mesh(self) -> "Layout":
+        """The degrees and the positions alone: layouts of one mesh have the same rows on the same
+        ranks, and the same groups."""
+        return Layout(self.data, self.tensor, first=self.first)
+
+    @property
     def positions(self) -> range:
         """The positions of the stage."""
         return range(self.first, self.first + self.devices)
@@ -68,13 +74,6 @@ class Layout:
         return tuple(self.positions[self.tensor_index(position) :: self.tensor])
 
 
-def leaf_layout(layouts: Iterable[Layout]) -> Layout:
-    """How the rows of a batch lie on the devices of a stage: by the largest data degree of its
-    components."""
-    finest = max(layouts, key=lambda layout: layout.data)
-    return Layout(finest.data, finest.tensor)
-
-
 def leaf_layouts(layouts: Iterable[Layout]) -> dict[range, Layout]:
     """How the rows of a batch lie on the devices of each stage: by the largest data degree of the
     components there."""
@@ -84,6 +83,18 @@ def leaf_layouts(layouts: Iterable[Layout]) -> dict[range, Layout]:
         if known is None or layout.data > known.data:
             finest[layout.positions] = Layout(layout.data, layout.tensor, first=layout.first)
     return finest
+
+
+def leaf_layout_at(leaves: Mapping[range, Layout], position: int) -> Layout:
+    """How the rows of a batch lie on the devices of a position's stage."""
+    return next(layout for positions, layout in leaves.items() if position in positions)
+
+
+def groups_of(layouts: Sequence[Layout]) -> tuple[int, ...]:
+    """The group of devices of each stage, counted in the order of their positions."""
+    firsts = [layouts[stage[0]].first for stage in stages_of(layouts)]
+    order = sorted(set(firsts))
+    return tuple(map(order.index, firsts))
 
 
 def stages_of(layouts: Sequence[Layout]) -> tuple[range, ...]:

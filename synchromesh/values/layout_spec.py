@@ -5,13 +5,16 @@
     data                      K x 1                           recompute
     sharded-data              K x 1, states sharded (ZeRO)    states, recompute
     tensor                    1 x K                           recompute
-    hybrid:tensor=2           K/2 x 2                         tensor, data, states, recompute
-    pipeline:stages=2         K/2 x 1 in each of two stages   stages, microbatches and hybrid's
+    hybrid:tensor=2           K/2 x 2                         tensor, data, states, recompute,
+                                                              stages, microbatches
+    pipeline:stages=2         K/2 x 1 in each of two stages   those of hybrid
     auto                      the planner's choice            none
 
-`states` is none, optimizer, gradients or parameters (ZeRO 0 to 3); `recompute=yes` computes
-activations again in the backward pass. Specs are canonical: `hybrid:tensor=1` is `data`,
-`data:states=optimizer` is `sharded-data:states=optimizer`.
+K are the devices of a stage; `stages=2` halves those of the plan into two equal groups, each with
+about half of the work (`Plan.cut`). `states` is none, optimizer, gradients or parameters (ZeRO 0
+to 3); `recompute=yes` computes activations again in the backward pass. Specs are canonical:
+`hybrid:tensor=1` is `data`, `data:states=optimizer` is `sharded-data:states=optimizer`,
+`hybrid:stages=2,tensor=2` is `pipeline:stages=2,tensor=2`.
 """
 
 from dataclasses import dataclass
@@ -28,7 +31,7 @@ OPTIONS: dict[Name, tuple[str, ...]] = {
     "data": ("states", "recompute"),
     "sharded-data": ("states", "recompute"),
     "tensor": ("recompute",),
-    "hybrid": ("tensor", "data", "states", "recompute"),
+    "hybrid": ("stages", "microbatches", "tensor", "data", "states", "recompute"),
     "pipeline": ("stages", "microbatches", "tensor", "data", "states", "recompute"),
     "auto": (),
 }
@@ -82,6 +85,8 @@ class LayoutSpec:
             for field, value in fields.items():
                 object.__setattr__(self, field, value)
 
+        if self.name == "hybrid" and (self.stages or self.microbatches):
+            become(name="pipeline")
         if self.name == "hybrid":
             if self.tensor is None and self.data is None:
                 raise ValueError("hybrid needs a degree: hybrid:tensor=2, hybrid:data=2 or both")
@@ -95,6 +100,17 @@ class LayoutSpec:
             become(states="parameters")
         if self.name == "pipeline":
             become(stages=self.stages or 1, microbatches=self.microbatches or 1)
+
+    @property
+    def of_stage(self) -> "LayoutSpec":
+        """The layout of components inside a stage."""
+        if self.name != "pipeline":
+            return self
+        if self.tensor is None and self.data is None:
+            return LayoutSpec("data", states=self.states, recompute=self.recompute)
+        return LayoutSpec(
+            "hybrid", self.tensor, self.data, None, None, self.states, self.recompute
+        )
 
     @classmethod
     def parse(cls, text: str) -> "LayoutSpec":

@@ -9,8 +9,11 @@ Patterns are matched against module paths as by fnmatch (`*` crosses dots): agai
 name, the modules around it and those inside it. The last match wins; a pattern without match is
 an error. Settings:
 
-    @stages=0-1:embeddings,encoder.*/2-3:decoder.*   ranks and components of each pipeline stage
-    @micro_batches=4          @schedule=gpipe        of the pipeline, and accumulation
+    @stages=0-1:embeddings/2-3:encoder.layer.6       ranks and first component of each pipeline
+                              stage; ranks that come again have several (interleaved schedules)
+    @micro_batches=4          into how many parts the global batch is cut, each of which then lies
+                              on the data ranks of every stage
+    @schedule=gpipe           in which order stages run them (1f1b, gpipe, interleaved)
     @global_batch=256                                rows of a step over all ranks
     @synchronisation=every-step                      or local:8 (every 8 steps), stale:1 (1 late)
     @rows=3,3,2                                      shares of the rows, largest data degree
@@ -33,7 +36,15 @@ from typing import Any
 from synchromesh.values import document, plan_item
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import MOST, LayoutSpec
-from synchromesh.values.plan_item import MOST_COUNT, Override, Stage, show_numbers
+from synchromesh.values.plan_item import (
+    MOST_COUNT,
+    Override,
+    Stage,
+    around,
+    show_numbers,
+    stage_faults,
+    stage_starts,
+)
 from synchromesh.values.suggestion import near
 
 __all__ = ["SCHEDULES", "LayoutSpec", "Override", "Plan", "Stage"]
@@ -89,7 +100,9 @@ class Plan(document.Document):
             )
         if self.stages and (self.ranks is not None or (self.default.stages or 1) > 1):
             raise ValueError("stages with their own ranks exclude @ranks and pipeline:stages=N")
-        order = self.ranks or tuple(r for s in self.stages for r in s.ranks)
+        if faults := stage_faults(self.stages):
+            raise ValueError("; ".join(faults))
+        order = self.ranks or self._stage_ranks()
         wrong = len(set(order)) < len(order) or any(not 0 <= r < MOST for r in order)
         if self.ranks == () or wrong:
             raise ValueError(
@@ -146,9 +159,7 @@ class Plan(document.Document):
             if value == _DEFAULTS[name] or in_default:
                 continue
             if name == "stages":
-                value = "/".join(
-                    f"{plan_item.show_ranks(s.ranks)}:{','.join(s.components)}" for s in value
-                )
+                value = "/".join(map(str, value))
             elif isinstance(value, tuple):
                 value = (
                     plan_item.show_ranks(value) if name == "ranks" else ",".join(map(str, value))
@@ -166,9 +177,7 @@ class Plan(document.Document):
                 {"pattern": o.pattern, "word": str(o.spec)} for o in self.overrides
             ]
         if self.stages:
-            out["stages"] = [
-                {"ranks": list(s.ranks), "components": list(s.components)} for s in self.stages
-            ]
+            out["stages"] = [{"ranks": list(s.ranks), "first": s.first} for s in self.stages]
         for name in _SETTINGS[1:]:
             value = getattr(self, name)
             if value != _DEFAULTS[name]:
@@ -202,16 +211,46 @@ class Plan(document.Document):
         """Pipeline stages, at least one."""
         return len(self.stages) or self.default.stages or 1
 
+    @property
+    def open_cuts(self) -> bool:
+        """Whether the plan has stages of which it does not say where they begin (`cut`)."""
+        return not self.stages and self.stage_count > 1
+
+    def _stage_ranks(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(r for s in self.stages for r in s.ranks))
+
     def devices(self, world: int) -> tuple[int, ...]:
         """The ranks of `world` that take part, in the plan's order; the others are idle."""
-        order = self.ranks or tuple(r for s in self.stages for r in s.ranks) or tuple(range(world))
+        order = self.ranks or self._stage_ranks() or tuple(range(world))
         beyond = sorted(r for r in order if r >= world)
         if beyond:
             raise ValueError(
                 f"the plan names rank {show_numbers(beyond)}, "
                 f"but there are {world} ranks (0 to {world - 1})"
             )
-        return order[:1] if self.default.name == "single" else order
+        return order[:1] if self.default.name == "single" and not self.stages else order
+
+    def cut(self, firsts: Sequence[str], world: int) -> "Plan":
+        """The plan with stages that begin with the components `firsts`, on equal groups of
+        neighbouring ranks; under the interleaved schedule each group comes twice."""
+        order, stages = self.devices(world), self.stage_count
+        assert len(firsts) == stages, f"{stages} stages begin with {firsts}"
+        groups = stages // 2 if self.schedule == "interleaved" else stages
+        if self.schedule == "interleaved" and stages % 2:
+            raise ValueError(
+                f"{self.default}; @schedule=interleaved: each rank has two stages, so their "
+                f"number is even, not {stages}; @stages=... says it by itself"
+            )
+        if len(order) % groups:
+            raise ValueError(
+                f"{self.default}: {groups} groups of equally many ranks do not divide "
+                f"{len(order)} devices"
+            )
+        size = len(order) // groups
+        ranks = [order[g * size : (g + 1) * size] for g in range(groups)]
+        made = tuple(Stage(ranks[s % groups], first) for s, first in enumerate(firsts))
+        default = self.default.of_stage
+        return replace(self, default=default, stages=made, ranks=None)
 
     def layouts(
         self,
@@ -225,8 +264,8 @@ class Plan(document.Document):
         devices, shares of rows that do not fit the largest data degree.
         """
         inside = modules or {}
-        paths = {name: (name, *_around(name), *inside.get(name, ())) for name in names}
-        sizes = self._stage_devices(paths, world)
+        paths = {name: (name, *around(name), *inside.get(name, ())) for name in names}
+        groups = self._groups(names, paths, world)
         specs = dict.fromkeys(names, self.default)
         faults: list[str] = []
         for override in self.overrides:
@@ -240,7 +279,8 @@ class Plan(document.Document):
         found: list[Layout] = []
         for name in names:
             try:
-                found.append(specs[name].layout(sizes[name]))
+                layout = specs[name].layout(len(groups[name]))
+                found.append(replace(layout, first=groups[name].start))
             except ValueError as error:
                 faults.append(str(error))
         largest = max((layout.data for layout in found), default=1)
@@ -253,22 +293,26 @@ class Plan(document.Document):
             raise ValueError("; ".join(dict.fromkeys(faults)))
         return tuple(found)
 
-    def _stage_devices(self, paths: Mapping[str, Sequence[str]], world: int) -> dict[str, int]:
-        """How many devices each component's stage has."""
-        total = len(self.devices(world))
+    def _groups(
+        self, names: Sequence[str], paths: Mapping[str, Sequence[str]], world: int
+    ) -> dict[str, range]:
+        """The positions of each component's stage."""
+        order = self.devices(world)
         if not self.stages:
-            if total % self.stage_count:
+            if self.stage_count > len(names):
                 raise ValueError(
-                    f"{self.default}: {self.stage_count} stages do not divide {total} devices"
+                    f"{self.default}: {self.stage_count} stages, but the model has "
+                    f"{len(names)} components"
                 )
-            return dict.fromkeys(paths, total // self.stage_count)
-        sizes = {}
-        for name, where in paths.items():
-            hits = [s for s in self.stages if any(_matches(p, where) for p in s.components)]
-            if len(hits) != 1:
-                raise ValueError(f"component {name!r} is in {len(hits)} stages: it needs one")
-            sizes[name] = len(hits[0].ranks)
-        return sizes
+            assert not self.open_cuts, "stages are cut before they are laid out"
+            return dict.fromkeys(names, range(len(order)))
+        starts = stage_starts(self.stages, paths)
+        found = {}
+        for stage, start, end in zip(self.stages, starts, [*starts[1:], len(names)], strict=True):
+            first = order.index(stage.ranks[0])
+            for name in names[start:end]:
+                found[name] = range(first, first + len(stage.ranks))
+        return found
 
     def cuts(self, module_names: Sequence[str]) -> tuple[str, ...]:
         """The module paths that patterns name, for the trace to cut there.
@@ -276,12 +320,11 @@ class Plan(document.Document):
         Of the modules that one pattern matches, the outermost: `encoder.*` names the children of
         the encoder, not everything below them.
         """
-        patterns = [o.pattern for o in self.overrides]
-        patterns += [p for s in self.stages for p in s.components]
+        patterns = [o.pattern for o in self.overrides] + [s.first for s in self.stages]
         named: set[str] = set()
         for pattern in patterns:
             hits = {n for n in module_names if n and fnmatchcase(n, pattern)}
-            named |= {n for n in hits if hits.isdisjoint(_around(n))}
+            named |= {n for n in hits if hits.isdisjoint(around(n))}
         return tuple(n for n in module_names if n in named)
 
     def row_ranges(self, rows: int, data: int) -> tuple[tuple[int, int], ...]:
@@ -296,6 +339,32 @@ class Plan(document.Document):
         """
         ends = [0, *(-(-rows * s.numerator // s.denominator) for s in self._shares(data))]
         return tuple(pairwise(ends))
+
+    def check_rows(self, rows: int) -> None:
+        """ValueError where global batches of `rows` rows are too small for the micro-batches."""
+        if self.micro_batches > rows:
+            raise ValueError(
+                f"plan {str(self)!r}: a global batch of {rows} rows cannot be cut into "
+                f"{self.micro_batches} micro-batches, each of which has a row at least: give "
+                "larger batches, or cut them into fewer"
+            )
+
+    def micro_rows(self, rows: int) -> tuple[tuple[int, int], ...]:
+        """The global batch rows [start, stop) of each micro-batch; of those that have any."""
+        ends = [-(-rows * i // self.micro_batches) for i in range(self.micro_batches + 1)]
+        return tuple((a, b) for a, b in pairwise(ends) if a < b)
+
+    def own_rows(self, rows: int, data: int, index: int) -> tuple[tuple[int, int], ...]:
+        """The global batch rows [start, stop) of a data index: its part of each micro-batch.
+
+        12 rows in 2 micro-batches      0 1 2 3 4 5 | 6 7 8 9 10 11
+        index 1 of 3                        2 3           8 9
+        """
+        found = []
+        for start, stop in self.micro_rows(rows):
+            first, last = self.row_ranges(stop - start, data)[index]
+            found.append((start + first, start + last))
+        return tuple(found) or ((0, 0),)
 
     def _shares(self, data: int) -> list[Fraction]:
         """The part of the rows before index 1, 2, ..., `data`; linear between given shares."""
@@ -314,13 +383,12 @@ class Plan(document.Document):
         faults = []
         if self.default.name == "auto":
             faults.append("auto is found by the planner: write it alone")
-        if self.stage_count > 1:
-            faults.append(f"{self.stage_count} pipeline stages are not executed yet: use one")
-        if self.micro_batches > 1:
-            faults.append(
-                f"micro-batches of a plan ({self.micro_batches}) are not executed yet: "
-                "accumulate with trainer.step(batch, micro_batches=...)"
-            )
+        if self.schedule == "zero-bubble":
+            faults.append("the schedule zero-bubble is not executed yet: use 1f1b")
+        if self.stage_count > 1 and (self.pieces or 1) > 1:
+            faults.append("@pieces take turns inside one stage: leave them out, or the stages")
+        if self.stage_count > 1 and self.rows is not None:
+            faults.append("@rows of several stages are not executed yet: leave them out")
         if any(spec.states != "none" for spec in self.specs):
             faults.append("states sharded over data ranks are not executed yet: use data")
         if any(spec.recompute for spec in self.specs):
@@ -331,11 +399,6 @@ class Plan(document.Document):
 
 
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Plan)}
-
-
-def _around(path: str) -> list[str]:
-    """The module paths around `path`: a.b.c is inside a.b and a."""
-    return [path[: m.start()] for m in re.finditer(r"\.", path)]
 
 
 def _matches(pattern: str, paths: Sequence[str]) -> bool:

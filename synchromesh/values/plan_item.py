@@ -1,12 +1,13 @@
 """An item of a plan, as text and in a document: an override, a pipeline stage or a setting."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from synchromesh.values import document
 from synchromesh.values.layout_spec import MOST, LayoutSpec
+from synchromesh.values.suggestion import near
 
 WHOLE_PLAN = ("single", "pipeline", "auto")  # layouts that no component can have on its own
 MOST_COUNT = 2**31  # of micro-batches or rows: larger numbers are typing errors
@@ -32,16 +33,82 @@ class Override:
 
 @dataclass(frozen=True)
 class Stage:
-    """Neighbouring components (patterns over module paths) on their own ranks."""
+    """Neighbouring components on their own ranks: from the component `first`, or the one that
+    begins with that module, up to the next stage's."""
 
     ranks: tuple[int, ...]
-    components: tuple[str, ...]
+    first: str
 
     def __post_init__(self) -> None:
-        if not self.ranks or not self.components:
-            raise ValueError("a stage needs ranks and components, like 0-1:encoder.*")
-        for pattern in self.components:
-            check_pattern(pattern, "=;,:/")
+        if not self.ranks or not self.first:
+            raise ValueError("a stage needs ranks and its first component, like 0-1:embeddings")
+        if len(set(self.ranks)) < len(self.ranks):
+            raise ValueError(f"stage {self}: each rank stands once in a stage")
+        check_pattern(self.first, "=;,:/")
+
+    def __str__(self) -> str:
+        return f"{show_ranks(self.ranks)}:{self.first}"
+
+
+def stage_faults(stages: Sequence[Stage]) -> list[str]:
+    """What is wrong with the ranks of stages: those that come again are the same in the same
+    order, and neighbours have different ones."""
+    faults = []
+    for i, stage in enumerate(stages):
+        for other in stages[:i]:
+            if other.ranks != stage.ranks and set(other.ranks) & set(stage.ranks):
+                faults.append(
+                    f"stages {other} and {stage} overlap in part: two stages have the same ranks "
+                    "in the same order, or none in common"
+                )
+        if i and stages[i - 1].ranks == stage.ranks:
+            faults.append(
+                f"stages {stages[i - 1]} and {stage} follow each other on the same ranks: "
+                "they are one stage"
+            )
+    return faults
+
+
+def around(path: str) -> list[str]:
+    """The module paths around `path`: a.b.c is inside a.b and a."""
+    return [path[: m.start()] for m in re.finditer(r"\.", path)]
+
+
+def stage_starts(stages: Sequence[Stage], paths: Mapping[str, Sequence[str]]) -> list[int]:
+    """The index of the first component of each stage. paths: by component in their order, the
+    module paths that it has, is in, or has inside.
+
+    ValueError with all faults: names that there are not or that begin no component, stages out of
+    order.
+    """
+    names = list(paths)
+    starts: list[int] = []
+    faults = []
+    for stage in stages:
+        start = next((i for i, n in enumerate(names) if stage.first in (n, *around(n))), None)
+        before = starts[-1] if starts else -1
+        if start is None:
+            inside = next((n for n, where in paths.items() if stage.first in where), None)
+            known = sorted({path for where in paths.values() for path in where})
+            hint = near(stage.first, known) or f"; there are {', '.join(map(repr, names[:8]))}"
+            why = f"is inside {inside!r}, which is one component" if inside else f"is none{hint}"
+            faults.append(f"stage {stage}: its first component {stage.first!r} {why}")
+        elif start <= before:
+            faults.append(
+                f"stage {stage} begins with {names[start]!r}, which does not come after "
+                f"{names[before]!r}, with which the stage before it begins: stages stand in the "
+                "order of the model's components"
+            )
+        else:
+            starts.append(start)
+    if starts and starts[0] and not faults:
+        faults.append(
+            f"stage {stages[0]}: the first stage begins with the model's first component, "
+            f"{names[0]!r}"
+        )
+    if faults:
+        raise ValueError("; ".join(faults))
+    return starts
 
 
 def check_pattern(pattern: str, reserved: str) -> None:
@@ -91,9 +158,8 @@ def parse_setting(name: str, value: str) -> Any:
         case "stages":
             stages = []
             for part in value.split("/"):
-                ranks, _, patterns = part.partition(":")
-                names = tuple(p.strip() for p in patterns.split(","))
-                stages.append(Stage(parse_ranks(ranks, "stages"), names))
+                ranks, _, first = part.partition(":")
+                stages.append(Stage(parse_ranks(ranks, "stages"), first.strip()))
             return tuple(stages)
         case "rows":
             if not re.fullmatch(r"[0-9]{1,7}(\s*,\s*[0-9]{1,7})*", value):
@@ -143,12 +209,11 @@ def _override(value: Any, path: str) -> Override:
 
 
 def _stage(value: Any, path: str) -> Stage:
-    item = document.mapping(value, path, ("ranks", "components"), ("ranks", "components"))
-    names = document.sequence(item["components"], f"{path}.components")
-    patterns = tuple(document.text(n, f"{path}.components[{i}]") for i, n in enumerate(names))
+    item = document.mapping(value, path, ("ranks", "first"), ("ranks", "first"))
+    first = document.text(item["first"], f"{path}.first")
     ranks = _integers(item["ranks"], f"{path}.ranks")
     with document.at(path):
-        return Stage(ranks, patterns)
+        return Stage(ranks, first)
 
 
 def _integers(value: Any, path: str) -> tuple[int, ...]:

@@ -1,29 +1,36 @@
-"""A schedule: the order of forward and backward micro-batches on each pipeline stage, as data.
+"""A schedule: the order of forward and backward micro-batches on each group of devices, as data.
 
 An action is `2F0`: on stage 2, forward of micro-batch 0; `2B0` is its backward. A schedule is one
-list of actions per stage, in the order in which the stage runs them; the engine walks it with
-tensors, the predictions of `cost` with durations and bytes. One unit of time per action:
+list of actions per group, in the order in which its devices run them; a group that comes again
+runs several stages. The engine walks it with tensors, the predictions of `cost` with durations and
+bytes. One unit of time per action, a line per group:
 
-    gpipe    stage 0   F0 F1 F2 .. .. B0 B1 B2       1f1b    stage 0   F0 F1 .. B0 F2 B1 .. B2
-             stage 1   .. F0 F1 F2 B0 B1 B2                  stage 1   .. F0 B0 F1 B1 F2 B2
+    gpipe   F0 F1 F2 .. .. B0 B1 B2   1f1b   F0 F1 .. B0 F2 B1 .. B2   interleaved: stage 2 is on
+            .. F0 F1 F2 B0 B1 B2             .. F0 B0 F1 B1 F2 B2      group 0 again, 3 on group 1
 
-Interleaved micro-batches share one backward. Their forwards are cut into turns where a tensor is
-under way between ranks, so that another one computes meanwhile; `2F0.1` is the second turn of
+            0F0 0F1 2F0 2F1 ... 2B0 ... 2B1 0B0 0B1        half the idle time, each action being
+            ... 1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1            half as long
+
+Micro-batches that take turns share one backward. Their forwards are cut into turns where a tensor
+is under way between ranks, so that another one computes meanwhile; `2F0.1` is the second turn of
 `2F0`. Autograd runs backward in the reverse order, turn by turn:
 
-    interleaved(2, turns=2)    F0.0 F1.0 F0.1 F1.1 B1.1 B0.1 B1.0 B0.0
+    taking_turns(2, turns=2)   F0.0 F1.0 F0.1 F1.1 B1.1 B0.1 B1.0 B0.0
 """
 
 import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Literal
 
 ActionKind = Literal["F", "B"]
-INTERLEAVED = 4  # micro-batches, where interleaving is tried: chosen, not measured against others
+INTERLEAVED = 4  # micro-batches, where taking turns is tried: chosen, not measured against others
+PIPELINES = ("1f1b", "gpipe", "interleaved")
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Action:
     """Forward (F) or backward (B) of one micro-batch on one stage, or one turn of it."""
 
@@ -63,65 +70,106 @@ class Action:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The actions of each stage in order. Checked once: complete, no deadlock."""
+    """The actions of each group of devices in order. Checked once: complete, no deadlock.
 
-    stages: tuple[tuple[Action, ...], ...]
+    A schedule without backwards is that of an evaluation.
+    """
+
+    groups: tuple[tuple[Action, ...], ...]
     turns: int = 1  # of each forward and each backward
 
     def __post_init__(self) -> None:
-        count, turns = self.micro_batches, self.turns
-        for stage, actions in enumerate(self.stages):
+        if not all(self.groups) or not self.groups:
+            raise ValueError("each group of a schedule runs at least one action")
+        actions = [(a, g) for g, actions in enumerate(self.groups) for a in actions]
+        found: dict[int, list[tuple[Action, int]]] = {}
+        for action, group in actions:
+            found.setdefault(action.stage, []).append((action, group))
+        kinds: tuple[ActionKind, ...] = ("F", "B") if self.trains else ("F",)
+        for stage in range(max(found) + 1):
+            its = found.get(stage, [])
             complete = {
                 Action(stage, k, m, t)
-                for k in ("F", "B")
-                for m in range(count)
-                for t in range(turns)
+                for k in kinds
+                for m in range(self.micro_batches)
+                for t in range(self.turns)
             }
-            if len(actions) != len(complete) or set(actions) != complete:
+            if len(its) != len(complete) or {a for a, _ in its} != complete:
                 raise ValueError(
-                    f"stage {stage} should run F and B of micro-batches 0 to {count - 1} "
-                    f"once each, not {' '.join(map(str, actions[:12]))}"
+                    f"stage {stage} should run {' and '.join(kinds)} of micro-batches 0 to "
+                    f"{self.micro_batches - 1} once each, not "
+                    f"{' '.join(str(a) for a, _ in its[:12]) or 'nothing'}"
+                )
+            if len(on := sorted({group for _, group in its})) > 1:
+                raise ValueError(
+                    f"stage {stage} is on groups {' and '.join(map(str, on))}: it runs on one"
                 )
         self.times()
 
-    @property
+    @cached_property
+    def trains(self) -> bool:
+        """Whether there are backwards."""
+        return any(a.kind == "B" for actions in self.groups for a in actions)
+
+    @cached_property
     def micro_batches(self) -> int:
         """How many micro-batches each stage runs."""
-        return len(self.stages[0]) // (2 * self.turns) if self.stages else 0
+        return 1 + max(a.micro_batch for actions in self.groups for a in actions)
 
-    def times(self) -> dict[Action, int]:
-        """When each action begins if each takes one unit of time and begins as soon as it can."""
-        begun: dict[Action, int] = {}
-        free = [0] * len(self.stages)
-        done = [0] * len(self.stages)
-        while any(done[s] < len(actions) for s, actions in enumerate(self.stages)):
-            before = len(begun)
-            for s, actions in enumerate(self.stages):
-                if done[s] == len(actions):
-                    continue
-                action = actions[done[s]]
-                waits = action.waits_for(len(self.stages), self.turns)
-                if all(w in begun for w in waits):
-                    begun[action] = max([free[s], *(begun[w] + 1 for w in waits)])
-                    free[s] = begun[action] + 1
-                    done[s] += 1
-            if len(begun) == before:
-                stuck = [str(a[done[s]]) for s, a in enumerate(self.stages) if done[s] < len(a)]
-                raise ValueError(f"the schedule waits for ever at {', '.join(stuck)}")
+    @cached_property
+    def of(self) -> tuple[int, ...]:
+        """The group of each stage."""
+        found = {a.stage: g for g, actions in enumerate(self.groups) for a in actions}
+        return tuple(found[s] for s in range(len(found)))
+
+    def times(self, seconds: Callable[[Action], float] = lambda _: 1) -> dict[Action, float]:
+        """When each action begins if it takes `seconds` and begins as soon as it can."""
+        stages = 1 + max(a.stage for actions in self.groups for a in actions)
+        begun: dict[Action, float] = {}
+        ended: dict[Action, float] = {}
+        free: list[float] = [0] * len(self.groups)
+        done = [0] * len(self.groups)
+        asleep: dict[Action, list[int]] = {}  # groups by the action that they wait for
+        awake = list(range(len(self.groups)))
+        while awake:
+            g = awake.pop()
+            for action in self.groups[g][done[g] :]:
+                waits = action.waits_for(stages, self.turns)
+                missing = next((w for w in waits if w not in ended), None)
+                if missing is not None:
+                    asleep.setdefault(missing, []).append(g)
+                    break
+                begun[action] = max([free[g], *(ended[w] for w in waits)])
+                ended[action] = free[g] = begun[action] + seconds(action)
+                done[g] += 1
+                awake += asleep.pop(action, ())
+        if asleep:
+            stuck = [str(a[n]) for a, n in zip(self.groups, done, strict=True) if n < len(a)]
+            raise ValueError(f"the schedule waits for ever at {', '.join(stuck)}")
         return begun
 
+    def in_flight(self, group: int, stage: int | None = None) -> int:
+        """The most forwards of a group, or of one of its stages, that await their backward."""
+        actions = (a for a in self.groups[group] if stage in (None, a.stage) and not a.turn)
+        return max(accumulate((1 if a.kind == "F" else -1 for a in actions), initial=0))
+
     def grid(self) -> str:
-        """A line per stage, a column per unit of time; `..` where the stage is idle."""
+        """A line per group, a column per unit of time; `..` where the group is idle. Actions have
+        their stage where a group runs several."""
         times = self.times()
+        named = len(self.of) > len(self.groups)
+        texts = {a: str(a.stage) * named + a.label(self.turns > 1) for a in times}
+        width = max(map(len, texts.values()))
         lines = []
-        for actions in self.stages:
-            at = {times[a]: a.label(self.turns > 1) for a in actions}
-            lines.append(" ".join(at.get(t, "..") for t in range(max(at, default=-1) + 1)))
+        for actions in self.groups:
+            at = {times[a]: texts[a].ljust(width) for a in actions}
+            cells = (at.get(t, "." * width) for t in range(int(max(at)) + 1))
+            lines.append(" ".join(cells).rstrip())
         return "\n".join(lines)
 
 
 @lru_cache(maxsize=256)
-def interleaved(micro_batches: int, turns: int = 1, at_once: int | None = None) -> Schedule:
+def taking_turns(micro_batches: int, turns: int = 1, at_once: int | None = None) -> Schedule:
     """One stage on which `at_once` micro-batches (none: all) share a backward, taking turns.
 
     Those that do not fit into one backward follow one after the other: gradient accumulation.
@@ -135,30 +183,111 @@ def interleaved(micro_batches: int, turns: int = 1, at_once: int | None = None) 
     return Schedule((tuple(actions),), turns)
 
 
-def gpipe(stages: int, micro_batches: int) -> Schedule:
-    """All forwards, then all backwards (Huang et al. 2019, arXiv 1811.06965)."""
-    kinds: tuple[ActionKind, ...] = ("F", "B")
-    return Schedule(
-        tuple(
-            tuple(Action(s, kind, m) for kind in kinds for m in range(micro_batches))
-            for s in range(stages)
-        )
-    )
+@lru_cache(maxsize=64)
+def pipeline(name: str, of: tuple[int, ...], micro_batches: int) -> Schedule:
+    """The schedule of one of `PIPELINES`. of: the group of each stage.
+
+    gpipe         all forwards, then all backwards (Huang et al. 2019, arXiv 1811.06965)
+    1f1b          a stage holds the activations of few micro-batches (PipeDream-Flush, Narayanan
+                  et al. 2021, arXiv 2006.09503)
+    interleaved   as many micro-batches as there are groups go through a stage one after another,
+                  then through the group's next (Narayanan et al. 2021, arXiv 2104.04473, 2.2)
+
+    Where no group comes again, interleaved is 1f1b. Where p groups have v equal stages each, and
+    messages take no time, m micro-batches of f and b seconds on each group take
+
+        m (f + b) + (p - 1) (f + b) / v         v = 1 for gpipe and 1f1b, else p divides m
+    """
+    if name not in PIPELINES:
+        raise ValueError(f"no schedule {name!r} is built; there are {', '.join(PIPELINES)}")
+    listing = _Listing(of, micro_batches, max(of) + 1 if name == "interleaved" else 1)
+    if name == "gpipe":
+        listing.add("F")
+        listing.add("B")
+    else:
+        listing.add("FB")
+    return listing.schedule
 
 
-def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
-    """1F1B (PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503).
+@lru_cache(maxsize=64)
+def forward_only(of: tuple[int, ...], micro_batches: int) -> Schedule:
+    """The schedule of an evaluation. of: the group of each stage."""
+    listing = _Listing(of, micro_batches)
+    listing.add("F")
+    return listing.schedule
 
-    Stage s runs `stages - s` forwards first, so that it never holds the activations of more.
+
+class _Listing:
+    """A list scheduler: in each unit of time each group begins the first of its ready actions.
+
+    Forwards come before backwards while a group has fewer in flight than its cap. Of either, the
+    first `block` micro-batches come first, by stage (backward from the last one), then the next:
+
+        cap  =  min(sum of (S - s) over its stages s, 2 S - 1 - first - last)         S stages
+
+    The sum is what 1F1B holds on each of its stages. The other is the units of time between its
+    first forward (`first`, its first stage) and its first backward, in which a group that comes
+    again is kept busy: (v - 1) p + 2 (p - r - 1) + 1 on group r of p with v stages each.
     """
 
-    def order(stage: int) -> tuple[Action, ...]:
-        ahead = min(stages - stage, micro_batches)
-        actions = [Action(stage, "F", m) for m in range(ahead)]
-        for m in range(micro_batches):
-            actions.append(Action(stage, "B", m))
-            if ahead + m < micro_batches:
-                actions.append(Action(stage, "F", ahead + m))
-        return tuple(actions)
+    def __init__(self, of: Sequence[int], micro_batches: int, block: int = 1) -> None:
+        if micro_batches < 1 or set(of) != set(range(max(of, default=-1) + 1)) or not of:
+            raise ValueError(
+                f"a schedule of {micro_batches} micro-batches on groups {of[:16]}: at least one "
+                "micro-batch and stage, groups counted from 0 without gaps"
+            )
+        self.of, self.micro_batches, self.block = of, micro_batches, block
+        self.stages: list[list[int]] = [[] for _ in range(max(of) + 1)]
+        for stage, group in enumerate(of):
+            self.stages[group].append(stage)
+        count = len(of)
+        self.caps = [
+            min(sum(count - s for s in its), 2 * count - 1 - its[0] - its[-1])
+            for its in self.stages
+        ]
+        self.held = [0] * len(self.stages)  # forwards in flight on each group
+        self.done: dict[ActionKind, list[int]] = {"F": [0] * count, "B": [0] * count}
+        self.lists: list[list[Action]] = [[] for _ in self.stages]
 
-    return Schedule(tuple(order(s) for s in range(stages)))
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(tuple(map(tuple, self.lists)))
+
+    def add(self, kinds: str) -> None:
+        """Lists the actions of `kinds`; caps hold where both are listed together."""
+        left = len(kinds) * len(self.of) * self.micro_batches
+        groups = range(len(self.stages))
+        while left:
+            found = [a for g in groups if (a := self._next(g, kinds)) is not None]
+            # every group may be full of micro-batches that wait for one in front of a full group
+            for action in found or [min(self._ready("F", groups), key=self._priority)]:
+                group = self.of[action.stage]
+                self.lists[group].append(action)
+                self.done[action.kind][action.stage] += 1
+                self.held[group] += 1 if action.kind == "F" else -1
+                left -= 1
+
+    def _next(self, group: int, kinds: str) -> Action | None:
+        full = kinds == "FB" and self.held[group] >= self.caps[group]
+        for kind in ("B",) if full else kinds:
+            found = self._ready("F" if kind == "F" else "B", (group,))
+            if found:
+                return min(found, key=self._priority)
+        return None
+
+    def _ready(self, kind: ActionKind, groups: Iterable[int]) -> list[Action]:
+        """The next actions of stages that need not wait for others."""
+        found = []
+        for stage in (s for g in groups for s in self.stages[g]):
+            m, limits = self.done[kind][stage], [self.micro_batches]
+            if kind == "F":
+                limits += self.done["F"][stage - 1 : stage]
+            else:
+                limits += [self.done["F"][stage], *self.done["B"][stage + 1 : stage + 2]]
+            if m < min(limits):
+                found.append(Action(stage, kind, m))
+        return found
+
+    def _priority(self, action: Action) -> tuple[int, int, int]:
+        stage = action.stage if action.kind == "F" else -action.stage
+        return action.micro_batch // self.block, stage, action.micro_batch

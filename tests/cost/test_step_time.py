@@ -11,12 +11,11 @@ from torch import Tensor
 
 from synchromesh.cost import step_time as module
 from synchromesh.cost.step_time import Setting, Unmeasured, best_interleaving, step_time
-from synchromesh.cost.turns import Run, Transmit, turns_of, walked
+from synchromesh.cost.turns import Portion, Transmit, turns_of, walked
 from synchromesh.engine import program
 from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.collectives import TensorAxis
-from synchromesh.engine.exchange import Exchange
 from synchromesh.engine.random import RandomStreams
 from synchromesh.profiling.borders import local_part, record, stand_ins, tiled
 from synchromesh.profiling.silent_group import SilentGroup
@@ -24,10 +23,11 @@ from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.local import Communication, Computation
 from synchromesh.values.buckets import BucketSizes
 from synchromesh.values.component import Rows
+from synchromesh.values.exchange import Exchange
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Calls, Compute, Curve, Overlap, Pattern, Profile
-from synchromesh.values.schedule import interleaved
+from synchromesh.values.schedule import taking_turns
 from synchromesh.values.traffic import Collective
 from tests.cost.plans import drawn, flat, placed
 from tests.models import family, traced
@@ -233,10 +233,11 @@ class Order:
             axis,
             RandomStreams(0, CPU),
         )
-        for i, part in enumerate(self.program._parts):
+        bound = [part for _, part in self.program._stages[0].parts]
+        for i, part in enumerate(bound):
             part.walk = self.logged(i, part.walk)
         fetch = self.program._fetch
-        parts = [p.fetches for p in self.program._parts]
+        parts = [part.fetches for part in bound]
 
         def logged(item: Any, *args: Any) -> Iterator[None]:
             i = next(i for i, fetches in enumerate(parts) if any(f is item for f in fetches))
@@ -294,7 +295,7 @@ def test_the_order_is_the_engines(
     assert order.program.turns == len(turns) > 1, "a plan without a pause says nothing"
     predicted = [
         item.component
-        for action, item in walked(turns, interleaved(micro_batches, len(turns)))
+        for action, item in walked(turns, taking_turns(micro_batches, len(turns)))
         if action.kind == "F"
         and isinstance(item, Transmit)
         and item.departs
@@ -351,7 +352,7 @@ def test_runs_are_shares_of_a_component() -> None:
     shares: dict[int, float] = {}
     for turn in turns_of(setting.partition.components):
         for item in turn:
-            if isinstance(item, Run):
+            if isinstance(item, Portion):
                 shares[item.component] = shares.get(item.component, 0.0) + item.share
     count = len(setting.partition.components)
     assert shares == pytest.approx(dict.fromkeys(range(count), 1.0))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from synchromesh.doctor.checks import GB, Finding, Ports, alone, checks
-from synchromesh.doctor.links import CollectiveTiming, Message
+from synchromesh.doctor.links import CollectiveTiming, MessageTiming
 from synchromesh.doctor.survey import Survey
 from synchromesh.profiling.machine import Machine
 
@@ -36,7 +36,7 @@ def survey(hosts: int = 2, each: int = 2, **changes: Any) -> Survey:
     return Survey(
         tuple(machines), ({"float32": 5e10},) * n, (1e10,) * n, (0.0,) * n,
         (CollectiveTiming("all_reduce", "", n, line(1e9)),),
-        tuple(Message(a, b, line(1e8)) for a in range(n) for b in range(a + 1, n)),
+        tuple(MessageTiming(a, b, line(1e8)) for a in range(n) for b in range(a + 1, n)),
         emulated=False, date="2026-01-31",
     )  # fmt: skip
 
@@ -110,7 +110,8 @@ def all_of(**changes: Any) -> Survey:
         (lambda: replace(survey(), flops=({"float32": 5e10},) * 3 + ({"float32": 2e10},)),
          "devices", "rank 3 computes 20 GFLOP/s and rank 0 50"),
         (lambda: replace(survey(), messages=(
-            Message(0, 1, line(1e9)), Message(2, 3, line(2e8)), Message(0, 2, line(1e8)))),
+            MessageTiming(0, 1, line(1e9)), MessageTiming(2, 3, line(2e8)),
+            MessageTiming(0, 2, line(1e8)))),
          "links", "messages inside b go at 200 MB/s, inside a at 1,000 MB/s: keep"),
     ],
 )  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 
 from synchromesh.cli import main, ranks
 from synchromesh.doctor import links, rates
-from synchromesh.doctor.links import CollectiveTiming, Line, Message
+from synchromesh.doctor.links import CollectiveTiming, Line, MessageTiming
 from synchromesh.doctor.survey import hosts, pairs, survey
 from synchromesh.engine.groups import WAYS, World
 from synchromesh.profiling import machine
@@ -55,8 +55,9 @@ def test_hosts_are_told_apart_by_place_and_named_once() -> None:
 
 def test_a_cluster_of_what_was_measured() -> None:
     found = surveyed()
-    message = [Message(0, 1, ((1000, 0.0011), (10**6, 0.0021))),  # inside a: 1 GB/s after ~1.1 ms
-               Message(0, 2, ((1000, 0.003), (10**6, 0.013)))]  # fmt: skip
+    # inside a: 1 GB/s after ~1.1 ms
+    message = [MessageTiming(0, 1, ((1000, 0.0011), (10**6, 0.0021))),
+               MessageTiming(0, 2, ((1000, 0.003), (10**6, 0.013)))]  # fmt: skip
     timing = CollectiveTiming("all_reduce", "", 4, ((1024, 0.05), (1 << 20, 0.1)))
     cluster = replace(found, messages=tuple(message), timings=(timing,), emulated=True).cluster(
         "here"
@@ -85,7 +86,7 @@ def test_memory_is_shared_by_what_runs_on_one_kernel_unless_limited() -> None:
 
 def test_many_hosts_have_a_link_for_pairs_that_were_not_measured() -> None:
     found = surveyed(hosts=8, each=1)
-    measured = [Message(a, b, found.messages[0].points) for a, b in pairs(found.hosts)]
+    measured = [MessageTiming(a, b, found.messages[0].points) for a, b in pairs(found.hosts)]
     cluster = replace(found, messages=tuple(measured)).cluster()
     assert cluster.link("a", "e").bytes_per_second == cluster.link("a", "b").bytes_per_second
     assert cluster.links == ()  # they say what the default says

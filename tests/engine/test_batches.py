@@ -86,7 +86,7 @@ def test_checksums_tell_batches_apart() -> None:
 def agreed(rows: tuple[int, ...], tensor: int) -> tuple[int, ...]:
     world = World.open()
     layout = Layout(world.size // tensor, tensor)
-    agree = batches.RowAgreement(world.everyone, (0, 1), layout, PLAN, world.device)
+    agree = batches.RowAgreement(world.everyone, (0, 1), [layout], PLAN, world.device)
     counts = agree((torch.ones(rows[world.rank], 2),), batches.Marks()).counts
     world.close()
     return counts

@@ -13,11 +13,11 @@ from synchromesh.engine.collectives import part
 from synchromesh.engine.exchange import Exchange, depart
 from synchromesh.engine.groups import World
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.engine.routes import Side, nested, routes
 from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement, parse
+from synchromesh.values.routes import Side, nested, routes
 from synchromesh.values.traffic import TrafficCount
 from tests.ranks import run
 

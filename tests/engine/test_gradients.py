@@ -51,6 +51,7 @@ def _accumulated(bucket: int) -> None:
         for micro in range(3):
             if micro == 2:
                 sync.begin()
+                sync.complete(model.parameters())
             _loss(model, micro * world.size + world.rank).backward()
         sync.finish(0.5)
         for p, want in zip(model.parameters(), _expected(3 * world.size), strict=True):
@@ -79,6 +80,7 @@ def _missing() -> list[list[float] | None]:
         (c.sum() * 5).backward()
     for step in range(2):
         sync.begin()
+        sync.complete([a, b, c, d])
         loss = a.sum() * (world.rank + 1)
         if world.rank == 1:
             loss = loss + b.sum() * 7
@@ -107,6 +109,7 @@ def _mixed_groups() -> None:
     parameters = [nn.Parameter(torch.ones(3, dtype=t)) for t in dtypes]
     sync = GradientSync(list(zip(parameters, groups, strict=True)), BucketSizes(1, 1))
     sync.begin()
+    sync.complete(parameters)
     sum((p * (world.rank + 1)).sum().double() for p in parameters).backward()
     sync.finish(2.0)
     pair = 4.0 if world.rank in (0, 2) else 6.0
@@ -128,6 +131,7 @@ def test_sparse_gradients_of_one_rank_become_dense() -> None:
     table = nn.Embedding(5, 2, sparse=True)
     sync = GradientSync([(table.weight, world.everyone)])
     sync.begin()
+    sync.complete([table.weight])
     table(torch.tensor([1, 1, 3])).sum().backward()
     sync.finish(0.5)
     assert table.weight.grad.tolist() == [[0, 0], [1, 1], [0, 0], [0.5, 0.5], [0, 0]]
@@ -143,6 +147,7 @@ def _replaced() -> None:
         p.grad = None
         sync = GradientSync([(p, world.everyone)])
         sync.begin()
+        sync.complete([p])
         (p.sum() * (world.rank + 1)).backward()
         sync.finish()
         assert p.grad.tolist() == [3.0] * length
@@ -162,6 +167,7 @@ def _zeroed_in_place() -> None:
     for _ in range(3):
         optimizer.zero_grad(set_to_none=False)
         sync.begin()
+        sync.complete([p])
         p.sum().backward()
         sync.finish()
         assert p.grad.tolist() == [2.0] * 4

@@ -8,7 +8,7 @@ import torch
 from synchromesh.engine.interleaving import TRIAL, Interleaving
 from synchromesh.engine.program import run_forwards
 from synchromesh.training.prepare import prepare
-from synchromesh.values.schedule import INTERLEAVED, interleaved
+from synchromesh.values.schedule import INTERLEAVED, taking_turns
 from tests.ranks import run
 from tests.traces import shared
 from tests.training.test_trainer import alone, build, largest, mixed
@@ -26,7 +26,7 @@ def test_walks_run_in_the_order_of_the_schedule() -> None:
                 yield
         return name
 
-    assert run_forwards([walk(x, 3) for x in "abc"], interleaved(3, 3)) == ["a", "b", "c"]
+    assert run_forwards([walk(x, 3) for x in "abc"], taking_turns(3, 3)) == ["a", "b", "c"]
     assert " ".join(seen) == "a0 b0 c0 a1 b1 c1 a2 b2 c2"
 
 

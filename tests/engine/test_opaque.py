@@ -15,6 +15,7 @@ from synchromesh.trace.partition.partition import partition
 from synchromesh.training.prepare import prepare
 from synchromesh.values.plan import Plan
 from tests.ranks import run
+from tests.traces import shared
 
 D = torch.float64
 
@@ -120,7 +121,9 @@ def planned(kind: type[nn.Module], plan: str) -> tuple[Any, Any, float, list[str
 def test_opaque_models_compute_what_eager_does_under_any_plan(kind: type[nn.Module]) -> None:
     losses, state, value = eager(kind)
     for plan, ranks in (("data", 2), ("tensor", 2), ("hybrid:tensor=2", 4)):
-        for rank, got in enumerate(run(ranks, planned, kind, plan)):
+        with shared(kind, kind(), loss, batch(8), plan):
+            answers = run(ranks, planned, kind, plan)
+        for rank, got in enumerate(answers):
             assert got[0] == pytest.approx(losses, rel=1e-10), plan
             assert got[2] == pytest.approx(value, rel=1e-10)
             assert all(
@@ -170,7 +173,9 @@ def switched() -> tuple[list[float], list[str]]:
 
 def test_opaque_models_switch() -> None:
     losses = eager_sgd()
-    for got, faults in run(2, switched):
+    with shared(Straight, Straight(), loss, batch(8), "data", "data; first=tensor"):
+        answers = run(2, switched)
+    for got, faults in answers:
         assert got == pytest.approx(losses, rel=1e-10)
         assert len(faults) <= 1
 

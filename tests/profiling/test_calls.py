@@ -51,7 +51,7 @@ def test_the_trivial_program_is_run_by_the_engine(
 
     def spied(program: Any, *given: Any) -> Any:
         found = run(program, *given)
-        ran.append([out.outputs[0].item() for out in found])
+        ran.append([out.outputs[0].item() for out in found.results])
         return found
 
     monkeypatch.setattr(module.Program, "run", spied)

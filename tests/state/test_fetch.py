@@ -38,7 +38,7 @@ class Slow(Dataset[Any]):
 def read_ahead(loading: Loading) -> int:
     """How many of 11 batches began to be read before the step on the one before them ended."""
     ended, early = 0.0, 0
-    for batch in Loader(Slow(), 1, lambda n: (0, n), shuffle=False, loading=loading):
+    for batch in Loader(Slow(), 1, lambda n: ((0, n),), shuffle=False, loading=loading):
         early += float(batch) < ended
         time.sleep(SECONDS)  # the step
         ended = time.monotonic()
@@ -100,7 +100,12 @@ class Drawn(Dataset[Any]):
 def drawn(loading: Loading, rows: tuple[int, int] = (0, 4), epochs: int = 2, seed: int = 0) -> Any:
     data = Drawn()
     loader = Loader(
-        data, 4, lambda n: rows if n == 4 else (0, n), Cursor(seed), shuffle=False, loading=loading
+        data,
+        4,
+        lambda n: (rows,) if n == 4 else ((0, n),),
+        Cursor(seed),
+        shuffle=False,
+        loading=loading,
     )
     return [batch for _ in range(epochs) for batch in loader]
 
@@ -121,7 +126,7 @@ def test_draws_are_those_of_the_place(workers: int) -> None:
     """Whoever reads, and wherever the run was resumed; ranks with other rows draw others."""
 
     def epoch(loading: Loading, start: int = 0, rank: int = 0) -> list[Any]:
-        rows_of = lambda n: (rank * n // 2, (rank + 1) * n // 2)  # noqa: E731
+        rows_of = lambda n: ((rank * n // 2, (rank + 1) * n // 2),)  # noqa: E731
         loader = Loader(Drawn(12), 4, rows_of, Cursor(0, 0, start), shuffle=False, loading=loading)
         return [batch[:, :3] for batch in loader]
 
@@ -178,7 +183,7 @@ def test_a_signal_that_stops_the_run_leaves_its_workers_to_it(
 ) -> None:
     """Launchers send it to the processes of a rank, and the run reads on until it stops."""
     file, loading = tmp_path / "file", Loading(num_workers=1)
-    loader = Loader(Stuck(file), 1, lambda n: (0, n), shuffle=False, loading=loading)
+    loader = Loader(Stuck(file), 1, lambda n: ((0, n),), shuffle=False, loading=loading)
     batches = iter(loader)
     worker = int(next(batches))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
@@ -197,7 +202,7 @@ def test_a_signal_that_meets_workers_as_they_begin() -> None:
     begin = [True]
     os.register_at_fork(after_in_child=lambda: begin and os.kill(os.getpid(), signal.SIGTERM))
     try:
-        loader = Loader(Numbers(2), 1, lambda n: (0, n), loading=Loading(num_workers=2))
+        loader = Loader(Numbers(2), 1, lambda n: ((0, n),), loading=Loading(num_workers=2))
         assert len([*loader]) == 2
     finally:
         begin.clear()  # what is registered stays so
@@ -221,5 +226,5 @@ def test_bad_input(options: Any, message: str) -> None:
 
 
 def test_samples_come_on_the_device() -> None:
-    loader = Loader(Numbers(3), 2, lambda n: (0, n), device=torch.device("meta"))
+    loader = Loader(Numbers(3), 2, lambda n: ((0, n),), device=torch.device("meta"))
     assert {x.device.type for x, _ in loader} == {"meta"}

@@ -9,17 +9,17 @@ import torch
 from synchromesh.state.cursor import Cursor
 from synchromesh.state.fetch import Loading
 from synchromesh.state.loader import Loader
-from synchromesh.state.reading import OwnRows, SampleError
+from synchromesh.state.reading import OwnRows, Ranges, SampleError
 from synchromesh.values.plan import Plan
 from tests.state.datasets import Numbers
 
 
 def rows_of(rank: int, ranks: int, plan: str = "data") -> OwnRows:
-    return lambda rows: Plan.parse(plan).row_ranges(rows, ranks)[rank]
+    return lambda rows: Plan.parse(plan).own_rows(rows, ranks, rank)
 
 
-def everything(rows: int) -> tuple[int, int]:
-    return 0, rows
+def everything(rows: int) -> Ranges:
+    return ((0, rows),)
 
 
 def labels(loader: Loader) -> list[list[int]]:
@@ -38,7 +38,7 @@ def test_ranks_together_read_the_global_order() -> None:
 
 
 def test_a_rank_without_rows_gets_tensors_of_zero_rows() -> None:
-    batch = list(Loader(Numbers(3), 2, lambda _: (0, 0)))[1]
+    batch = list(Loader(Numbers(3), 2, lambda _: ((0, 0),)))[1]
     assert batch[0].shape == (0, 2) and batch[1].dtype == torch.int64 and batch[1].shape == (0,)
 
 

@@ -45,7 +45,7 @@ class Meeting:
 
 
 def rows_of(rank: int, ranks: int, plan: str = "data") -> OwnRows:
-    return lambda rows: Plan.parse(plan).row_ranges(rows, ranks)[rank]
+    return lambda rows: Plan.parse(plan).own_rows(rows, ranks, rank)
 
 
 def on_ranks(
@@ -173,7 +173,7 @@ def test_what_a_stream_draws_is_resumed() -> None:
 
 
 def test_epochs_of_a_stream() -> None:
-    loader = Loader(Stream(6), 4, lambda n: (0, n), shuffle=False)
+    loader = Loader(Stream(6), 4, lambda n: ((0, n),), shuffle=False)
     assert [labels(loader) for _ in range(2)] == [
         [[0, 1, 2, 3], [4, 5]], [[100, 101, 102, 103], [104, 105]],
     ]  # fmt: skip
@@ -181,7 +181,7 @@ def test_epochs_of_a_stream() -> None:
 
 
 def test_a_stream_of_a_round_number_of_batches() -> None:
-    loader = Loader(Sized(8), 4, lambda n: (0, n), shuffle=False)
+    loader = Loader(Sized(8), 4, lambda n: ((0, n),), shuffle=False)
     assert (len(loader), loader.batches, loader.done) == (2, 2, 0)
     assert labels(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]] and loader.cursor == Cursor(0, 1)
 
@@ -207,7 +207,7 @@ def test_a_rank_without_rows_gets_tensors_of_zero_rows() -> None:
         """Rank 0 has all rows, and has read three items to the end."""
         return [[None, [3], 0], value] if len(value) == 3 else [[0, 4], value]
 
-    loader = Loader(Stream(3), 4, lambda n: (0, 0), shuffle=False, agree=agree)
+    loader = Loader(Stream(3), 4, lambda n: ((0, 0),), shuffle=False, agree=agree)
     (x, y), *_ = loader
     assert x.shape == (0, 2) and y.dtype == torch.int64 and y.shape == (0,)
 
@@ -248,16 +248,16 @@ def test_workers_of_a_stream_that_shards_itself(workers: int) -> None:
 
 def test_resumption_with_workers() -> None:
     loading = Loading(num_workers=2)
-    loader = Loader(Stream(23), 4, lambda n: (0, n), shuffle=False, loading=loading)
+    loader = Loader(Stream(23), 4, lambda n: ((0, n),), shuffle=False, loading=loading)
     entire = labels(loader)
-    loader = Loader(Stream(23), 4, lambda n: (0, n), shuffle=False, loading=loading)
+    loader = Loader(Stream(23), 4, lambda n: ((0, n),), shuffle=False, loading=loading)
     first = [label.tolist() for _, (_, label) in zip(range(3), loader, strict=False)]
     saved = Cursor.from_dict(loader.cursor.to_dict())
     assert saved.stream is not None and saved.stream.worker == 1
-    again = Loader(Stream(23), 4, lambda n: (0, n), saved, shuffle=False, loading=loading)
+    again = Loader(Stream(23), 4, lambda n: ((0, n),), saved, shuffle=False, loading=loading)
     assert first + labels(again) == entire
     with pytest.raises(ValueError, match="was read by 2 in this epoch: go on with num_workers=2"):
-        labels(Loader(Stream(23), 4, lambda n: (0, n), saved, shuffle=False))
+        labels(Loader(Stream(23), 4, lambda n: ((0, n),), saved, shuffle=False))
 
 
 # What goes wrong
@@ -353,14 +353,14 @@ class OneShot(IterableDataset[Any]):
 def test_bad_input(data: Any, settings: dict[str, Any], message: str) -> None:
     twice = settings.pop("twice", False)
     with pytest.raises(ValueError, match=message):
-        loader = Loader(data, 4, lambda n: (0, n), **{"shuffle": False, **settings})
+        loader = Loader(data, 4, lambda n: ((0, n),), **{"shuffle": False, **settings})
         labels(loader)
         if twice:
             labels(loader)
 
 
 def test_a_stream_without_a_length() -> None:
-    loader = Loader(Stream(9), 4, lambda n: (0, n), shuffle=False)
+    loader = Loader(Stream(9), 4, lambda n: ((0, n),), shuffle=False)
     assert loader.samples is None and loader.batches is None
     with pytest.raises(TypeError, match=r"\(Stream\) is a stream without a length"):
         len(loader)

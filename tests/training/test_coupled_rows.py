@@ -1,6 +1,9 @@
 """Losses that couple rows, CLIP's and SimCLR's, train as in one process under every plan."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from synchromesh.training.prepare import prepare
 from tests.plain import Case, exact, plain, sgd
 from tests.profiling.hurried import hurried
 from tests.ranks import run
-from tests.traces import shared
+from tests.traces import remembered, shared
 
 D = torch.float64
 SIZES = (8, 7, 8, 3)  # rows of batches: on four ranks 7 do not divide, and of 3 one has none
@@ -102,8 +105,7 @@ def told(warned: list[str]) -> list[str]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_contrastive_loss_is_that_of_one_process(name: str, plan: str, ranks: int) -> None:
     case = CASES[name]
-    with shared(name, case.build(), case.loss, case.batches[0], plan):
-        found = exact(case, plan, ranks)
+    found = exact(case, plan, ranks)
     assert all(not outcome.opaque for outcome in found)
     said = told(found[0].warned)
     assert not told(found[1].warned) and len(said) == (plan != "tensor")
@@ -140,8 +142,7 @@ def chosen(name: str) -> tuple[list[float], list[str]]:
 
 def test_rows_that_are_coupled_within_the_model_stay_together_there_alone() -> None:
     case = Case(lambda: SimCLR(centred=True), nt_xent, CASES["simclr"].batches)
-    with shared("centred", case.build(), case.loss, case.batches[0], "data"):
-        found = exact(case, "data", 4)
+    found = exact(case, "data", 4)
     (text,) = told(found[0].warned)
     assert "of middle, " in text and "encoder" not in text.partition("computes all rows")[2]
 
@@ -164,8 +165,7 @@ class Joined(nn.Module):
 def test_what_rows_were_reduced_to_is_of_all_rows_where_it_is_made_too(plan: str) -> None:
     batches = [views(n, i)[:1] for i, n in enumerate(SIZES)]
     case = Case(Joined, lambda m, b: m(b[0]).square().mean(), batches)
-    with shared("joined", case.build(), case.loss, case.batches[0], plan):
-        found = exact(case, plan, 4)
+    found = exact(case, plan, 4)
     assert len(told(found[0].warned)) == (plan != "tensor; c=data")
 
 
@@ -181,8 +181,7 @@ def at_once(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def test_a_model_of_one_component_is_not_divided_at_all() -> None:
     case = Case(linear, at_once, CASES["simclr"].batches)
-    with shared("linear", case.build(), case.loss, case.batches[0], "data"):
-        found = exact(case, "data; @rows=3,1", 2)
+    found = exact(case, "data; @rows=3,1", 2)
     (text,) = told(found[0].warned)
     assert "all rows of every component" in text and "gather" not in text
     assert any("@rows=3,1 is left aside" in text for text in found[0].warned)
@@ -231,8 +230,7 @@ def test_an_optimizer_that_cannot_update_shards_has_complete_parameters() -> Non
     whole = Case(
         case.build, case.loss, case.batches, lambda m: torch.optim.Adafactor(m.parameters())
     )
-    with shared("simclr", case.build(), case.loss, case.batches[0], "data"):
-        exact(whole, "data", 2)
+    exact(whole, "data", 2)
 
 
 # Metrics
@@ -242,6 +240,15 @@ def retrieved(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tenso
     """How many rows are the nearest of their other view, and a sum over pairs of rows."""
     near = F.normalize(model(batch[0]), dim=1) @ F.normalize(model(batch[1]), dim=1).t()
     return {"top": (near.argmax(1) == torch.arange(near.shape[0])).sum(), "all": near.sum()}
+
+
+@contextmanager
+def metric_too(loss: Any) -> Iterator[None]:
+    """Inside, ranks take one trace of SimCLR's step with `loss` and of the metric."""
+    example = views(SIZES[0], 0)
+    remembered("simclr", SimCLR(), retrieved, example, training=False)
+    with shared("simclr", SimCLR(), loss, example, "data"):
+        yield
 
 
 def plain_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -270,10 +277,14 @@ def test_a_metric_of_pairs_of_rows_is_of_all_pairs(plan: str, contrastive: bool)
     model = SimCLR()
     sums = [retrieved(model, views(n, i)) for i, n in enumerate(SIZES)]
     expected = {n: sum(float(s[n].detach()) for s in sums) / sum(SIZES) for n in ("top", "all")}
-    for found in run(4, evaluated, plan, contrastive):
+    with metric_too(nt_xent if contrastive else plain_loss):
+        answers = run(4, evaluated, plan, contrastive)
+    for found in answers:
         assert found == pytest.approx(expected, rel=1e-10)
 
 
 def test_a_metric_that_shards_would_have_to_move_for_is_refused() -> None:
-    for found in run(4, evaluated, "hybrid:tensor=2", False):
+    with metric_too(plain_loss):
+        answers = run(4, evaluated, "hybrid:tensor=2", False)
+    for found in answers:
         assert "another trace of the model uses it" in found and "rows x rows" in found

@@ -52,7 +52,7 @@ def test_rows_in_another_order_stay_within_the_margin(family: str) -> None:
     alone, batch = reference(family)
     other = copy.deepcopy(alone.model)
     made = alone.backward(batch)
-    turned = computed(other, target(family).loss, backwards(batch))
+    turned = computed(other, target(family).loss, [backwards(batch)])
     for kind in ("loss", "gradient"):
         assert excess(made, turned, kind) < MARGIN.times, kind
         assert max(made.floors[kind].values()) < 1e-12, "float64 throughout"
@@ -66,7 +66,7 @@ def test_norms_summed_in_parts_stay_within_the_margin() -> None:
         if type(module).__name__ == "T5LayerNorm":
             module.__dict__["forward"] = lambda hidden, norm=module: in_parts(norm, hidden)
     made = alone.backward(batch)
-    turned = computed(other, target("t5").loss, batch)
+    turned = computed(other, target("t5").loss, [batch])
     assert 0 < excess(made, turned, "gradient") < MARGIN.times
     assert max(made.floors["gradient"].values()) > 1e-10, "single precision inside"
 
@@ -145,7 +145,7 @@ def test_the_reference_computes_what_it_would_alone() -> None:
     after = torch.rand(1)
     torch.manual_seed(1)
     assert torch.equal(after, torch.rand(1))
-    expected = computed(plain, target("mobilenet").loss, batch)
+    expected = computed(plain, target("mobilenet").loss, [batch])
     for kind in ("loss", "gradient", "buffer"):
         for name, x in expected[kind].items():
             assert torch.equal(made.values[kind][name], x), name

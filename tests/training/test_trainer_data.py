@@ -1,6 +1,7 @@
 """Training on data as users have them: streams on several ranks, resumed on others; bfloat16."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from synchromesh.training.events import EpochStarted, FitEvent
 from synchromesh.training.trainer import Trainer
 from tests.ranks import run
 from tests.state.datasets import Sharded
-from tests.traces import known
+from tests.traces import known, shared
 
 WIDTH = 6
 
@@ -51,13 +52,16 @@ def stream(kind: str) -> Any:
     return Samples() if kind == "stream" else Files(6, 4, 7, 5)
 
 
+EXAMPLE = torch.zeros(4, WIDTH).double(), torch.zeros(4, dtype=torch.int64)
+
+
+def one_trace() -> AbstractContextManager[None]:
+    return shared("net of streams", net(), loss, EXAMPLE, "data")
+
+
 def trainer_of(plan: str) -> Trainer:
     model = net()
-    made = sm.prepare(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), loss, (torch.zeros(4, WIDTH).double(),
-        torch.zeros(4, dtype=torch.int64)), plan,
-    )  # fmt: skip
-    return made
+    return sm.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, EXAMPLE, plan)
 
 
 def steps(trainer: Trainer, data: Any, count: int) -> list[float]:
@@ -94,7 +98,7 @@ def test_a_stream_is_resumed_on_other_ranks_under_another_plan(
 ) -> None:
     """Saved on two ranks within an epoch; one and three go on with the same batches, over
     the end of the epoch; behind it a stream that shards itself does so for the ranks there are."""
-    with known("net of streams"):
+    with one_trace():
         first, other = run(2, first_part, kind, str(tmp_path))
         assert first == other and len(set(first)) == 10
         for ranks, plan in ((1, "single"), (3, "data")):
@@ -109,7 +113,7 @@ def test_a_stream_is_evaluated_by_all_ranks(kind: str) -> None:
 
     items = [x for x, _ in stream(kind)]
     want = float(torch.stack(items).sum()) / len(items)
-    with known("net of streams"):
+    with one_trace():
         for value, position in run(2, on_all, kind, metric):
             assert value == pytest.approx(want) and position == 4
 
@@ -181,7 +185,7 @@ def options() -> str:
 
 
 def test_words_of_torch() -> None:
-    with known("net of streams"):
+    with one_trace():
         (sentence,) = run(1, options)
     assert sentence.startswith("loader() has no argument sampler; it has num_workers, timeout")
 
@@ -215,8 +219,9 @@ def test_a_model_that_was_cast_to_bfloat16_trains_under_every_plan() -> None:
         value.backward()
         optimizer.step()
         want.append(float(value.detach()))
-    with known("net in bfloat16"):
-        for plan in ("data", "tensor", "data; 2=tensor"):
+    plans = ("data", "tensor", "data; 2=tensor")
+    with shared("net in bfloat16", net().to(torch.bfloat16), loss, rows(0), *plans):
+        for plan in plans:
             for found, state, reason in run(2, cast_steps, plan):
                 assert not reason and found == pytest.approx(want, rel=1e-2), plan
                 for name, x in model.state_dict().items():

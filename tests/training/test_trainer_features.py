@@ -495,6 +495,8 @@ def test_sparse_gradients_are_summed_as_dense_ones(plan: str, ranks: int, branch
         ((first * 8 + second * 4) / 12).backward()
         expected += [first.item(), float(nn.utils.clip_grad_norm_(model.parameters(), 0.2))]
         optimizer.step()
-    for noted, state in run(ranks, bags, plan, branches):
+    with shared(("Bag", branches), Bag(branches), mean_loss, batch(8), plan):
+        answers = run(ranks, bags, plan, branches)
+    for noted, state in answers:
         assert noted == pytest.approx(expected, rel=1e-10)
         assert close(state, weights(model))

@@ -63,3 +63,21 @@ def test_a_tensor_of_several_layouts_or_of_none_is_at_home_everywhere() -> None:
     assert held["weight"] == Holding(WEIGHT, Layout(2, 2), shard(1))
     assert held["other"].home and held["tied"].home
     assert held["tied"].boxes(3) == (((0, 6), (0, 4)),)
+
+
+def test_stages_that_share_a_tensor_hold_it_alone_and_sum_its_gradient() -> None:
+    """Stages on positions 0 1 | 2 3 | 4 5: `tied` is in the first and the last one."""
+    tied, weight = Parameter("tied", (6, 4), "float32"), Parameter("weight", (4,), "float32")
+    first, middle, last = (Layout(2, 1, first=p) for p in (0, 2, 4))
+    placements = {
+        ("tied", first): REPLICATED,
+        ("tied", last): REPLICATED,
+        ("weight", middle): REPLICATED,
+    }
+    held = holdings([tied, weight], placements, 6)
+    assert held["tied"].home and held["tied"].positions == (0, 1, 4, 5)
+    assert [len(held["tied"].boxes(p)) for p in range(6)] == [1, 1, 0, 0, 1, 1]
+    assert held["tied"].gradient_positions(4) == (0, 1, 4, 5) and held["tied"].copies == 4
+    assert held["weight"] == Holding(weight, middle)
+    assert [held["weight"].bytes_at(p) for p in range(6)] == [0, 0, 16, 16, 0, 0]
+    assert held["weight"].gradient_positions(3) == (2, 3)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from synchromesh.values.layout import Layout, leaf_layout, leaf_layouts, stages_of
+from synchromesh.values.layout import Layout, groups_of, leaf_layout_at, leaf_layouts, stages_of
 
 
 def test_positions_as_a_picture() -> None:
@@ -29,9 +29,8 @@ def test_degrees_below_one_are_refused() -> None:
 
 
 def test_a_batch_lies_by_the_largest_data_degree() -> None:
-    assert leaf_layout([Layout(1, 4), Layout(2, 2)]) == Layout(2, 2)
-    assert leaf_layout([Layout(1, 4)]) == Layout(1, 4)
-    assert leaf_layout([Layout(4, 1, recompute=True), Layout(2, 2)]) == Layout(4, 1)
+    assert leaf_layouts([Layout(1, 4), Layout(2, 2)]) == {range(4): Layout(2, 2)}
+    assert leaf_layouts([Layout(4, 1, recompute=True), Layout(2, 2)]) == {range(4): Layout(4, 1)}
 
 
 def test_positions_are_counted_from_the_first_of_the_stage() -> None:
@@ -46,5 +45,7 @@ def test_neighbours_on_the_same_devices_are_one_stage() -> None:
     one, two = Layout(2, 1), Layout(1, 2, first=2)
     chain = [one, Layout(1, 2), two, two, one, two]
     assert stages_of(chain) == (range(2), range(2, 4), range(4, 5), range(5, 6))
+    assert groups_of(chain) == (0, 1, 0, 1)
+    assert leaf_layout_at(leaf_layouts(chain), 3) == Layout(1, 2, first=2)
     assert stages_of([one]) == (range(1),)
     assert leaf_layouts(chain) == {range(2): Layout(2, 1), range(2, 4): Layout(1, 2, first=2)}

@@ -1,13 +1,16 @@
-"""A schedule: pictures of each kind, and what makes a list of actions no schedule."""
+"""A schedule: pictures of each kind, lengths, and what makes a list of actions no schedule."""
+
+import random
 
 import pytest
 
 from synchromesh.values.schedule import (
+    PIPELINES,
     Action,
     Schedule,
-    gpipe,
-    interleaved,
-    one_forward_one_backward,
+    forward_only,
+    pipeline,
+    taking_turns,
 )
 
 
@@ -15,36 +18,70 @@ def drawn(text: str) -> str:
     return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
+def again(groups: int, times: int) -> tuple[int, ...]:
+    """Groups that come again so often, in turns."""
+    return tuple(range(groups)) * times
+
+
+def length(schedule: Schedule, forward: float = 1, backward: float = 1) -> float:
+    """Seconds until all has ended."""
+
+    def seconds(action: Action) -> float:
+        return forward if action.kind == "F" else backward
+
+    return max(begun + seconds(action) for action, begun in schedule.times(seconds).items())
+
+
 def test_gpipe() -> None:
-    assert gpipe(3, 3).grid() == drawn("""
+    assert pipeline("gpipe", (0, 1, 2), 3).grid() == drawn("""
         F0 F1 F2 .. .. .. .. B0 B1 B2
         .. F0 F1 F2 .. .. B0 B1 B2
         .. .. F0 F1 F2 B0 B1 B2""")
+    assert pipeline("gpipe", (0, 1, 0, 1), 2).grid() == drawn("""
+        0F0 0F1 2F0 2F1 ... ... 2B0 2B1 0B0 0B1
+        ... 1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1""")
 
 
 def test_one_forward_one_backward() -> None:
-    assert one_forward_one_backward(3, 4).grid() == drawn("""
+    assert pipeline("1f1b", (0, 1, 2), 4).grid() == drawn("""
         F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3
         .. F0 F1 .. B0 F2 B1 F3 B2 .. B3
         .. .. F0 B0 F1 B1 F2 B2 F3 B3""")
+    assert pipeline("1f1b", (0,), 3).grid() == "F0 B0 F1 B1 F2 B2", "accumulation"
+    assert pipeline("1f1b", (0, 1, 0), 3).grid() == drawn("""
+        0F0 0F1 2F0 2B0 2F1 0B0 0F2 2B1 2F2 0B1 2B2 ... 0B2
+        ... 1F0 1F1 ... 1B0 ... ... 1F2 1B1 ... ... 1B2""")
 
 
-def test_interleaved_micro_batches_take_turns_and_share_a_backward() -> None:
-    assert interleaved(1).grid() == "F0 B0"
-    assert interleaved(3).grid() == "F0 F1 F2 B2 B1 B0"
-    assert interleaved(2, turns=2).grid() == "F0.0 F1.0 F0.1 F1.1 B1.1 B0.1 B1.0 B0.0"
+def test_interleaved() -> None:
+    assert pipeline("interleaved", (0, 1, 0, 1), 4).grid() == drawn("""
+        0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 ... 2B2 ... 2B3 0B2 0B3
+        ... 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3""")
+    for m in (1, 2, 5):
+        assert pipeline("interleaved", (0, 1, 2), m) == pipeline("1f1b", (0, 1, 2), m)
+
+
+def test_an_evaluation_runs_forward_only() -> None:
+    assert forward_only((0, 1), 3).grid() == "F0 F1 F2\n.. F0 F1 F2"
+    assert forward_only((0, 1, 0), 2).grid() == "0F0 0F1 2F0 2F1\n... 1F0 1F1"
+
+
+def test_micro_batches_that_take_turns_share_a_backward() -> None:
+    assert taking_turns(1).grid() == "F0 B0"
+    assert taking_turns(3).grid() == "F0 F1 F2 B2 B1 B0"
+    assert taking_turns(2, turns=2).grid() == "F0.0 F1.0 F0.1 F1.1 B1.1 B0.1 B1.0 B0.0"
 
 
 def test_accumulated_micro_batches_follow_one_after_the_other() -> None:
-    assert interleaved(3, at_once=1).grid() == "F0 B0 F1 B1 F2 B2"
-    assert interleaved(3, at_once=2).grid() == "F0 F1 B1 B0 F2 B2"
+    assert taking_turns(3, at_once=1).grid() == "F0 B0 F1 B1 F2 B2"
+    assert taking_turns(3, at_once=2).grid() == "F0 F1 B1 B0 F2 B2"
 
 
 @pytest.mark.parametrize("turns", [1, 2, 5])
 @pytest.mark.parametrize("count", [1, 3, 4])
 def test_backward_is_the_reverse_of_forward(count: int, turns: int) -> None:
-    made = interleaved(count, turns)
-    (actions,) = made.stages
+    made = taking_turns(count, turns)
+    (actions,) = made.groups
     assert made.micro_batches == count and len(actions) == 2 * count * turns
     forward, backward = actions[: count * turns], actions[count * turns :]
     assert [(a.micro_batch, a.turn) for a in backward] == [
@@ -52,18 +89,51 @@ def test_backward_is_the_reverse_of_forward(count: int, turns: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize("count", [1, 3, 8])
-def test_1f1b_takes_the_time_of_gpipe_and_holds_fewer_activations(stages: int, count: int) -> None:
-    a, b = gpipe(stages, count), one_forward_one_backward(stages, count)
-    length = 2 * (count + stages - 1)
-    assert max(a.times().values()) == max(b.times().values()) == length - 1
-    for stage, actions in enumerate(b.stages):
-        held = peak = 0
-        for action in actions:
-            held += 1 if action.kind == "F" else -1
-            peak = max(peak, held)
-        assert peak == min(stages - stage, count)
+TIMES = ((1, 1), (1, 2), (3, 2))  # of forward and backward
+
+
+@pytest.mark.parametrize("groups", range(1, 9))
+def test_lengths_and_micro_batches_in_flight(groups: int) -> None:
+    """p groups, m micro-batches: (m + p - 1)(f + b)."""
+    for count in range(1, 17):
+        gpipe, one = (pipeline(name, again(groups, 1), count) for name in ("gpipe", "1f1b"))
+        for f, b in TIMES:
+            assert length(gpipe, f, b) == length(one, f, b) == (count + groups - 1) * (f + b)
+        for g in range(groups):
+            assert gpipe.in_flight(g) == count
+            assert one.in_flight(g) == min(groups - g, count)
+
+
+@pytest.mark.parametrize("groups", range(2, 9))
+@pytest.mark.parametrize("times", [2, 3])
+def test_interleaving_divides_what_is_idle(groups: int, times: int) -> None:
+    """m (f + b) + (p - 1)(f + b) / v; each of the v stages of a group takes f / v and b / v."""
+    of = again(groups, times)
+    for count in range(groups, 17, groups):
+        made = pipeline("interleaved", of, count)
+        for f, b in TIMES:
+            assert length(made, f, b) == (times * count + groups - 1) * (f + b)
+        for g in range(groups):
+            most = (times - 1) * groups + 2 * (groups - g - 1) + 1  # arXiv 2104.04473's code
+            assert made.in_flight(g) <= min(most, times * count)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_any_stages_on_any_groups_are_complete(name: str) -> None:
+    """A schedule checks itself."""
+    rng = random.Random(name)
+    for _ in range(60):
+        groups = rng.randint(1, 5)
+        of = [*range(groups), *(rng.randrange(groups) for _ in range(rng.randint(0, 8 - groups)))]
+        rng.shuffle(of)
+        count = rng.randint(1, 16)
+        made = pipeline(name, tuple(of), count)
+        assert made.of == tuple(of) and made.micro_batches == count
+        assert all(made.in_flight(of[s], s) <= count for s in range(len(of)))
+        if name == "gpipe":
+            for actions in made.groups:
+                kinds = "".join(a.kind for a in actions)
+                assert kinds == "F" * (len(kinds) // 2) + "B" * (len(kinds) // 2)
 
 
 def test_actions_have_a_text_form() -> None:
@@ -75,14 +145,25 @@ def test_actions_have_a_text_form() -> None:
 
 
 def test_lists_that_are_no_schedule() -> None:
-    def made(*stages: str) -> Schedule:
-        return Schedule(tuple(tuple(map(Action.parse, s.split())) for s in stages))
+    def made(*groups: str) -> Schedule:
+        return Schedule(tuple(tuple(map(Action.parse, s.split())) for s in groups))
 
-    assert made("0F0 0B0", "1F0 1B0") == gpipe(2, 1)
+    assert made("0F0 0B0", "1F0 1B0") == pipeline("gpipe", (0, 1), 1)
     with pytest.raises(ValueError, match="stage 1 should run F and B of micro-batches 0 to 0"):
         made("0F0 0B0", "1F0")
+    with pytest.raises(ValueError, match=r"stage 1 should run F of .* not nothing"):
+        made("0F0", "2F0")
+    with pytest.raises(ValueError, match="stage 0 is on groups 0 and 1: it runs on one"):
+        made("0F0 1F0 1B0", "0B0")
+    with pytest.raises(ValueError, match="each group of a schedule runs at least one action"):
+        made("0F0 0B0", "")
     with pytest.raises(ValueError, match="waits for ever at 0B0, 1F1"):
         made("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0")
     turns = tuple(map(Action.parse, ["0F0", "0F0.1", "0B0", "0B0.1"]))
     with pytest.raises(ValueError, match="waits for ever at 0B0"):
         Schedule((turns,), turns=2)
+    with pytest.raises(ValueError, match="no schedule 'zero-bubble' is built; there are 1f1b"):
+        pipeline("zero-bubble", (0, 1), 2)
+    for of, count in (((0, 2), 1), ((), 1), ((0, 1), 0)):
+        with pytest.raises(ValueError, match="at least one micro-batch and stage"):
+            pipeline("1f1b", of, count)

@@ -1,6 +1,6 @@
 """A batch: its tensor leaves, and the rows that dim 0 of them is."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -102,6 +102,13 @@ def example(batch: Any, count: int | None = None) -> Any:
 def take(batch: Any, start: int, stop: int) -> Any:
     """Rows [start, stop) of a batch; leaves without rows stay."""
     return map_rows(batch, lambda x: x[start:stop])
+
+
+def take_parts(batch: Any, parts: Sequence[tuple[int, int]]) -> Any:
+    """Rows [start, stop) of each part, one after the other."""
+    if len(parts) == 1:
+        return take(batch, *parts[0])
+    return map_rows(batch, lambda x: torch.cat([x[start:stop] for start, stop in parts]))
 
 
 def copy_of(batch: Any) -> Any:

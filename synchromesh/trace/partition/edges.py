@@ -20,10 +20,15 @@ The producer's axis has `a` ranks, the consumer's `b`; degrees nest when one div
     R -> R, R -> r               nothing               all-reduce            a ranks
     r -> R, r -> r               nothing               nothing               -
 
+    from stage to stage
+    R or S -> R or S             messages              messages              pairs of ranks
+
 Payloads follow `traffic.sent_bytes`, per row of the *producer's* data block (`rows /
 source.data` rows). With rows that do not divide evenly the live bytes differ from rank to rank;
 the mean is what stands here. Of parts that differ the largest counts.
 """
+
+from math import ceil
 
 from synchromesh.values.component import Value
 from synchromesh.values.layout import Layout
@@ -58,7 +63,9 @@ def edge_collectives(
     `bytes_per_row` is per row of the producer's data block. `backward`: whether a gradient flows.
     """
     a, b = source.tensor, target.tensor
-    assert a != b, "equal layouts move along their axis"
+    assert source.mesh != target.mesh, "equal layouts move along their axis"
+    if source.positions != target.positions:
+        return _messages(value, have, want, source, target, backward)
     if value.rows is None:
         return _rowless(value, have, want, a, backward)
     for state, degree in ((have, a), (want, b)):
@@ -85,6 +92,34 @@ def edge_collectives(
         Collective(kind, direction, k, payload, 0, source.data, stride)
         for kind, direction in directions
         if kind is not None
+    )
+
+
+def _messages(
+    value: Value, have: Placement, want: Placement, source: Layout, target: Layout, backward: bool
+) -> tuple[Collective, ...] | None:
+    """From the ranks of one stage to those of another: the most that one of them sends or gets.
+
+    Each of the target's ranks gets its rows of the value, or of its shard, and all sources send
+    equally much:  received = rows / target.data,  sent = received * target ranks / source ranks.
+    """
+    for state, layout in ((have, source), (want, target)):
+        along_rows = state.sharded and value.rows and state.dim == value.rows.dim
+        fits = state.kind in "RS" and state.fits(value.shape, layout.tensor)
+        if along_rows or not fits or (state.sharded and value.rows is None):
+            return None
+    size = value.bytes(1) / (target.tensor if want.sharded else 1)
+    most = size * max(1.0, target.devices / source.devices)
+    stride = abs(target.first - source.first)
+    directions: list[Direction] = ["forward"]
+    if backward and value.differentiable:
+        directions.append("backward")
+    per_row, fixed = 0, ceil(most)
+    if value.rows is not None:
+        per_row, fixed = ceil(most * source.data / target.data), 0
+    return tuple(
+        Collective("send", direction, 2, per_row, fixed, source.data, stride)
+        for direction in directions
     )
 
 

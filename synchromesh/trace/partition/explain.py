@@ -1,12 +1,14 @@
 """An explanation: what a plan does to a model, component by component, before any process runs."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from synchromesh.trace.step import Step
 from synchromesh.values.component import ITEM_BYTES
 from synchromesh.values.holding import Holding, holdings
-from synchromesh.values.layout import Layout
+from synchromesh.values.layout import Layout, stages_of
 from synchromesh.values.placement import REPLICATED
 from synchromesh.values.plan import Plan
 from synchromesh.values.traffic import (
@@ -17,18 +19,21 @@ from synchromesh.values.traffic import (
     batch_norm_collectives,
 )
 
+from .crossings import crossings
 from .edges import edge_collectives
 from .local import Communication, Input, LocalComponent, Partition
 
 
 @dataclass(frozen=True)
 class SentCollective:
-    """One collective with the bytes of its tensor at the first position."""
+    """One collective with the bytes of its tensor at the first position; of messages between
+    stages the most that one rank sends or receives. times: of each micro-batch, or once."""
 
     kind: CollectiveKind
     direction: Direction
     bytes: int
     ranks: int
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class ComponentExplanation:
     placements: dict[str, str]
     not_sharded: dict[str, str]  # parameter -> why it is replicated
     collectives: tuple[SentCollective, ...]
+    stage: int  # counted from 0
+    ranks: tuple[int, ...]  # of its stage
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,8 @@ class Explanation:
     opaque: str  # why the model is one opaque component, or ""
     coupled: str  # where rows depend on each other, and why; or ""
     merged: str  # why components that might stand alone are one, or ""
+    micro_batches: int  # that the plan cuts the global batch into
+    schedule: str  # by which stages run them; "" where there is one stage
 
     def document(self) -> dict[str, Any]:
         """The JSON form; its keys, which are the names of the fields, are interface."""
@@ -98,27 +107,47 @@ def explain(
     if sync_batch_norm:
         made = replace(made, components=tuple(_with_norms(c, made) for c in made.components))
     holding = _holdings(step, made, len(ranks))
-    components = tuple(_component(c, holding, plan, rows) for c in made.components)
     edges = tuple(_edge(c, item, made, rows) for c in made.components for item in c.inputs)
     used = {name for c in made.components for name in c.parameters}
     trained = [h for n, h in holding.items() if h.tensor.trainable and n in used]
     sent, local_bytes = [0] * world, [0] * world
     for position, rank in enumerate(ranks):
-        tally = TrafficCount()
         local_bytes[rank] = sum(h.bytes_at(position) for h in holding.values())
-        for component in made.components:
-            for c in component.collectives:
-                block = _rows(c, component.layout, plan, rows, position)
-                tally.add(c.kind, c.payload(block), c.ranks)
-        for h in trained:
-            tally.add("all_reduce", h.bytes_at(position), len(h.gradient_positions(position)))
-        sent[rank] = tally.sent
+        sent[rank] = _sent(made, trained, plan, rows, position)
+    stages = stages_of([c.layout for c in made.components])
+    components = tuple(
+        _component(made.components[i], holding, plan, rows, number, ranks)
+        for number, stage in enumerate(stages)
+        for i in stage
+    )
     return Explanation(
         str(plan), world, rows, components, edges, tuple(local_bytes), tuple(sent),
         "synchronised" if sync_batch_norm else "per row block", step.reason,
         f"{', '.join(step.coupling)}: {step.coupled}" if step.coupling else "",
-        step.merged,
+        step.merged, len(plan.micro_rows(rows)), plan.schedule if len(stages) > 1 else "",
     )  # fmt: skip
+
+
+def _sent(
+    made: Partition, trained: Sequence[Holding], plan: Plan, rows: int, position: int
+) -> int:
+    """Bytes that a position sends in a step."""
+    tally, messages = TrafficCount(), 0
+    here = [c for c in made.components if position in c.layout.positions]
+    between = [x for items in crossings(made).values() for x in items if x.crosses]
+    for start, stop in plan.micro_rows(rows):
+        for component in here:
+            for c in component.collectives:
+                if c.kind != "send":
+                    block = _rows(c, component.layout, plan, stop - start, position)
+                    tally.add(c.kind, c.payload(block), c.ranks)
+        ranges = partial(plan.row_ranges, stop - start)
+        messages += sum(x.sent_bytes(ranges, False, position) for x in between)
+        messages += sum(x.sent_bytes(ranges, True, position) for x in between if x.flows)
+    for h in trained:
+        if position in h.positions:
+            tally.add("all_reduce", h.bytes_at(position), len(h.gradient_positions(position)))
+    return tally.sent + messages
 
 
 def _with_norms(local: LocalComponent, made: Partition) -> LocalComponent:
@@ -149,13 +178,16 @@ def _holdings(step: Step, made: Partition, devices: int) -> dict[str, Holding]:
 
 
 def _component(
-    local: LocalComponent, holding: dict[str, Holding], plan: Plan, rows: int
-) -> ComponentExplanation:
+    local: LocalComponent, holding: dict[str, Holding], plan: Plan, rows: int, stage: int,
+    ranks: Sequence[int],
+) -> ComponentExplanation:  # fmt: skip
     own = [holding[p.name] for p in local.component.parameters]
+    parts, first = plan.micro_rows(rows), local.layout.first
+    largest = max(stop - start for start, stop in parts)
     collectives = [
-        SentCollective(c.kind, c.direction, c.payload(block), c.ranks)
+        SentCollective(c.kind, c.direction, c.payload(block), c.ranks, len(parts))
         for c in local.collectives
-        for block in (_rows(c, local.layout, plan, rows, 0),)
+        for block in (_rows(c, local.layout, plan, largest, first),)
     ]
     summed: dict[int, int] = {}
     for h in own:
@@ -175,15 +207,17 @@ def _component(
         {h.tensor.name: "whole" if h.home else str(h.placement) for h in own},
         dict(local.unsharded),
         tuple(collectives),
+        stage,
+        tuple(ranks[p] for p in local.layout.positions),
     )
 
 
 def _edge(local: LocalComponent, item: Input, made: Partition, rows: int) -> EdgeExplanation:
-    name, source = "batch", made.leaf_layout
+    name, source = "batch", made.leaf_layouts[local.layout.positions]
     if item.source is not None:
         maker = made.components[item.source]
         name, source = maker.component.name, maker.layout
-    if source.tensor == local.layout.tensor:
+    if source.mesh == local.layout.mesh:
         collective = "none" if item.have == item.want else f"{item.have} -> {item.want}"
     else:
         moves = edge_collectives(item.value, item.have, item.want, source, local.layout)
@@ -198,8 +232,10 @@ def _edge(local: LocalComponent, item: Input, made: Partition, rows: int) -> Edg
 def _rows(collective: Collective, layout: Layout, plan: Plan, rows: int, position: int) -> int:
     """Rows of the data block at `position` that the payload counts; a rank without rows computes
     one."""
+    if collective.kind == "send":  # counts rows of the blocks of another stage
+        return max(b - a for a, b in plan.row_ranges(rows, collective.data))
     data = collective.data or layout.data
-    block = Layout(data, layout.devices // data)
+    block = Layout(data, layout.devices // data, first=layout.first)
     start, stop = plan.row_ranges(rows, block.data)[block.data_index(position)]
     return stop - start if collective.data else max(1, stop - start)
 
@@ -219,12 +255,19 @@ def text(explanation: Explanation) -> str:
         out.append(f"components that might stand alone are one: {explanation.merged}")
     if explanation.coupled:
         out.append(f"rows depend on each other, each rank computes all: {explanation.coupled}")
+    if explanation.micro_batches > 1:
+        how = f", schedule {explanation.schedule}" if explanation.schedule else ""
+        out.append(f"{explanation.micro_batches} micro-batches{how}")
     inputs: dict[str, list[EdgeExplanation]] = {}
     for edge in explanation.edges:
         inputs.setdefault(edge.target, []).append(edge)
+    stage = -1
     for part in explanation.components:
         share = part.sharded_parameter_bytes / (part.parameter_bytes or 1)
         out.append("")
+        if explanation.schedule and part.stage != stage:
+            stage = part.stage
+            out += [f"stage {stage} on ranks {', '.join(map(str, part.ranks))}", ""]
         out.append(
             f"{part.name}  data({part.data}) x tensor({part.tensor})  "
             f"{part.parameter_bytes:,} bytes of parameters, {share:.0%} sharded, "
@@ -238,7 +281,9 @@ def text(explanation: Explanation) -> str:
         if not explanation.opaque:
             out += _placements(part)
         for t in part.collectives:
-            out.append(f"  {t.kind} of {t.bytes:,} bytes on {t.ranks} ranks, {t.direction}")
+            times = f", {t.times} times" if t.times > 1 else ""
+            on = "" if t.kind == "send" else f" on {t.ranks} ranks"
+            out.append(f"  {t.kind} of {t.bytes:,} bytes{on}, {t.direction}{times}")
     return "\n".join(out)
 
 

@@ -22,6 +22,7 @@ class Input:
     source: int | None  # index of the producing component; None: a leaf of the batch
     have: Placement  # on the producer's axis
     want: Placement  # on this component's axis
+    flows: bool = False  # whether a gradient goes back
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Partition:
     components: tuple[LocalComponent, ...]
     placements: Mapping[tuple[str, Layout], Placement]
     outputs: tuple[Output, ...]
-    leaf_layout: Layout  # in which the batch is there
+    leaf_layouts: Mapping[range, Layout]  # in which the batch is there, by positions of a stage
 
     def local_shape(self, local: LocalComponent, name: str) -> tuple[int, ...]:
         """The shape of one rank's part of parameter or buffer `name`, as `local` uses it."""

@@ -19,6 +19,7 @@ from synchromesh.trace import meta
 from synchromesh.trace.capture.effects import dependent_on_rows
 from synchromesh.trace.nodes import arguments, draws
 from synchromesh.trace.rules.operator import Emit
+from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED as R
 from synchromesh.values.placement import Placement
 from synchromesh.values.traffic import Collective
@@ -30,7 +31,7 @@ from .reasons import why_replicated
 from .step_problem import Assignment, StepProblem
 from .subgraph import Subgraph, Tensor, origin, reads, results_of, value_of
 
-Form = tuple[Tensor, int, Placement]  # a value under a tensor degree in one state
+Form = tuple[Tensor, Layout, Placement]  # a value under a mesh in one state
 
 
 class Borders:
@@ -57,25 +58,24 @@ class Borders:
     def _collect_reads(self) -> None:
         problem = self.problem
         for subgraph, specs in zip(problem.subgraphs, self.assignment.specs, strict=True):
-            degree, needed = problem.layout(subgraph).tensor, self.needed[subgraph.index]
+            mesh, needed = problem.layout(subgraph).mesh, self.needed[subgraph.index]
             for node, spec in zip(subgraph.nodes, specs, strict=True):
                 self.made |= zip(results_of(node), spec.outputs, strict=True)
                 flows = any(t in problem.flow.needs for t in results_of(node))
                 for tensor, state in zip(reads(node), spec.inputs, strict=True):
                     needed[tensor, state] = None
                     if flows:
-                        self.live.add((tensor, degree, state))
+                        self.live.add((tensor, mesh, state))
         for tensor in self.outputs:
-            degree = problem.source(tensor)[0].tensor
             if tensor in problem.makers:
                 self.needed[problem.makers[tensor]][tensor, R] = None
-            if problem.flow.backward:
-                self.live.add((tensor, degree, R))
+                if problem.flow.backward:
+                    self.live.add((tensor, problem.source(tensor).mesh, R))
 
     def _cross(self) -> None:
         """Inputs of every component, in the order of their use; each move over a border at its
         first reader."""
-        moved: set[tuple[str, int, Placement]] = set()
+        moved: set[tuple[str, Layout, Placement]] = set()
         for subgraph in self.problem.subgraphs:
             for tensor in subgraph.borders:
                 for state in [s for t, s in self.needed[subgraph.index] if t == tensor]:
@@ -94,41 +94,43 @@ class Borders:
         subgraph: Subgraph,
         tensor: Tensor,
         state: Placement,
-        moved: set[tuple[str, int, Placement]],
+        moved: set[tuple[str, Layout, Placement]],
     ) -> None:
-        problem = self.problem
-        source, target = problem.source(tensor)[0], problem.layout(subgraph)
+        problem, target = self.problem, self.problem.layout(subgraph).mesh
+        source = problem.source(tensor, target).mesh
         value, made = value_of(tensor), self.made.get(tensor, R)
         maker, flows = problem.makers.get(tensor), tensor in problem.flow.needs
         collectives: tuple[Collective, ...] | None
-        if source.tensor == target.tensor:
+        if source == target:
             made_there = maker is not None and (tensor, state) in self.needed[maker]
             have, want = state if made_there else made, state
-            gradient = self.gradient(tensor, target.tensor, want)
+            gradient = self.gradient(tensor, target, want)
             collectives = move_collectives(value, have, want, target.tensor, gradient)
         else:
-            want = self.assignment.crossing[tensor, target.tensor]
+            want = self.assignment.crossing[tensor, target]
             route = problem.route(tensor, made, want, source, target)
             assert route is not None, f"{tensor} does not cross as {want}"
             have = route[0]
             if maker is not None and have != made:
                 self.needed[maker][tensor, have] = None
             if flows:
-                self.live |= {(tensor, source.tensor, have), (tensor, target.tensor, want)}
+                self.live |= {(tensor, source, have), (tensor, target, want)}
             collectives = edge_collectives(value, have, want, source, target, flows)
-        if want != have or source.tensor != target.tensor:
-            key = (value.name, target.tensor, want)
+        if want != have or source != target:
+            key = (value.name, target, want)
             if key not in moved:
                 moved.add(key)
-                self.moves[subgraph.index].append(Communication(tuple(collectives or ())))
-        item = Input(value, maker, have, want)
+                pauses = source.positions == target.positions
+                moves = Communication(tuple(collectives or ()), pauses)
+                self.moves[subgraph.index].append(moves)
+        item = Input(value, maker, have, want, flows)
         if (tensor, item) not in self.inputs[subgraph.index]:
             self.inputs[subgraph.index].append((tensor, item))
         self._hand(tensor, have)
 
-    def gradient(self, tensor: Tensor, degree: int, state: Placement) -> bool:
+    def gradient(self, tensor: Tensor, mesh: Layout, state: Placement) -> bool:
         """Whether a gradient flows through this form of the tensor."""
-        return tensor in self.problem.flow.needs and (tensor, degree, state) in self.live
+        return tensor in self.problem.flow.needs and (tensor, mesh, state) in self.live
 
 
 class LocalGraphWriter:
@@ -165,7 +167,7 @@ class LocalGraphWriter:
             self.made.setdefault(tensor, item.want)
         subgraph = self.subgraph
         for holder in (*subgraph.parameters, *subgraph.buffers, *subgraph.constants):
-            state = self.assignment.placeholders[holder, self.m]
+            state = self.assignment.placeholders[holder, self.layout.mesh]
             self.forms[(holder, 0), state] = node = self.graph.placeholder(holder.name)
             meta.is_buffer.set(node, meta.role(holder) == "buffer")
             self.made[holder, 0] = state
@@ -186,7 +188,7 @@ class LocalGraphWriter:
                     "move", (self.axis, x, str(source), str(state), *lengths)
                 )
                 self.forms[tensor, state] = moved
-                gradient = self.borders.gradient(tensor, self.m, state)
+                gradient = self.borders.gradient(tensor, self.layout.mesh, state)
                 self.communicate(
                     move_collectives(value_of(tensor), source, state, self.m, gradient)
                 )
@@ -253,7 +255,7 @@ class LocalGraphWriter:
         unsharded = {
             meta.name(n): why_replicated(subgraph, self.strategies, n, self.m)
             for n in subgraph.parameters
-            if self.m > 1 and not self.assignment.placeholders[n, self.m].sharded
+            if self.m > 1 and not self.assignment.placeholders[n, self.layout.mesh].sharded
         }
         return LocalComponent(
             component=self.problem.step.chain.components[index],
@@ -283,11 +285,9 @@ def localise(problem: StepProblem, assignment: Assignment) -> Partition:
     borders = Borders(problem, assignment)
     components = tuple(LocalGraphWriter(borders, s).result() for s in problem.subgraphs)
     placements = {
-        (meta.name(node), problem.layout(s)): assignment.placeholders[
-            node, problem.layout(s).tensor
-        ]
+        (meta.name(node), problem.layout(s)): assignment.placeholders[node, problem.layout(s).mesh]
         for s in problem.subgraphs
         for node in (*s.parameters, *s.buffers)
     }
     outputs = tuple(Output(value_of(t), R) for t in borders.outputs)
-    return Partition(components, placements, outputs, problem.leaf_layout)
+    return Partition(components, placements, outputs, problem.leaf_layouts)

@@ -19,7 +19,7 @@ from synchromesh.trace import meta
 from synchromesh.trace.capture.effects import normalises_batch
 from synchromesh.trace.nodes import calls
 from synchromesh.trace.step import Step
-from synchromesh.values.layout import Layout, leaf_layout
+from synchromesh.values.layout import Layout, leaf_layouts
 from synchromesh.values.placement import REPLICATED, Placement
 
 from .local import Computation, LocalComponent, Partition
@@ -41,18 +41,18 @@ def partition(
     pins: Mapping[tuple[str, Layout], Placement] | None = None,
     sample: random.Random | None = None,
     price: Price | None = None,
-    leaf: Layout | None = None,
+    leaves: Mapping[range, Layout] | None = None,
 ) -> Partition:
     """The cheapest partition of `step` with `layouts[i]` for its i-th component.
 
     rows: global batch rows, for prices. pins: placements fixed beforehand. sample: take a
-    random valid assignment instead of the cheapest. leaf: the layout in which the batch is there,
-    where it is not that of the largest data degree among `layouts`. Equal arguments give an equal
-    partition.
+    random valid assignment instead of the cheapest. leaves: the layout in which the batch is there
+    on the positions of each stage, where it is not that of the largest data degree among
+    `layouts`. Equal arguments give an equal partition.
     """
     if step.opaque:
         return opaque_partition(step, layouts)
-    problem = problem_of(step, layouts, rows, pins or {}, price or Price(), leaf)
+    problem = problem_of(step, layouts, rows, pins or {}, price or Price(), leaves)
     return localise(problem, assign(problem, sample))
 
 
@@ -77,7 +77,7 @@ def opaque_partition(step: Step, layouts: Sequence[Layout]) -> Partition:
         unsharded={},  # `Step.reason` says why, once
     )
     placements = {(name, layout): REPLICATED for name in (*parameters, *buffers)}
-    return Partition((local,), placements, (), layout)
+    return Partition((local,), placements, (), leaf_layouts([layout]))
 
 
 def problem_of(
@@ -86,18 +86,17 @@ def problem_of(
     rows: int,
     pins: Mapping[tuple[str, Layout], Placement],
     price: Price,
-    leaf: Layout | None = None,
+    leaves: Mapping[range, Layout] | None = None,
 ) -> StepProblem:
     """The placement problem of a step."""
     assert not step.opaque, "an opaque step has no graph to partition"
     assert len(layouts) == len(step.chain.components), "one layout per component"
-    assert len({layout.devices for layout in layouts}) == 1, (
-        "layouts of one stage have equal devices"
-    )
     check_reduced(step, layouts)
     flow = gradient_flow(step)
-    leaf = leaf or leaf_layout(layouts)
-    return StepProblem(step, flow, subgraphs(step, flow), tuple(layouts), leaf, rows, pins, price)
+    leaves = leaves or leaf_layouts(layouts)
+    return StepProblem(
+        step, flow, subgraphs(step, flow), tuple(layouts), leaves, rows, pins, price
+    )
 
 
 def unsharded(step: Step, layouts: Sequence[Layout]) -> dict[tuple[str, Layout], Placement]:

@@ -31,23 +31,23 @@ class Assignment:
     another degree."""
 
     specs: tuple[tuple[OpSpec, ...], ...]  # by component and operator
-    placeholders: dict[tuple[Node, int], Placement]  # by (node, tensor degree)
-    crossing: dict[tuple[Tensor, int], Placement]  # values read under another degree
+    placeholders: dict[tuple[Node, Layout], Placement]  # by (node, mesh)
+    crossing: dict[tuple[Tensor, Layout], Placement]  # values read under another mesh
 
 
 @dataclass
 class StepProblem:
     """A step with a layout for each component, as a placement problem.
 
-    leaf_layout: that of the batch. pins: placements fixed beforehand, by a parameter's name and
-    layout.
+    leaf_layouts: that of the batch on the devices of each stage. pins: placements fixed
+    beforehand, by a parameter's name and layout.
     """
 
     step: Step
     flow: GradientFlow
     subgraphs: tuple[Subgraph, ...]
     layouts: tuple[Layout, ...]
-    leaf_layout: Layout
+    leaf_layouts: Mapping[range, Layout]
     rows: int
     pins: Mapping[tuple[str, Layout], Placement]
     price: Price
@@ -87,35 +87,35 @@ class StepProblem:
         """What components that share units have in common."""
         layout = self.layout(subgraph)
         pins = (self.pin(n, layout) for n in (*subgraph.parameters, *subgraph.buffers))
-        return (subgraph.signature, layout.tensor, tuple(pins))
+        return (subgraph.signature, layout.data, layout.tensor, tuple(pins))
 
     def _add_placeholders(self) -> None:
-        """One unit for a parameter under one degree, and for the parameters that equal
+        """One unit for a parameter under one mesh, and for the parameters that equal
         components use in the same place."""
         uses = list(self._uses())
-        roots = _united((("node", n, d), ("use", c, slot)) for _, n, d, c, slot in uses)
+        roots = _united((("node", n, mesh), ("use", c, slot)) for _, n, mesh, c, slot in uses)
         states: dict[Hashable, set[Placement]] = {}
-        for subgraph, node, degree, *_ in uses:
+        for subgraph, node, mesh, *_ in uses:
             found = self.strategies[subgraph.index].states_read(subgraph, node)
-            states.setdefault(roots["node", node, degree], set()).update(found)
+            states.setdefault(roots["node", node, mesh], set()).update(found)
         names: dict[int, set[str]] = {}
-        for subgraph, node, degree, *_ in uses:
-            root = roots["node", node, degree]
+        for subgraph, node, mesh, *_ in uses:
+            root = roots["node", node, mesh]
             if root not in self._units:
                 options = self._placeholder_options(node, self.layout(subgraph), states[root])
                 self._units[root] = self.problem.unit(options)
                 if meta.role(node) == "parameter":
                     self._shares[self._units[root]] = self._share(node, subgraph)
-            unit = self._units["placeholder", node, degree] = self._units[root]
+            unit = self._units["placeholder", node, mesh] = self._units[root]
             if meta.name(node) not in names.setdefault(unit, set()):
                 names[unit].add(meta.name(node))
                 self.problem.counts[unit] += 1
 
-    def _uses(self) -> Iterator[tuple[Subgraph, Node, int, int, int]]:
-        """Every placeholder of every component: component, node, degree, class, place."""
+    def _uses(self) -> Iterator[tuple[Subgraph, Node, Layout, int, int]]:
+        """Every placeholder of every component: component, node, mesh, class, place."""
         for s, name in zip(self.subgraphs, self.classes, strict=True):
             for slot, node in enumerate((*s.parameters, *s.buffers, *s.constants)):
-                yield s, node, self.layout(s).tensor, name, slot
+                yield s, node, self.layout(s).mesh, name, slot
 
     def _share(self, node: Node, subgraph: Subgraph) -> tuple[float, float]:
         components = self.step.chain.components
@@ -199,12 +199,19 @@ class StepProblem:
         found, outputs = self.readers(), self.outputs()
         for tensor in [*found, *(t for t in outputs if t not in found)]:
             by_component = found.get(tensor, {})
+            if meta.role(tensor[0]) == "leaf":
+                for stage in {self.layouts[c].positions: None for c in by_component}:
+                    here = {
+                        c: x for c, x in by_component.items() if self.layouts[c].positions == stage
+                    }
+                    self._add_value(tensor, here, False)
+                continue
             if meta.role(tensor[0]) not in ("parameter", "buffer", "constant"):
                 self._add_value(tensor, by_component, tensor in outputs)
                 continue
             for c, readers in by_component.items():
                 if self.layouts[c].tensor > 1:
-                    unit = self._units["placeholder", tensor[0], self.layouts[c].tensor]
+                    unit = self._units["placeholder", tensor[0], self.layouts[c].mesh]
                     price = self._placeholder_move(tensor[0], self.layouts[c])
                     flow = ValueFlow((unit, 0), tuple(readers), price, rigid=True)
                     self.problem.flow("placeholder", flow)
@@ -212,16 +219,17 @@ class StepProblem:
     def _add_value(
         self, tensor: Tensor, by_component: dict[int, list[Port]], is_output: bool
     ) -> None:
-        """Flows of a value from its maker to its readers, through border units where degrees
+        """Flows of a value from its maker to its readers, through border units where meshes
         differ."""
-        source, maker = self.source(tensor)
+        source = self.source(tensor, *(self.layouts[c] for c in by_component))
+        maker = self._maker(tensor)
         same: list[Port] = []
-        other: dict[int, list[int]] = {}  # degree -> components
+        other: dict[Layout, list[int]] = {}  # mesh -> components
         for c, readers in by_component.items():
-            if self.layouts[c].tensor == source.tensor:
+            if self.layouts[c].mesh == source.mesh:
                 same += readers
             else:
-                other.setdefault(self.layouts[c].tensor, []).append(c)
+                other.setdefault(self.layouts[c].mesh, []).append(c)
         if is_output and source.tensor > 1:
             same.append((self._fixed_unit(("output", maker), UnitOption((R,), ())), 0))
         if same and source.tensor > 1:
@@ -231,8 +239,7 @@ class StepProblem:
             price = self._move_price(tensor, source)
             flow = ValueFlow(maker, tuple(same), price, any(map(inside_rows, states)))
             self.problem.flow("value", flow)
-        for degree, components in other.items():
-            target = self.layouts[components[0]]
+        for target, components in other.items():
             states = {R} | {
                 option.reads[slot]
                 for c in components
@@ -242,7 +249,7 @@ class StepProblem:
             wanted = [w for w in sorted(states) if self.route(tensor, R, w, source, target)]
             border = self.problem.unit([UnitOption((w,), (w,)) for w in wanted])
             self.problem.counts[border] = 1
-            self._units["border", tensor, degree] = border
+            self._units["border", tensor, target] = border
             price = self._cross_price(tensor, source, target)
             self.problem.flow("border", ValueFlow(maker, ((border, 0),), price, True, True))
             price = self._move_price(tensor, target)
@@ -250,14 +257,19 @@ class StepProblem:
                 flow = ValueFlow((border, 0), tuple(by_component[c]), price)
                 self.problem.flow(("border", c), flow)
 
-    def source(self, tensor: Tensor) -> tuple[Layout, Port]:
-        """The layout in which a value is made, and its maker: unit, output."""
+    def source(self, tensor: Tensor, *readers: Layout) -> Layout:
+        """The layout in which a value is made; a leaf of the batch is there on the devices of its
+        `readers`, which are of one stage."""
         if meta.role(tensor[0]) == "leaf":
-            option = UnitOption((), (R,))
-            return self.leaf_layout, (self._fixed_unit(("leaf", tensor[0]), option), 0)
+            return self.leaf_layouts[readers[0].positions]
+        return self.layouts[self.makers[tensor]]
+
+    def _maker(self, tensor: Tensor) -> Port:
+        """What makes a value: unit, output."""
+        if meta.role(tensor[0]) == "leaf":
+            return self._fixed_unit(("leaf", tensor[0]), UnitOption((), (R,))), 0
         subgraph = self.subgraphs[self.makers[tensor]]
-        unit = self.unit(subgraph, subgraph.nodes.index(tensor[0]))
-        return self.layout(subgraph), (unit, tensor[1])
+        return self.unit(subgraph, subgraph.nodes.index(tensor[0])), tensor[1]
 
     # -- prices of moves -------------------------------------------------------------------
 

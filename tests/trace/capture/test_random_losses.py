@@ -1,6 +1,8 @@
 """Losses put together at random: where rows are divided each is the plain loop's, or named."""
 
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -93,33 +95,45 @@ class Loss:
 BATCHES = [batch(n, i) for i, n in enumerate((8, 7, 5))]
 
 
-def trained(seeds: range) -> list[Any]:
-    return [under(Case(Net, Loss(seed), BATCHES), "data") for seed in seeds]
+@contextmanager
+def traced(cases: Sequence[Case]) -> Iterator[None]:
+    """Inside, ranks that are forked take one trace of each case."""
+    with ExitStack() as traces:
+        for case in cases:
+            traces.enter_context(case.one_trace("data"))
+        yield
+
+
+def trained(cases: Sequence[Case]) -> list[Any]:
+    return [under(case, "data") for case in cases]
 
 
 @pytest.mark.parametrize("seeds", [range(0, 12), range(20, 32)])
 def test_random_losses_are_exact_or_named(seeds: range) -> None:
-    answers = run(2, trained, seeds, timeout=110)
+    cases = [Case(Net, Loss(seed), BATCHES) for seed in seeds]
+    with traced(cases):
+        answers = run(2, trained, cases, timeout=110)
+    expected = [plain(case) for case in cases]
     named = {seed for seed, found in zip(seeds, answers[0], strict=True) if found.warned}
     for every in answers:
-        for seed, found in zip(seeds, every, strict=True):
-            loss = Loss(seed)
-            gap = apart(found, plain(Case(Net, loss, BATCHES)))
-            assert not found.opaque and (gap <= 1e-10 or seed in named), (seed, loss.tree, gap)
+        for seed, found, wanted in zip(seeds, every, expected, strict=True):
+            gap = apart(found, wanted)
+            tree = Loss(seed).tree
+            assert not found.opaque and (gap <= 1e-10 or seed in named), (seed, tree, gap)
     for seed in named:  # a sum of two of which one is a fraction, and nothing else
         assert "plus" in str(Loss(seed).tree), Loss(seed).tree
     assert len(named) < len(seeds) / 2
 
 
-def pieces(seeds: range) -> list[Any]:
-    """Fourteen steps in which pieces are tried."""
+def pieces(cases: Sequence[Case]) -> list[Any]:
+    """Steps in which pieces are tried."""
     found = []
-    for seed in seeds:
+    for case in cases:
         model = Net()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            trainer = prepare(model, sgd(model), Loss(seed), batch(8, 0), "tensor")
-            losses = [float(trainer.step(trainer.shard(batch(8, i)))) for i in range(14)]
+            trainer = prepare(model, sgd(model), case.loss, case.first(), "tensor")
+            losses = [float(trainer.step(trainer.shard(b))) for b in case.batches]
             trainer.close()
         found.append(losses)
     return found
@@ -127,7 +141,11 @@ def pieces(seeds: range) -> list[Any]:
 
 def test_random_losses_in_pieces() -> None:
     seeds = range(40, 52)
-    for answers in run(2, pieces, seeds, timeout=110):
-        for seed, losses in zip(seeds, answers, strict=True):
-            expected = plain(Case(Net, Loss(seed), [batch(8, i) for i in range(14)])).losses
-            assert losses == pytest.approx(expected, rel=1e-10), (seed, Loss(seed).tree)
+    batches = [batch(8, i) for i in range(14)]
+    cases = [Case(Net, Loss(seed), batches) for seed in seeds]
+    expected = [plain(case).losses for case in cases]
+    with traced(cases):
+        answers = run(2, pieces, cases, timeout=110)
+    for every in answers:
+        for seed, losses, wanted in zip(seeds, every, expected, strict=True):
+            assert losses == pytest.approx(wanted, rel=1e-10), (seed, Loss(seed).tree)

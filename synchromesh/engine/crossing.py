@@ -1,0 +1,114 @@
+"""A crossing: values that go from the ranks of one stage to those of another, or their gradients
+on the way back. Autograd knows nothing of it: graphs end where a stage does.
+
+    stage 0   forward --> x ~~~ x' requires grad --> forward   stage 1
+    stage 0   backward <-- dx ~~~ gradient of x' <-- backward  stage 1
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from synchromesh.engine.change import Message as Letter
+from synchromesh.engine.change import assembled, empty, receives, rows_back, rows_first, sends
+from synchromesh.engine.plan_groups import PlanGroups
+from synchromesh.values.exchange import Border, Exchange
+from synchromesh.values.routes import Ranges, shape_rows_first
+
+Rows = Callable[[int], Ranges]  # global rows of each data index, by data degree
+
+
+def send(
+    items: Sequence[Exchange],
+    tensors: Mapping[Border, Tensor],
+    gradient: bool,
+    rows: Rows,
+    groups: PlanGroups,
+) -> Any:
+    """Begins to send what this rank has of `items`, or their gradients; what to wait for."""
+    outward: list[Letter] = []
+    for item in items:
+        if not gradient:
+            outward += _outward(item, tensors[item.made], gradient, rows, groups)
+        elif item.flows:
+            outward += _outward(item, tensors[item.read], gradient, rows, groups)
+    return groups.everyone.post(outward, [])
+
+
+def _outward(
+    item: Exchange, x: Tensor, gradient: bool, rows: Rows, groups: PlanGroups
+) -> list[Letter]:
+    position = _position(groups)
+    x = x.detach()
+    if item.value.rows is None:
+        return [(to, x) for sender, to in item.copies(gradient) if sender == position]
+    change = item.change(rows, gradient)
+    local = rows_first(x, item.value.rows, max(1, change.source.rows_at(position)))
+    return sends(change, local, position)
+
+
+@dataclass
+class Arrival:
+    """One value, or gradient, that this rank receives; `tensor` is it when all has come."""
+
+    item: Exchange
+    gradient: bool
+    rows: Rows
+    groups: PlanGroups
+    inward: list[Letter] = field(init=False)
+
+    def __post_init__(self) -> None:
+        value, position = self.item.value, _position(self.groups)
+        like = torch.empty(0, dtype=getattr(torch, value.dtype), device=self.groups.world.device)
+        if value.rows is None:
+            senders = [s for s, to in self.item.copies(self.gradient) if to == position]
+            self.out = like.new_zeros(value.shape)
+            self.inward = [(s, like.new_empty(value.shape)) for s in senders]
+            return
+        self.change = self.item.change(self.rows, self.gradient)
+        shape = self.change.shape(shape_rows_first(value), position)
+        self.out = empty(self.change, like, shape)
+        self.inward = receives(self.change, self.out, position)
+
+    @property
+    def border(self) -> Border:
+        """The form in which it arrives."""
+        return self.item.made if self.gradient else self.item.read
+
+    def tensor(self) -> Tensor:
+        """The value at this rank."""
+        of = self.item.value.rows
+        if of is None:
+            for _, part in self.inward:
+                self.out += part
+            return self.out
+        arrived = assembled(self.change, None, self.inward, self.out, _position(self.groups))
+        if not len(arrived):  # what comes back of a row that was lent to this rank: nothing
+            arrived = arrived.new_zeros((1, *arrived.shape[1:]))
+        return rows_back(arrived, of).contiguous()
+
+
+class Receipt:
+    """What one message brings; `wait` returns its values by their borders."""
+
+    def __init__(
+        self, items: Sequence[Exchange], gradient: bool, rows: Rows, groups: PlanGroups
+    ) -> None:
+        self._arrivals = [
+            Arrival(item, gradient, rows, groups) for item in items if item.flows or not gradient
+        ]
+        inward = [letter for arrival in self._arrivals for letter in arrival.inward]
+        self._wait = groups.everyone.post([], inward)
+
+    def wait(self) -> dict[Border, Tensor]:
+        """Returns when all has come."""
+        self._wait.wait()
+        return {arrival.border: arrival.tensor() for arrival in self._arrivals}
+
+
+def _position(groups: PlanGroups) -> int:
+    assert groups.position is not None, "an idle rank exchanges nothing"
+    return groups.position

@@ -1,0 +1,204 @@
+"""A pipeline: the instructions of a schedule, walked with tensors by one rank.
+
+    0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 ...        (values/messages.py has their order)
+
+A forward makes a passage of its micro-batch through the stage, which its backward ends. Values
+that arrive are leaves of the stage's autograd graph: their gradients are sent back, and added up
+where several stages have read the value. One stage is a pipeline without messages: its schedule
+is gradient accumulation.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from synchromesh.engine.batches import GlobalRows
+from synchromesh.engine.crossing import Receipt, send
+from synchromesh.engine.groups import Posted
+from synchromesh.engine.opaque import OpaqueProgram
+from synchromesh.engine.plan_groups import PlanGroups
+from synchromesh.engine.program import Passage, Program, RankOutputs
+from synchromesh.values.exchange import Border
+from synchromesh.values.messages import Instruction, Message, Receive, Run, Send, instructions
+from synchromesh.values.schedule import Action, Schedule, forward_only, pipeline
+
+Seeds = list[tuple[Tensor, Tensor]]  # outputs, each with its gradient
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What this rank runs of a micro-batch: its rows, or parts of them that take turns."""
+
+    program: Program | OpaqueProgram
+    rows: GlobalRows
+    parts: Sequence[tuple[Any, GlobalRows]]
+
+
+class Pipeline:
+    """A walk over micro-batches; `forward` runs one without backwards, `train` a whole one.
+
+    step, first: name the draws of random operators; micro-batch i draws as first + i * apart.
+    """
+
+    def __init__(
+        self, micro_batches: Sequence[MicroBatch], groups: PlanGroups, step: int, first: int,
+        apart: int,
+    ) -> None:  # fmt: skip
+        self.micro_batches, self.groups = micro_batches, groups
+        self.step, self.first, self.apart = step, first, apart
+        self.program = micro_batches[0].program
+        self._passages: dict[tuple[int, int], Passage] = {}  # by stage and micro-batch
+        self._handed: dict[tuple[int, int, int], Mapping[Border, Tensor]] = {}  # on these ranks
+        self._gradients: dict[tuple[int, int], list[Mapping[Border, Tensor]]] = {}
+        self._over: list[tuple[int, int]] = []  # passages whose gradients depart, or nothing does
+        self._sent: dict[Message, Posted] = {}
+        self._receipts: dict[Message, Receipt] = {}
+
+    def forward(self) -> list[RankOutputs]:
+        """The outputs of all micro-batches that are this rank's."""
+        results: list[RankOutputs] = []
+        schedule = forward_only(self.program.of, len(self.micro_batches))
+        for instruction in self._instructions(schedule):
+            if isinstance(instruction, Run):
+                results += self._run_forward(instruction.action).results
+                self._finish(instruction.action)  # nothing goes back
+            else:
+                self._communicate(instruction)
+        self._end()
+        return results
+
+    def train(
+        self,
+        name: str,
+        forwarded: Callable[[Action, Sequence[RankOutputs], bool], None],
+        backwards: Callable[[Action, Sequence[RankOutputs]], Seeds],
+    ) -> None:
+        """Forwards and backwards in the order of the schedule `name`.
+
+        forwarded: is called after each forward with its outputs, and whether it was this rank's
+        last. backwards: before each backward, and gives the gradients of its outputs.
+        """
+        schedule = pipeline(name, self.program.of, len(self.micro_batches))
+        walked = self._instructions(schedule)
+        runs = [i.action for i in walked if isinstance(i, Run)]
+        last = [a for a in runs if a.kind == "F"][-1]
+        for instruction in walked:
+            if not isinstance(instruction, Run):
+                self._communicate(instruction)
+                continue
+            action = instruction.action
+            if action.kind == "F":
+                forwarded(action, self._run_forward(action).results, action == last)
+            else:
+                self._run_backward(action, backwards)
+        self._end()
+
+    def last_backwards(self, name: str) -> dict[Action, list[str]]:
+        """Of the schedule `name`: the backwards after which gradients of parameters are complete
+        on this rank, with the parameters' names."""
+        schedule = pipeline(name, self.program.of, len(self.micro_batches))
+        known = set[str]()
+        found: dict[Action, list[str]] = {}
+        for action in reversed(schedule.groups[self.program.group]):
+            if action.kind == "B":
+                names = set(self.program.parameters(action.stage)) - known
+                known |= names
+                if names:
+                    found[action] = sorted(names)
+        return found
+
+    def _instructions(self, schedule: Schedule) -> tuple[Instruction, ...]:
+        pairs = frozenset(p for m in self.micro_batches for p in m.program.crossings)
+        found: tuple[Instruction, ...] = instructions(schedule, pairs)[self.program.group]
+        return found
+
+    def _forget(self) -> None:
+        while self._over:
+            del self._passages[self._over.pop()]
+
+    def _end(self) -> None:
+        for posted in self._sent.values():
+            posted.wait()
+        self._sent.clear()
+
+    # Runs
+
+    def _run_forward(self, action: Action) -> Passage:
+        self._forget()
+        stage, m = action.stage, action.micro_batch
+        batch, arrived = self.micro_batches[m], dict[Border, Tensor]()
+        for (source, target), items in batch.program.crossings.items():
+            if target != stage:
+                continue
+            if items[0].crosses:
+                values: Mapping[Border, Tensor] = self._receipts.pop(
+                    Message("F", source, target, m)
+                ).wait()
+            else:
+                values = self._handed.pop((source, target, m))
+            for item in items:
+                border = item.read if item.crosses else item.made
+                x = values[border].detach()
+                arrived[border] = x.requires_grad_(item.flows and torch.is_grad_enabled())
+        first = self.first + m * self.apart
+        passage = batch.program.run(batch.parts, self.step, first, stage, arrived)
+        for (source, target), items in batch.program.crossings.items():
+            if source == stage and not items[0].crosses:
+                self._handed[source, target, m] = {i.made: passage.made[i.made] for i in items}
+        self._passages[stage, m] = passage
+        return passage
+
+    def _run_backward(
+        self, action: Action, backwards: Callable[[Action, Sequence[RankOutputs]], Seeds]
+    ) -> None:
+        self._forget()
+        stage, m = action.stage, action.micro_batch
+        program, passage = self.micro_batches[m].program, self._passages[stage, m]
+        seeds = backwards(action, passage.results)
+        arrived = self._gradients.pop((stage, m), [])
+        for (source, target), items in program.crossings.items():
+            if source == stage and items[0].crosses:
+                arrived.append(self._receipts.pop(Message("B", source, target, m)).wait())
+                if any(item.flows for item in items):  # it came back, so it has arrived there
+                    self._sent.pop(Message("F", source, target, m)).wait()
+        seeds += [(passage.made[b], g) for found in arrived for b, g in found.items()]
+        live = [(x, gradient) for x, gradient in seeds if x.requires_grad]
+        with program.backward():
+            if live:
+                torch.autograd.backward([x for x, _ in live], [g for _, g in live])
+        program.after_backward(bool(passage.results))
+        for (source, target), items in program.crossings.items():
+            if target == stage and not items[0].crosses:
+                back = {i.made: _gradient(passage.arrived[i.made]) for i in items if i.flows}
+                self._gradients.setdefault((source, m), []).append(back)
+        passage.results, passage.made = [], {}
+        self._finish(action)
+
+    def _finish(self, action: Action) -> None:
+        """The passage is over but for what is sent of it, before the next run."""
+        at = action.stage, action.micro_batch
+        self.micro_batches[action.micro_batch].program.end(self._passages[at])
+        self._over.append(at)
+
+    # Messages
+
+    def _communicate(self, instruction: Send | Receive) -> None:
+        message = instruction.message
+        batch, backward = self.micro_batches[message.micro_batch], message.kind == "B"
+        items = batch.program.crossings.get((message.source, message.target), ())
+        rows = batch.rows.ranges
+        if isinstance(instruction, Receive):
+            self._receipts[message] = Receipt(items, backward, rows, self.groups)
+            return
+        passage = self._passages[message.sender, message.micro_batch]
+        tensors = passage.made
+        if backward:
+            tensors = {b: _gradient(x) for b, x in passage.arrived.items() if x.requires_grad}
+        self._sent[message] = send(items, tensors, backward, rows, self.groups)
+
+
+def _gradient(x: Tensor) -> Tensor:
+    return torch.zeros_like(x) if x.grad is None else x.grad

@@ -1,0 +1,68 @@
+"""An exchange: a value that one component makes in one layout and another reads in another."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from synchromesh.values.component import Value
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import Placement
+from synchromesh.values.routes import Change, Ranges, copies, lent, shape_rows_first, side
+
+Border = tuple[str, Layout, Placement]  # a value by name, mesh, placement
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A value that one component makes as (source, have) and another reads as (target, want)."""
+
+    value: Value
+    have: Placement
+    want: Placement
+    source: Layout
+    target: Layout
+    flows: bool = True  # whether a gradient comes back
+
+    @cached_property
+    def made(self) -> Border:
+        """The form in which it is there."""
+        return self.value.name, self.source.mesh, self.have
+
+    @cached_property
+    def read(self) -> Border:
+        """The form in which it is wanted."""
+        return self.value.name, self.target.mesh, self.want
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it goes to the ranks of another stage."""
+        return self.source.positions != self.target.positions
+
+    def change(self, ranges: Callable[[int], Ranges], gradient: bool) -> Change:
+        """From side to side of the value, or of its gradient, which goes the other way.
+
+        ranges: the rows of each data index, by data degree. A rank of another stage that has no
+        rows gets one that is not its own, to run on (engine/absent.py).
+        """
+        source, target = self.source, self.target
+        rows = ranges(target.data)
+        if self.crosses and not gradient:
+            rows = lent(rows)
+        made = side(self.value, source, self.have, ranges(source.data), gradient)
+        read = side(self.value, target, self.want, rows, gradient)
+        return Change(read, made) if gradient else Change(made, read)
+
+    def copies(self, gradient: bool) -> list[tuple[int, int]]:
+        """(sender, receiver) of a value without rows, or of its gradient, between stages."""
+        return copies(self.source, self.target, gradient)
+
+    def sent_bytes(self, ranges: Callable[[int], Ranges], gradient: bool, position: int) -> int:
+        """What a position sends to other stages."""
+        if self.value.rows is None:
+            size = self.value.bytes(1)
+            return size * sum(sender == position for sender, _ in self.copies(gradient))
+        change, one = self.change(ranges, gradient), shape_rows_first(self.value)
+        if position not in change.source.layout.positions:
+            return 0
+        entries = change.sent_entries(one, position)
+        return entries * self.value.item_bytes
