@@ -48,8 +48,23 @@ def summary(rows: list[Row]) -> dict[str, Any]:
         "time": _mean_error(counted, "predicted", "measured"),
         "memory": _mean_error(rows, "predicted_bytes", "measured_bytes"),
         "rank": ranks(lambda r: str(r["model"])),
+        "lost": _lost(counted),
         "rank_in_lab": ranks(lambda r: f"{r['model']} {r['lab']}"),
     }
+
+
+def _lost(rows: list[Row]) -> float | None:
+    """How much longer the plan of least prediction takes than the quickest of its model and lab;
+    the mean over these."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["model"], row["lab"]), []).append(row)
+    if not groups:
+        return None
+    return statistics.fmean(
+        min(g, key=lambda r: r["predicted"])["measured"] / min(r["measured"] for r in g) - 1
+        for g in groups.values()
+    )
 
 
 def _rank(rows: list[Row]) -> float:
@@ -83,6 +98,8 @@ def show(rows: list[Row], told: dict[str, Any]) -> None:
             print(f"mean absolute error of {key}: {told[key]:.1%} (goal {GOALS[key]:.0%})")
     for key, rank in told["rank"].items():
         print(f"rank correlation {key}: {rank:.2f} (goal {GOALS['rank']})")
+    if told["lost"] is not None:
+        print(f"the least prediction, above the least measurement: {told['lost']:.1%} on average")
     inside = ", ".join(f"{key} {rank:.2f}" for key, rank in told["rank_in_lab"].items())
     print(f"in each lab: {inside}")
 

@@ -4,27 +4,32 @@
     batch        this rank's rows of the batch's leaves
     kept         what forwards keep for backwards, and border values until their last reader
     gradients    of border values until their maker's backward; of parameters in no bucket
+    messages     values of other stages, and for them, until their stage's backward of the
+                 micro-batch; while one is under way there is a buffer besides
     working      the most that the component at work has alive besides
     update       what the optimizer's step has alive besides
 
-The step's peak is the highest sum. Each of several interleaved micro-batches keeps its part of
-the bytes from its own forward to its own backward, in the order of their schedule; and a
-parameter's gradient lies beside its bucket from the backward of the first to that of the last.
+The step's peak is the highest sum. Each micro-batch keeps its part of the bytes from its own
+forward to its own backward, in the order in which its device group runs them; and a parameter's
+gradient lies beside its bucket from the backward of the first to that of the last.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from synchromesh.cost.step_time import Setting, measured
+from synchromesh.cost.setting import Setting, measured
 from synchromesh.cost.turns import Portion, walked
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values.component import Value
+from synchromesh.values.exchange import Exchange
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
+from synchromesh.values.messages import Message, Receive, Run, Send
 from synchromesh.values.placement import Placement
 from synchromesh.values.profile import Profile
-from synchromesh.values.schedule import ActionKind, taking_turns
+from synchromesh.values.schedule import Action
 
 Form = tuple[str, int, Placement]  # value, tensor degree, placement
 
@@ -38,50 +43,50 @@ class PeakMemory:
 
 
 VALUE, KEPT, WAITING, SUMMED = "value", "kept", "waiting", "summed"
+ARRIVED, SENT = "arrived", "sent"
 
 
-def peak_memories(
-    setting: Setting, profile: Profile, micro_batches: int = 1
-) -> tuple[PeakMemory, ...]:
-    """The memory of every device; those with equally many rows need equally much.
+def peak_memories(setting: Setting, profile: Profile, pieces: int = 1) -> tuple[PeakMemory, ...]:
+    """The memory of every device; those of a group with equally many rows need equally much.
 
-    micro_batches: how many are interleaved in a step.
+    pieces: how many micro-batches take turns on the only stage.
     """
     layouts = list(dict.fromkeys(c.layout for c in setting.partition.components))
-    blocks = [setting.blocks(layout) for layout in layouts]
-    known: dict[tuple[int, ...], PeakMemory] = {}
-    found = []
-    for position in range(setting.devices):
-        rows = tuple(b[x.data_index(position)] for b, x in zip(blocks, layouts, strict=True))
-        if rows not in known:
-            known[rows] = peak_memory(setting, profile, position, micro_batches)
-        found.append(known[rows])
-    return tuple(found)
+    known: dict[tuple[Any, ...], PeakMemory] = {}
+    found: dict[int, PeakMemory] = {}
+    for group, positions in enumerate(setting.positions):
+        its = [x for x in layouts if x.positions == positions]
+        blocks = [setting.blocks(layout) for layout in its]
+        for position in positions:
+            rows = tuple(b[x.data_index(position)] for b, x in zip(blocks, its, strict=True))
+            if (group, rows) not in known:
+                known[group, rows] = peak_memory(setting, profile, position, pieces)
+            found[position] = known[group, rows]
+    return tuple(found[position] for position in sorted(found))
 
 
-def peak_memory(
-    setting: Setting, profile: Profile, position: int, micro_batches: int = 1
-) -> PeakMemory:
+def peak_memory(setting: Setting, profile: Profile, position: int, pieces: int = 1) -> PeakMemory:
     """The memory of the device at `position`. Unmeasured: of which component nothing is known."""
-    resident = _resident(setting, profile)
-    walk = _MemoryWalk(setting, profile, position, micro_batches)
-    update = walk.batch_bytes + _update(setting, profile)
+    held = setting.held(position)
+    resident = _resident(held, profile)
+    walk = _MemoryWalk(setting, profile, position, pieces)
+    update = walk.batch_bytes + _update(held, profile)
     return PeakMemory(resident, resident + round(max(walk.peak(), update)))
 
 
-def _update(setting: Setting, profile: Profile) -> float:
+def _update(held: list[Holding], profile: Profile) -> float:
     """Bytes besides the resident ones while the optimizer steps: gradients in no bucket, its
     own."""
-    trained = [h for h in setting.holdings.values() if h.tensor.trainable]
+    trained = [h for h in held if h.tensor.trainable]
     sizes = [h.local_bytes for h in trained]
     alone = sum(h.local_bytes for h in trained if not h.summed)
     return alone + profile.work_largest * max(sizes, default=0) + profile.work_byte * sum(sizes)
 
 
-def _resident(setting: Setting, profile: Profile) -> int:
+def _resident(held: list[Holding], profile: Profile) -> int:
     """Parameters, buffers, optimizer state, and the buckets in which gradients lie."""
     total = 0.0
-    for holding in setting.holdings.values():
+    for holding in held:
         size = holding.local_bytes
         total += size
         if holding.tensor.trainable:
@@ -113,42 +118,48 @@ class _Alive:
 
 
 class _MemoryWalk:
-    """Bytes alive besides the resident ones, through forward and backward."""
+    """Bytes alive besides the resident ones, through what one device does in a step."""
 
-    def __init__(
-        self, setting: Setting, profile: Profile, position: int, micro_batches: int
-    ) -> None:
-        self.setting, self.position, self.micro_batches = setting, position, micro_batches
-        self.parts = setting.partition.components
-        self.memory = [measured(setting, local, profile).memory for local in self.parts]
-        order = walked(setting.turns, taking_turns(micro_batches, len(setting.turns)))
-        self.passes = dict.fromkeys(  # through components, as they begin
-            (action.kind, action.micro_batch, item.component)
-            for action, item in order
-            if isinstance(item, Portion)
+    def __init__(self, setting: Setting, profile: Profile, position: int, pieces: int) -> None:
+        self.setting, self.position, self.pieces = setting, position, pieces
+        self.group = next(g for g, its in enumerate(setting.positions) if position in its)
+        self.parts = {i: setting.partition.components[i] for i in setting.components(self.group)}
+        self.memory = {i: measured(setting, p, profile).memory for i, p in self.parts.items()}
+        self.count = setting.plan.micro_batches * pieces
+        self.left = Counter(  # gradients that are still to be added up to a parameter's
+            h.tensor.name for i in self.parts for h in setting.trained(i) * self.count
         )
-        self.gradients = Counter(  # that are added up to a parameter's
-            h.tensor.name for local in self.parts for h in self._trained(local) * micro_batches
-        )
-        self.last: dict[Form, int] = {}
-        for i, local in enumerate(self.parts):
-            for item in local.inputs:
-                self.last[self._sized(item.value, local.layout, item.want)[0]] = i
-                if item.source is not None:
+        self.last: dict[Form, int] = {}  # the last component that reads a form
+        self.keepers: dict[Form, int] = {}  # the first one that keeps it for its backward
+        for i, local in self.parts.items():
+            for number, item in enumerate(local.inputs):
+                form = self._sized(item.value, local.layout, item.want)[0]
+                self.last[form] = i
+                if item.source is None:
+                    continue
+                if number in self.memory[i].kept_inputs:
+                    self.keepers.setdefault(form, i)
+                if item.source in self.parts:
                     maker = self.parts[item.source].layout
                     self.last[self._sized(item.value, maker, item.have)[0]] = i
+        self.dies: dict[int, list[Form]] = {}
+        for form, i in self.last.items():
+            self.dies.setdefault(i, []).append(form)
         self.forms: dict[str, list[Form]] = {}  # of each value
         for form in self.last:
             self.forms.setdefault(form[0], []).append(form)
+        self.handed = {  # until the maker's stage has run its backward
+            self._sized(e.value, e.source, e.have)[0]: source
+            for (source, _), items in setting.crossings.items()
+            for e in items
+            if setting.of[source] == self.group
+        }
+        self.alive = _Alive()
+        self.begun: set[tuple[str, int, int]] = set()  # passes through components
 
     def rows(self, layout: Layout) -> float:
         """Rows of a micro-batch on this device."""
-        block = self.setting.blocks(layout)[layout.data_index(self.position)]
-        return block / self.micro_batches
-
-    def _passes(self, kind: ActionKind) -> list[tuple[int, int]]:
-        """Micro-batch and component of each forward, or each backward, in their order."""
-        return [(m, component) for k, m, component in self.passes if k == kind]
+        return self.setting.blocks(layout)[layout.data_index(self.position)] / self.pieces
 
     def _sized(self, value: Value, layout: Layout, placement: Placement) -> tuple[Form, float]:
         """A form of a value, and its bytes for a micro-batch on this device."""
@@ -161,90 +172,142 @@ class _MemoryWalk:
     def batch_bytes(self) -> float:
         """This rank's rows of the batch's leaves."""
         found: dict[Form, float] = {}
-        for local in self.parts:
+        for local in self.parts.values():
             for item in local.inputs:
                 if item.source is None:
                     form, size = self._sized(item.value, local.layout, item.want)
-                    found[form] = size * (self.micro_batches if item.value.rows else 1)
+                    found[form] = size * (self.count if item.value.rows else 1)
         return sum(found.values())
 
     def peak(self) -> float:
         """The most bytes that are alive at a moment."""
-        alive = _Alive()
-        self._backward(alive, self._forward(alive))
-        return self.batch_bytes + alive.highest
+        before: Action | None = None
+        for instruction in self.setting.instructions(self.pieces)[self.group]:
+            if not isinstance(instruction, Run):
+                self._communicate(instruction)
+                continue
+            action = instruction.action
+            if before is not None and before.kind == "F" and action.kind == "B":
+                self.alive.meanwhile(0.0)
+            self._run(action)
+            before = action
+        return self.batch_bytes + self.alive.highest
 
-    def _forward(self, alive: _Alive) -> dict[Form, int]:
-        """Returns which component is the first that keeps a border value for its backward."""
-        keepers: dict[Form, int] = {}
-        dies: dict[int, list[Form]] = {}
-        for form, i in self.last.items():
-            dies.setdefault(i, []).append(form)
-        for m, i in self._passes("F"):
-            local, memory = self.parts[i], self.memory[i]
-            for number, item in enumerate(local.inputs):
-                if item.source is not None:
-                    form, size = self._sized(item.value, local.layout, item.want)
-                    if (VALUE, m, form) not in alive.bytes:
-                        alive.set((VALUE, m, form), size)
-                    if number in memory.kept_inputs:
-                        keepers.setdefault(form, i)
-            rows = self.rows(local.layout)
-            alive.meanwhile(memory.forward(rows))
-            alive.set((KEPT, m, i), memory.kept(rows))
-            made = []
-            for number, output in enumerate(local.outputs):
-                form, size = self._sized(output.value, local.layout, output.placement)
-                # kept outputs are counted among what the component keeps
-                alive.set((VALUE, m, form), 0.0 if number in memory.kept_outputs else size)
-                made.append(form)
-            for form in (*dies.get(i, ()), *(f for f in made if f not in self.last)):
-                if form not in keepers:
-                    alive.free((VALUE, m, form))
-        return keepers
+    # Messages
 
-    def _backward(self, alive: _Alive, keepers: dict[Form, int]) -> None:
-        left = Counter(self.gradients)
-        kept: dict[int, list[Form]] = {}
-        for form, i in keepers.items():
-            kept.setdefault(i, []).append(form)
-        for key in [k for k in alive.bytes if k[0] == VALUE and k[2] not in keepers]:
-            alive.free(key)
-        alive.meanwhile(0.0)
-        for m, i in self._passes("B"):
-            local, memory, rows = self.parts[i], self.memory[i], self.rows(self.parts[i].layout)
-            trained = self._trained(local)
-            alive.free((KEPT, m, i))
-            for output in local.outputs:  # their gradients are among its working bytes
-                for form in self.forms.get(output.value.name, ()):
-                    alive.free((WAITING, m, form))
-            alone = not all(h.summed for h in trained)
-            added = sum(alive.bytes.get((SUMMED, h.tensor.name), 0.0) for h in trained)
-            if self.micro_batches == 1:
-                added = 0.0  # autograd adds in place where nobody else holds a gradient
-            alive.meanwhile((memory.staying if alone else memory.backward)(rows) + added)
-            self._leave(alive, left, m, local)
-            for form in kept.get(i, ()):
+    def _communicate(self, instruction: Send | Receive) -> None:
+        message = instruction.message
+        exchanges = self._exchanges(message)
+        if isinstance(instruction, Receive):
+            for e in exchanges:  # the value, and the parts in which it comes
+                self.alive.set((ARRIVED, message, e), 2 * self._received(e, message))
+            return
+        rows, backward = self.setting.row_ranges, message.kind == "B"
+        sent = sum(e.sent_bytes(rows, backward, self.position) for e in exchanges)
+        self.alive.set((SENT, message), sent)  # copies
+        self.alive.meanwhile(0.0)
+        if backward:
+            for e in exchanges:
+                form, _ = self._sized(e.value, e.target, e.want)
+                self.alive.free((WAITING, message.micro_batch, form))
+
+    def _exchanges(self, message: Message) -> list[Exchange]:
+        """What a message brings."""
+        found = self.setting.crossings[message.source, message.target]
+        return [e for e in found if e.flows or message.kind == "F"]
+
+    def _received(self, exchange: Exchange, message: Message) -> float:
+        """Bytes of a value, or of its gradient, at the receiver."""
+        if message.kind == "F":
+            return self._sized(exchange.value, exchange.target, exchange.want)[1]
+        return self._sized(exchange.value, exchange.source, exchange.have)[1]
+
+    def _needed(self, action: Action) -> list[tuple[Message, Exchange]]:
+        """The messages without which an action does not begin, with what they bring."""
+        messages = [
+            Message(action.kind, source, target, action.micro_batch)
+            for source, target in self.setting.crossings
+            if self.setting.of[source] != self.setting.of[target]
+        ]
+        return [(m, e) for m in messages if m.needed_by == action for e in self._exchanges(m)]
+
+    # Runs
+
+    def _run(self, action: Action) -> None:
+        """The components of a stage, or those that an action's turn comes to first."""
+        m, stage = action.micro_batch, action.stage
+        needed = self._needed(action)
+        for message, e in needed:
+            self.alive.set((ARRIVED, message, e), self._received(e, message))
+        run = self._forward if action.kind == "F" else self._backward
+        for item in walked(self.setting.turns[stage], action):
+            if isinstance(item, Portion) and (action.kind, m, item.component) not in self.begun:
+                self.begun.add((action.kind, m, item.component))
+                run(m, item.component, needed)
+        if action.kind == "F" or action.turn:
+            return
+        for message, e in (*needed, *self._needed(replace(action, kind="F"))):
+            self.alive.free((ARRIVED, message, e))
+        for form, maker in self.handed.items():
+            if maker == stage:
+                self.alive.free((VALUE, m, form))
+        for pair in self.setting.crossings:
+            if pair[0] == stage:  # its gradient is here, so it has arrived
+                self.alive.free((SENT, Message("F", *pair, m)))
+
+    def _forward(self, m: int, i: int, _: object) -> None:
+        local, memory, alive = self.parts[i], self.memory[i], self.alive
+        for item in local.inputs:
+            if item.source in self.parts:
+                form, size = self._sized(item.value, local.layout, item.want)
+                if (VALUE, m, form) not in alive.bytes:
+                    alive.set((VALUE, m, form), size)
+        rows = self.rows(local.layout)
+        alive.meanwhile(memory.forward(rows))
+        alive.set((KEPT, m, i), memory.kept(rows))
+        made = []
+        for number, output in enumerate(local.outputs):
+            form, size = self._sized(output.value, local.layout, output.placement)
+            # kept outputs are counted among what the component keeps
+            alive.set((VALUE, m, form), 0.0 if number in memory.kept_outputs else size)
+            made.append(form)
+        for form in (*self.dies.get(i, ()), *(f for f in made if f not in self.last)):
+            if form not in self.keepers and form not in self.handed:
                 alive.free((VALUE, m, form))
 
-    def _leave(self, alive: _Alive, left: Counter[str], m: int, local: LocalComponent) -> None:
+    def _backward(self, m: int, i: int, needed: Sequence[tuple[Message, Exchange]]) -> None:
+        local, memory, alive = self.parts[i], self.memory[i], self.alive
+        rows, trained = self.rows(local.layout), self.setting.trained(i)
+        names = {output.value.name for output in local.outputs}
+        brought = [(message, e) for message, e in needed if e.value.name in names]
+        alive.free((KEPT, m, i))
+        for name in names:  # gradients of outputs are among its working bytes
+            for form in self.forms.get(name, ()):
+                alive.free((WAITING, m, form))
+        for message, e in brought:
+            alive.free((ARRIVED, message, e))
+        alone = not all(h.summed for h in trained)
+        added = sum(alive.bytes.get((SUMMED, h.tensor.name), 0.0) for h in trained)
+        if self.count == 1:
+            added = 0.0  # autograd adds in place where nobody else holds a gradient
+        alive.meanwhile((memory.staying if alone else memory.backward)(rows) + added)
+        for message, e in brought:  # autograd's caller holds them until it returns
+            alive.set((ARRIVED, message, e), self._received(e, message))
+        self._leave(m, local, trained)
+        for form, keeper in self.keepers.items():
+            if keeper == i and form not in self.handed:
+                alive.free((VALUE, m, form))
+
+    def _leave(self, m: int, local: LocalComponent, trained: Sequence[Holding]) -> None:
         """The gradients that a component leaves: of what it read, and of its parameters."""
         for item in local.inputs:
             if item.source is not None and item.value.differentiable:
                 form, size = self._sized(item.value, local.layout, item.want)
-                alive.set((WAITING, m, form), size)
-        for holding in self._trained(local):
+                self.alive.set((WAITING, m, form), size)
+        for holding in trained:
             name = holding.tensor.name
-            left[name] -= 1
-            if left[name] or not holding.summed:
-                alive.set((SUMMED, name), float(holding.local_bytes))
+            self.left[name] -= 1
+            if self.left[name] or not holding.summed:
+                self.alive.set((SUMMED, name), float(holding.local_bytes))
             else:
-                alive.free((SUMMED, name))  # it lies in its bucket
-
-    def _trained(self, local: LocalComponent) -> list[Holding]:
-        """The trained parameters of a component."""
-        return [
-            self.setting.holdings[p.name]
-            for p in local.component.parameters
-            if p.trainable and p.name in self.setting.holdings
-        ]
+                self.alive.free((SUMMED, name))  # it lies in its bucket

@@ -13,32 +13,48 @@ is quicker at first (`BurstSpeed`), traffic without one is late (`Overlap.delay`
     speed    =  burst.speed while there is credit, else capacity
     credit'  =  capacity - speed (capacity alone while waiting), between 0 and burst.credit
     late     =  delay (1 - credit / burst.credit)          before its first byte moves
+
+Messages in and messages out have a direction of the links to themselves: n counts those whose way
+is the same, and collectives, which go both ways.
+
+What takes time is a generator of spans: it yields the seconds until something changes here, and is
+sent those that have gone by, fewer where another timeline interrupts (cost/pipeline.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from math import inf
+from typing import Literal
 
 from synchromesh.values.device_model import INERT, DeviceModel
 from synchromesh.values.profile import Overlap
 
 _NOTHING = 1e-12  # seconds
 _UNDISTURBED = Overlap()
+Spans = Generator[float, float, None]
+Way = Literal["in", "out", "both"]
 
 
 @dataclass
 class Flight:
     """A collective under way: seconds until it can begin to move, seconds left from then on if
-    alone, how it and computation disturb each other, the group that it has to queue for."""
+    alone, how it and computation disturb each other, the group that it has to queue for, the
+    direction of the links that it takes."""
 
     late: float
     left: float
     overlap: Overlap
     lane: object
+    way: Way = "both"
 
 
 @dataclass
 class Timeline:
-    """`compute`, `depart`, `arrive` in the order in which a rank does them; `clock` is now."""
+    """`compute`, `depart`, `arrive` in the order in which a rank does them; `clock` is now.
+
+    joining: departures that another timeline brought about, at the moment until which time passes
+    next.
+    """
 
     overlap: Mapping[str, Overlap] = field(default_factory=dict)
     device: DeviceModel = INERT
@@ -47,6 +63,7 @@ class Timeline:
     waited: float = 0.0  # seconds in which nothing was computed
     credit: float = 0.0  # seconds of work that go at the burst's speed
     under_way: dict[object, Flight] = field(default_factory=dict)
+    joining: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def capacity(self) -> float:
@@ -54,7 +71,7 @@ class Timeline:
         taken = [1.0 - f.overlap.compute for f in self.under_way.values()]
         return 1.0 - sum(taken) / len(taken) if taken else 1.0
 
-    def compute(self, seconds: float) -> None:
+    def compute(self, seconds: float) -> Spans:
         """Computes what takes `seconds` of lasting work, undisturbed."""
         self.computed += seconds
         left = seconds
@@ -64,32 +81,37 @@ class Timeline:
             if self.credit > _NOTHING and self.device.burst.speed > capacity:
                 speed = self.device.burst.speed
                 spans.append(self.credit / (speed - capacity))
-            took = min([left / speed, *spans])
+            took = yield min([left / speed, *spans])
             left -= took * speed
             self._pass(took, capacity - speed, computing=True)
 
-    def depart(self, key: object, kind: str, seconds: float, lane: object = None) -> None:
+    def depart(
+        self, key: object, kind: str, seconds: float, lane: object = None, way: Way = "both"
+    ) -> None:
         """A collective of `kind` that takes `seconds` alone begins. lane: its group; none: one
         that no other has."""
         if seconds > 0.0:
             assert key not in self.under_way, f"{key} is under way"
             overlap = self.overlap.get(kind, _UNDISTURBED)
             rested = self.credit / self.device.burst.credit if self.device.burst.credit else 0.0
-            self.under_way[key] = Flight(
-                overlap.delay * (1.0 - rested), seconds, overlap, key if lane is None else lane
-            )
+            late = overlap.delay * (1.0 - rested)
+            lane = key if lane is None else lane
+            self.under_way[key] = Flight(late, seconds, overlap, lane, way)
 
-    def arrive(self, key: object) -> None:
-        """Waits for a collective that began."""
-        while key in self.under_way:
-            took = self._next(computing=False)
+    def wait(self, until: Callable[[], bool]) -> Spans:
+        """Waits for what `until` tells."""
+        while not until():
+            took = yield self._next(computing=False)
             self.waited += took
             self._pass(took, self.capacity, computing=False)
 
-    def finish(self) -> None:
+    def arrive(self, key: object) -> Spans:
+        """Waits for a collective that began."""
+        yield from self.wait(lambda: key not in self.under_way)
+
+    def finish(self) -> Spans:
         """Waits for everything that began."""
-        for key in list(self.under_way):
-            self.arrive(key)
+        yield from self.wait(lambda: not self.under_way)
 
     def _rates(self, computing: bool) -> dict[object, float]:
         """Those that move, and how fast: the first of each lane, as far as it is not late."""
@@ -97,15 +119,19 @@ class Timeline:
         for key, flight in self.under_way.items():  # in the order in which they began
             first.setdefault(flight.lane, key)
         moving = {k: f for k in first.values() if (f := self.under_way[k]).late <= _NOTHING}
+        ways = [f.way for f in moving.values()]
         return {
-            k: (f.overlap.network if computing else 1.0) / len(moving) for k, f in moving.items()
+            k: (f.overlap.network if computing else 1.0)
+            / sum(f.way == way or "both" in (f.way, way) for way in ways)
+            for k, f in moving.items()
         }
 
     def _next(self, computing: bool) -> float:
-        """Seconds until one of those under way begins to move or has arrived."""
+        """Seconds until one of those under way, if any is, begins to move or has arrived."""
         rates = self._rates(computing)
         arrivals = [self.under_way[k].left / rate for k, rate in rates.items()]
-        return min([*arrivals, *(f.late for f in self.under_way.values() if f.late > _NOTHING)])
+        late = (f.late for f in self.under_way.values() if f.late > _NOTHING)
+        return min([*arrivals, *late], default=inf)
 
     def _pass(self, seconds: float, earned: float, computing: bool) -> None:
         """`seconds` go by, no more than `_next`, in which traffic goes on and credit is earned or
@@ -117,3 +143,6 @@ class Timeline:
         for flight in self.under_way.values():
             flight.late = max(0.0, flight.late - seconds)
         self.under_way = {k: f for k, f in self.under_way.items() if f.left > _NOTHING}
+        joining, self.joining = self.joining, []
+        for depart in joining:
+            depart()

@@ -3,14 +3,15 @@
     turn 0    compute ... depart |  turn 1    arrive compute ... depart |  turn 2    arrive ...
 
 A schedule (values/schedule.py) says in which order the turns of all micro-batches run. Backward
-goes through each turn in reverse: an arrival becomes a departure, a departure an arrival.
+goes through each turn in reverse: an arrival becomes a departure, a departure an arrival. What
+comes from another stage is a message of the schedule (values/messages.py), no part of a turn.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from synchromesh.trace.partition.local import Communication, Computation, LocalComponent
-from synchromesh.values.schedule import Action, Schedule
+from synchromesh.values.schedule import Action
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,19 @@ class Transmit:
 Turn = tuple[Portion | Transmit, ...]
 
 
-def turns_of(components: Sequence[LocalComponent]) -> tuple[Turn, ...]:
-    """The turns of one micro-batch's forward through the components of a stage."""
+def turns_of(components: Sequence[LocalComponent], first: int = 0) -> tuple[Turn, ...]:
+    """The turns of one micro-batch's forward through the components of a stage. first: the place
+    of the first of them in the chain."""
     turns: list[list[Portion | Transmit]] = [[]]
-    for i, local in enumerate(components):
+    for i, local in enumerate(components, first):
         total = sum(e.work for e in local.events if isinstance(e, Computation))
         if not total:
             turns[-1].append(Portion(i, 1.0))
         for number, event in enumerate(local.events):
             if isinstance(event, Computation):
                 turns[-1].append(Portion(i, event.work / total))
+                continue
+            if any(c.kind == "send" for c in event.collectives):
                 continue
             turns[-1].append(Transmit(i, number, event, True))
             if event.pauses:
@@ -52,11 +56,7 @@ def turns_of(components: Sequence[LocalComponent]) -> tuple[Turn, ...]:
     return tuple(map(tuple, turns))
 
 
-def walked(
-    turns: Sequence[Turn], schedule: Schedule
-) -> Iterator[tuple[Action, Portion | Transmit]]:
-    """What the stage does in its order; a backward undoes what its forward did."""
-    for action in schedule.groups[0]:
-        turn = turns[action.turn]
-        for item in turn if action.kind == "F" else reversed(turn):
-            yield action, item
+def walked(turns: Sequence[Turn], action: Action) -> Iterable[Portion | Transmit]:
+    """What an action does, in order; a backward undoes what its forward did."""
+    turn = turns[action.turn]
+    return turn if action.kind == "F" else reversed(turn)

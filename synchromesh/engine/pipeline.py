@@ -37,7 +37,7 @@ class MicroBatch:
     parts: Sequence[tuple[Any, GlobalRows]]
 
 
-class Pipeline:
+class PipelineWalk:
     """A walk over micro-batches; `forward` runs one without backwards, `train` a whole one.
 
     step, first: name the draws of random operators; micro-batch i draws as first + i * apart.

@@ -82,7 +82,7 @@ def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate
     limits = problem.limits
     try:
         placed = setting(partitions, plan)
-        if plan.pieces is None:
+        if plan.pieces is None or plan.stages:
             time = best_interleaving(placed, profile, (INTERLEAVED,))
         else:
             time = step_time(placed, profile, plan.pieces)
@@ -104,9 +104,10 @@ def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate
 def with_interleaving(candidate: Candidate, partitions: PartitionCache) -> Candidate:
     """The candidate with the number of interleaved micro-batches that it was priced with written
     into its plan, where several are possible."""
-    if candidate.time is None or not partitions.overlaps(candidate.plan):
+    plan = candidate.plan
+    if candidate.time is None or plan.stages or not partitions.overlaps(plan):
         return candidate
-    return replace(candidate, plan=replace(candidate.plan, pieces=candidate.time.interleaved))
+    return replace(candidate, plan=replace(plan, pieces=candidate.time.interleaved))
 
 
 def readable(size: float) -> str:

@@ -28,7 +28,7 @@ from synchromesh.engine.batches import GlobalRows, Marks, RowAgreement
 from synchromesh.engine.collectives import TensorAxis
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
-from synchromesh.engine.pipeline import MicroBatch, Pipeline, Seeds
+from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Program
 from synchromesh.engine.random import RandomStreams
@@ -116,7 +116,7 @@ def _trivial(world: World, components: int, now: Callable[[], float]) -> tuple[f
             times.append(now())
             return [(y, seed) for result in results for y in result.outputs]
 
-        walk = Pipeline([MicroBatch(program, rows, [(x, rows)])], groups, turn, 0, 1)
+        walk = PipelineWalk([MicroBatch(program, rows, [(x, rows)])], groups, turn, 0, 1)
         walk.train("1f1b", forwarded, backwards)
         taken.append((times[1] - times[0], now() - times[2]))
         for parameter in tensors.values():

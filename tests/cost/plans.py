@@ -11,7 +11,7 @@ from synchromesh.trace.partition.partition import overlaps, partition
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Component, Parameter
 from synchromesh.values.holding import holdings
-from synchromesh.values.layout import Layout
+from synchromesh.values.layout import Layout, leaf_layouts
 from synchromesh.values.placement import REPLICATED
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Compute, Curve, Memory, Pattern, Profile
@@ -53,13 +53,20 @@ def flat(setting: Setting, seconds: float = 1.0, traffic: float = 0.0) -> Profil
     return Profile(setting.devices, compute, links)
 
 
-def drawn(parts: Sequence[Mapping[str, Any]], layout: Layout, rows: int = 4) -> Setting:
+def drawn(
+    parts: Sequence[Mapping[str, Any]],
+    layouts: Layout | Sequence[Layout],
+    rows: int = 4,
+    plan: str = "data",
+) -> Setting:
     """A chain of components of which only events, parameters and borders are known.
 
     parts: {"events": (...), "parameters": {name: numbers}, "inputs": (...), "outputs": (...)}.
+    layouts: of each of them; one: of all.
     """
     chain, made = [], []
-    for i, part in enumerate(parts):
+    layouts = [layouts] * len(parts) if isinstance(layouts, Layout) else layouts
+    for i, (part, layout) in enumerate(zip(parts, layouts, strict=True)):
         numbers = part.get("parameters", {})
         assert isinstance(numbers, dict)
         component = Component(
@@ -67,10 +74,15 @@ def drawn(parts: Sequence[Mapping[str, Any]], layout: Layout, rows: int = 4) -> 
         )
         chain.append(component)
         made.append(_local(component, layout, part))
-    placements = {(p.name, layout): REPLICATED for c in chain for p in c.parameters}
-    result = Partition(tuple(made), placements, (), layout)
-    held = holdings([p for c in chain for p in c.parameters], placements, layout.devices)
-    return Setting(result, held, Plan.parse("data"), layout.devices, rows, True)
+    placements = {
+        (p.name, layout): REPLICATED
+        for c, layout in zip(chain, layouts, strict=True)
+        for p in c.parameters
+    }
+    result = Partition(tuple(made), placements, (), leaf_layouts(layouts))
+    devices = max(layout.positions.stop for layout in layouts)
+    held = holdings([p for c in chain for p in c.parameters], placements, devices)
+    return Setting(result, held, Plan.parse(plan), devices, rows, True)
 
 
 def _local(component: Component, layout: Layout, part: Mapping[str, Any]) -> LocalComponent:

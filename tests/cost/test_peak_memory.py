@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from synchromesh.cost.peak_memory import PeakMemory, peak_memory
+from synchromesh.cost.peak_memory import PeakMemory, peak_memories, peak_memory
 from synchromesh.cost.step_time import Setting, Unmeasured
 from synchromesh.profiling.borders import record, stand_ins
 from synchromesh.profiling.compute import Bench
@@ -166,6 +166,48 @@ def test_micro_batches_work_on_their_rows_and_all_that_is_kept_is_there() -> Non
     # the first beside it, and of b the sum that is made
     assert peak(4) == round(48 + 60 + 75 + 15 + 94 / 4 + (40 + 24) + 24)
     assert peak(1000) >= 48 + 80 + 100 + 30, "never less than what is kept"
+
+
+STAGES = [PARTS[0], {**PARTS[1], "inputs": (replace(read(H, 0), flows=True),)}]
+
+
+def staged(plan: str, rows: int) -> list[PeakMemory]:
+    """c0 on one device, c1 on another."""
+    setting = drawn(STAGES, [ALONE, Layout(1, 1, first=1)], rows, f"data; {plan}")
+    return list(peak_memories(setting, known(setting, FIRST, SECOND)))
+
+
+def test_two_stages_by_hand() -> None:
+    """Two micro-batches of four rows: each as above."""
+    first, second = staged("@micro_batches=2", 8)
+    # 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0RECV_B1 0B0 ...
+    batch, handed = 2 * 48, 80 + 100  # h, and what c0 keeps
+    copies, buffers = 80, 2 * 80  # of what is sent; what arrives, and the parts it comes in
+    assert first == PeakMemory(40, 40 + batch + 2 * (handed + copies + buffers))
+    # 1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 ...
+    #    F1, the gradient of h and its copy, b's
+    most = 160 + 80 + 80 + 24
+    assert most > 80 + 160 + 94, "h while c1 runs backward, and F1"
+    assert second == PeakMemory(24, 24 + most)
+
+
+def test_1f1b_keeps_few_micro_batches_on_the_first_stage() -> None:
+    def of(schedule: str, count: int) -> int:
+        plan = f"@micro_batches={count}; @schedule={schedule}"
+        return staged(plan, 4 * count)[0].peak - 48 * count  # but the batch
+
+    assert of("1f1b", 2) < of("1f1b", 3) == of("1f1b", 4) == of("1f1b", 9)
+    assert of("gpipe", 9) - of("gpipe", 8) == 80 + 100 + 80, "h, what is kept, a copy under way"
+
+
+def test_each_device_holds_its_stages_parameters() -> None:
+    tied = [{"parameters": {"w": 10, "a": 1}}, {"parameters": {"b": 2}}, {"parameters": {"w": 10}}]
+    layouts = [Layout(1, 1, first=p) for p in (0, 1, 2)]
+    setting = drawn(tied, layouts, 4)
+    nothing = [memory(0, 0, 0, 0)] * 3
+    found = peak_memories(setting, known(setting, *nothing))
+    #                                        w with its bucket, which 0 and 2 sum; a
+    assert [f.resident for f in found] == [40 + 40 + 4, 8, 40 + 40]
 
 
 def some(setting: Setting) -> Profile:

@@ -4,14 +4,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synchromesh.cost.timeline import Timeline
+from synchromesh.cost.timeline import Spans, Timeline
 from synchromesh.values.profile import BurstSpeed, DeviceModel, Overlap
 
 HALF = {"k": Overlap(compute=0.5, network=0.25)}
 
 
+def passed(spans: Spans) -> None:
+    """All of the time goes by: nobody interrupts."""
+    span = next(spans, None)
+    while span is not None:
+        try:
+            span = spans.send(span)
+        except StopIteration:
+            return
+
+
+class Alone(Timeline):
+    """A timeline that no other one interrupts."""
+
+    def compute(self, seconds: float) -> None:  # type: ignore[override]
+        passed(super().compute(seconds))
+
+    def arrive(self, key: object) -> None:  # type: ignore[override]
+        passed(super().arrive(key))
+
+    def finish(self) -> None:  # type: ignore[override]
+        passed(super().finish())
+
+
 def test_nothing_disturbs() -> None:
-    line = Timeline()
+    line = Alone()
     line.compute(1.0)
     line.depart("a", "k", 2.0)
     line.compute(0.5)
@@ -24,7 +47,7 @@ def test_nothing_disturbs() -> None:
 
 
 def test_what_takes_no_time_never_departs() -> None:
-    line = Timeline()
+    line = Alone()
     line.depart("a", "k", 0.0)
     line.compute(0.0)
     line.arrive("a")
@@ -34,7 +57,7 @@ def test_what_takes_no_time_never_departs() -> None:
 def test_two_flights_share_the_links_evenly() -> None:
     #   a  ~~~~~~~~ 1 at half speed: there at 2
     #   b  ~~~~~~~~~~~~ 3: 1 done by 2, 2 more alone: there at 4
-    line = Timeline()
+    line = Alone()
     line.depart("a", "k", 1.0)
     line.depart("b", "k", 3.0)
     line.arrive("a")
@@ -44,7 +67,7 @@ def test_two_flights_share_the_links_evenly() -> None:
 
 
 def test_a_wait_for_one_lets_the_others_go_on() -> None:
-    line = Timeline()
+    line = Alone()
     line.depart("a", "k", 3.0)
     line.depart("b", "k", 1.0)
     line.arrive("a")  # until 2 both at half speed, then 2 alone
@@ -53,7 +76,7 @@ def test_a_wait_for_one_lets_the_others_go_on() -> None:
 
 def test_overlap_slows_both() -> None:
     # computes at 0.5 while traffic goes at 0.25: traffic of 1 would be under way for 4
-    line = Timeline(HALF)
+    line = Alone(HALF)
     line.depart("a", "k", 1.0)
     line.compute(1.0)  # takes 2; half of the traffic is left
     assert line.clock == pytest.approx(2.0)
@@ -63,7 +86,7 @@ def test_overlap_slows_both() -> None:
 
 
 def test_computation_is_disturbed_only_while_traffic_is_under_way() -> None:
-    line = Timeline(HALF)
+    line = Alone(HALF)
     line.depart("a", "k", 1.0)
     line.compute(3.0)  # 4 seconds at 0.5 make 2 of it, then 1 undisturbed
     assert line.clock == pytest.approx(5.0) and not line.under_way
@@ -71,7 +94,7 @@ def test_computation_is_disturbed_only_while_traffic_is_under_way() -> None:
 
 
 def test_the_mean_of_kinds_disturbs() -> None:
-    line = Timeline({"k": Overlap(0.5), "l": Overlap(0.9)})
+    line = Alone({"k": Overlap(0.5), "l": Overlap(0.9)})
     line.depart("a", "k", 100.0)
     line.depart("b", "l", 100.0)
     line.depart("c", "unknown", 100.0)
@@ -81,7 +104,7 @@ def test_the_mean_of_kinds_disturbs() -> None:
 
 
 def test_waiting_earns_credit_that_a_burst_spends() -> None:
-    line = Timeline(device=DeviceModel(BurstSpeed(speed=3.0, credit=0.5)))
+    line = Alone(device=DeviceModel(BurstSpeed(speed=3.0, credit=0.5)))
     line.compute(1.0)  # no credit to begin with
     assert line.clock == 1.0
     line.depart("a", "k", 0.2)
@@ -97,7 +120,7 @@ def test_waiting_earns_credit_that_a_burst_spends() -> None:
 
 
 def test_a_burst_goes_on_beside_traffic() -> None:
-    line = Timeline(HALF, DeviceModel(BurstSpeed(speed=2.0, credit=1.0)))
+    line = Alone(HALF, DeviceModel(BurstSpeed(speed=2.0, credit=1.0)))
     line.depart("a", "k", 0.5)
     line.arrive("a")
     assert line.credit == pytest.approx(0.25)  # capacity is a half while it is under way
@@ -115,8 +138,8 @@ RATES = st.builds(Overlap, st.floats(0.05, 1.0), st.floats(0.05, 1.0))
 
 def walked(
     actions: list[tuple[str, float, int]], overlap: Overlap, burst: BurstSpeed, factor: float = 1.0
-) -> Timeline:
-    line = Timeline({"k": overlap}, DeviceModel(burst))
+) -> Alone:
+    line = Alone({"k": overlap}, DeviceModel(burst))
     for what, seconds, key in actions:
         if what == "c":
             line.compute(seconds * factor)
@@ -129,7 +152,7 @@ def walked(
 
 
 def test_a_group_has_a_queue() -> None:
-    line = Timeline({})
+    line = Alone({})
     for key, seconds, lane in (("a", 1.0, "g"), ("b", 2.0, "g"), ("c", 1.0, "h")):
         line.depart(key, "k", seconds, lane)
     line.arrive("a")
@@ -140,7 +163,7 @@ def test_a_group_has_a_queue() -> None:
 
 
 def test_a_late_one_leaves_the_links_to_others() -> None:
-    line = Timeline({"k": Overlap(delay=1.0)}, DeviceModel(BurstSpeed(2.0, 1.0)))
+    line = Alone({"k": Overlap(delay=1.0)}, DeviceModel(BurstSpeed(2.0, 1.0)))
     line.depart("a", "k", 1.0, "g")
     line.depart("b", "other", 1.0, "h")
     line.arrive("b")
@@ -172,13 +195,13 @@ def test_time_has_no_unit(
 
 def test_traffic_is_late_after_computation_and_not_after_a_rest() -> None:
     #   [ 1.0 ]  0.5 late  ~~~~ 2.0                        there at 3.5
-    line = Timeline({"k": Overlap(delay=0.5)})
+    line = Alone({"k": Overlap(delay=0.5)})
     line.compute(1.0)
     line.depart("a", "k", 2.0)
     line.arrive("a")
     assert line.clock == pytest.approx(3.5)
     # the wait has earned half of the credit back, so what departs now is half as late
-    line = Timeline({"k": Overlap(delay=0.5)}, DeviceModel(BurstSpeed(2.0, 4.0)))
+    line = Alone({"k": Overlap(delay=0.5)}, DeviceModel(BurstSpeed(2.0, 4.0)))
     line.compute(1.0)
     line.depart("a", "k", 1.5)
     line.arrive("a")

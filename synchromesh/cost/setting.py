@@ -1,0 +1,144 @@
+"""A setting: a plan as it would run, of which seconds and bytes are predicted.
+
+It knows the partition, where tensors lie, the rows, the schedule, and what a profile says of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from synchromesh.cost.turns import Turn, turns_of
+from synchromesh.trace.partition.crossings import crossings
+from synchromesh.trace.partition.local import LocalComponent, Partition
+from synchromesh.values.exchange import Exchange
+from synchromesh.values.holding import Holding
+from synchromesh.values.layout import Layout, groups_of, stages_of
+from synchromesh.values.messages import Instruction, instructions
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Compute, Pattern, Profile
+from synchromesh.values.schedule import Schedule, pipeline, taking_turns
+from synchromesh.values.traffic import Collective
+
+
+class Unmeasured(ValueError):
+    """The profile lacks a program or a collective that a plan would run."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A plan as it would run: its partition, where tensors lie, the rows of a step."""
+
+    partition: Partition
+    holdings: Mapping[str, Holding]
+    plan: Plan
+    devices: int
+    rows: int
+    overlaps: bool = False  # whether its rows may be cut into interleaved micro-batches
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The rank at each position."""
+        staged = tuple(dict.fromkeys(r for s in self.plan.stages for r in s.ranks))
+        return (self.plan.ranks or staged or range(self.devices))[: self.devices]
+
+    @cached_property
+    def stages(self) -> tuple[range, ...]:
+        """The components of each stage."""
+        return stages_of([local.layout for local in self.partition.components])
+
+    @cached_property
+    def of(self) -> tuple[int, ...]:
+        """The device group of each stage."""
+        return groups_of([local.layout for local in self.partition.components])
+
+    @cached_property
+    def positions(self) -> tuple[range, ...]:
+        """The positions of each device group."""
+        found = {
+            group: self.partition.components[stage[0]].layout.positions
+            for group, stage in zip(self.of, self.stages, strict=True)
+        }
+        return tuple(found[group] for group in sorted(found))
+
+    @cached_property
+    def turns(self) -> tuple[tuple[Turn, ...], ...]:
+        """What one micro-batch does in forward, by stage; where there are several, in one turn."""
+        parts = self.partition.components
+        found = [turns_of(parts[s.start : s.stop], s.start) for s in self.stages]
+        if len(self.stages) == 1:
+            return tuple(found)
+        return tuple((tuple(item for turn in turns for item in turn),) for turns in found)
+
+    @cached_property
+    def crossings(self) -> Mapping[tuple[int, int], tuple[Exchange, ...]]:
+        """What goes from stage to stage."""
+        return crossings(self.partition)
+
+    def stages_on(self, group: int) -> list[int]:
+        """The stages of a device group."""
+        return [stage for stage, its in enumerate(self.of) if its == group]
+
+    def components(self, group: int) -> list[int]:
+        """The components of a device group, by their place in the chain."""
+        return [i for stage in self.stages_on(group) for i in self.stages[stage]]
+
+    def held(self, position: int) -> list[Holding]:
+        """Those that have something at a position."""
+        return [h for h in self.holdings.values() if position in h.positions]
+
+    def trained(self, component: int) -> list[Holding]:
+        """The trained parameters of a component."""
+        parameters = self.partition.components[component].component.parameters
+        return [
+            self.holdings[p.name] for p in parameters if p.trainable and p.name in self.holdings
+        ]
+
+    def schedule(self, pieces: int) -> Schedule:
+        """The order of a step; pieces: how many micro-batches take turns on the only stage."""
+        count = self.plan.micro_batches
+        if len(self.stages) == 1:
+            return taking_turns(count * pieces, len(self.turns[0]), pieces)
+        assert pieces == 1, "micro-batches of a pipeline take no turns"
+        return pipeline(self.plan.schedule, self.of, count)
+
+    def instructions(self, pieces: int) -> tuple[tuple[Instruction, ...], ...]:
+        """What each device group does, in its order."""
+        return instructions(self.schedule(pieces), frozenset(self.crossings))
+
+    def blocks(self, layout: Layout) -> tuple[int, ...]:
+        """Rows that each data index has of one of the plan's micro-batches, of the largest where
+        they differ; a rank without rows computes one that does not count."""
+        return tuple(max(1, b - a) for a, b in self.row_ranges(layout.data))
+
+    def row_ranges(self, data: int) -> tuple[tuple[int, int], ...]:
+        """The rows [start, stop) of that micro-batch by data index, of a data degree."""
+        return self.plan.row_ranges(-(-self.rows // self.plan.micro_batches), data)
+
+
+def measured(setting: Setting, local: LocalComponent, profile: Profile) -> Compute:
+    """What was measured of a component. Unmeasured: where nothing was."""
+    key = setting.partition.program(local)
+    if key not in profile.compute:
+        raise Unmeasured(f"{local.component.name} ({local.layout}) was not measured")
+    return profile.compute[key]
+
+
+def pattern(collective: Collective) -> Pattern:
+    """The groups of ranks on which a collective runs."""
+    return Pattern(collective.ranks, collective.stride)
+
+
+def gradient_pattern(holding: Holding) -> Pattern:
+    """The groups of ranks over which a parameter's gradient is summed."""
+    layout = holding.gradient_layout
+    return Pattern(layout.data, layout.tensor)
+
+
+def collective_seconds(kind: str, ranks: Pattern, payload: float, profile: Profile) -> float:
+    """Seconds of one collective, all groups of its pattern at once."""
+    if ranks.size == 1 or payload <= 0:
+        return 0.0
+    curve = profile.network.get((kind, ranks))
+    if curve is None:
+        raise Unmeasured(f"{kind} on {ranks.size} ranks (stride {ranks.stride}) was not measured")
+    return curve(payload)
