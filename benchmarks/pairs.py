@@ -273,6 +273,7 @@ def asked(description: str) -> argparse.Namespace:
     parser.add_argument("--out", metavar="FILE", help="where to keep the pairs, as JSON")
     parser.add_argument("--models", default=",".join(m for m in MODELS if m != "pooled"))
     parser.add_argument("--labs", default=",".join(LABS), help="hosts x Mbit/s")
+    parser.add_argument("--short", action="store_true", help="`prediction`: steps of few rows")
     parser.add_argument("--quarter", action="store_true", help="a sample of models and labs")
     parser.add_argument("--stages", action="store_true", help="plans with stages on four hosts")
     parser.add_argument("--cpu", type=float, help="share of a core (0.4; 0.2 above 4 hosts)")

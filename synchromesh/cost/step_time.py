@@ -6,7 +6,7 @@ Gradients fill buckets (values/buckets.py) that are all-reduced while backward g
 optimizer steps.
 
     seconds = walk(forward and backward) until the last bucket has arrived + update, on the
-              slowest group, + host
+              slowest group, + step of calls + host
 
 Every duration is of a component, a collective or a message; no step of the plan has been run.
 Where ranks of a stage differ in speed or rows, a component takes what it takes on the slowest:
@@ -80,8 +80,8 @@ def step_time(
     last = ends.index(max(ends))
     line, forward = lines[last], walks[last].forward
     return StepTime(
-        ends[last] + profile.host, forward, line.clock - forward, updates[last], line.computed,
-        line.waited, pieces,
+        ends[last] + profile.calls.step + profile.host, forward, line.clock - forward,
+        updates[last], line.computed, line.waited, pieces,
     )  # fmt: skip
 
 
@@ -141,7 +141,9 @@ class _GroupWalk:
     def _run(self, action: Action) -> Spans:
         for message in self.needs.pop(action, ()):
             yield from self.line.wait(partial(self.pipeline.arrived, message))
-        backward = action.kind == "B"
+        backward, calls = action.kind == "B", self.traffic.profile.calls
+        if not action.turn:
+            yield from self.line.compute(calls.begin_backward if backward else calls.begin_forward)
         for item in walked(self.setting.turns[action.stage], action):
             if isinstance(item, Portion):
                 i = item.component
@@ -167,7 +169,9 @@ def _compute(
         rank = setting.ranks[position]
         rows = max(1.0, blocks[local.layout.data_index(position)] / pieces)
         different[id(found.forward[min(rank, last)]), rows] = rank
-    return max((found.on(rank, rows) for (_, rows), rank in different.items()), key=sum)
+    forward, backward = max((found.on(r, n) for (_, n), r in different.items()), key=sum)
+    calls = profile.calls
+    return max(0.0, forward + calls.forward), max(0.0, backward + calls.backward)
 
 
 def computing(setting: Setting, profile: Profile) -> Callable[[int, float], float]:

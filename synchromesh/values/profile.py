@@ -5,7 +5,8 @@
     overlap      how much computation and traffic slow each other down while both are under way
     device       what quotas and shared processors do to time (`DeviceModel`; else inert)
     update       seconds of the optimizer step by parameter bytes and by tensors
-    host         seconds of a step that none of these explain: Python, agreement, the loss
+    calls        seconds of calling components, programs and the optimizer, beside their operators
+    host         seconds of a step's agreement between the ranks
 
 Where nothing could be measured the same figures come from data sheets: `source` says which.
 
@@ -14,7 +15,7 @@ Units: seconds, bytes (payload as `traffic.sent_bytes` counts it), batch rows.
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -93,6 +94,36 @@ class Overlap:
         return replace(self, compute=max(LEAST_RATE, 1.0 - cost * b / times), network=b)
 
 
+@dataclass(frozen=True)
+class Calls:
+    """Seconds of calls beside operators and bytes: Python, and entering autograd.
+
+    forward, backward: of one component for one micro-batch, besides what its program takes that is
+    timed alone; less than 0 where being called alone costs more. begin_forward, begin_backward: of
+    each forward and backward of a micro-batch, whatever its components. step: of a step, the
+    optimizer's call included.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    begin_forward: float = 0.0
+    begin_backward: float = 0.0
+    step: float = 0.0
+
+    def scaled(self, factor: float) -> "Calls":
+        """`factor` times the seconds."""
+        return Calls(*(factor * getattr(self, f.name) for f in fields(self)))
+
+    @classmethod
+    def from_dict(cls, value: Any, path: str) -> "Calls":
+        """From the JSON form at `path` of a document. ValueError by the key that is wrong."""
+        keys = [f.name for f in fields(cls)]
+        item = document.mapping(value, path, keys, keys)
+        least = {"forward": -1.0, "backward": -1.0}
+        numbers = {k: document.number(item[k], f"{path}.{k}", least.get(k, 0.0)) for k in keys}
+        return cls(**numbers)
+
+
 # The optimizer's costs: keys of the JSON form, and the profile's fields.
 UPDATE = {
     "seconds_per_byte": "update_byte",
@@ -119,6 +150,7 @@ class Profile:
     state_factor: float = 0.0  # bytes of optimizer state a parameter byte
     work_largest: float = 0.0  # bytes alive in the optimizer step for a byte of the largest tensor
     work_byte: float = 0.0  # ... and for a byte of all tensors
+    calls: Calls = Calls()
     host: float = 0.0  # seconds a step
     source: str = "measured"  # or datasheet
     error_band: float = 0.0  # relative error of estimates from these figures; 0: not stated
@@ -163,6 +195,7 @@ class Profile:
             update_byte=self.update_byte * slowest,
             update_tensor=self.update_tensor * slowest,
             copy_byte=self.copy_byte * slowest,
+            calls=self.calls.scaled(slowest),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -181,6 +214,7 @@ class Profile:
             "overlap": {kind: asdict(overlap) for kind, overlap in sorted(self.overlap.items())},
             **self.device.to_dict(),
             "update": {key: getattr(self, name) for key, name in UPDATE.items()},
+            "calls": asdict(self.calls),
             "host_seconds": self.host,
             "missing": list(self.missing),
         }
@@ -194,7 +228,7 @@ class Profile:
         """From the JSON form of document `name`. ValueError by the key that is wrong."""
         keys = (
             "devices", "source", "error_band", "emulated", "seconds", "compute", "network",
-            "overlap", *device_model.KEYS, "update", "host_seconds", "missing",
+            "overlap", *device_model.KEYS, "update", "calls", "host_seconds", "missing",
         )  # fmt: skip
         item = document.mapping(value, name, keys, keys)
         rates = document.mapping(item["overlap"], f"{name}: overlap", get_args(CollectiveKind))
@@ -213,6 +247,7 @@ class Profile:
             overlap={k: _overlap(v, f"{name}: overlap.{k}") for k, v in rates.items()},
             device=DeviceModel.from_dict(item, name),
             **{to: number(update[key], f"update.{key}") for key, to in UPDATE.items()},
+            calls=Calls.from_dict(item["calls"], f"{name}: calls"),
             host=number(item["host_seconds"], "host_seconds"),
             source=document.text(item["source"], f"{name}: source"),
             error_band=number(item["error_band"], "error_band"),

@@ -29,7 +29,7 @@ from synchromesh.values.component import Rows
 from synchromesh.values.exchange import Exchange
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
-from synchromesh.values.profile import Compute, Curve, Overlap, Pattern, Profile
+from synchromesh.values.profile import Calls, Compute, Curve, Overlap, Pattern, Profile
 from synchromesh.values.schedule import taking_turns
 from synchromesh.values.traffic import Collective
 from tests.cost.plans import drawn, flat, placed
@@ -67,6 +67,16 @@ def test_where_nothing_is_sent_it_is_the_sum() -> None:
     assert told.update == pytest.approx(35 * 4 * 0.01 + 3 * 0.5)
     assert told.seconds == pytest.approx(4.0 + 6.0 + told.update + 0.25)
     assert told.waited == 0.0 and told.communication_share == 0.0
+
+
+def test_calls_of_components_count_for_each_and_others_once() -> None:
+    setting = drawn([{}, {}, {}], ALONE)
+    seconds = {"c0": (1.0, 2.0), "c1": (3.0, 4.0), "c2": (5.0, 0.25)}
+    calls = Calls(0.5, -0.5, 0.125, 0.25, 2.0)
+    told = step_time(setting, profile(setting, seconds, calls=calls))
+    assert told.forward == 9.0 + 3 * 0.5 + 0.125
+    assert told.backward == 1.5 + 3.5 + 0.0 + 0.25, "a call takes no less than nothing"
+    assert told.seconds == told.forward + told.backward + 2.0
 
 
 GRADIENTS = {("all_reduce", Pattern(2)): constant(3.0)}

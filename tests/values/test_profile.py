@@ -13,6 +13,7 @@ from synchromesh.values.layout import Layout
 from synchromesh.values.profile import (
     LEAST_RATE,
     BurstSpeed,
+    Calls,
     Compute,
     Curve,
     DeviceModel,
@@ -164,12 +165,17 @@ FULL = Profile(
     state_factor=2.0,
     work_largest=2.0,
     work_byte=0.5,
+    calls=Calls(4e-6, -15e-6, 1e-5, 2e-5, 5e-4),
     host=1e-3,
     source="measured here",
     seconds=1.5,
     emulated=True,
     missing=("b (1x2): out of memory",),
 )
+
+
+def test_calls() -> None:
+    assert FULL.calls.scaled(2.0) == Calls(8e-6, -30e-6, 2e-5, 4e-5, 1e-3)
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -224,6 +230,9 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("sprint.speed", 0.5, "doc: sprint: a burst is no slowdown"),
         ("update.state_factor", ..., "doc: update: state_factor is missing"),
         ("update.state_factor", -1, "doc: update.state_factor: should be at least 0"),
+        ("calls.step", ..., "doc: calls: step is missing"),
+        ("calls.begin_forward", -1e-6, "doc: calls.begin_forward: should be at least 0"),
+        ("calls.backward", None, "doc: calls.backward: should be a number"),
         ("emulated", 1, "doc: emulated: should be true or false"),
         ("missing", [1], r"doc: missing\[0\]: should be text"),
     ],
