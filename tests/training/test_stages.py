@@ -121,6 +121,7 @@ CASES: list[tuple[Case, str]] = [
     (SKIPS, "data; @stages=0-2:a/3:d; @micro_batches=4"),
     (SKIPS, "data; a=tensor; d=tensor; @stages=0-1:a/2-3:c; @micro_batches=3"),
     (SKIPS, "hybrid:tensor=2; b=data; @stages=1,0,3,2:a; @micro_batches=2"),
+    (SKIPS, "data; b=tensor; @stages=0:a/1-2:b; @micro_batches=2"),  # reads `a` in two layouts
     (TIED, "data; @stages=0:embed/1:middle/2,3:head; @micro_batches=4"),
     (TIED, "tensor; head=data; @stages=0-1:embed/2-3:head; @micro_batches=2"),
     (TIED, "data; @stages=0:embed/1:middle/0:head; @micro_batches=3; @schedule=interleaved"),
