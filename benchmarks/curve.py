@@ -2,8 +2,9 @@
 
 First, 60 steps of a tied GPT-2 in float64 with AdamW and a warm-up scheduler on four ranks that
 shift data -> tensor -> hybrid -> data at steps 15, 30 and 45, against one process that never
-shifts. Then `synchromesh train` on four ranks of which one is killed with SIGKILL after step 12,
-resumed on two ranks under another plan, against a run left alone.
+shifts; then the same through data -> 2 stages -> interleaved stages -> tensor. Then `synchromesh
+train` on four ranks of which one is killed with SIGKILL after step 12, resumed on two ranks under
+another plan, against a run left alone.
 """
 
 import json
@@ -17,7 +18,9 @@ from pathlib import Path
 
 import torch
 
+from synchromesh.trace.capture.capture import trace
 from tests.ranks import run
+from tests.targets import MODELS
 from tests.training.test_switch_training import switched, unswitched
 
 STEPS = 60
@@ -28,6 +31,20 @@ ROOT = Path(__file__).parents[1]
 def deviation(found: list[float], expected: list[float]) -> float:
     assert len(found) == len(expected), (len(found), len(expected))
     return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+
+
+def stages() -> tuple[str, ...]:
+    """Plans for switches, which begin with `data`."""
+    model, loss, make = MODELS["gpt2"]()
+    names = trace(model, loss, make(6), training=True).chain.names
+    quarter = [names[i * len(names) // 4] for i in range(4)]
+    return (
+        f"data; @stages=0-1:{quarter[0]}/2-3:{quarter[2]}; @micro_batches=4",
+        "data; @stages="
+        + "/".join(f"{ranks}:{n}" for ranks, n in zip(("0-1", "2-3") * 2, quarter, strict=True))
+        + "; @micro_batches=4; @schedule=interleaved",
+        "tensor",
+    )
 
 
 def train(*words: str) -> subprocess.Popen[str]:
@@ -51,7 +68,7 @@ def workers(launcher: int) -> list[int]:
     ).stdout
     rows = [line.split(None, 2) for line in listing.splitlines()[1:]]
     return [
-        int(p) for p, parent, args in rows if int(parent) == launcher and "launch.rank" in args
+        int(p) for p, parent, args in rows if int(parent) == launcher and "synchromesh" in args
     ]
 
 
@@ -78,6 +95,12 @@ def main() -> int:
         deviation(found, expected) for found, _ in run(4, switched, "gpt2", STEPS, timeout=400)
     )
     print(f"{STEPS} steps, switches at 15, 30, 45: largest relative loss deviation {worst:.1e}")
+    staged = max(
+        deviation(found, expected)
+        for found, _ in run(4, switched, "gpt2", STEPS, stages(), timeout=400)
+    )
+    print(f"the same through two stages and interleaved ones: {staged:.1e}")
+    worst = max(worst, staged)
     with tempfile.TemporaryDirectory() as place:
         alone, broken = Path(place) / "alone", Path(place) / "broken"
         train("--plan", "data", "--nproc", "1", "--output", str(alone)).communicate(timeout=300)

@@ -3,6 +3,9 @@
 For each model and lab (hosts x Mbit/s) the trainer finds its plan (`auto`), which predicts every
 candidate; then the candidates, DistributedDataParallel and FSDP2 are trained in turns in the same
 processes, in ABBA order, and the median full-size step of each (of the slowest rank) is noted.
+
+--stages: instead of candidates of `auto`, plans with stages on four hosts, which leave their cuts
+open, are predicted and trained in turns.
 """
 
 import argparse
@@ -34,6 +37,13 @@ QUARTER = {
     "4x200": ("conv", "vgg"),
     "4x1000": ("resnet18", "vgg"),
 }
+STAGES = (
+    "pipeline:stages=2,microbatches=4",
+    "pipeline:stages=4,microbatches=4",
+    "pipeline:stages=4,microbatches=8; @schedule=gpipe",
+    "hybrid:stages=2,tensor=2,microbatches=2",
+)
+STAGED = {"4x200": ("vgg", "resnet18"), "4x1000": ("vit", "lstm")}  # 16 pairs of model and plan
 Row = dict[str, Any]
 
 
@@ -148,6 +158,43 @@ def measure(name: str, most: int, rounds: int, rivals: Iterable[str]) -> list[Ro
     return rows
 
 
+def measure_stages(name: str, rounds: int) -> list[Row]:
+    """On every rank: the plans of `STAGES`, predicted and measured."""
+    import synchromesh as sm
+
+    build, loss, batch, optimizer = make(name)
+    model = build()
+    trainer = sm.prepare(model, optimizer(model.parameters()), loss, batch, plan=STAGES[0])
+    plans, told, bytes_ = {}, {}, {}
+    taken: dict[str, list[float]] = {text: [] for text in STAGES}
+    for turn in range(rounds):
+        for text in STAGES if turn % 2 == 0 else STAGES[::-1]:
+            trainer.switch(plans.get(text, text))
+            plans[text] = trainer.plan
+            mine = pytree.tree_map(Tensor.clone, trainer.shard(batch))
+            if text not in told:
+                told[text] = trainer.predict()
+            taken[text] += _timed(lambda mine=mine: trainer.step(mine))  # type: ignore[misc]
+            if text not in bytes_:
+                bytes_[text] = _peak(trainer, mine)
+    least = min(told.values(), key=lambda c: c.seconds)
+    rows = [
+        {
+            "model": name,
+            "plan": text,
+            "chosen": told[text] is least,
+            "guessed": told[text].seconds,
+            "predicted": told[text].seconds,
+            "measured": statistics.median(taken[text]),
+            "predicted_bytes": max(m.peak for m in told[text].memory),
+            "measured_bytes": bytes_[text],
+        }
+        for text in STAGES
+    ]
+    trainer.close()
+    return rows
+
+
 def _among(found: Sequence[Any], most: int) -> list[Any]:
     """The chosen plan, the plans that anybody would try, and the best of the others; of those that
     are predicted to be equally quick, one: they have no order."""
@@ -199,6 +246,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     found: list[Row] = []
     root = Path(__file__).parents[1]
     labs = QUARTER if options.quarter else dict.fromkeys(options.labs.split(","))
+    labs = STAGED if options.stages else labs
     for lab_name, drawn in labs.items():
         hosts, mbit = (int(n) for n in lab_name.split("x"))
         cpu = options.cpu or (0.2 if hosts > 4 else 0.4)
@@ -208,7 +256,7 @@ def run(options: argparse.Namespace) -> list[Row]:
                 command = [
                     sys.executable, "-m", "benchmarks.pairs", "--rank", name,
                     "--most", str(options.most), "--rounds", str(options.rounds),
-                    "--rivals", options.rivals,
+                    "--rivals", options.rivals, *(["--stages"] if options.stages else []),
                 ]  # fmt: skip
                 results = lab.run(command, timeout=1200, cwd=root)
                 rows = json.loads(results[0].output.splitlines()[-1])
@@ -225,7 +273,9 @@ def asked(description: str) -> argparse.Namespace:
     parser.add_argument("--out", metavar="FILE", help="where to keep the pairs, as JSON")
     parser.add_argument("--models", default=",".join(m for m in MODELS if m != "pooled"))
     parser.add_argument("--labs", default=",".join(LABS), help="hosts x Mbit/s")
+    parser.add_argument("--short", action="store_true", help="`prediction`: steps of few rows")
     parser.add_argument("--quarter", action="store_true", help="a sample of models and labs")
+    parser.add_argument("--stages", action="store_true", help="plans with stages on four hosts")
     parser.add_argument("--cpu", type=float, help="share of a core (0.4; 0.2 above 4 hosts)")
     parser.add_argument("--most", type=int, default=8, help="candidates of a model and lab")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each strategy")
@@ -254,7 +304,10 @@ def main() -> int:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rivals = [r for r in options.rivals.split(",") if r]
-    rows = measure(options.rank, options.most, options.rounds, rivals)
+    if options.stages:
+        rows = measure_stages(options.rank, options.rounds)
+    else:
+        rows = measure(options.rank, options.most, options.rounds, rivals)
     if dist.get_rank() == 0:
         print(json.dumps(rows))
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""How long planning takes: `python -m benchmarks.planning [--json]`.
+"""How long planning takes: `python -m benchmarks.planning [--stages] [--json]`.
 
 Made-up models whose numbers follow the usual laws: a component's compute shrinks with the devices
 and loses some to each doubling of the tensor degree, which adds blocking collectives too; its
@@ -8,6 +8,9 @@ with three states of its border. `repeated`: blocks of six kinds of components; 
 every component has its own numbers. `x of memory`: a limit so far above the least memory, as a
 part of the way to what the quickest plan takes. Medians of three runs; the goal holds for elapsed
 seconds, processor seconds stand beside them because other work on the machine lengthens the first.
+
+--stages: instead, the search of pipeline stages on the transformers of `benchmarks.stages`, with
+what makes their ways; the limit is bytes of a device.
 """
 
 import argparse
@@ -20,9 +23,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import machine
+from benchmarks.stages import CASES as CASES_OF_STAGES
+from benchmarks.stages import Transformer
 from synchromesh.planner.chain import search
 from synchromesh.planner.problem import BATCH, Option, PricedEdge, Prices, Problem
 from synchromesh.planner.runner_up import runners_up
+from synchromesh.planner.stages import search as search_stages
 
 STATES = 3  # of a border: replicated, sharded along rows of the value, sharded along columns
 
@@ -140,11 +146,31 @@ def rows() -> list[dict[str, Any]]:
     return found
 
 
+def stage_rows() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for name, model, devices, limits, goal in CASES_OF_STAGES:
+        for limit in limits:
+
+            def run(
+                model: Transformer = model, devices: int = devices, limit: float = limit
+            ) -> Any:
+                return search_stages(model.problem(devices, limit))
+
+            plan, seconds = timed(run)
+            memory = "free" if limit > 1e15 else f"{limit / 1e9:g} GB"
+            shape = f"{len(plan.stages)} stages, {plan.micro_batches} micro-batches"
+            row = {"case": name, "memory": memory, "seconds": seconds[0], "cpu": seconds[1]}
+            verdict = {"goal": goal, "passed": seconds[0] <= goal, "plan": shape}
+            found.append({**row, "step": plan.seconds, "gap": plan.gap, **verdict})
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--stages", action="store_true", help="the search of pipeline stages")
     parser.add_argument("--json", action="store_true", help="one document on standard output")
     options = parser.parse_args()
-    found = rows()
+    found = stage_rows() if options.stages else rows()
     passed = all(row["passed"] for row in found)
     if options.json:
         print(json.dumps({"machine": machine(), "rows": found, "passed": passed}, indent=2))
@@ -156,7 +182,7 @@ def main() -> int:
         times = f"{row['seconds']:.2f} s | {row['cpu']:.2f} s | {row['goal']:g} s"
         step = f"{row['step']:.4f} s"
         verdict = "" if row["passed"] else " missed"
-        rest = f"{times} | {step} | {row['gap']:.1e} |{verdict}"
+        rest = f"{times} | {step} | {row['gap']:.1e} |{row.get('plan', '')}{verdict}"
         print(f"| {row['case']:44} | {row['memory']:13} | {rest}")
     return 0 if passed else 1
 

@@ -1,4 +1,7 @@
-"""`synchromesh plan TARGET --cluster C`: ranked plans for devices that need not be there."""
+"""`synchromesh plan TARGET --cluster C`: ranked plans for devices that need not be there.
+
+`--profile FILE` in place of TARGET: stages for layers that somebody else has measured.
+"""
 
 import argparse
 import json
@@ -14,6 +17,7 @@ from synchromesh.values.fault import Refuted, printable
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from synchromesh.estimate.layer_planning import LayerPlanned
     from synchromesh.estimate.planning import Planned
 
 FILE = "cluster.yaml"  # that `doctor` writes unless told otherwise
@@ -29,6 +33,15 @@ def add_parser(commands: options.Commands) -> None:
         "share of the step that waits for traffic, and why.",
     )  # fmt: skip
     options.add_target(parser, required=False)
+    parser.add_argument(
+        "--profile", metavar="FILE",
+        help="in place of TARGET: layers with their times and sizes in PipeDream's text form; "
+        "finds the stages to train them in",
+    )  # fmt: skip
+    parser.add_argument(
+        "--profile-rows", type=options.positive, metavar="N",
+        help="rows that the profile was measured with; default: by its last linear layer",
+    )  # fmt: skip
     parser.add_argument(
         "--cluster", metavar="C",
         help="a name of the catalogue (v100x8), or a file that doctor wrote; default cluster.yaml",
@@ -59,19 +72,17 @@ def size(text: str) -> float:
 
 def main(args: argparse.Namespace) -> int:
     """Runs `synchromesh plan`; its exit status."""
+    made: LayerPlanned | Planned
     if args.clusters:
         return _list(args)
-    if args.target is None:
-        raise ValueError("plan needs a TARGET (or --clusters, which lists the catalogue)")
+    if (args.target is None) == (args.profile is None):
+        raise ValueError(
+            "plan needs either a TARGET or a --profile FILE (or --clusters, which lists the "
+            "catalogue)"
+        )
     if args.output and (refused := options.refusal(args.output, args.force)):
         raise ValueError(refused)
-    with ranks.uncollected():
-        made = _planned(args)
-    if args.json:
-        shown = {"target": args.target, "bf16": args.bf16, **made.to_dict()}
-        print(json.dumps(shown), file=args.out)
-    else:
-        _show(f"{args.target}, bf16" if args.bf16 else args.target, made)
+    made = _of_layers(args) if args.profile else _of_model(args)
     args.out.flush()
     if made.refusal:
         raise Refuted(made.refusal)
@@ -79,6 +90,43 @@ def main(args: argparse.Namespace) -> int:
         path, plan = Path(args.output), made.plan
         document.write(path, plan.to_json() if path.suffix == ".json" else plan.to_yaml())
     return 0
+
+
+def _of_layers(args: argparse.Namespace) -> "LayerPlanned":
+    """The plans of a layer profile, shown."""
+    from synchromesh.cli.layers import show
+    from synchromesh.estimate.layer_planning import plan_layers
+    from synchromesh.estimate.layer_profile import load
+    from synchromesh.estimate.planning import cluster_of
+
+    if args.bf16 or args.explain or args.data:
+        raise ValueError("--bf16, --explain and --data are of a TARGET, not of a --profile")
+    profile = load(Path(args.profile))
+    rows = args.profile_rows or profile.rows
+    if rows is None:
+        raise ValueError(
+            f"{args.profile} does not say of how many rows it is, as it has no linear layer: "
+            "--profile-rows N does"
+        )
+    cluster = cluster_of(args.cluster or _here())
+    made = plan_layers(profile, cluster, rows, args.batch_size, args.memory)
+    if args.json:
+        print(json.dumps({"profile": args.profile, **made.to_dict()}), file=args.out)
+    else:
+        show(args.profile, made)
+    return made
+
+
+def _of_model(args: argparse.Namespace) -> "Planned":
+    """The plans of a model, shown."""
+    with ranks.uncollected():
+        made = _planned(args)
+    if args.json:
+        shown = {"target": args.target, "bf16": args.bf16, **made.to_dict()}
+        print(json.dumps(shown), file=args.out)
+    else:
+        _show(f"{args.target}, bf16" if args.bf16 else args.target, made)
+    return made
 
 
 def _planned(args: argparse.Namespace) -> "Planned":

@@ -5,7 +5,7 @@
     kept         what forwards keep for backwards, and border values until their last reader
     gradients    of border values until their maker's backward; of parameters in no bucket
     messages     values of other stages, and for them, until their stage's backward of the
-                 micro-batch; while one is under way there is a buffer besides
+                 micro-batch; copies and buffers of what is not sent as it lies
     working      the most that the component at work has alive besides
     update       what the optimizer's step has alive besides
 
@@ -200,17 +200,40 @@ class _MemoryWalk:
         message = instruction.message
         exchanges = self._exchanges(message)
         if isinstance(instruction, Receive):
-            for e in exchanges:  # the value, and the parts in which it comes
-                self.alive.set((ARRIVED, message, e), 2 * self._received(e, message))
-            return
-        rows, backward = self.setting.row_ranges, message.kind == "B"
-        sent = sum(e.sent_bytes(rows, backward, self.position) for e in exchanges)
-        self.alive.set((SENT, message), sent)  # copies
-        self.alive.meanwhile(0.0)
-        if backward:
             for e in exchanges:
-                form, _ = self._sized(e.value, e.target, e.want)
-                self.alive.free((WAITING, message.micro_batch, form))
+                size = self._received(e, message) + self._buffers(e, message)
+                self.alive.set((ARRIVED, message, e), size)
+            return
+        self.alive.set((SENT, message), sum(self._copied(e, message) for e in exchanges))
+        self.alive.meanwhile(0.0)
+        if message.kind == "F":
+            return
+        for e in exchanges:  # a gradient that is sent as it lies stays with what is sent
+            form, size = self._sized(e.value, e.target, e.want)
+            self.alive.free((WAITING, message.micro_batch, form))
+            if not self._copied(e, message):
+                self.alive.set((SENT, message, e), size)
+
+    def _copied(self, exchange: Exchange, message: Message) -> int:
+        """Bytes of the copies that are sent: of parts of rows, and of rows that lie inside."""
+        rows, backward = exchange.value.rows, message.kind == "B"
+        if rows is None:
+            return 0
+        routes = exchange.change(self.setting.row_ranges, backward).routes
+        whole = all(len(r.parts) == 1 for r in routes if r.sender == self.position)
+        if whole and rows.dim == 0 and not (exchange.have.sharded or exchange.want.sharded):
+            return 0
+        return exchange.sent_bytes(self.setting.row_ranges, backward, self.position)
+
+    def _buffers(self, exchange: Exchange, message: Message) -> float:
+        """Bytes into which a value is received that is then put together: none where one rank
+        sends all of it."""
+        size, backward = self._received(exchange, message), message.kind == "B"
+        if exchange.value.rows is None:
+            return size * sum(to == self.position for _, to in exchange.copies(backward))
+        change = exchange.change(self.setting.row_ranges, backward)
+        senders = [r for r in change.routes if r.receiver == self.position]
+        return size if len(senders) > 1 or change.partial else 0.0
 
     def _exchanges(self, message: Message) -> list[Exchange]:
         """What a message brings."""

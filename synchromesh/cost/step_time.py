@@ -6,7 +6,7 @@ own, all groups together (cost/timelines.py); on one stage micro-batches take tu
 goes on. Then the optimizer steps.
 
     seconds = walk(forward and backward) until the last bucket has arrived + update, on the
-              slowest group, + what calls and the host take once a step
+              slowest group, + step of calls + host
 
 Every duration is of a component, a collective or a message; no step of the plan has been run.
 Where ranks of a stage differ in speed or rows, a component takes what it takes on the slowest:
@@ -146,9 +146,11 @@ class _GroupWalk:
         for message in self.needs.pop(action, ()):
             yield from self.line.wait(partial(self.timelines.arrived, message))
         backward = action.kind == "B"
-        if not (action.turn or action.micro_batch % self.traffic.pieces):  # once for those at once
-            calls = self.traffic.profile.calls
-            yield from self.line.compute(calls.begin_backward if backward else calls.begin_forward)
+        calls, shared = self.traffic.profile.calls, action.micro_batch % self.traffic.pieces
+        if not action.turn and not backward:
+            yield from self.line.compute(calls.begin_forward)
+        elif not action.turn and not shared:  # those that take turns have one backward
+            yield from self.line.compute(calls.begin_backward)
         for item in walked(self.setting.turns[action.stage], action):
             if isinstance(item, Portion):
                 i = item.component

@@ -11,11 +11,16 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from synchromesh.engine.groups import Group
 from synchromesh.engine.meeting import STEP, meet
+from synchromesh.engine.model import Model
+from synchromesh.engine.optimizer import settings
 from synchromesh.trace.capture.batch import row_count as row_count
+from synchromesh.trace.capture.capture import signature
+from synchromesh.trace.capture.modes import training_modes
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 
@@ -160,6 +165,20 @@ class Marks:
     model: int = 0  # frozen parameters, modes
     optimizer: int = 0  # its settings
     data: str = ""  # where in the data the batch is from, in words
+
+    @classmethod
+    def of(
+        cls, model: Model, optimizer: Optimizer, batch: Any, place: Hashable, data: str
+    ) -> "Marks":
+        """Of a step as this rank would run it."""
+        modes = model.trained(), training_modes(model.module)
+        return cls(
+            fingerprint((signature(batch), common(batch))),
+            fingerprint(place),
+            fingerprint(modes),
+            fingerprint(repr(settings(optimizer))),
+            data,
+        )
 
     def numbers(self) -> tuple[int, ...]:
         """The fingerprints, in the order of `DIFFERENCES`."""

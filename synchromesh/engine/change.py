@@ -30,22 +30,26 @@ def part(change: Change, x: Tensor, position: int) -> Tensor | None:
 
 
 def sends(change: Change, x: Tensor, position: int) -> list[Message]:
-    """What a position of the source sends of `x`, flat, by receiver."""
-    return [
-        (r.receiver, torch.cat([_box(x, change.cut, at).reshape(-1) for at, _ in r.parts]))
-        for r in change.routes
-        if r.sender == position != r.receiver
-    ]
+    """What a position of the source sends of `x`, flat, by receiver; views where they can be."""
+    letters = []
+    for r in change.routes:
+        if r.sender == position != r.receiver:
+            parts = [_box(x, change.cut, at).reshape(-1) for at, _ in r.parts]
+            letters.append((r.receiver, parts[0] if len(parts) == 1 else torch.cat(parts)))
+    return letters
 
 
 def receives(change: Change, out: Tensor, position: int) -> list[Message]:
-    """Empty tensors for what a position of the target receives for `out`, by sender."""
-    sizes = (
-        (r.sender, sum(prod(change.lengths(out.shape, to)) for _, to in r.parts))
-        for r in change.routes
-        if r.receiver == position != r.sender
-    )
-    return [(sender, out.new_empty(size)) for sender, size in sizes]
+    """Tensors for what a position of the target receives for `out`, by sender; `out` itself where
+    one sends all of it."""
+    letters = []
+    for r in change.routes:
+        if r.receiver == position != r.sender:
+            shapes = [change.lengths(out.shape, to) for _, to in r.parts]
+            whole = shapes == [list(out.shape)] and not change.partial
+            size = sum(map(prod, shapes))
+            letters.append((r.sender, out.view(-1) if whole else out.new_empty(size)))
+    return letters
 
 
 def assembled(
@@ -65,6 +69,8 @@ def assembled(
             parts = [f.view(shape) for f, shape in zip(flat, shapes, strict=True)]
         for (_, to), found in zip(r.parts, parts, strict=True):
             place = _box(out, change.cut, to)
+            if place.data_ptr() == found.data_ptr() and place.numel():
+                continue  # it was received there
             if change.partial:
                 place.add_(found)
             else:

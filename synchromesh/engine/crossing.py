@@ -92,7 +92,10 @@ class Arrival:
 
 
 class Receipt:
-    """What one message brings; `wait` returns its values by their borders."""
+    """What one message brings; `wait` returns its values with their borders.
+
+    Gradients of a value that the other stage reads in several forms have one border.
+    """
 
     def __init__(
         self, items: Sequence[Exchange], gradient: bool, rows: Rows, groups: PlanGroups
@@ -103,10 +106,10 @@ class Receipt:
         inward = [letter for arrival in self._arrivals for letter in arrival.inward]
         self._wait = groups.everyone.post([], inward)
 
-    def wait(self) -> dict[Border, Tensor]:
+    def wait(self) -> list[tuple[Border, Tensor]]:
         """Returns when all has come."""
         self._wait.wait()
-        return {arrival.border: arrival.tensor() for arrival in self._arrivals}
+        return [(arrival.border, arrival.tensor()) for arrival in self._arrivals]
 
 
 def _position(groups: PlanGroups) -> int:

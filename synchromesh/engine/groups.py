@@ -2,11 +2,6 @@
 
 The only place that calls `torch.distributed` collectives. A group of one rank never communicates
 and needs no process group, so one rank is not a special case anywhere else.
-
-What gloo of torch 2.13 can do (measured): every collective takes float64/32/16, bfloat16,
-int64/32/8, uint8, bool and complex64/128, unequal and empty all-to-all parts included. int16,
-wider unsigned and 8-bit floating types are refused, so movers send them as bytes and reductions
-int16 as int32. It reads memory as it lies, so lazy conjugates and negatives are resolved first.
 """
 
 import json
@@ -25,6 +20,7 @@ from synchromesh.engine.communicator import Finish, Op
 from synchromesh.engine.device import device_of
 from synchromesh.engine.ledger import Ledger
 from synchromesh.engine.meeting import EXCHANGE, meet
+from synchromesh.engine.movable import bytes_of, movable, resolved
 from synchromesh.launch import rendezvous
 
 T = TypeVar("T")
@@ -46,31 +42,6 @@ class ReduceScatterTrial:
 
 
 TRIAL = ReduceScatterTrial()
-
-
-def _bytes(x: Tensor) -> int:
-    return x.numel() * x.element_size()
-
-
-_MOVED_AS_BYTES = frozenset(
-    {
-        torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn,
-        torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
-    }
-)  # fmt: skip
-
-
-def _resolved(x: Tensor) -> Tensor:
-    """`x` as its memory has it: `conj` and `imag` may leave a change of sign for the reader."""
-    return x.detach().resolve_conj().resolve_neg()
-
-
-def _movable(x: Tensor) -> Tensor:
-    """`x`, contiguous, as a dtype that every backend can move."""
-    x = _resolved(x).contiguous()
-    if x.dtype in _MOVED_AS_BYTES:
-        return x.reshape(*x.shape, 1).view(torch.uint8)
-    return x
 
 
 class Group:
@@ -104,12 +75,12 @@ class Group:
         if not self._ready():
             return None
         if counted:
-            self.world.ledger.add("all_reduce", _bytes(x), self.size)
+            self.world.ledger.add("all_reduce", bytes_of(x), self.size)
         lazy = x.is_conj() or x.is_neg()
         if x.is_contiguous() and x.dtype is not torch.int16 and not lazy:
             return dist.all_reduce(x, _OPS[op], group=self.handle, async_op=asynchronous)
         assert not asynchronous, "an asynchronous all-reduce needs a contiguous tensor"
-        total = _resolved(x.to(torch.int32 if x.dtype is torch.int16 else x.dtype)).contiguous()
+        total = resolved(x.to(torch.int32 if x.dtype is torch.int16 else x.dtype)).contiguous()
         dist.all_reduce(total, _OPS[op], group=self.handle)
         x.copy_(total)
         return None
@@ -123,8 +94,8 @@ class Group:
         if not self._ready():
             return lambda: x.detach().unsqueeze(0)
         if counted:
-            self.world.ledger.add("all_gather", _bytes(x) * self.size, self.size)
-        part = _movable(x)
+            self.world.ledger.add("all_gather", bytes_of(x) * self.size, self.size)
+        part = movable(x)
         gathered = part.new_empty((self.size, *part.shape))
         work = _all_gather_single(
             gathered.view(-1), part.view(-1), group=self.handle, async_op=True
@@ -154,9 +125,9 @@ class Group:
             return lambda: x.detach()[0]
         way = self.world.choices.get(self.ranks)
         if way is None:
-            way = self.world.choices[self.ranks] = self.measure_reduce_scatter(_bytes(x))
-        self.world.ledger.add("reduce_scatter", _bytes(x), self.size)
-        return self._reduce_scatter(_resolved(x).contiguous(), way)
+            way = self.world.choices[self.ranks] = self.measure_reduce_scatter(bytes_of(x))
+        self.world.ledger.add("reduce_scatter", bytes_of(x), self.size)
+        return self._reduce_scatter(resolved(x).contiguous(), way)
 
     def _reduce_scatter(self, x: Tensor, way: str) -> Finish:
         if way == "all-reduce" or x.dtype is torch.int16:
@@ -218,9 +189,9 @@ class Group:
         if not self._ready():
             return lambda: [parts[0].detach()]
         dtype = parts[0].dtype
-        sends = [_movable(p) for p in parts]
+        sends = [movable(p) for p in parts]
         wanted = [tuple(s) for s in (shapes or [p.shape for p in parts])]
-        counted = sum(map(_bytes, sends)) if payload is None else payload
+        counted = sum(map(bytes_of, sends)) if payload is None else payload
         self.world.ledger.add("all_to_all", counted, self.size)
         wide = dtype.itemsize if sends[0].dtype is not dtype else 1
         outward = [p.numel() for p in sends]
@@ -257,15 +228,15 @@ class Group:
         own = [x for i, x in sends if i == self.index]
         for target, x in zip((y for i, y in receives if i == self.index), own, strict=True):
             target.copy_(x)
-        outward = [(i, _movable(x)) for i, x in sends if i != self.index and x.numel()]
+        outward = [(i, movable(x)) for i, x in sends if i != self.index and x.numel()]
         inward = [(i, y) for i, y in receives if i != self.index and y.numel()]
         if not outward and not inward:
             return lambda: None
         self._ready()
-        self.world.ledger.add_messages(sum(_bytes(x) for _, x in outward))
+        self.world.ledger.add_messages(sum(bytes_of(x) for _, x in outward))
         assert all(y.is_contiguous() for _, y in inward)
         work = [dist.P2POp(dist.isend, x, self.ranks[i], self.messages) for i, x in outward] + [
-            dist.P2POp(dist.irecv, _movable(y), self.ranks[i], self.messages) for i, y in inward
+            dist.P2POp(dist.irecv, movable(y), self.ranks[i], self.messages) for i, y in inward
         ]
         begun = dist.batch_isend_irecv(work)
 
@@ -281,15 +252,15 @@ class Group:
     ) -> "Posted":
         """Begins messages one by one, as `start_exchange` does at once: between two ranks they
         match in the order in which both post them."""
-        outward = [(i, _movable(x)) for i, x in sends if x.numel()]
+        outward = [(i, movable(x)) for i, x in sends if x.numel()]
         inward = [(i, y) for i, y in receives if y.numel()]
         if outward or inward:
             self._ready()
         if outward:
-            self.world.ledger.add_messages(sum(_bytes(x) for _, x in outward))
+            self.world.ledger.add_messages(sum(bytes_of(x) for _, x in outward))
         assert all(y.is_contiguous() for _, y in inward)
         work = [dist.isend(x, self.ranks[i], self.messages) for i, x in outward]
-        work += [dist.irecv(_movable(y), self.ranks[i], self.messages) for i, y in inward]
+        work += [dist.irecv(movable(y), self.ranks[i], self.messages) for i, y in inward]
         return Posted(self.world, work, [x for _, x in outward])
 
     def barrier(self) -> None:

@@ -37,7 +37,7 @@ class MicroBatch:
     parts: Sequence[tuple[Any, GlobalRows]]
 
 
-class Pipeline:
+class PipelineWalk:
     """A walk over micro-batches; `forward` runs one without backwards, `train` a whole one.
 
     step, first: name the draws of random operators; micro-batch i draws as first + i * apart.
@@ -52,7 +52,7 @@ class Pipeline:
         self.program = micro_batches[0].program
         self._passages: dict[tuple[int, int], Passage] = {}  # by stage and micro-batch
         self._handed: dict[tuple[int, int, int], Mapping[Border, Tensor]] = {}  # on these ranks
-        self._gradients: dict[tuple[int, int], list[Mapping[Border, Tensor]]] = {}
+        self._gradients: dict[tuple[int, int], list[tuple[Border, Tensor]]] = {}
         self._over: list[tuple[int, int]] = []  # passages whose gradients depart, or nothing does
         self._sent: dict[Message, Posted] = {}
         self._receipts: dict[Message, Receipt] = {}
@@ -134,9 +134,8 @@ class Pipeline:
             if target != stage:
                 continue
             if items[0].crosses:
-                values: Mapping[Border, Tensor] = self._receipts.pop(
-                    Message("F", source, target, m)
-                ).wait()
+                receipt = self._receipts.pop(Message("F", source, target, m))
+                values: Mapping[Border, Tensor] = dict(receipt.wait())
             else:
                 values = self._handed.pop((source, target, m))
             for item in items:
@@ -161,10 +160,10 @@ class Pipeline:
         arrived = self._gradients.pop((stage, m), [])
         for (source, target), items in program.crossings.items():
             if source == stage and items[0].crosses:
-                arrived.append(self._receipts.pop(Message("B", source, target, m)).wait())
+                arrived += self._receipts.pop(Message("B", source, target, m)).wait()
                 if any(item.flows for item in items):  # it came back, so it has arrived there
                     self._sent.pop(Message("F", source, target, m)).wait()
-        seeds += [(passage.made[b], g) for found in arrived for b, g in found.items()]
+        seeds += [(passage.made[border], gradient) for border, gradient in arrived]
         live = [(x, gradient) for x, gradient in seeds if x.requires_grad]
         with program.backward():
             if live:
@@ -172,8 +171,8 @@ class Pipeline:
         program.after_backward(bool(passage.results))
         for (source, target), items in program.crossings.items():
             if target == stage and not items[0].crosses:
-                back = {i.made: _gradient(passage.arrived[i.made]) for i in items if i.flows}
-                self._gradients.setdefault((source, m), []).append(back)
+                back = [(i.made, _gradient(passage.arrived[i.made])) for i in items if i.flows]
+                self._gradients.setdefault((source, m), []).extend(back)
         passage.results, passage.made = [], {}
         self._finish(action)
 

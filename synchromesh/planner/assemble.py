@@ -28,18 +28,16 @@ import numpy as np
 
 from synchromesh.cost.step_time import (
     Unmeasured,
-    collective_seconds,
-    gradient_pattern,
     pattern,
 )
-from synchromesh.planner.planning_problem import PartitionCache
+from synchromesh.planner.parts import parts
 from synchromesh.planner.problem import BATCH, Option, PricedEdge, Prices, Problem
+from synchromesh.planner.uniform import DIRECTIONS, Uniform, holdings_of, payload, seconds_of
 from synchromesh.trace.partition.edges import edge_collectives
-from synchromesh.trace.partition.local import Communication, Input, LocalComponent, Partition
+from synchromesh.trace.partition.local import Input
 from synchromesh.trace.partition.moves import TABLE, move_collectives
-from synchromesh.trace.step import Step
 from synchromesh.values.component import Value
-from synchromesh.values.holding import Holding, holdings
+from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import (
     PARTIAL,
@@ -47,53 +45,8 @@ from synchromesh.values.placement import (
     REPLICATED_PARTIAL_GRADIENT,
     Placement,
 )
-from synchromesh.values.profile import Overlap, Pattern, Profile
+from synchromesh.values.profile import Pattern, Profile
 from synchromesh.values.traffic import Collective
-
-DIRECTIONS = ("forward", "backward")
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """The partitions of a step under every tensor degree of K devices."""
-
-    step: Step
-    devices: int
-    rows: int
-    partitions: Mapping[int, Partition]  # by tensor degree, ascending
-
-    @property
-    def degrees(self) -> tuple[int, ...]:
-        """The tensor degrees, ascending."""
-        return tuple(self.partitions)
-
-    def layout(self, degree: int) -> Layout:
-        """The layout of a tensor degree on all devices."""
-        return Layout(self.devices // degree, degree)
-
-    def offers(self, degree: int, index: int) -> bool:
-        """Whether a component may have the degree; if not, it has its own in that partition."""
-        return self.partitions[degree].components[index].layout.tensor == degree
-
-
-def uniform(partitions: PartitionCache) -> Uniform:
-    """The step partitioned under every tensor degree of the devices; under one degree alone where
-    parameters cannot be sharded. Components whose rows depend on each other have the degree of
-    all devices in each of them."""
-    problem = partitions.problem
-    step, devices, count = problem.step, problem.devices, len(problem.names)
-    stated = (1,) if problem.unsplittable else degrees(devices)
-    cut = {}
-    for m in sorted({*stated, *([devices] if step.coupling else [])}):
-        own = m if m in stated else stated[0]
-        layouts = step.undivided((Layout(devices // own, own),) * count)
-        cut[m] = partitions.of_layouts(layouts)
-    return Uniform(step, devices, problem.rows, cut)
-
-
-def degrees(devices: int) -> tuple[int, ...]:
-    """The tensor degrees of layouts on `devices`: their divisors."""
-    return tuple(m for m in range(1, devices + 1) if devices % m == 0)
 
 
 def crossings(uniform: Uniform) -> list[tuple[str, Pattern, int]]:
@@ -103,10 +56,10 @@ def crossings(uniform: Uniform) -> list[tuple[str, Pattern, int]]:
     def note(collectives: Sequence[Collective], degree: int) -> None:
         for c in collectives:
             key = (c.kind, pattern(c))
-            size = _payload(uniform, c, uniform.layout(degree))
+            size = payload(uniform, c, uniform.layout(degree))
             found[key] = max(size, found.get(key, 0))
 
-    for link in _values(uniform):
+    for link in crossing_values(uniform):
         if link.source == BATCH:
             continue
         for a, b in product(link.made, uniform.degrees):
@@ -123,7 +76,7 @@ def crossings(uniform: Uniform) -> list[tuple[str, Pattern, int]]:
 
 def assemble(uniform: Uniform, profile: Profile) -> Problem:
     """Options and links. Unmeasured where the profile lacks what every option would need."""
-    holding_of = {m: _holdings(uniform, m) for m in uniform.degrees}
+    holding_of = {m: holdings_of(uniform, m) for m in uniform.degrees}
     known: dict[tuple[object, ...], tuple[Option, ...]] = {}
     components = []
     for i in range(len(uniform.step.chain.components)):
@@ -139,7 +92,7 @@ def assemble(uniform: Uniform, profile: Profile) -> Problem:
         components.append(known.setdefault(options, options))
     shared: dict[object, Prices] = {}
     links = []
-    for found in _values(uniform):
+    for found in crossing_values(uniform):
         prices = _prices(uniform, found, profile)
         key = (prices.forward.tobytes(), prices.backward.tobytes(), prices.form)
         links.append(PricedEdge(found.source, found.readers, shared.setdefault(key, prices)))
@@ -147,12 +100,6 @@ def assemble(uniform: Uniform, profile: Profile) -> Problem:
 
 
 # Options
-
-
-def _holdings(uniform: Uniform, degree: int) -> Mapping[str, Holding]:
-    chain = uniform.step.chain
-    tensors = {t.name: t for c in chain.components for t in (*c.parameters, *c.buffers)}
-    return holdings(tensors.values(), uniform.partitions[degree].placements, uniform.devices)
 
 
 def _option(
@@ -174,84 +121,16 @@ def _option(
         and not any(made.placements[n, local.layout].sharded for n in local.parameters)
     ):
         return None
-    measured = profile.compute.get(made.program(local))
-    if measured is None:
+    found = parts(uniform, degree, index, holding_of, profile)
+    if found is None:
         return None
-    rows = max(1, -(-uniform.rows // local.layout.data))
-    communications = [e for e in local.events[local.arrivals :] if isinstance(e, Communication)]
-    inside = [c for communication in communications for c in communication.collectives]
-    try:
-        sent = {d: _sum(uniform, inside, local.layout, d, profile) for d in DIRECTIONS}
-        traffic = _gradient(local, index, uniform, holding_of, profile)
-    except Unmeasured:
-        return None
-    taken = 1.0 - profile.overlap.get("all_reduce", Overlap()).compute
-    own = _own(local, index, uniform, holding_of)
-    trained = sum(h.local_bytes for h in own if h.tensor.trainable)
-    count = sum(h.tensor.trainable for h in own)
-    factor = 2.0 + profile.state_factor
-    frozen = sum(h.local_bytes for h in own if not h.tensor.trainable)
     return Option(
-        forward=max(c(rows) for c in measured.forward) + sent["forward"],
-        backward=max(c(rows) for c in measured.backward)
-        + sent["backward"]
-        + taken * traffic
-        + profile.copy_byte * trained * (traffic > 0),
-        gradient=traffic,
-        update=profile.update_byte * trained + profile.update_tensor * count,
-        memory=round(factor * trained + frozen + measured.memory.kept(rows)),
+        forward=found.forward,
+        backward=found.backward + found.taken,
+        gradient=found.gradient,
+        update=found.update,
+        memory=round(found.resident + found.kept),
         border=border,
-    )
-
-
-def _own(
-    local: LocalComponent, index: int, uniform: Uniform, holding_of: Mapping[str, Holding]
-) -> list[Holding]:
-    """Tensors that this component is the first to use."""
-    chain = uniform.step.chain.components
-    before = {t.name for c in chain[:index] for t in (*c.parameters, *c.buffers)}
-    tensors = (*local.component.parameters, *local.component.buffers)
-    return [holding_of[t.name] for t in tensors if t.name not in before]
-
-
-def _gradient(
-    local: LocalComponent,
-    index: int,
-    uniform: Uniform,
-    holding_of: Mapping[str, Holding],
-    profile: Profile,
-) -> float:
-    """Seconds of the all-reduces of its gradients; small ones ride in shared buckets."""
-    sizes: dict[Pattern, int] = {}
-    for h in _own(local, index, uniform, holding_of):
-        if h.tensor.trainable:
-            ranks = gradient_pattern(h)
-            sizes[ranks] = sizes.get(ranks, 0) + h.local_bytes
-    return sum(
-        max(0.0, collective_seconds("all_reduce", ranks, size, profile) - _latency(ranks, profile))
-        for ranks, size in sizes.items()
-    )
-
-
-def _latency(ranks: Pattern, profile: Profile) -> float:
-    return collective_seconds("all_reduce", ranks, 1e-9, profile)
-
-
-def _payload(uniform: Uniform, c: Collective, layout: Layout) -> int:
-    return c.payload(-(-uniform.rows // (c.data or layout.data)))
-
-
-def _sum(
-    uniform: Uniform,
-    found: Sequence[Collective],
-    layout: Layout,
-    direction: str,
-    profile: Profile,
-) -> float:
-    return sum(
-        collective_seconds(c.kind, pattern(c), _payload(uniform, c, layout), profile)
-        for c in found
-        if c.direction == direction
     )
 
 
@@ -259,7 +138,7 @@ def _sum(
 
 
 @dataclass(frozen=True)
-class _Value:
+class CrossingValue:
     """A value between components: the state it is made in and read in, by degree."""
 
     value: Value
@@ -275,7 +154,7 @@ class _Value:
         )
 
 
-def _values(uniform: Uniform) -> list[_Value]:
+def crossing_values(uniform: Uniform) -> list[CrossingValue]:
     """Every value that crosses a border in some uniform partition, in order of its name's use."""
     inputs: dict[tuple[str, int], dict[int, dict[int, Input]]] = {}
     for m, made in uniform.partitions.items():
@@ -299,7 +178,7 @@ def _values(uniform: Uniform) -> list[_Value]:
             for i in readers
             if uniform.offers(m, i)
         }
-        found.append(_Value(value, source, readers, made_in, wanted))
+        found.append(CrossingValue(value, source, readers, made_in, wanted))
     return found
 
 
@@ -310,7 +189,7 @@ def _made(uniform: Uniform, degree: int, read: Mapping[int, Input]) -> Placement
     return read[near[0]].have if near else REPLICATED
 
 
-def _prices(uniform: Uniform, link: _Value, profile: Profile) -> Prices:
+def _prices(uniform: Uniform, link: CrossingValue, profile: Profile) -> Prices:
     """Seconds by (border of the source, border of the reader): one form for each degree."""
     count = len(uniform.degrees)
     sources = (0,) if link.source == BATCH else range(count)
@@ -321,14 +200,14 @@ def _prices(uniform: Uniform, link: _Value, profile: Profile) -> Prices:
             if not link.wants(b) or (a is not None and a not in link.made):
                 continue  # which nobody asks for
             for direction, seconds in zip(
-                DIRECTIONS, _cheapest(uniform, link, a, b, profile), strict=True
+                DIRECTIONS, cheapest(uniform, link, a, b, profile), strict=True
             ):
                 tables[direction][row, column] = seconds
     return Prices(tables["forward"], tables["backward"], tuple(range(count)))
 
 
-def _cheapest(
-    uniform: Uniform, link: _Value, a: int | None, b: int, profile: Profile
+def cheapest(
+    uniform: Uniform, link: CrossingValue, a: int | None, b: int, profile: Profile
 ) -> tuple[float, float]:
     """Seconds forward and backward from degree `a` to degree `b` (None: leaves of the batch, whose
     gathers are left out, as the module says)."""
@@ -365,7 +244,7 @@ _STATES = (REPLICATED, REPLICATED_PARTIAL_GRADIENT, PARTIAL)
 def _both(
     uniform: Uniform, found: Sequence[Collective], layout: Layout, profile: Profile
 ) -> tuple[float, float]:
-    forward, backward = (_sum(uniform, found, layout, d, profile) for d in DIRECTIONS)
+    forward, backward = (seconds_of(uniform, found, layout, d, profile) for d in DIRECTIONS)
     return forward, backward
 
 

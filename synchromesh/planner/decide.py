@@ -16,7 +16,7 @@ from math import ceil
 from typing import Any, Protocol, TypeVar
 
 from synchromesh.cost.step_time import Unmeasured
-from synchromesh.planner.assemble import Uniform, assemble, crossings, degrees, uniform
+from synchromesh.planner.assemble import assemble, crossings
 from synchromesh.planner.candidate import Candidate, price, with_interleaving
 from synchromesh.planner.chain import search
 from synchromesh.planner.choice import Choice, RunnerUp, decided
@@ -25,6 +25,7 @@ from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.planner.problem import Problem
 from synchromesh.planner.runner_up import runners_up
 from synchromesh.planner.unequal import widened
+from synchromesh.planner.uniform import Uniform, degrees, uniform
 from synchromesh.planner.walk import Found, found_of
 from synchromesh.planner.wording import worded
 from synchromesh.trace.partition.partition import Partition

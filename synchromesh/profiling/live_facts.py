@@ -10,7 +10,7 @@ All ranks call alike and get equal profiles. What is known already is not measur
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +27,7 @@ from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import collectives as network
 from synchromesh.profiling.borders import record, stand_ins
 from synchromesh.profiling.burst_speed import device_speeds
+from synchromesh.profiling.calls import call_seconds
 from synchromesh.profiling.clock import clock
 from synchromesh.profiling.compute import TUNING as TIMING
 from synchromesh.profiling.memory import storage_bytes
@@ -46,7 +47,7 @@ from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.optimizer import coupled
 from synchromesh.values.plan import Plan
-from synchromesh.values.profile import Compute, Profile
+from synchromesh.values.profile import Calls, Compute, Profile
 
 # Seconds of traffic that show overlap: usually, and under a CPU quota, for several of its periods.
 # One collective alone gave rates from 0.4 to 1.0, several in a row 0.6 to 0.7 (docs/design.md).
@@ -63,7 +64,7 @@ class LiveFacts:
 
     world: World
     partitions: PartitionCache
-    tensors: Mapping[str, Tensor]  # of the model, as far as this rank has them unsharded
+    model: Model
     example: Any  # a global batch
     optimizer: Optimizer
     refused: dict[str, int] = field(default_factory=dict)  # by program, the rows that do not fit
@@ -85,8 +86,12 @@ class LiveFacts:
             step, rows, world.size, model.inside(step.chain.names), tuple(limits),
             coupled(optimizer),
         )  # fmt: skip
-        tensors = {**model.parameters, **model.buffers}
-        return cls(world, PartitionCache(problem), tensors, example, optimizer)
+        return cls(world, PartitionCache(problem), model, example, optimizer)
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Those of the model, as far as this rank has them unsharded."""
+        return {**self.model.parameters, **self.model.buffers}
 
     @property
     def problem(self) -> PlanningProblem:
@@ -238,10 +243,11 @@ class LiveFacts:
         world, device = self.world, device_speeds(self.world)
         costs, fault = self._optimizer_costs()
         slowdown = device.slowdown_of(world.rank)
-        table = world.everyone.all_gather_json([slowdown * n for n in costs[:3]] + list(costs[3:]))
-        byte, tensor, copy_byte, state, largest, work = (
-            max(column) for column in zip(*table, strict=True)
-        )
+        calls = call_seconds(world, self.model, self.optimizer, self.example)
+        calls = replace(calls, step=calls.step + costs[0]).scaled(slowdown)
+        here = [*astuple(calls), *(slowdown * n for n in costs[1:4]), *costs[4:]]
+        table = [max(column) for column in zip(*world.everyone.all_gather_json(here), strict=True)]
+        *times, byte, tensor, copy_byte, state, largest, work = table
         faults = [f for f in world.everyone.all_gather_json(fault) if f]
         return Profile(
             devices=len(ranks),
@@ -252,19 +258,21 @@ class LiveFacts:
             state_factor=state,
             work_largest=largest,
             work_byte=work,
+            calls=Calls(*times),
             host=agreement_seconds(world),
             missing=tuple(f"the optimizer's step: {f}" for f in faults[:1]),
         )
 
     def _optimizer_costs(self) -> tuple[tuple[float, ...], str]:
-        """The optimizer's seconds a byte, a tensor and a copied byte, its bytes of state and of
-        work; nothing, and why, where its step fails."""
+        """The optimizer's seconds a step, a byte, a tensor and a copied byte, its bytes of state
+        and of work; nothing, and why, where its step fails."""
         dtypes = [p.dtype for group in self.optimizer.param_groups for p in group["params"]]
         try:
             t = update(self.optimizer, self.world.device, dtypes[0])
         except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
-            return (0.0,) * 6, first_line(error)
-        return (t.byte, t.tensor, t.copy_byte, t.state_factor, t.work_largest, t.work_byte), ""
+            return (0.0,) * 7, first_line(error)
+        seconds = t.once, t.byte, t.tensor, t.copy_byte
+        return (*seconds, t.state_factor, t.work_largest, t.work_byte), ""
 
 
 def broadcast(world: World, find: Callable[[], Any]) -> Any:

@@ -24,10 +24,11 @@ class OptimizerCost:
     """What a step takes of an optimizer, for parameters of so many bytes in so many tensors, in
     seconds of this rank's clock (`profiling/clock.py`).
 
-    seconds = byte * bytes + tensor * tensors; state bytes = state_factor * bytes;
+    seconds = once + byte * bytes + tensor * tensors; state bytes = state_factor * bytes;
     bytes alive besides in the step = work_largest * largest tensor + work_byte * bytes.
     """
 
+    once: float
     byte: float
     tensor: float
     state_factor: float
@@ -39,16 +40,19 @@ class OptimizerCost:
 def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> OptimizerCost:
     """Of an optimizer of the same class and settings on parameters of its own.
 
-    One large tensor and many small ones of the same bytes tell the two prices apart.
+    One tensor and several of hardly any bytes tell the seconds of a step and of a tensor apart, a
+    large one those of its bytes; many small ones of as many bytes tell the bytes at work apart.
     """
     numbers = TRIAL_BYTES // dtype.itemsize
     few, many = (1, numbers), (128, numbers // 128)
     one, other = (_step(optimizer, device, dtype, *mix) for mix in (few, many))
-    tensor = max(0.0, (other.seconds - one.seconds) / (many[0] - few[0]))
-    byte = max(0.0, (one.seconds - tensor * few[0]) / TRIAL_BYTES)
+    least, several = (_step(optimizer, device, dtype, n, 64).seconds for n in (1, 17))
+    tensor = max(0.0, (several - least) / 16)
+    once = max(0.0, least - tensor)
+    byte = max(0.0, (one.seconds - least) / TRIAL_BYTES)
     largest = max(0.0, (one.work - other.work) / (TRIAL_BYTES / few[0] - TRIAL_BYTES / many[0]))
     work = max(0.0, (other.work - largest * TRIAL_BYTES / many[0]) / TRIAL_BYTES)
-    return OptimizerCost(byte, tensor, one.state_factor, _copy(device, dtype), largest, work)
+    return OptimizerCost(once, byte, tensor, one.state_factor, _copy(device, dtype), largest, work)
 
 
 def _copy(device: torch.device, dtype: torch.dtype) -> float:

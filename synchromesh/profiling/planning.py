@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import Tensor
 
 from synchromesh.engine.groups import World
-from synchromesh.planner.assemble import uniform
 from synchromesh.planner.candidate import Candidate, price
 from synchromesh.planner.choice import Choice, misfit
 from synchromesh.planner.decide import decide, survey
 from synchromesh.planner.stage_cut import cut_plan, measured_work, unstaged
+from synchromesh.planner.uniform import uniform
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.machine import device_bytes
 from synchromesh.profiling.memory import process_bytes, storage_bytes
@@ -87,9 +87,9 @@ def predict(
         return Candidate(plan, None, (), True, reason), known or Profile(problem.devices)
     ranks, partition = problem.ranks(plan), facts.partitions.partition(plan)
     if known is None:
-        profile = _measured_once(facts, partition, ranks, say)
+        profile = _measured_once(facts, partition, ranks, say, plan.micro_batches)
     else:
-        profile = facts.profile([partition], known, ranks)
+        profile = facts.profile([partition], known, ranks, micro_batches=(plan.micro_batches,))
     return price(facts.partitions, plan, profile), profile
 
 
@@ -102,7 +102,7 @@ def cut(facts: LiveFacts, plan: Plan, known: Profile | None, say: Say = silent) 
     if known is None:
         ranks, partition = problem.ranks(alone), facts.partitions.partition(alone)
         say(f"measuring {len(problem.names)} components to cut them into stages ...")
-        profile = _measured_once(facts, partition, ranks, say)
+        profile = _measured_once(facts, partition, ranks, say, plan.micro_batches)
 
     def find() -> list[Plan]:
         assert profile is not None
@@ -113,9 +113,10 @@ def cut(facts: LiveFacts, plan: Plan, known: Profile | None, say: Say = silent) 
 
 
 def _measured_once(
-    facts: LiveFacts, partition: Partition, ranks: Sequence[int], say: Say
+    facts: LiveFacts, partition: Partition, ranks: Sequence[int], say: Say, micro_batches: int
 ) -> Profile:
-    """The facts of one partition: those that are kept, and those that are missing there."""
+    """The facts of one partition: those that are kept, and those that are missing there.
+    micro_batches: into how many the rows are cut."""
 
     def likely() -> Iterator[Partition]:
         yield partition
@@ -123,7 +124,7 @@ def _measured_once(
 
     cache = ProfileCache.open(facts, ranks)
     known = cache.profile(likely(), say)
-    profile = facts.profile([partition], known, ranks)
+    profile = facts.profile([partition], known, ranks, micro_batches=(micro_batches,))
     cache.keep(profile, known)
     say(f"measured for {profile.seconds:.1f} s")
     _say_missing(profile, say)

@@ -25,7 +25,7 @@ from synchromesh.values import document
 from synchromesh.values.profile import Profile
 
 VARIABLE = "SYNCHROMESH_CACHE"
-FORMAT = 1  # to be raised with every change of what a profile holds or how it is measured
+FORMAT = 2  # to be raised with every change of what a profile holds or how it is measured
 
 
 @dataclass(frozen=True)

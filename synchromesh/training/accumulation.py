@@ -15,7 +15,7 @@ from torch import Tensor
 
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.model import Model
-from synchromesh.engine.pipeline import MicroBatch, Pipeline, Seeds
+from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.program import RankOutputs
 from synchromesh.trace.capture.export import refuse_metrics
 from synchromesh.training.execution import Execution
@@ -117,7 +117,7 @@ class Accumulation:
             self._send(sums)
             return
         execution = self._execution
-        walk = Pipeline(
+        walk = PipelineWalk(
             micro, execution.active.groups, steps, self._programs_run, apart=INTERLEAVED
         )
         complete = walk.last_backwards(execution.active.plan.schedule)

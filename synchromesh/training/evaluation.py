@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from synchromesh.engine import batches
 from synchromesh.engine.groups import World
 from synchromesh.engine.meeting import EVALUATE, EVALUATED, meet
-from synchromesh.engine.pipeline import Pipeline
+from synchromesh.engine.pipeline import PipelineWalk
 from synchromesh.training.execution import Execution
 
 Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
@@ -40,7 +40,7 @@ def means(
             micro = [part for _, part in parts if part is not None]
             if not micro:
                 continue
-            walk = Pipeline(micro, execution.active.groups, steps, 0, apart=1)
+            walk = PipelineWalk(micro, execution.active.groups, steps, 0, apart=1)
             for result in walk.forward():
                 if result.leads and result.rows:
                     for name, value in zip(result.names, result.outputs, strict=True):

@@ -14,7 +14,6 @@ from synchromesh.engine.interleaving import Interleaving
 from synchromesh.engine.model import Model
 from synchromesh.engine.opaque import OpaqueProgram, hand_over
 from synchromesh.engine.optimizer import check as check_optimizer
-from synchromesh.engine.optimizer import settings
 from synchromesh.engine.pipeline import MicroBatch
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Program
@@ -25,8 +24,6 @@ from synchromesh.state.export import load_safetensors
 from synchromesh.state.model_state import ModelState
 from synchromesh.state.switch import TransferStats
 from synchromesh.trace.capture.batch import take
-from synchromesh.trace.capture.capture import signature
-from synchromesh.trace.capture.modes import training_modes
 from synchromesh.trace.partition.partition import Partition, overlaps, partition, unsharded
 from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import ActivePlan
@@ -225,15 +222,8 @@ class Execution:
     def marks(self, batch: Any, steps: int, data: str, *call: Hashable) -> Marks:
         """What ranks with batches of one global batch have alike. data: where it is from, in
         words; call: how they run it."""
-        model = self.model.trained(), training_modes(self.model.module)
-        of = batches.fingerprint
-        return Marks(
-            of((signature(batch), batches.common(batch))),
-            of((self.active.fingerprint, steps, call)),
-            of(model),
-            of(repr(settings(self.optimizer))),
-            data,
-        )
+        place = self.active.fingerprint, steps, call
+        return Marks.of(self.model, self.optimizer, batch, place, data)
 
     def micro_batches(
         self, batch: Any, rows: Sequence[GlobalRows], function: Any = None

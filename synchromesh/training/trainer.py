@@ -144,8 +144,7 @@ class Trainer:
         return take_parts(batch, self.own_rows(batches.row_count(batch)))
 
     def own_rows(self, rows: int) -> tuple[tuple[int, int], ...]:
-        """[start, stop) of the parts of a global batch of `rows` rows that this rank works on: one
-        of each of the plan's micro-batches."""
+        """[start, stop) of this rank's rows of `rows` global ones, by the plan's micro-batch."""
         return self._execution.active.own_rows(rows)
 
     def step(self, batch: Any, micro_batches: int = 1) -> Tensor:
@@ -224,8 +223,7 @@ class Trainer:
         if not self._accumulation.begun:
             forget_gradients(self.model)
         try:
-            value = self._accumulation.add(batch, rows, last, micro_batches, self.steps)
-            return value, rows.total
+            return self._accumulation.add(batch, rows, last, micro_batches, self.steps), rows.total
         except BaseException:
             self._forget_accumulation()  # a part of one is of no use
             raise

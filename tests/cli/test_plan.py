@@ -107,7 +107,7 @@ def test_the_names_of_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("plan", "plan needs a TARGET"),
+        ("plan", "plan needs either a TARGET"),
         ("plan digits/cnn --cluster v101x8", "the catalogue has no cluster 'v101x8'"),
         ("plan digits/cnn --cluster no.yaml", "there is no file no.yaml"),
         ("plan digits/cnn --cluster v100x8 --memory 8", "'8' is no size as 8GiB"),
@@ -117,3 +117,36 @@ def test_the_names_of_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_bad_input(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert told in sentence(words, capsys)
+
+
+PROFILE = """\
+node1 -- Conv2d() -- forward_compute_time=40, backward_compute_time=80, activation_size=4e6, parameter_size=4e6
+node2 -- Linear(out_features=4096) -- forward_compute_time=4, backward_compute_time=8, activation_size=2097152, parameter_size=4e8
+\tnode1 -- node2
+"""  # noqa: E501
+
+
+def test_layers_that_somebody_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "layers.txt").write_text(PROFILE)
+    words = "plan --profile layers.txt --cluster v100-pciex8"
+    told = document(words, capsys)
+    assert told["chosen"] == "data; @stages=0-6:node1/7:node2; @micro_batches=32"
+    assert [s["devices"] for s in told["candidates"][0]["stages"]] == [7, 1]
+    assert main([*words.split(), "--output", "plan.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert "layers.txt on v100-pciex8, 1024 rows a step" in shown
+    assert "node1 Conv2d" in shown
+    assert "node2 Linear" in shown
+    assert Plan.from_yaml((tmp_path / "plan.yaml").read_text()) == Plan.parse(told["chosen"])
+    assert document(f"{words} --batch-size 64", capsys)["rows"] == 64
+
+
+def test_bad_layers_get_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "layers.txt").write_text(PROFILE.replace("4e8", "much"))
+    words = "plan --profile layers.txt --cluster v100x8"
+    assert "line 2: parameter_size=much is no number" in sentence(words, capsys)
+    (tmp_path / "layers.txt").write_text(PROFILE.replace("Linear(out_features=4096)", "ReLU"))
+    assert "--profile-rows N does" in sentence(words, capsys)
+    assert "either a TARGET or a --profile" in sentence(f"{words} digits/cnn", capsys)
+    assert "are of a TARGET" in sentence(f"{words} --bf16", capsys)
+    assert "cannot be read" in sentence("plan --profile none.txt --cluster v100x8", capsys)

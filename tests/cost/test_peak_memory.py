@@ -186,13 +186,11 @@ def test_two_stages_by_hand() -> None:
     first, second = staged("@micro_batches=2", 8)
     # 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0RECV_B1 0B0 ...
     batch, handed = 2 * 48, 80 + 100  # h, and what c0 keeps
-    copies, buffers = 80, 2 * 80  # of what is sent; what arrives, and the parts it comes in
-    assert first == PeakMemory(40, 40 + batch + 2 * (handed + copies + buffers))
-    # 1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 ...
-    #    F1, the gradient of h and its copy, b's
-    most = 160 + 80 + 80 + 24
-    assert most > 80 + 160 + 94, "h while c1 runs backward, and F1"
-    assert second == PeakMemory(24, 24 + most)
+    # when the first backward begins: both gradients of h may have arrived
+    assert first == PeakMemory(40, 40 + batch + 2 * handed + 2 * 80)
+    # 1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 ...
+    #     h, and the gradient that is sent, b's and what c1 works with
+    assert second == PeakMemory(24, 24 + 80 + 80 + 24 + 70)
 
 
 def test_1f1b_keeps_few_micro_batches_on_the_first_stage() -> None:
@@ -201,7 +199,7 @@ def test_1f1b_keeps_few_micro_batches_on_the_first_stage() -> None:
         return staged(plan, 4 * count)[0].peak - 48 * count  # but the batch
 
     assert of("1f1b", 2) < of("1f1b", 3) == of("1f1b", 4) == of("1f1b", 9)
-    assert of("gpipe", 9) - of("gpipe", 8) == 80 + 100 + 80, "h, what is kept, a copy under way"
+    assert of("gpipe", 9) - of("gpipe", 8) == 80 + 100, "h, and what is kept"
 
 
 def test_each_device_holds_its_stages_parameters() -> None:

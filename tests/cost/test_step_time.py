@@ -79,7 +79,8 @@ def test_calls_of_components_count_for_each_and_others_once() -> None:
     assert found.backward == 0.25 + 1.5 + 3.5 + 0.0, "a call takes no less than nothing"
     assert found.seconds == found.forward + found.backward + 2.0
     twice = step_time(setting, told, 2)
-    assert twice.forward == 0.125 + 2 * 10.5, "micro-batches that take turns begin at once"
+    assert twice.forward == 2 * (0.125 + 10.5)
+    assert twice.backward == 0.25 + 2 * 5.0, "micro-batches that take turns share a backward"
     accumulated = replace(setting, plan=Plan.parse("data; @micro_batches=2"))
     assert step_time(accumulated, told).forward == 2 * found.forward
 

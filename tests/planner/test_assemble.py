@@ -13,11 +13,12 @@ from synchromesh.engine.exchange import Exchange, depart
 from synchromesh.engine.groups import Group, World
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.planner import assemble as module
-from synchromesh.planner.assemble import Uniform, assemble, crossings, uniform
+from synchromesh.planner.assemble import assemble, crossings
 from synchromesh.planner.candidate import setting
 from synchromesh.planner.demand import collectives_of
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.planner.problem import BATCH, Problem, evaluate
+from synchromesh.planner.uniform import Uniform, uniform
 from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.trace.step import Step
@@ -193,8 +194,8 @@ def test_the_cheapest_way_between_two_degrees(
     wanted = {(m, 1): parse(want if m == b else "R") for m in (1, 2, 4)}
     link = module._Value(X, 0, (1,), made, wanted)
     told = Profile(DEVICES, {}, network(**byte))
-    assert module._cheapest(asked, link, a, b, told) == (forward, backward)
-    assert module._cheapest(asked, link, None, b, told) == (0.0, 0.0), "leaves of the batch"
+    assert module.cheapest(asked, link, a, b, told) == (forward, backward)
+    assert module.cheapest(asked, link, None, b, told) == (0.0, 0.0), "leaves of the batch"
 
 
 def test_a_way_that_nobody_measured_is_none() -> None:
@@ -203,7 +204,7 @@ def test_a_way_that_nobody_measured_is_none() -> None:
         X, 0, (1,), dict.fromkeys((2, 4), parse("R")), dict.fromkeys(((2, 1), (4, 1)), parse("R"))
     )
     told = Profile(DEVICES, {}, {k: c for k, c in network().items() if k[1] != ACROSS})
-    assert module._cheapest(asked, link, 2, 4, told) == (float("inf"),) * 2
+    assert module.cheapest(asked, link, 2, 4, told) == (float("inf"),) * 2
     prices = module._prices(asked, link, told)
     assert prices.forward.tolist() == [[0.0, float("inf")], [float("inf"), 0.0]]
 

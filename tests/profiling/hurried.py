@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from synchromesh.profiling import burst_speed, optimizer, overlap
+from synchromesh.profiling import burst_speed, calls, optimizer, overlap
 
 
 @contextmanager
@@ -21,4 +21,5 @@ def hurried() -> Iterator[None]:
         )
         patch.setattr(overlap, "TUNING", few)
         patch.setattr(optimizer, "TRIAL_BYTES", 1 << 18)
+        patch.setattr(calls, "TUNING", replace(calls.TUNING, runs=2, steps=2, cold_bytes=1 << 10))
         yield

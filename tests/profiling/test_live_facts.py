@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from synchromesh.engine.groups import World
+from synchromesh.engine.model import Model
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import collectives as network
 from synchromesh.profiling import programs
@@ -26,10 +27,9 @@ PATTERN, CPU = Pattern(2), torch.device("cpu")
 
 def facts_on(world: World) -> LiveFacts:
     model, _, make = family("odd_mlp")
-    tensors = dict(model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     partitions = PartitionCache(PlanningProblem(traced("odd_mlp"), 8, world.size))
-    return LiveFacts(world, partitions, tensors, make(8, dtype=torch.float64), optimizer)
+    return LiveFacts(world, partitions, Model(model), make(8, dtype=torch.float64), optimizer)
 
 
 def cut(facts: LiveFacts, layout: Layout) -> Partition:

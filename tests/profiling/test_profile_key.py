@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from synchromesh.engine.groups import World
+from synchromesh.engine.model import Model
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import profile_key as module
 from synchromesh.profiling.live_facts import LiveFacts
@@ -31,8 +32,7 @@ def facts(rows: int = 8, optimizer: Any = torch.optim.SGD, **changed: Any) -> Li
     )  # fmt: skip
     made = optimizer(model.parameters(), lr=0.1)
     partitions = PartitionCache(PlanningProblem(step, rows, 1))
-    tensors = dict(model.named_parameters())
-    return LiveFacts(World.open(CPU), partitions, tensors, batch, made)
+    return LiveFacts(World.open(CPU), partitions, Model(model), batch, made)
 
 
 def found(about: LiveFacts | None = None, ranks: tuple[int, ...] = (0,)) -> dict[str, Any]:

@@ -204,7 +204,9 @@ def moved_first() -> int:
 
 
 def test_only_what_differs_is_sent() -> None:
-    assert run(2, moved_first) == [32 * 8, 0]
+    model, loss, make = built("cnn")
+    with shared("cnn", model, loss, make(8, dtype=torch.float64), "data"):
+        assert run(2, moved_first) == [32 * 8, 0]
 
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -231,10 +233,16 @@ def from_meta(name: str, plan: str, meta: bool) -> list[float]:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_state_that_an_optimizer_makes_at_first_leaves_the_meta_device(name: str) -> None:
-    (expected,) = run(1, from_meta, name, "data", False)
-    answers = run(1, from_meta, name, "data", True)
-    for plan in ("data", "tensor"):
-        answers += run(2, from_meta, name, plan, True)
+    model, loss, make = built("cnn")
+    example = make(8, dtype=torch.float64)
+    with (
+        shared("cnn", model, loss, example, "data"),
+        shared("cnn", built("cnn", "meta")[0], loss, example, "data"),
+    ):
+        (expected,) = run(1, from_meta, name, "data", False)
+        answers = run(1, from_meta, name, "data", True)
+        for plan in ("data", "tensor"):
+            answers += run(2, from_meta, name, plan, True)
     for losses in answers:
         assert losses == pytest.approx(expected, rel=1e-9)
 

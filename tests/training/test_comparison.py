@@ -9,19 +9,38 @@ from torch import nn
 from synchromesh.training.comparison import KINDS, Comparison
 from synchromesh.training.prepare import prepare
 from synchromesh.training.reference import Computed
+from synchromesh.training.trainer import Trainer
 from tests.ranks import run
+from tests.traces import shared
 
 PLANS = ("data", "tensor", "single")
 
 
-def judged(plan: str, culprit: int) -> dict[str, Any]:
-    """Parameters against themselves, but for one entry of `culprit`'s own shard."""
+EXAMPLE = torch.ones(4, 6, dtype=torch.float64)
+
+
+def net() -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).double()
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).double()
+
+
+def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).square().mean()  # type: ignore[no-any-return]
+
+
+def judged(plan: str) -> list[dict[str, Any]]:
+    """What is found where no rank, rank 0 and rank 1 is to blame."""
+    model = net()
     complete = {n: p.detach().clone() for n, p in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    example = torch.ones(4, 6, dtype=torch.float64)
-    trainer = prepare(model, optimizer, lambda m, b: m(b).square().mean(), example, plan=plan)
+    trainer = prepare(model, optimizer, loss, EXAMPLE, plan=plan)
+    documents = [compared(trainer, complete, culprit) for culprit in (-1, 0, 1)]
+    trainer.close()
+    return documents
+
+
+def compared(trainer: Trainer, complete: dict[str, torch.Tensor], culprit: int) -> dict[str, Any]:
+    """Parameters against themselves, but for one entry of `culprit`'s own shard."""
     computed = Computed(
         {"parameter": complete, "loss": {"": torch.tensor(2.0)}},
         {"parameter": dict.fromkeys(complete, 1e-16), "loss": {"": 0.0}},
@@ -33,17 +52,18 @@ def judged(plan: str, culprit: int) -> dict[str, Any]:
         shards["0.weight"].view(-1)[5] *= 1 + 1e-7
     comparison.shards("parameter", shards, made, 3)
     comparison.loss(torch.tensor(2.0 if trainer.rank != culprit else 2.5), made, 3)
-    trainer.close()
     return comparison.document()
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_each_rank_compares_what_it_has(plan: str) -> None:
-    for document in run(2, judged, plan, -1):
+    with shared("net", net(), loss, EXAMPLE, plan):
+        answers = run(2, judged, plan)
+    (good, *others), documents = answers[0], answers[1]
+    for document in (good, documents[0]):
         assert not document["faults"] and set(document["noise_floor"]) == set(KINDS)
         assert not any(document[f"max_{kind}_deviation"] for kind in KINDS)
-    for culprit in (0, 1):
-        first, second = run(2, judged, plan, culprit)
+    for culprit, (first, second) in enumerate(zip(others, documents[1:], strict=True)):
         assert first == second, "all ranks give one document"
         faults = {fault.pop("kind"): fault for fault in first["faults"]}
         assert faults["loss"]["rank"] == culprit and faults["loss"]["deviation"] == 0.25

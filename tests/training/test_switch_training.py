@@ -50,19 +50,22 @@ def losses(
     return found
 
 
-def unswitched(family: str) -> list[float]:
+def unswitched(family: str, steps: int = STEPS) -> list[float]:
     trainer, data = start(family, "data")
-    found = losses(trainer, data, STEPS)
+    found = losses(trainer, data, steps)
     trainer.close()
     return found
 
 
-def switched(family: str) -> tuple[list[float], Any]:
+PLANS = ("tensor", "hybrid:tensor=2", "data")  # behind `data`
+
+
+def switched(
+    family: str, steps: int = STEPS, plans: tuple[str, ...] = PLANS
+) -> tuple[list[float], Any]:
     trainer, data = start(family, "data")
-    every = STEPS // 4
-    found = losses(
-        trainer, data, STEPS, {every: "tensor", 2 * every: "hybrid:tensor=2", 3 * every: "data"}
-    )
+    every = steps // 4
+    found = losses(trainer, data, steps, {every * (i + 1): p for i, p in enumerate(plans)})
     state = trainer.state_dict()
     trainer.close()
     return found, state

@@ -19,7 +19,7 @@ from tests.models import FAMILIES
 from tests.planted import Planted, planted
 from tests.ranks import RankFailed, run
 from tests.targets import MODELS, Rows, target
-from tests.traces import known, shared
+from tests.traces import shared
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing of")
 FAMILY_PLANS = {
@@ -139,7 +139,10 @@ def test_planted_errors_are_found(name: str) -> None:
 
 
 def test_a_model_that_has_no_float64_says_so() -> None:
-    with pytest.raises(RankFailed, match=r"does not compute in float64 .*--dtype float32"):
+    with (
+        one_trace("mixtral", "data"),
+        pytest.raises(RankFailed, match=r"does not compute in float64 .*--dtype float32"),
+    ):
         run(2, verified, "mixtral", ["data"])
 
 
@@ -225,12 +228,8 @@ def test_plans_under_autocast_are_what_one_process_computes_under_it(family: str
         assert document["max_gradient_deviation"] > 1e-6, "it is not float32"
 
 
-def wrong(what: str, autocast: torch.dtype | None) -> dict[str, Any]:
-    job = target("cnn")
-    job_loss: Any = job.loss
-    if what == "loss":  # depends on how many rows a rank has: no mean over rows
-        job = replace(job, loss=lambda m, b: job_loss(m, b) * torch.ones_like(b[1]).sum())
-    else:  # the explanation says otherwise
+def wrong(job: Workload, what: str, autocast: torch.dtype | None) -> dict[str, Any]:
+    if what == "explanation":  # it says otherwise
         said = verifying.explain
         # type: ignore[attr-defined]
         verifying.explain = lambda *a: replace(said(*a), sent_bytes_per_step=(1, 2))
@@ -241,8 +240,14 @@ def wrong(what: str, autocast: torch.dtype | None) -> dict[str, Any]:
 @pytest.mark.parametrize("what", ["loss", "explanation"])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_what_deviates_does_not_pass(what: str, autocast: torch.dtype | None) -> None:
-    with known("cnn that deviates"):
-        answers = run(2, wrong, what, autocast)
+    job = target("cnn")
+    job_loss: Any = job.loss
+    if what == "loss":  # depends on how many rows a rank has: no mean over rows
+        job = replace(job, loss=lambda m, b: job_loss(m, b) * torch.ones_like(b[1]).sum())
+    dtype = torch.float64 if autocast is None else torch.float32
+    example = cast(job.example(), dtype)
+    with shared("cnn", job.model().to(dtype), job.loss, example, "data", autocast=autocast):
+        answers = run(2, wrong, job, what, autocast)
     for document in answers:
         assert not document["passed"]
         assert (document["max_loss_deviation"] > 0.1) == (what == "loss")

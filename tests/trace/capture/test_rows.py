@@ -22,7 +22,7 @@ from tests.trace.capture.programs import Programs
 
 ROWS = 7
 BLOCKS = ((0, 1), (6, 7), (2, 5), (0, 6))
-CHAINS = 100  # `python -m benchmarks.row_law` tries more
+CHAINS = 50  # `python -m benchmarks.row_law` tries more
 EXPORTED = 50  # chains per export, which costs more than they do
 
 

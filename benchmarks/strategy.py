@@ -1,0 +1,193 @@
+"""Ways to train the deep model on the ranks of this run: ours under a plan, and PyTorch's own.
+
+    ddp                 DistributedDataParallel, gradients as views of its buckets
+    fsdp2               fully_shard of every layer; gathered parameters stay until backward, which
+                        saves their second gathering (the model fits each host)
+    torch:1f1b:2:8      torch.distributed.pipelining: 2 groups of layers, 8 micro-batches
+    anything else       the text of a plan of Synchromesh; ours:1f1b:2:8 is short for the plan that
+                        has the cuts, micro-batches and schedule of torch:1f1b:2:8
+
+`step` takes the global batch, updates, and returns this rank's part of the global mean loss.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmarks import deep
+from benchmarks.deep import Shape
+
+TENSOR = "tensor; @pieces=1"
+VISITS = {"gpipe": 1, "1f1b": 1, "interleaved": 2}  # how often a rank comes in the chain
+
+
+class Strategy(Protocol):
+    """One way to train; all ranks call alike."""
+
+    def step(self) -> Tensor: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Stages of equally many blocks on single ranks, of which each comes again in turn."""
+
+    schedule: str
+    ranks: int
+    micro_batches: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Pipeline":
+        """From `1f1b:2:8`."""
+        schedule, ranks, micro_batches = text.split(":")
+        return cls(schedule, int(ranks), int(micro_batches))
+
+    @property
+    def stages(self) -> int:
+        """Of all ranks."""
+        return self.ranks * VISITS[self.schedule]
+
+    def plan(self, shape: Shape) -> str:
+        """The same as a plan of Synchromesh."""
+        firsts = deep.cuts(shape, self.stages)
+        stages = "/".join(f"{s % self.ranks}:{first}" for s, first in enumerate(firsts))
+        return f"data; @stages={stages}; @micro_batches={self.micro_batches}; " + (
+            f"@schedule={self.schedule}"
+        )
+
+    def bubble(self) -> float:
+        """The part of a step in which a rank of p waits, of m micro-batches and v visits:
+        (p-1) / (v m + p-1) (Narayanan et al. 2021, arXiv:2104.04473, section 2.2)."""
+        empty = self.ranks - 1
+        return empty / (VISITS[self.schedule] * self.micro_batches + empty)
+
+
+class Replicated:
+    """PyTorch on this rank's rows, the model wrapped by `wrap`."""
+
+    def __init__(self, shape: Shape, wrap: Callable[[nn.Sequential], nn.Module]) -> None:
+        self.model = wrap(deep.build(shape))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), deep.RATE)
+        rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        tokens, target = (x.chunk(self.ranks)[rank].clone() for x in deep.build_batch(shape))
+        self.batch = (tokens, target)
+
+    def step(self) -> Tensor:
+        self.optimizer.zero_grad()
+        value = deep.loss(self.model, self.batch)
+        value.backward()
+        self.optimizer.step()
+        return value.detach() / self.ranks
+
+    def close(self) -> None:
+        pass
+
+
+def replicated(model: nn.Sequential) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def sharded(model: nn.Sequential) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    # the last layer returns a view, and nothing writes into it
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    return model
+
+
+class Piped:
+    """torch.distributed.pipelining; gradients are divided by the number of micro-batches, whose
+    losses are means over equally many rows."""
+
+    def __init__(self, shape: Shape, pipeline: Pipeline) -> None:
+        from torch.distributed.pipelining import PipelineStage
+        from torch.distributed.pipelining.schedules import (
+            Schedule1F1B,
+            ScheduleGPipe,
+            ScheduleInterleaved1F1B,
+        )
+
+        layers = list(deep.build(shape).named_children())
+        starts = [[n for n, _ in layers].index(f) for f in deep.cuts(shape, pipeline.stages)]
+        ends = [*starts[1:], len(layers)]
+        parts = [
+            nn.Sequential(*(layer for _, layer in layers[start:end]))
+            for start, end in zip(starts, ends, strict=True)
+        ]
+        rank = dist.get_rank()
+        mine = [*range(rank, pipeline.stages, pipeline.ranks)]
+        cpu = torch.device("cpu")
+        stages: Any = [PipelineStage(parts[s], s, pipeline.stages, cpu) for s in mine]
+        kinds: dict[str, Any] = {
+            "gpipe": ScheduleGPipe,
+            "1f1b": Schedule1F1B,
+            "interleaved": ScheduleInterleaved1F1B,
+        }
+        self.schedule = kinds[pipeline.schedule](
+            stages if pipeline.schedule == "interleaved" else stages[0],
+            pipeline.micro_batches,
+            loss_fn=deep.next_byte,
+        )
+        weights = [p for s in mine for p in parts[s].parameters()]
+        self.optimizer = torch.optim.AdamW(weights, deep.RATE)
+        self.first, self.last = rank == 0, rank == pipeline.ranks - 1
+        self.tokens, self.target = deep.build_batch(shape)
+
+    def step(self) -> Tensor:
+        self.optimizer.zero_grad()
+        losses: list[Tensor] = []
+        given = (self.tokens,) if self.first else ()
+        wanted = {"target": self.target, "losses": losses} if self.last else {}
+        self.schedule.step(*given, **wanted, return_outputs=False)
+        self.optimizer.step()
+        return torch.stack(losses).mean().detach() if losses else torch.zeros(())
+
+    def close(self) -> None:
+        pass
+
+
+class Ours:
+    """Synchromesh under a plan; its loss is the global one on every rank."""
+
+    def __init__(self, shape: Shape, plan: str) -> None:
+        import synchromesh as sm
+
+        model = deep.build(shape)
+        optimizer = torch.optim.AdamW(model.parameters(), deep.RATE)
+        example = deep.build_batch(shape)
+        self.trainer = sm.prepare(model, optimizer, deep.loss, example, plan=plan)
+        self.batch = self.trainer.shard(example)
+
+    def step(self) -> Tensor:
+        value: Tensor = self.trainer.step(self.batch)
+        return value / dist.get_world_size()
+
+    def close(self) -> None:
+        self.trainer.close()
+
+
+def build(name: str, shape: Shape) -> Strategy:
+    """The strategy of that name; ValueError where it is none."""
+    kind, _, rest = name.partition(":")
+    match kind:
+        case "ddp":
+            return Replicated(shape, replicated)
+        case "fsdp2":
+            return Replicated(shape, sharded)
+        case "torch":
+            return Piped(shape, Pipeline.parse(rest))
+        case "ours":
+            return Ours(shape, Pipeline.parse(rest).plan(shape))
+        case _:
+            return Ours(shape, name)

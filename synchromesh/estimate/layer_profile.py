@@ -1,0 +1,174 @@
+"""A layer profile: what somebody measured of each layer of a model, in PipeDream's text form.
+
+    node2 -- Conv2d(3, 64, ...) -- forward_compute_time=22.307, backward_compute_time=24.613,
+        activation_size=1644167168.000, parameter_size=7168.000           (one line; ms, bytes)
+    <tab>node2 -- node3                                                   node 3 reads node 2
+
+Source: Narayanan et al. 2019, "PipeDream" (SOSP), github.com/msr-fiddle/pipedream. Sizes are of
+the minibatch that was profiled, on one device. Several values of a layer are a list,
+`[1.0; 2.0]`. `Input` nodes contain data loading and are left out.
+"""
+
+import heapq
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+
+MOST_LAYERS = 10_000
+FIGURES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with what was measured of one minibatch: seconds, bytes."""
+
+    name: str
+    description: str
+    forward: float
+    backward: float
+    value: float  # bytes that it makes
+    parameters: float  # bytes
+
+    @property
+    def kept(self) -> float:
+        """Bytes that stay for backward: its value, unless that is written over its input's."""
+        return 0.0 if "inplace" in self.description else self.value
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """Layers in an order in which they can run; `readers[i]` are those that read what i makes."""
+
+    layers: tuple[Layer, ...]
+    readers: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def over_cuts(self) -> tuple[float, ...]:
+        """Bytes of all values made before and read behind each cut, 0 .. n."""
+        count = len(self.layers)
+        found = [0.0] * (count + 1)
+        for i, readers in enumerate(self.readers):
+            for cut in range(i + 1, max(readers, default=i) + 1):
+                found[cut] += self.layers[i].value
+        return tuple(found)
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of the minibatch, by the last linear layer: its values have 4 bytes. None: it has
+        none, or values of another size."""
+        for layer in reversed(self.layers):
+            match = re.search(r"\bout_features=([1-9][0-9]{0,8})\b", layer.description)
+            if match:
+                rows = layer.value / 4 / int(match[1])
+                return int(rows) if rows >= 1 and rows == int(rows) else None
+        return None
+
+
+def load(path: Path) -> LayerProfile:
+    """The profile of a file. ValueError names the line at fault."""
+    try:
+        return parse(path.read_text("utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as a layer profile: {error}") from error
+
+
+def parse(text: str, name: str = "profile") -> LayerProfile:
+    """The profile that a text describes. ValueError with its name and the line at fault."""
+    layers: dict[str, Layer | None] = {}  # None: an input
+    edges: dict[tuple[str, str], int] = {}  # the line of each
+    for number, line in enumerate(text.splitlines(), 1):
+        at = f"{name}: line {number}"
+        if not line.strip():
+            continue
+        if line.startswith(("\t", " ")):
+            ends = [part.strip() for part in line.split(" -- ")]
+            if len(ends) != 2 or not all(ends):
+                raise ValueError(f"{at} should read `node1 -- node2`, not {line.strip()[:60]!r}")
+            edges.setdefault((ends[0], ends[1]), number)
+        else:
+            node, layer = _layer(line, at)
+            if node in layers:
+                raise ValueError(f"{at}: {node!r} stands there twice")
+            if len(layers) == MOST_LAYERS:
+                raise ValueError(f"{at}: more than {MOST_LAYERS} layers are no profile of a model")
+            layers[node] = layer
+    for (a, b), number in edges.items():
+        unknown = [end for end in (a, b) if end not in layers]
+        if unknown:
+            raise ValueError(f"{name}: line {number}: there is no layer {unknown[0]!r}")
+    real = {node: layer for node, layer in layers.items() if layer is not None}
+    if not real:
+        raise ValueError(f"{name}: line 1: there is no layer besides inputs; {_FORM}")
+    return _ordered(real, {e: n for e, n in edges.items() if e[0] in real and e[1] in real}, name)
+
+
+_FORM = "a layer reads `node1 -- DESCRIPTION -- " + ", ".join(f"{f}=NUMBER" for f in FIGURES) + "`"
+
+
+def _layer(line: str, at: str) -> tuple[str, Layer | None]:
+    """The name of a line's node and its layer."""
+    parts = [part.strip() for part in line.split(" -- ")]
+    if len(parts) < 3:
+        raise ValueError(f"{at} is no layer: {_FORM}")
+    node, description, text = parts[:3]
+    if not re.fullmatch(r"[A-Za-z0-9_.]{1,80}", node):
+        raise ValueError(f"{at}: {node[:60]!r} is no name of a layer")
+    given = dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,]*)", text))
+    figures = [_figure(given, name, at) for name in FIGURES]
+    if description.startswith("Input"):
+        return node, None
+    forward, backward, value, parameters = figures
+    return node, Layer(node, description, forward / 1e3, backward / 1e3, value, parameters)
+
+
+def _figure(given: Mapping[str, str], name: str, at: str) -> float:
+    """The sum of a figure's numbers."""
+    if name not in given:
+        raise ValueError(f"{at}: {name} is missing; {_FORM}")
+    try:
+        numbers = [float(x) for x in re.split(r"[;,]", given[name].strip("[]")) if x.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(isfinite(x) and x >= 0 for x in numbers):
+        raise ValueError(f"{at}: {name}={given[name][:40]} is no number from 0")
+    return sum(numbers)
+
+
+def _ordered(
+    layers: Mapping[str, Layer], edges: Mapping[tuple[str, str], int], name: str
+) -> LayerProfile:
+    """Layers in topological order; of those that can come next the one of the least number."""
+    behind: dict[str, list[str]] = {node: [] for node in layers}
+    missing = dict.fromkeys(layers, 0)
+    for a, b in edges:
+        behind[a].append(b)
+        missing[b] += 1
+    ready = [(_number(node), node) for node, count in missing.items() if not count]
+    heapq.heapify(ready)
+    order: dict[str, int] = {}
+    while ready:
+        _, node = heapq.heappop(ready)
+        order[node] = len(order)
+        for other in behind[node]:
+            missing[other] -= 1
+            if not missing[other]:
+                heapq.heappush(ready, (_number(other), other))
+    if len(order) < len(layers):
+        number = min(n for (a, b), n in edges.items() if a not in order and b not in order)
+        raise ValueError(f"{name}: line {number}: layers there read each other in a circle")
+    return LayerProfile(
+        tuple(layers[node] for node in order),
+        tuple(_positions(order, behind[node]) for node in order),
+    )
+
+
+def _positions(order: Mapping[str, int], nodes: Iterable[str]) -> tuple[int, ...]:
+    return tuple(sorted(order[node] for node in nodes))
+
+
+def _number(node: str) -> tuple[int, str]:
+    digits = re.search(r"[0-9]{1,18}", node)
+    return (int(digits[0]) if digits else 0, node)

@@ -1,0 +1,92 @@
+"""The partitions of a step under every tensor degree of its devices, each uniform."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from synchromesh.cost.step_time import collective_seconds, pattern
+from synchromesh.planner.planning_problem import PartitionCache
+from synchromesh.trace.partition.local import Partition
+from synchromesh.trace.step import Step
+from synchromesh.values.holding import Holding, holdings
+from synchromesh.values.layout import Layout
+from synchromesh.values.profile import Pattern, Profile
+from synchromesh.values.traffic import Collective
+
+DIRECTIONS = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """The partitions of a step under every tensor degree of K devices. They say what a group of
+    other `devices` does too, as far as the degree divides it: programs do not depend on data
+    degrees."""
+
+    step: Step
+    devices: int
+    rows: int
+    partitions: Mapping[int, Partition]  # by tensor degree, ascending
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """The tensor degrees, ascending."""
+        return tuple(self.partitions)
+
+    def layout(self, degree: int) -> Layout:
+        """The layout of a tensor degree on all devices."""
+        return Layout(self.devices // degree, degree)
+
+    def resized(self, pattern: Pattern) -> Pattern:
+        """The groups over data ranks of a partition, on these devices."""
+        solved = self.partitions[self.degrees[0]].components[0].layout.devices
+        return Pattern(pattern.size * self.devices // solved, pattern.stride)
+
+    def offers(self, degree: int, index: int) -> bool:
+        """Whether a component may have the degree; if not, it has its own in that partition."""
+        return self.partitions[degree].components[index].layout.tensor == degree
+
+
+def uniform(partitions: PartitionCache) -> Uniform:
+    """The step partitioned under every tensor degree of the devices; under one degree alone where
+    parameters cannot be sharded. Components whose rows depend on each other have the degree of
+    all devices in each of them."""
+    problem = partitions.problem
+    step, devices, count = problem.step, problem.devices, len(problem.names)
+    stated = (1,) if problem.unsplittable else degrees(devices)
+    cut = {}
+    for m in sorted({*stated, *([devices] if step.coupling else [])}):
+        own = m if m in stated else stated[0]
+        layouts = step.undivided((Layout(devices // own, own),) * count)
+        cut[m] = partitions.of_layouts(layouts)
+    return Uniform(step, devices, problem.rows, cut)
+
+
+def degrees(devices: int) -> tuple[int, ...]:
+    """The tensor degrees of layouts on `devices`: their divisors."""
+    return tuple(m for m in range(1, devices + 1) if devices % m == 0)
+
+
+def payload(uniform: Uniform, c: Collective, layout: Layout) -> int:
+    """Bytes of a collective of a component that has `layout`."""
+    return c.payload(-(-uniform.rows // (c.data or layout.data)))
+
+
+def seconds_of(
+    uniform: Uniform,
+    found: Sequence[Collective],
+    layout: Layout,
+    direction: str,
+    profile: Profile,
+) -> float:
+    """Seconds of the collectives of one direction."""
+    return sum(
+        collective_seconds(c.kind, pattern(c), payload(uniform, c, layout), profile)
+        for c in found
+        if c.direction == direction
+    )
+
+
+def holdings_of(uniform: Uniform, degree: int) -> Mapping[str, Holding]:
+    """Where every parameter and buffer lies under a degree."""
+    chain = uniform.step.chain
+    tensors = {t.name: t for c in chain.components for t in (*c.parameters, *c.buffers)}
+    return holdings(tensors.values(), uniform.partitions[degree].placements, uniform.devices)

@@ -1,0 +1,48 @@
+"""Random problems of stages, and every plan that they have."""
+
+import math
+import random
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations, product
+
+import numpy as np
+
+from synchromesh.planner.stage_problem import PlannedStage, StageProblem, Ways
+
+WAYS = 2
+
+
+def random_problem(seed: int, components: int, devices: int, equal: bool = True) -> StageProblem:
+    """Times without any law; limits that some plans keep and others do not."""
+    chance = np.random.default_rng(seed)
+    sizes = tuple(range(1, devices + 1)) if seed % 3 else tuple(sorted({1, devices}))
+    shape = (WAYS, components, components + 1, len(sizes))
+    seconds, fill, end, resident, kept = (chance.uniform(0.0, 1.0, shape) for _ in range(5))
+    inside = np.arange(components)[:, None] < np.arange(components + 1)
+    possible = inside[:, :, None] & (chance.uniform(size=shape) < 0.9)
+
+    @cache
+    def ways(m: int) -> Ways:
+        busy = np.where(possible, seconds / m + 0.05, math.inf)
+        return Ways(busy, 0.2 * fill, end, resident, kept / m)
+
+    draw = random.Random(seed)
+    slowness = [1.0] * devices if equal else sorted(draw.choices((1.0, 1.5, 2.0), k=devices))
+    limit = draw.uniform(0.2, 1.8)
+    limits = [limit * (1.0 if equal else 1.0 + 0.3 * (d % 2)) for d in range(devices)]
+    return StageProblem(components, sizes, tuple(limits), tuple(slowness), (1, 2, 4), ways)
+
+
+def every(problem: StageProblem) -> Iterator[tuple[PlannedStage, ...]]:
+    """All cuts, with all groups and ways."""
+    count = problem.components
+    for p in range(1, count + 1):
+        groups = [g for g in product(problem.sizes, repeat=p) if sum(g) == problem.devices]
+        for inner in combinations(range(1, count), p - 1):
+            borders = list(zip((0, *inner), (*inner, count), strict=True))
+            for sizes, ways in product(groups, product(range(WAYS), repeat=p)):
+                yield tuple(
+                    PlannedStage(i, j, g, w)
+                    for (i, j), g, w in zip(borders, sizes, ways, strict=True)
+                )

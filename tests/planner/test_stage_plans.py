@@ -1,0 +1,166 @@
+"""Plans with stages that are proposed: from made-up facts of a model to texts that it can run."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
+from synchromesh.planner.stage_facts import stage_demands, stage_problem, stage_sizes
+from synchromesh.planner.stage_plans import orders, slowness_of, stage_plans
+from synchromesh.planner.stage_problem import PlannedStage, evaluate
+from synchromesh.planner.uniform import Uniform, uniform
+from synchromesh.trace.capture.capture import trace
+from synchromesh.values.layout import Layout, stages_of
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Compute, Curve, Memory, Pattern, Profile
+
+DEVICES, ROWS, LAYERS = 4, 64, 8
+
+
+def loss(model: nn.Module, batch: Tensor) -> Tensor:
+    found: Tensor = model(batch).square().mean()
+    return found
+
+
+@cache
+def made() -> tuple[PlanningProblem, Uniform]:
+    """Eight equal linear layers on four devices."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(LAYERS)))
+    step = trace(model, loss, torch.randn(ROWS, 16), training=True)
+    problem = PlanningProblem(step, ROWS, DEVICES)
+    return problem, uniform(PartitionCache(problem))
+
+
+def line(byte: float) -> Curve:
+    return Curve(((0.0, 0.0), (1.0, byte)))
+
+
+def profile(
+    byte: float,
+    message: float = 1e-9,
+    ranks: Iterable[float] = (1.0,) * DEVICES,
+    tensor: bool = True,
+) -> Profile:
+    """A row of a layer takes 1 ms forward and 2 ms backward, a byte of a collective `byte`."""
+    parts = made()[1]
+    curves = [line(1e-3 * slow) for slow in ranks]
+    backward = [line(2e-3 * slow) for slow in ranks]
+    programs = {
+        p.program(c): Compute(tuple(curves), tuple(backward), Memory(kept=line(64.0)))
+        for m, p in parts.partitions.items()
+        for c in p.components
+        if tensor or m == 1
+    }
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    patterns = [Pattern(n, s) for n in (2, 3, 4) for s in (1, 2, 3)]
+    network = {(kind, p): line(byte) for kind in kinds for p in patterns}
+    network |= {("send", Pattern(2, s)): line(message) for s in (1, 2, 3)}
+    return Profile(DEVICES, programs, network, state_factor=2.0)
+
+
+def proposed(told: Profile, **changes: object) -> list[Plan]:
+    problem, parts = made()
+    return stage_plans(parts, replace(problem, **changes), told)  # type: ignore[arg-type]
+
+
+def sizes(plan: Plan) -> list[int]:
+    return [len(s.ranks) for s in plan.stages]
+
+
+def test_every_proposal_is_a_plan_of_the_model() -> None:
+    problem, _ = made()
+    plans = proposed(profile(1e-6))
+    assert {"1f1b", "gpipe", "interleaved"} == {p.schedule for p in plans}
+    for plan in plans:
+        assert Plan.parse(str(plan)) == plan
+        assert not plan.unsupported()
+        layouts = problem.layouts(plan)
+        assert len(stages_of(layouts)) == len(plan.stages) > 1
+        assert ROWS % plan.micro_batches == 0
+        assert sorted({p for x in layouts for p in x.positions}) == list(range(DEVICES))
+
+
+def test_gradients_that_cost_much_make_a_deep_pipeline() -> None:
+    best = proposed(profile(1.0))[0]
+    assert sizes(best) == [1, 1, 1, 1]
+    assert [s.first for s in best.stages] == ["0", "2", "4", "6"]
+    cheap = proposed(profile(1e-12))[0]
+    assert sizes(cheap) == [2, 2]
+
+
+def test_stages_may_be_tensor_parallel() -> None:
+    told = profile(1e-12)
+    problem, parts = made()
+    quick = {
+        p.program(c): Compute((line(1e-4),) * DEVICES, (line(2e-4),) * DEVICES, Memory())
+        for m, p in parts.partitions.items()
+        if m == 2
+        for c in p.components
+    }
+    both = replace(told, compute={**told.compute, **quick})
+    best = stage_plans(parts, problem, both)[0]
+    layouts = problem.layouts(best)
+    assert {x.tensor for x in layouts} == {2}
+    assert layouts[0] == Layout(1, 2)
+
+
+def test_slow_ranks_get_fewer_layers_and_stand_together() -> None:
+    told = profile(1.0, ranks=(1.0, 2.0, 1.0, 2.0))
+    assert slowness_of(told, DEVICES) == (1.0, 2.0, 1.0, 2.0)
+    assert orders((1.0, 2.0, 1.0, 2.0)) == [(0, 1, 2, 3), (0, 2, 1, 3), (1, 3, 0, 2)]
+    assert orders((1.0,) * 4) == [(0, 1, 2, 3)]
+    names, best = made()[0].names, proposed(told)[0]
+    starts = [names.index(s.first) for s in best.stages]
+    layers = [b - a for a, b in zip(starts, [*starts[1:], LAYERS], strict=True)]
+    slow = [set(s.ranks) <= {1, 3} for s in best.stages]
+    assert max(n for n, late in zip(layers, slow, strict=True) if late) < max(layers)
+    assert slow in (sorted(slow), sorted(slow, reverse=True))
+
+
+def test_memory_makes_stages_that_hold_less() -> None:
+    free = proposed(profile(1e-12))[0]
+    assert sizes(free) == [2, 2]
+    layer = (16 * 16 + 16) * 4 * 4  # parameters, gradients, state
+    tight = proposed(profile(1e-12, tensor=False), limits=(2.6 * layer,) * DEVICES)
+    assert sizes(tight[0]) == [1, 1, 1, 1]
+    assert proposed(profile(1e-12, tensor=False), limits=(layer,) * DEVICES) == []
+
+
+def test_what_a_stage_takes_is_the_sum_of_its_layers() -> None:
+    problem, parts = made()
+    told = profile(0.0, message=0.0, tensor=False)
+    found = stage_problem(parts, problem, told, range(DEVICES), (1.0,) * DEVICES)
+    plan = (PlannedStage(0, 5, 3, 0), PlannedStage(5, 8, 1, 0))
+    # micro-batches of 16 rows: 6 on a device of the first stage, 16 on the second
+    t = (5 * 6 * 3e-3, 3 * 16 * 3e-3)
+    assert abs(evaluate(found, plan, 4) - (sum(t) + 3 * max(t))) < 1e-9
+
+
+def test_what_is_measured_for_stages() -> None:
+    _, parts = made()
+    demands = stage_demands(parts)
+    value = 16 * 4
+    assert [d for d in demands if d[0] == "send"] == [
+        ("send", Pattern(2, size), -(-ROWS // size) * value) for size in (1, 2, 3)
+    ]
+    groups = {d[1] for d in demands if d[0] == "all_reduce"}
+    assert groups == {Pattern(2), Pattern(3)}
+    assert stage_sizes(8) == (1, 2, 4, 6, 7)
+    assert stage_sizes(1) == ()
+
+
+def test_where_nothing_is_known_of_messages_there_are_no_stages() -> None:
+    told = profile(1e-9)
+    silent = {k: v for k, v in told.network.items() if k[0] != "send"}
+    assert proposed(replace(told, network=silent)) == []
+
+
+def test_a_model_of_one_component_has_no_stages() -> None:
+    step = trace(nn.Linear(4, 4), loss, torch.randn(ROWS, 4), training=True)
+    problem = PlanningProblem(step, ROWS, DEVICES)
+    parts = uniform(PartitionCache(problem))
+    assert stage_plans(parts, problem, Profile(DEVICES)) == []
+    assert stage_demands(parts) == []
