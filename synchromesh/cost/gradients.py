@@ -4,9 +4,9 @@ A parameter that several stages use is summed over the ranks of all of them: its
 the last of their groups comes to it.
 """
 
-from synchromesh.cost.pipeline import Pipeline
 from synchromesh.cost.setting import Setting, collective_seconds, gradient_pattern
 from synchromesh.cost.timeline import Spans
+from synchromesh.cost.timelines import Timelines
 from synchromesh.values import buckets
 from synchromesh.values.buckets import SIZES, BucketSizes
 from synchromesh.values.holding import Holding
@@ -17,11 +17,11 @@ class Gradients:
     """Call `ready` after the last backward of each of the group's components, then `finish`."""
 
     def __init__(
-        self, setting: Setting, profile: Profile, pipeline: Pipeline, group: int = 0,
+        self, setting: Setting, profile: Profile, timelines: Timelines, group: int = 0,
         sizes: BucketSizes = SIZES,
     ) -> None:  # fmt: skip
         self.setting, self.profile = setting, profile
-        self.pipeline, self.group, self.line = pipeline, group, pipeline.lines[group]
+        self.timelines, self.group, self.line = timelines, group, timelines.lines[group]
         ranks = [setting.ranks[p] for p in setting.positions[group]]
         self._copy_byte = profile.copy_byte * profile.lateness(ranks)
         self._first_user: dict[str, int] = {}  # whose backward ends last
@@ -52,7 +52,7 @@ class Gradients:
         ranks, payload = gradient_pattern(bucket[0]), sum(h.local_bytes for h in bucket)
         seconds = collective_seconds("all_reduce", ranks, payload, self.profile)
         parties = self._groups(bucket[0])
-        self.pipeline.meet(self.group, self._key(bucket), parties, "all_reduce", seconds, ranks)
+        self.timelines.come(self.group, self._key(bucket), parties, "all_reduce", seconds, ranks)
         self._next += 1
 
     def _groups(self, holding: Holding) -> int:
@@ -68,5 +68,5 @@ class Gradients:
         while self._next < len(self.buckets):
             self._launch()
         keys = [self._key(bucket) for bucket in self.buckets]
-        yield from self.line.wait(lambda: all(map(self.pipeline.arrived, keys)))
+        yield from self.line.wait(lambda: all(map(self.timelines.arrived, keys)))
         yield from self.line.finish()

@@ -11,7 +11,8 @@
 
 The step's peak is the highest sum. Each micro-batch keeps its part of the bytes from its own
 forward to its own backward, in the order in which its device group runs them; and a parameter's
-gradient lies beside its bucket from the backward of the first to that of the last.
+gradient lies beside its bucket from the backward of the first to that of the last. Those that take
+turns share a backward, in which their gradients are added up out of place.
 """
 
 from collections import Counter
@@ -239,6 +240,8 @@ class _MemoryWalk:
         needed = self._needed(action)
         for message, e in needed:
             self.alive.set((ARRIVED, message, e), self._received(e, message))
+            if message.kind == "B":  # it is back, so the value has arrived
+                self.alive.free((SENT, replace(message, kind="F")))
         run = self._forward if action.kind == "F" else self._backward
         for item in walked(self.setting.turns[stage], action):
             if isinstance(item, Portion) and (action.kind, m, item.component) not in self.begun:
@@ -251,9 +254,6 @@ class _MemoryWalk:
         for form, maker in self.handed.items():
             if maker == stage:
                 self.alive.free((VALUE, m, form))
-        for pair in self.setting.crossings:
-            if pair[0] == stage:  # its gradient is here, so it has arrived
-                self.alive.free((SENT, Message("F", *pair, m)))
 
     def _forward(self, m: int, i: int, _: object) -> None:
         local, memory, alive = self.parts[i], self.memory[i], self.alive
@@ -286,11 +286,12 @@ class _MemoryWalk:
                 alive.free((WAITING, m, form))
         for message, e in brought:
             alive.free((ARRIVED, message, e))
-        alone = not all(h.summed for h in trained)
+        staying = not all(h.summed for h in trained)
         added = sum(alive.bytes.get((SUMMED, h.tensor.name), 0.0) for h in trained)
-        if self.count == 1:
-            added = 0.0  # autograd adds in place where nobody else holds a gradient
-        alive.meanwhile((memory.staying if alone else memory.backward)(rows) + added)
+        if self.pieces == 1:  # each has a backward of its own, which adds in place to the earlier
+            staying = staying and (self.count == 1 or not added)
+            added = 0.0
+        alive.meanwhile((memory.staying if staying else memory.backward)(rows) + added)
         for message, e in brought:  # autograd's caller holds them until it returns
             alive.set((ARRIVED, message, e), self._received(e, message))
         self._leave(m, local, trained)

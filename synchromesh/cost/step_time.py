@@ -1,12 +1,12 @@
 """The step time of a plan: its programs walked with measured durations, as the engine walks them.
 
 Each device group walks its actions, sends and receives (values/messages.py) on a timeline of its
-own, all groups together (cost/pipeline.py); on one stage micro-batches take turns (cost/turns.py).
-Gradients fill buckets (values/buckets.py) that are all-reduced while backward goes on. Then the
-optimizer steps.
+own, all groups together (cost/timelines.py); on one stage micro-batches take turns
+(cost/turns.py). Gradients fill buckets (values/buckets.py) that are all-reduced while backward
+goes on. Then the optimizer steps.
 
     seconds = walk(forward and backward) until the last bucket has arrived + update, on the
-              slowest group, + step of calls + host
+              slowest group, + what calls and the host take once a step
 
 Every duration is of a component, a collective or a message; no step of the plan has been run.
 Where ranks of a stage differ in speed or rows, a component takes what it takes on the slowest:
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from synchromesh.cost.gradients import Gradients
-from synchromesh.cost.pipeline import Pipeline
 from synchromesh.cost.setting import Setting as Setting
 from synchromesh.cost.setting import Unmeasured as Unmeasured
 from synchromesh.cost.setting import collective_seconds as collective_seconds
@@ -27,6 +26,7 @@ from synchromesh.cost.setting import gradient_pattern as gradient_pattern
 from synchromesh.cost.setting import measured as measured
 from synchromesh.cost.setting import pattern as pattern
 from synchromesh.cost.timeline import Spans, Timeline
+from synchromesh.cost.timelines import Timelines
 from synchromesh.cost.traffic import Traffic
 from synchromesh.cost.turns import Portion, walked
 from synchromesh.trace.partition.local import LocalComponent
@@ -66,12 +66,12 @@ def step_time(
     traffic = Traffic(setting, profile, pieces)
     lists = setting.instructions(pieces)
     lines = [Timeline(profile.overlap, profile.device) for _ in lists]
-    pipeline = Pipeline(lines)
+    timelines = Timelines(lines)
     walks = [
-        _GroupWalk(traffic, pipeline, group, Gradients(setting, profile, pipeline, group, sizes))
+        _GroupWalk(traffic, timelines, group, Gradients(setting, profile, timelines, group, sizes))
         for group in range(len(lists))
     ]
-    pipeline.walk([walk.spans(own) for walk, own in zip(walks, lists, strict=True)])
+    timelines.walk([walk.spans(own) for walk, own in zip(walks, lists, strict=True)])
     updates = [
         _update(setting, profile, its, [setting.ranks[p] for p in its])
         for its in setting.positions
@@ -79,10 +79,10 @@ def step_time(
     ends = [line.clock + update for line, update in zip(lines, updates, strict=True)]
     last = ends.index(max(ends))
     line, forward = lines[last], walks[last].forward
+    seconds = ends[last] + profile.calls.step + profile.host
     return StepTime(
-        ends[last] + profile.calls.step + profile.host, forward, line.clock - forward,
-        updates[last], line.computed, line.waited, pieces,
-    )  # fmt: skip
+        seconds, forward, line.clock - forward, updates[last], line.computed, line.waited, pieces
+    )
 
 
 def best_interleaving(setting: Setting, profile: Profile, choices: Sequence[int]) -> StepTime:
@@ -99,10 +99,14 @@ class _GroupWalk:
     """What one device group does in a step, in seconds."""
 
     def __init__(
-        self, traffic: Traffic, pipeline: Pipeline, group: int, gradients: Gradients
+        self, traffic: Traffic, timelines: Timelines, group: int, gradients: Gradients
     ) -> None:
-        self.traffic, self.pipeline, self.group = traffic, pipeline, group
-        self.setting, self.line, self.gradients = traffic.setting, pipeline.lines[group], gradients
+        self.traffic, self.timelines, self.group = traffic, timelines, group
+        self.setting, self.line, self.gradients = (
+            traffic.setting,
+            timelines.lines[group],
+            gradients,
+        )
         count = self.setting.plan.micro_batches * traffic.pieces
         self.seconds, self.left = {}, Counter[int]()  # of each component: until its last backward
         for stage in self.setting.stages_on(group):
@@ -116,7 +120,7 @@ class _GroupWalk:
         self.needs: dict[Action, list[Message]] = {}
 
     def spans(self, instructions: Sequence[Instruction]) -> Spans:
-        """The walk (cost/pipeline.py)."""
+        """The walk (cost/timelines.py)."""
         sent: list[Message] = []
         for instruction in instructions:
             if isinstance(instruction, Run):
@@ -130,19 +134,20 @@ class _GroupWalk:
                 self.needs.setdefault(message.needed_by, []).append(message)
             else:
                 sent.append(message)
-            self.pipeline.meet(
+            self.timelines.come(
                 self.group, message, 2, "send", self.traffic.message(message),
                 (message.kind, message.source, message.target),
                 "in" if isinstance(instruction, Receive) else "out",
             )  # fmt: skip
-        yield from self.line.wait(lambda: all(map(self.pipeline.arrived, sent)))
+        yield from self.line.wait(lambda: all(map(self.timelines.arrived, sent)))
         yield from self.gradients.finish()
 
     def _run(self, action: Action) -> Spans:
         for message in self.needs.pop(action, ()):
-            yield from self.line.wait(partial(self.pipeline.arrived, message))
-        backward, calls = action.kind == "B", self.traffic.profile.calls
-        if not action.turn:
+            yield from self.line.wait(partial(self.timelines.arrived, message))
+        backward = action.kind == "B"
+        if not (action.turn or action.micro_batch % self.traffic.pieces):  # once for those at once
+            calls = self.traffic.profile.calls
             yield from self.line.compute(calls.begin_backward if backward else calls.begin_forward)
         for item in walked(self.setting.turns[action.stage], action):
             if isinstance(item, Portion):

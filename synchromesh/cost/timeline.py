@@ -18,7 +18,7 @@ Messages in and messages out have a direction of the links to themselves: n coun
 is the same, and collectives, which go both ways.
 
 What takes time is a generator of spans: it yields the seconds until something changes here, and is
-sent those that have gone by, fewer where another timeline interrupts (cost/pipeline.py).
+sent those that have gone by, fewer where another timeline interrupts (cost/timelines.py).
 """
 
 from collections.abc import Callable, Generator, Mapping

@@ -110,6 +110,11 @@ class Calls:
     begin_backward: float = 0.0
     step: float = 0.0
 
+    @property
+    def once(self) -> float:
+        """Seconds of a step with one forward and one backward, whatever its components."""
+        return self.begin_forward + self.begin_backward + self.step
+
     def scaled(self, factor: float) -> "Calls":
         """`factor` times the seconds."""
         return Calls(*(factor * getattr(self, f.name) for f in fields(self)))

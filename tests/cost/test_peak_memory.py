@@ -15,6 +15,7 @@ from synchromesh.profiling.borders import record, stand_ins
 from synchromesh.profiling.compute import Bench
 from synchromesh.profiling.memory import LiveBytes
 from synchromesh.trace.partition.local import Input, Output
+from synchromesh.trace.partition.partition import partition
 from synchromesh.training.prepare import prepare
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout
@@ -22,7 +23,10 @@ from synchromesh.values.placement import REPLICATED, Placement, shard
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Compute, Curve, Memory, Profile
 from tests.cost.plans import drawn, placed
+from tests.cost.plans import setting as setting_of
 from tests.models import family, traced
+from tests.ranks import run
+from tests.traces import shared
 
 ALONE, PAIR, CUT = Layout(1, 1), Layout(2, 1), Layout(1, 2)
 X = Value("x", (1, 3), "float32", Rows(), False)  # 12 bytes a row
@@ -289,3 +293,33 @@ def test_a_step_that_runs_has_as_much_alive(name: str) -> None:
     leaves = mine.values() if isinstance(mine, dict) else mine
     really = live.peak + sum(cast(Tensor, x).nbytes for x in leaves)
     assert abs(found.peak - found.resident - really) <= 64, "but for single numbers"
+
+
+def live_bytes(name: str, plan: str, rows: int) -> int:
+    """What is alive at most in a step on this rank, but for what is always there."""
+    model, loss, make = family(name)
+    batch = make(rows, dtype=torch.float64)
+    trainer = prepare(model, torch.optim.SGD(model.parameters(), lr=0.0), loss, batch, plan)
+    mine = trainer.shard(batch)
+    trainer.step(mine)
+    with LiveBytes() as live:
+        trainer.step(mine)
+    trainer.close()
+    return live.peak
+
+
+def test_stages_that_run_have_as_much_alive() -> None:
+    step = traced("gpt2")
+    names = step.chain.names
+    text = f"data; @stages=0:{names[0]}/1:{names[len(names) // 2]}; @micro_batches=4"
+    plan = Plan.parse(text)
+    cut = partition(step, plan.layouts(names, 2), rows=16)
+    staged = replace(setting_of(step, cut, 2, 16), plan=plan)
+    model, loss, make = family("gpt2")
+    found = peak_memories(staged, measured("gpt2", staged, make(4, dtype=torch.float64)))
+    with shared("gpt2", model, loss, make(16, dtype=torch.float64), text):
+        really = run(2, live_bytes, "gpt2", text, 16)
+    for memory, live, local in zip(found, really, (0, -1), strict=True):
+        leaves = {i.value for i in staged.partition.components[local].inputs if i.source is None}
+        batch = sum(value.bytes(16) for value in leaves)
+        assert abs(memory.peak - memory.resident - batch - live) <= 64

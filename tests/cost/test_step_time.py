@@ -11,9 +11,9 @@ from torch import Tensor
 
 from synchromesh.cost import step_time as module
 from synchromesh.cost.gradients import Gradients
-from synchromesh.cost.pipeline import Pipeline
 from synchromesh.cost.step_time import Setting, Unmeasured, best_interleaving, step_time
 from synchromesh.cost.timeline import Timeline
+from synchromesh.cost.timelines import Timelines
 from synchromesh.cost.turns import Portion, Transmit, turns_of, walked
 from synchromesh.engine import program
 from synchromesh.engine.batch_norm import BatchNormPolicy
@@ -73,10 +73,15 @@ def test_calls_of_components_count_for_each_and_others_once() -> None:
     setting = drawn([{}, {}, {}], ALONE)
     seconds = {"c0": (1.0, 2.0), "c1": (3.0, 4.0), "c2": (5.0, 0.25)}
     calls = Calls(0.5, -0.5, 0.125, 0.25, 2.0)
-    told = step_time(setting, profile(setting, seconds, calls=calls))
-    assert told.forward == 9.0 + 3 * 0.5 + 0.125
-    assert told.backward == 1.5 + 3.5 + 0.0 + 0.25, "a call takes no less than nothing"
-    assert told.seconds == told.forward + told.backward + 2.0
+    told = profile(setting, seconds, calls=calls)
+    found = step_time(setting, told)
+    assert found.forward == 0.125 + 9.0 + 3 * 0.5
+    assert found.backward == 0.25 + 1.5 + 3.5 + 0.0, "a call takes no less than nothing"
+    assert found.seconds == found.forward + found.backward + 2.0
+    twice = step_time(setting, told, 2)
+    assert twice.forward == 0.125 + 2 * 10.5, "micro-batches that take turns begin at once"
+    accumulated = replace(setting, plan=Plan.parse("data; @micro_batches=2"))
+    assert step_time(accumulated, told).forward == 2 * found.forward
 
 
 GRADIENTS = {("all_reduce", Pattern(2)): constant(3.0)}
@@ -345,7 +350,7 @@ def test_every_shared_gradient_is_sent_once(name: str, layouts: Any) -> None:
         for h in setting.holdings.values()
         if h.tensor.trainable and len(h.gradient_positions(0)) > 1
     ]
-    alone = Pipeline([Timeline()])
+    alone = Timelines([Timeline()])
     made = Gradients(setting, Profile(4), alone, 0, BucketSizes(6000, 1500)).buckets
     assert sorted(h.tensor.name for bucket in made for h in bucket) == sorted(
         h.tensor.name for h in shared

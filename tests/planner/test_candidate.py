@@ -45,6 +45,20 @@ def test_pieces_are_as_the_plan_says_or_the_better() -> None:
     )
 
 
+def test_stages_are_priced_by_their_schedule() -> None:
+    names = PARTITIONS.problem.step.chain.names
+    text = f"data; @stages=0:{names[0]}/1:{names[len(names) // 2]}; @micro_batches={{}}"
+    one, four = text.format(1), text.format(4)
+    told = flat(setting(PARTITIONS, Plan.parse(one)), 1.0, 0.0)
+    found = [price(PARTITIONS, Plan.parse(plan), told) for plan in (one, four)]
+    assert all(c.fits and len(c.memory) == 2 for c in found)
+    # each component takes 3 seconds whatever its rows, the longer stage's follow one another
+    halves = len(names) // 2, len(names) - len(names) // 2
+    assert found[0].seconds == pytest.approx(3 * len(names))
+    assert found[1].seconds == pytest.approx(3 * (sum(halves) + 3 * max(halves)))
+    assert with_interleaving(found[1], PARTITIONS) == found[1]
+
+
 def test_what_cannot_be_priced_says_why() -> None:
     unknown = price(PARTITIONS, Plan.parse("tensor"), profile("data"))
     assert unknown.time is None and not unknown.fits and "was not measured" in unknown.reason

@@ -175,6 +175,7 @@ FULL = Profile(
 
 
 def test_calls() -> None:
+    assert FULL.calls.once == pytest.approx(5.3e-4)
     assert FULL.calls.scaled(2.0) == Calls(8e-6, -30e-6, 2e-5, 4e-5, 1e-3)
 
 

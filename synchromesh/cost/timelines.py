@@ -18,36 +18,36 @@ from synchromesh.cost.timeline import Spans, Timeline, Way
 
 
 @dataclass
-class Meeting:
+class Departure:
     """What begins when so many groups have come to it. came: by group, which way it goes there."""
 
     came: dict[int, Way] = field(default_factory=dict)
     begun: bool = False
 
 
-class Pipeline:
-    """`lines` by group; a walk calls `meet`, and waits until what it met for has `arrived`."""
+class Timelines:
+    """`lines` by group; a walk calls `come`, and waits until what it met for has `arrived`."""
 
     def __init__(self, lines: Sequence[Timeline]) -> None:
         self.lines = lines
-        self._meetings: dict[object, Meeting] = {}
+        self._departures: dict[object, Departure] = {}
         self._pending: list[set[object]] = [set() for _ in lines]  # under way, by group
         self._spans: list[float | None] = [None] * len(lines)  # that a group lets pass next
         self._due = [0.0] * len(lines)  # when that has gone by
         self._ended = 0
         self._queue = [(0.0, group) for group in range(len(lines))]
 
-    def meet(
+    def come(
         self, group: int, key: object, parties: int, kind: str, seconds: float,
         lane: object = None, way: Way = "both",
     ) -> None:  # fmt: skip
         """A group comes to `key`. With the last of the parties it departs, from each of them."""
-        meeting = self._meetings.setdefault(key, Meeting())
-        meeting.came[group] = way
-        if len(meeting.came) < parties:
+        departure = self._departures.setdefault(key, Departure())
+        departure.came[group] = way
+        if len(departure.came) < parties:
             return
-        meeting.begun = True
-        for party, its in meeting.came.items():
+        departure.begun = True
+        for party, its in departure.came.items():
             if seconds > 0.0:
                 self._pending[party].add(key)
             depart = partial(self.lines[party].depart, key, kind, seconds, lane, its)
@@ -59,10 +59,10 @@ class Pipeline:
 
     def arrived(self, key: object) -> bool:
         """Whether what began with `key` is under way nowhere."""
-        meeting = self._meetings.get(key)
-        if meeting is None or not meeting.begun:
+        departure = self._departures.get(key)
+        if departure is None or not departure.begun:
             return False
-        return not any(key in self.lines[group].under_way for group in meeting.came)
+        return not any(key in self.lines[group].under_way for group in departure.came)
 
     def walk(self, walks: Sequence[Spans]) -> None:
         """Lets all walks come to their ends."""
@@ -85,7 +85,7 @@ class Pipeline:
                 heappush(self._queue, (self._due[group], group))
         for key in [k for k in self._pending[group] if k not in line.under_way]:
             self._pending[group].remove(key)
-            for party in self._meetings[key].came:
+            for party in self._departures[key].came:
                 if party != group:
                     self._wake(party, line.clock)
 
