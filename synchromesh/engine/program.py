@@ -32,7 +32,7 @@ from synchromesh.engine.walk import Walk, pauses, walking
 from synchromesh.trace.partition.crossings import crossings, exchange_of
 from synchromesh.trace.partition.local import LocalComponent, Output, Partition
 from synchromesh.trace.step import Step
-from synchromesh.values.exchange import Border, Exchange
+from synchromesh.values.exchange import Border, Exchange, border
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout, groups_of, leaf_layout_at, stages_of
 from synchromesh.values.placement import REPLICATED
@@ -97,6 +97,7 @@ class StageParts:
     arriving: tuple[Border, ...]
     handed: tuple[Border, ...]
     outputs: list[tuple[Border, Layout]]
+    turns: int = 1  # of a forward
 
 
 class Program:
@@ -124,15 +125,14 @@ class Program:
         self.of = groups_of(layouts)
         self.crossings = crossings(partition)
         self.leaf_layout = leaf_layout_at(partition.leaf_layouts, self.position)
-        mesh = self.leaf_layout.mesh
-        self._leaves = [(name, mesh, REPLICATED) for name in step.leaves]
+        self._leaves = [border(name, self.leaf_layout, REPLICATED) for name in step.leaves]
         self._stages = {
             number: self._stage(number, stage, tensors, holdings)
             for number, stage in enumerate(stages_of(layouts))
             if self.position in layouts[stage[0]].positions
         }
         self._lanes: list[Lane] = []  # that are free
-        self.turns = 1 + max(map(self._pauses, self._stages.values()), default=0)  # of a forward
+        self.turns = max((stage.turns for stage in self._stages.values()), default=1)
 
     @property
     def group(self) -> int:
@@ -159,6 +159,7 @@ class Program:
             outputs = [self._output(bound, o) for o in self.partition.outputs]
         made = StageParts(bound, tuple(arriving), tuple(handed), outputs)
         _forget_early(made)
+        made.turns = 1 + self._pauses(made)
         return made
 
     def _bind(
@@ -174,8 +175,7 @@ class Program:
         bound = [tensors[name] for name in names] + [
             self.step.constants[value.name] for value in local.constants
         ]
-        mesh = local.layout.mesh
-        results = tuple((o.value.name, mesh, o.placement) for o in local.outputs)
+        results = tuple(border(o.value.name, local.layout, o.placement) for o in local.outputs)
         walk = walking(local.graph)
         return BoundComponent(local, walk, fetches, results, (), tuple(bound), tuple(uses))
 
@@ -192,9 +192,9 @@ class Program:
         self, parts: Sequence[tuple[int, BoundComponent]], output: Output
     ) -> tuple[Border, Layout]:
         for _, part in parts:
-            for border in part.results:
-                if border[0] == output.value.name and border[2] == output.placement:
-                    return border, part.local.layout
+            form = border(output.value.name, part.local.layout, output.placement)
+            if form in part.results:
+                return form, part.local.layout
         raise ValueError(
             f"the output {output.value.name} is made in another stage than the last one: let the "
             "last stage begin with the component that makes it"
@@ -222,7 +222,7 @@ class Program:
             self._walk(parts, batch, rows, lane, arrived or {}, made)
             for (batch, rows), lane in zip(micro_batches, lanes, strict=True)
         ]
-        results = run_forwards(walks, taking_turns(len(walks), 1 + self._pauses(parts)))
+        results = run_forwards(walks, taking_turns(len(walks), parts.turns))
         return Passage(results, arrived or {}, made, lanes)
 
     def end(self, passage: Passage) -> None:
@@ -255,11 +255,15 @@ class Program:
     ) -> Generator[None, None, RankOutputs]:  # fmt: skip
         env: dict[Border, Tensor] = dict(zip(self._leaves, batches.leaves(batch), strict=True))
         env.update(arrived)
+        known: Layout | None = None
+        data_index = tensor_index = start = stop = 0
         for index, part in stage.parts:
             layout, axis = part.local.layout, lane.axes[index]
-            data_index = layout.data_index(self.position)
-            start, stop = rows.ranges(layout.data)[data_index]
-            lane.streams.at(index, data_index, layout.tensor_index(self.position))
+            if layout is not known:
+                known, data_index = layout, layout.data_index(self.position)
+                start, stop = rows.ranges(layout.data)[data_index]
+                tensor_index = layout.tensor_index(self.position)
+            lane.streams.at(index, data_index, tensor_index)
             axis.real_rows = stop - start
             for fetch in part.fetches:
                 if fetch.read not in env:
@@ -273,10 +277,10 @@ class Program:
             walk = part.walk_of(stop - start)
             results = yield from walk(axis, max(1, stop - start), *inputs, *tensors)
             env.update(zip(part.results, results, strict=True))
-            for border in part.dropped:
-                env.pop(border, None)
-        made.update((border, env[border]) for border in stage.handed)
-        outputs = [env[border] for border, _ in stage.outputs]
+            for form in part.dropped:
+                env.pop(form, None)
+        made.update((form, env[form]) for form in stage.handed)
+        outputs = [env[form] for form, _ in stage.outputs]
         finest = max((x for _, x in stage.outputs), key=lambda x: x.data, default=None)
         covers = (0, False) if finest is None else share(finest, self.position, rows)
         return RankOutputs(self.step.outputs, outputs, *covers)
@@ -304,9 +308,9 @@ def _forget_early(stage: StageParts) -> None:
     """Notes with each component which forms nobody reads after it."""
     last: dict[Border, int] = {}
     for at, (_, part) in enumerate(stage.parts):
-        read = (border for f in part.fetches for border in (f.made, f.read))
+        read = (form for f in part.fetches for form in (f.made, f.read))
         last |= dict.fromkeys((*part.results, *read), at)
-    kept = {*stage.handed, *(border for border, _ in stage.outputs)}
+    kept = {*stage.handed, *(form for form, _ in stage.outputs)}
     for at, (_, part) in enumerate(stage.parts):
         part.dropped = tuple(b for b, i in last.items() if i == at and b not in kept)
 

@@ -28,14 +28,14 @@ class RandomStreams:
     def __init__(self, seed: int, device: torch.device | None = None) -> None:
         self._device = device
         self._root = mix(0, seed)
-        self._step = self._place = self._root  # of draws for rows
-        self._batch = self._common = self._root  # of draws for all rows of a batch
-        self._tensor_index = 0
+        self._step = self._root  # of draws for rows
+        self._batch = self._root  # of draws for all rows of a batch
+        self._at = 0, 0, 0  # component, data index, tensor index
 
     def copy(self) -> "RandomStreams":
         """Streams of the same seed that stand elsewhere."""
         twin = RandomStreams(0, self._device)
-        twin._root = twin._step = twin._place = twin._batch = twin._common = self._root
+        twin._root = twin._step = twin._batch = self._root
         return twin
 
     def begin(self, step: int, first: int = 0, index: int = 0) -> None:
@@ -45,18 +45,18 @@ class RandomStreams:
 
     def at(self, component: int, data_index: int, tensor_index: int) -> None:
         """Names the component and the place of this rank in its layout."""
-        self._place = mix(mix(self._step, component), data_index)
-        self._common = mix(mix(self._batch, component), -1)  # no data rank's
-        self._tensor_index = tensor_index
+        self._at = component, data_index, tensor_index  # most components draw nothing
 
     def seed(self, key: int, sharded: bool, rows: bool = True) -> None:
         """Seeds torch's default generators for operator `key`.
 
         sharded: another draw per shard. rows: another one for other rows of the batch.
         """
-        number = mix(self._place if rows else self._common, key)
+        component, data_index, tensor_index = self._at
+        of_rows = mix(mix(self._step, component), data_index)
+        number = mix(of_rows if rows else mix(mix(self._batch, component), -1), key)
         if sharded:  # + 1: the first shard's draw is not the unsharded one
-            number = mix(number, self._tensor_index + 1)
+            number = mix(number, tensor_index + 1)
         torch.default_generator.manual_seed(number)
         generator = self._accelerator()
         if generator is not None:

@@ -9,7 +9,12 @@ from synchromesh.values.layout import Layout
 from synchromesh.values.placement import Placement
 from synchromesh.values.routes import Change, Ranges, copies, lent, shape_rows_first, side
 
-Border = tuple[str, Layout, Placement]  # a value by name, mesh, placement
+Border = str  # the form in which a value is there: name, mesh, placement
+
+
+def border(name: str, layout: Layout, placement: Placement) -> Border:
+    """A value in a form, as text, which is quicker to look up than its parts."""
+    return f"{name} {layout.mesh} {placement}"
 
 
 @dataclass(frozen=True)
@@ -26,14 +31,14 @@ class Exchange:
     @cached_property
     def made(self) -> Border:
         """The form in which it is there."""
-        return self.value.name, self.source.mesh, self.have
+        return border(self.value.name, self.source, self.have)
 
     @cached_property
     def read(self) -> Border:
         """The form in which it is wanted."""
-        return self.value.name, self.target.mesh, self.want
+        return border(self.value.name, self.target, self.want)
 
-    @property
+    @cached_property
     def crosses(self) -> bool:
         """Whether it goes to the ranks of another stage."""
         return self.source.positions != self.target.positions

@@ -192,7 +192,7 @@ def test_the_cheapest_way_between_two_degrees(
     asked = Uniform(cast(Any, None), DEVICES, ROWS, cast(Any, {1: None, 2: None, 4: None}))
     made = {m: parse(have if m == a else "R") for m in (1, 2, 4)}
     wanted = {(m, 1): parse(want if m == b else "R") for m in (1, 2, 4)}
-    link = module._Value(X, 0, (1,), made, wanted)
+    link = module.CrossingValue(X, 0, (1,), made, wanted)
     told = Profile(DEVICES, {}, network(**byte))
     assert module.cheapest(asked, link, a, b, told) == (forward, backward)
     assert module.cheapest(asked, link, None, b, told) == (0.0, 0.0), "leaves of the batch"
@@ -200,7 +200,7 @@ def test_the_cheapest_way_between_two_degrees(
 
 def test_a_way_that_nobody_measured_is_none() -> None:
     asked = Uniform(cast(Any, None), DEVICES, ROWS, cast(Any, {2: None, 4: None}))
-    link = module._Value(
+    link = module.CrossingValue(
         X, 0, (1,), dict.fromkeys((2, 4), parse("R")), dict.fromkeys(((2, 1), (4, 1)), parse("R"))
     )
     told = Profile(DEVICES, {}, {k: c for k, c in network().items() if k[1] != ACROSS})

@@ -151,7 +151,7 @@ def on_the_other(folder: str) -> tuple[str, list[float]]:
 
 def test_one_device_may_be_any(tmp_path: Path) -> None:
     (rows, values), (others, same) = run(2, on_the_other, str(tmp_path / "saved"))
-    assert (rows, others) == ("(0, 0)", "(0, 4)") and values == same
+    assert (rows, others) == ("((0, 0),)", "((0, 4),)") and values == same
     first, second, evaluated, third, resumed = values
     assert first > second > third and resumed == second
     assert evaluated == pytest.approx(third), "the same rows before the next update"

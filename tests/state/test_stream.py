@@ -205,7 +205,7 @@ def test_a_switch_in_the_middle_of_an_epoch(workers: int) -> None:
 def test_a_rank_without_rows_gets_tensors_of_zero_rows() -> None:
     def agree(value: Any) -> list[Any]:
         """Rank 0 has all rows, and has read three items to the end."""
-        return [[None, [3], 0], value] if len(value) == 3 else [[0, 4], value]
+        return [[None, [3], 0], value] if len(value) == 3 else [[[0, 4]], value]
 
     loader = Loader(Stream(3), 4, lambda n: ((0, 0),), shuffle=False, agree=agree)
     (x, y), *_ = loader
