@@ -54,6 +54,7 @@ class BoundComponent:
     uses: tuple[
         tuple[int, str], ...
     ]  # (index in tensors, placement) where it is not the local one
+    place: tuple[int, int, int]  # data degree, this rank's data index and tensor index
     absent: Callable[..., Walk] | None = None  # `walk` where this rank has no rows, once needed
 
     def walk_of(self, rows: int) -> Callable[..., Walk]:
@@ -176,8 +177,10 @@ class Program:
             self.step.constants[value.name] for value in local.constants
         ]
         results = tuple(border(o.value.name, local.layout, o.placement) for o in local.outputs)
+        layout, position = local.layout, self.position
+        place = layout.data, layout.data_index(position), layout.tensor_index(position)
         walk = walking(local.graph)
-        return BoundComponent(local, walk, fetches, results, (), tuple(bound), tuple(uses))
+        return BoundComponent(local, walk, fetches, results, (), tuple(bound), tuple(uses), place)
 
     def _pauses(self, stage: StageParts) -> int:
         """How often a forward pauses: at each value that is fetched, at each move of a graph."""
@@ -255,14 +258,12 @@ class Program:
     ) -> Generator[None, None, RankOutputs]:  # fmt: skip
         env: dict[Border, Tensor] = dict(zip(self._leaves, batches.leaves(batch), strict=True))
         env.update(arrived)
-        known: Layout | None = None
-        data_index = tensor_index = start = stop = 0
+        blocks: dict[int, tuple[int, int]] = {}  # this rank's rows, by data degree
         for index, part in stage.parts:
-            layout, axis = part.local.layout, lane.axes[index]
-            if layout is not known:
-                known, data_index = layout, layout.data_index(self.position)
-                start, stop = rows.ranges(layout.data)[data_index]
-                tensor_index = layout.tensor_index(self.position)
+            axis, (data, data_index, tensor_index) = lane.axes[index], part.place
+            if data not in blocks:
+                blocks[data] = rows.ranges(data)[data_index]
+            start, stop = blocks[data]
             lane.streams.at(index, data_index, tensor_index)
             axis.real_rows = stop - start
             for fetch in part.fetches:

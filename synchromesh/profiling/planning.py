@@ -97,15 +97,15 @@ def cut(facts: LiveFacts, plan: Plan, known: Profile | None, say: Say = silent) 
     """`plan` with stages of level work, as measured on these ranks. ValueError where its stages do
     not divide the devices."""
     problem = facts.problem
-    alone = unstaged(plan, problem.devices)
-    profile = known
+    alone, parts = unstaged(plan, problem.devices), plan.micro_batches
+    ranks, partition = problem.ranks(alone), facts.partitions.partition(alone)
     if known is None:
-        ranks, partition = problem.ranks(alone), facts.partitions.partition(alone)
         say(f"measuring {len(problem.names)} components to cut them into stages ...")
-        profile = _measured_once(facts, partition, ranks, say, plan.micro_batches)
+        profile = _measured_once(facts, partition, ranks, say, parts)
+    else:
+        profile = facts.profile([partition], known, ranks, micro_batches=(parts,))
 
     def find() -> list[Plan]:
-        assert profile is not None
         work = measured_work(facts.partitions, plan, profile)
         return [cut_plan(problem.step, plan, work, problem.devices)]
 
