@@ -3,6 +3,7 @@
     uniform partitions -> facts -> search -> its best few and the plain plans
                                           -> facts of new programs  -> exact prices
                                           -> unequal rows, fewer devices, priced alike
+                         -> search of stages -> its best few, priced alike
                                           -> the choice among all (`choice.decided`)
 
 Where several ranks decide, all call alike and one of them searches and prices for all
@@ -24,6 +25,8 @@ from synchromesh.planner.demand import Demand
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.planner.problem import Problem
 from synchromesh.planner.runner_up import runners_up
+from synchromesh.planner.stage_facts import stage_demands
+from synchromesh.planner.stage_plans import stage_plans
 from synchromesh.planner.unequal import widened
 from synchromesh.planner.uniform import Uniform, degrees, uniform
 from synchromesh.planner.walk import Found, found_of
@@ -85,9 +88,11 @@ class Facts(Protocol):
 
 
 def survey(partitions: PartitionCache, facts: Facts, known: Profile | None = None) -> Profile:
-    """The facts that a search needs: of every tensor degree, and of what crosses between them."""
+    """The facts that searches need: of every tensor degree, of what crosses between them, and of
+    what groups of stages send."""
     parts = uniform(partitions)
-    return facts.profile(parts.partitions.values(), known, besides=crossings(parts))
+    besides = (*crossings(parts), *stage_demands(parts))
+    return facts.profile(parts.partitions.values(), known, besides=besides)
 
 
 def decide(
@@ -149,20 +154,25 @@ class _Deciding:
     ) -> None:
         """Adds the facts of plans to the profile."""
         began = time.perf_counter()
-        possible = self.partitions.possible(plans)
-        self.profile = self.facts.profile(possible, self.profile, ranks, rows=rows, quick=quick)
+        for parts in dict.fromkeys(plan.micro_batches for plan in plans):
+            possible = self.partitions.possible(p for p in plans if p.micro_batches == parts)
+            self.profile = self.facts.profile(
+                possible, self.profile, ranks, rows=rows, quick=quick, micro_batches=(parts,)
+            )
         self.waited += time.perf_counter() - began
 
     def proposed(self, current: Plan | None) -> list[Plan]:
-        """The best of the search, the plain plans and the one in force."""
+        """The best of the searches, the plain plans and the one in force."""
         problem = self.partitions.problem
 
         def propose() -> list[Plan]:
+            parts = uniform(self.partitions)
             try:
-                self.search = searched(uniform(self.partitions), self.profile, problem.limit)
+                self.search = searched(parts, self.profile, problem.limit)
                 found = self.search.plans(problem)
             except Unmeasured:  # no layout of a component is known: the plain plans are left
                 found = []
+            found += stage_plans(parts, problem, self.profile)
             known = plain(problem.devices, splits=not problem.unsplittable)
             plans = [*found, *known, *([] if current is None else [current])]
             return [Plan.parse(text) for text in dict.fromkeys(str(p) for p in plans)]
@@ -197,7 +207,10 @@ def _unevenness(plan: Plan) -> float:
 
 
 def _largest(plan: Plan, devices: int) -> float:
-    """The most rows of a rank over those of an equal block on all devices."""
+    """The most rows of a rank over those of an equal block on all devices; programs of stages are
+    timed with their own."""
+    if plan.stages:
+        return 1.0
     return _unevenness(plan) * devices / len(plan.devices(devices))
 
 
@@ -289,7 +302,7 @@ def runner_ups(problem: PlanningProblem, result: Searched, plan: Plan) -> tuple[
 
 def _choice(problem: PlanningProblem, result: Searched, plan: Plan) -> tuple[int, ...] | None:
     """The options that are the plan's layouts; None where one of them was not offered."""
-    if len(problem.ranks(plan)) != problem.devices:
+    if len(problem.ranks(plan)) != problem.devices or plan.stages:
         return None
     found = []
     for options, layout in zip(result.problem.components, problem.layouts(plan), strict=True):

@@ -30,14 +30,15 @@ class StagePlanTuning:
 
     numbers: int = 2  # of micro-batches: the best, and the best with another number
     again: int = 2  # stages of each group under the interleaved schedule
+    plans: int = 6  # in all: each is priced by a walk of all its micro-batches
 
 
 TUNING = StagePlanTuning()
 
 
 def stage_plans(uniform: Uniform, planned: PlanningProblem, profile: Profile) -> list[Plan]:
-    """Plans of two stages and more, the best of the search first; none where the model has one
-    component, or nothing of stages is known."""
+    """A few plans of two stages and more, the best of the search first; none where the model has
+    one component, or nothing of stages is known."""
     if not divisible(uniform):
         return []
     slowness = slowness_of(profile, uniform.devices)
@@ -47,7 +48,8 @@ def stage_plans(uniform: Uniform, planned: PlanningProblem, profile: Profile) ->
         for best in _best(problem):
             for plan in _scheduled(uniform, planned, problem, best, order):
                 found.append((best.seconds, plan))
-    return list(dict.fromkeys(plan for _, plan in sorted(found, key=lambda x: x[0])))
+    plans = dict.fromkeys(plan for _, plan in sorted(found, key=lambda x: x[0]))
+    return list(plans)[: TUNING.plans]
 
 
 def slowness_of(profile: Profile, devices: int) -> tuple[float, ...]:
