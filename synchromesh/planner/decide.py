@@ -13,7 +13,7 @@ Where several ranks decide, all call alike and one of them searches and prices f
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import Any, Protocol, TypeVar
 
 from synchromesh.cost.step_time import Unmeasured
@@ -45,9 +45,11 @@ Read = Callable[[Any], T]  # and back
 
 @dataclass(frozen=True)
 class DecisionTuning:
-    """How far the search is trusted. Both chosen, not measured."""
+    """How far the searches are trusted; chosen, not measured, where nothing else is said."""
 
     alternatives: int = 4  # plans of the search that are priced exactly besides its best
+    stages: float = 1.3  # times the seconds of the search's best plan, above which plans with
+    # stages are neither timed nor priced; exact prices were 0.96 to 1.31 of what their search says
     near: float = 1.15  # times the best plan's seconds: a quicker one whose ranks have many rows
     # is timed with them before it is believed
 
@@ -166,13 +168,15 @@ class _Deciding:
         problem = self.partitions.problem
 
         def propose() -> list[Plan]:
-            parts = uniform(self.partitions)
+            parts, most = uniform(self.partitions), inf
             try:
                 self.search = searched(parts, self.profile, problem.limit)
                 found = self.search.plans(problem)
+                if self.search.found.fits:
+                    most = TUNING.stages * self.search.found.seconds
             except Unmeasured:  # no layout of a component is known: the plain plans are left
                 found = []
-            found += stage_plans(parts, problem, self.profile)
+            found += stage_plans(parts, problem, self.profile, most)
             known = plain(problem.devices, splits=not problem.unsplittable)
             plans = [*found, *known, *([] if current is None else [current])]
             return [Plan.parse(text) for text in dict.fromkeys(str(p) for p in plans)]
