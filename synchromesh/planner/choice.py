@@ -122,7 +122,9 @@ def _why(best: Candidate, quickest: Candidate) -> str:
 
 def plainness(plan: Plan) -> int:
     """From the plainest on: one device, `data`, `tensor`, a uniform hybrid, mixed layouts, unequal
-    rows or some of the devices."""
+    rows or some of the devices, stages."""
+    if plan.stages:
+        return len(PLAIN) + 2
     if plan.rows is not None or plan.ranks is not None:
         return len(PLAIN) + 1
     name = plan.default.name

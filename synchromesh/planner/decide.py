@@ -3,6 +3,7 @@
     uniform partitions -> facts -> search -> its best few and the plain plans
                                           -> facts of new programs  -> exact prices
                                           -> unequal rows, fewer devices, priced alike
+                         -> search of stages -> its best few, priced alike
                                           -> the choice among all (`choice.decided`)
 
 Where several ranks decide, all call alike and one of them searches and prices for all
@@ -12,7 +13,7 @@ Where several ranks decide, all call alike and one of them searches and prices f
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import Any, Protocol, TypeVar
 
 from synchromesh.cost.step_time import Unmeasured
@@ -24,6 +25,8 @@ from synchromesh.planner.demand import Demand
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.planner.problem import Problem
 from synchromesh.planner.runner_up import runners_up
+from synchromesh.planner.stage_facts import stage_demands
+from synchromesh.planner.stage_plans import stage_plans
 from synchromesh.planner.unequal import widened
 from synchromesh.planner.uniform import Uniform, degrees, uniform
 from synchromesh.planner.walk import Found, found_of
@@ -42,9 +45,11 @@ Read = Callable[[Any], T]  # and back
 
 @dataclass(frozen=True)
 class DecisionTuning:
-    """How far the search is trusted. Both chosen, not measured."""
+    """How far the searches are trusted; chosen, not measured, where nothing else is said."""
 
     alternatives: int = 4  # plans of the search that are priced exactly besides its best
+    stages: float = 1.3  # times the seconds of the search's best plan, above which plans with
+    # stages are neither timed nor priced; exact prices were 0.96 to 1.31 of what their search says
     near: float = 1.15  # times the best plan's seconds: a quicker one whose ranks have many rows
     # is timed with them before it is believed
 
@@ -85,9 +90,11 @@ class Facts(Protocol):
 
 
 def survey(partitions: PartitionCache, facts: Facts, known: Profile | None = None) -> Profile:
-    """The facts that a search needs: of every tensor degree, and of what crosses between them."""
+    """The facts that searches need: of every tensor degree, of what crosses between them, and of
+    what groups of stages send."""
     parts = uniform(partitions)
-    return facts.profile(parts.partitions.values(), known, besides=crossings(parts))
+    besides = (*crossings(parts), *stage_demands(parts))
+    return facts.profile(parts.partitions.values(), known, besides=besides)
 
 
 def decide(
@@ -149,20 +156,27 @@ class _Deciding:
     ) -> None:
         """Adds the facts of plans to the profile."""
         began = time.perf_counter()
-        possible = self.partitions.possible(plans)
-        self.profile = self.facts.profile(possible, self.profile, ranks, rows=rows, quick=quick)
+        for parts in dict.fromkeys(plan.micro_batches for plan in plans):
+            possible = self.partitions.possible(p for p in plans if p.micro_batches == parts)
+            self.profile = self.facts.profile(
+                possible, self.profile, ranks, rows=rows, quick=quick, micro_batches=(parts,)
+            )
         self.waited += time.perf_counter() - began
 
     def proposed(self, current: Plan | None) -> list[Plan]:
-        """The best of the search, the plain plans and the one in force."""
+        """The best of the searches, the plain plans and the one in force."""
         problem = self.partitions.problem
 
         def propose() -> list[Plan]:
+            parts, most = uniform(self.partitions), inf
             try:
-                self.search = searched(uniform(self.partitions), self.profile, problem.limit)
+                self.search = searched(parts, self.profile, problem.limit)
                 found = self.search.plans(problem)
+                if self.search.found.fits:
+                    most = TUNING.stages * self.search.found.seconds
             except Unmeasured:  # no layout of a component is known: the plain plans are left
                 found = []
+            found += stage_plans(parts, problem, self.profile, most)
             known = plain(problem.devices, splits=not problem.unsplittable)
             plans = [*found, *known, *([] if current is None else [current])]
             return [Plan.parse(text) for text in dict.fromkeys(str(p) for p in plans)]
@@ -197,7 +211,10 @@ def _unevenness(plan: Plan) -> float:
 
 
 def _largest(plan: Plan, devices: int) -> float:
-    """The most rows of a rank over those of an equal block on all devices."""
+    """The most rows of a rank over those of an equal block on all devices; programs of stages are
+    timed with their own."""
+    if plan.stages:
+        return 1.0
     return _unevenness(plan) * devices / len(plan.devices(devices))
 
 
@@ -289,7 +306,7 @@ def runner_ups(problem: PlanningProblem, result: Searched, plan: Plan) -> tuple[
 
 def _choice(problem: PlanningProblem, result: Searched, plan: Plan) -> tuple[int, ...] | None:
     """The options that are the plan's layouts; None where one of them was not offered."""
-    if len(problem.ranks(plan)) != problem.devices:
+    if len(problem.ranks(plan)) != problem.devices or plan.stages:
         return None
     found = []
     for options, layout in zip(result.problem.components, problem.layouts(plan), strict=True):

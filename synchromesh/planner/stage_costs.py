@@ -2,8 +2,8 @@
 
 A stage of components i .. j-1 on g devices under tensor degree d, g/d x d, of a micro-batch:
 
-    t         = max(c + (1 - a) w, w / b)     c = sum of forward + backward     a, b: rates of what
-    w         = message(i) + message(j)       is computed and sent at once (`Overlap`)
+    t         = max(c + (1 - a) w, w / b)     c = begin + sum of forward + backward
+    w         = message(i) + message(j)       a, b: rates of what is computed and sent at once
     x         = 2 message(i)                  the micro-batch arrives, its gradient goes back
     e         = max over q of (sum of gradient from i to q - sum of backward from i to q-1)
                 + sum of update
@@ -42,6 +42,7 @@ class StageFacts:
     resident: Floats  # parameters, gradients, optimizer state
     kept: Floats  # of a micro-batch in flight
     message: Floats
+    begin: float = 0.0  # s of a micro-batch whatever its components
     overlap: Overlap = UNDISTURBED
 
 
@@ -62,7 +63,7 @@ def stage_ways(find: Find, sizes: Sequence[int], degrees: Sequence[int], count: 
             message = facts.message
             traffic = message[:-1, None] + message
             a, b = facts.overlap.compute, facts.overlap.network
-            computed = _sums(facts.forward + facts.backward)
+            computed = facts.begin + _sums(facts.forward + facts.backward)
             busy = np.maximum(computed + (1 - a) * traffic, traffic / b)
             inside = np.arange(count)[:, None] < np.arange(count + 1)
             seconds[at] = np.where(inside, busy, INF)

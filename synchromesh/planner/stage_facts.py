@@ -6,6 +6,7 @@ devices under d say what a group of g devices does, g/d x d: for each of m micro
 
     rows      ceil(ceil(N / m) / (g / d)) of a device
     message   C_send(bytes of all values made before and read behind the cut, of these rows)
+    begin     of a forward and a backward (`Calls`)
 
 Seconds of unequal devices are those of the quick ones times the slowness of the group.
 """
@@ -144,13 +145,13 @@ class _Facts:
         known = [p for p in found if p is not None]
         if len(known) < len(found):
             return None
-        forward = np.array([p.forward for p in known])
-        backward = np.array([p.backward for p in known])
+        calls = profile.calls
+        forward = np.array([max(0.0, p.forward + calls.forward) for p in known])
+        backward = np.array([max(0.0, p.backward + calls.backward) for p in known])
         for value in self.values:
             there, back = cheapest(group, value, degree, degree, profile)
             forward[value.source] += there
             backward[value.source] += back
-        overlap = profile.overlap.get(MESSAGE, Overlap())
         return StageFacts(
             forward,
             backward,
@@ -159,7 +160,8 @@ class _Facts:
             resident=np.array([p.resident for p in known]),
             kept=np.array([p.kept for p in known]),
             message=self._messages(group, degree),
-            overlap=overlap,
+            begin=calls.begin_forward + calls.begin_backward,
+            overlap=profile.overlap.get(MESSAGE, Overlap()),
         )
 
     def _messages(self, group: Uniform, degree: int) -> Floats:

@@ -6,9 +6,9 @@ schedules.
                  with two stages each, cut by work
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import lcm
 
 from synchromesh.planner.cuts import cut
 from synchromesh.planner.planning_problem import PlanningProblem
@@ -30,14 +30,17 @@ class StagePlanTuning:
 
     numbers: int = 2  # of micro-batches: the best, and the best with another number
     again: int = 2  # stages of each group under the interleaved schedule
+    plans: int = 6  # in all: each is priced by a walk of all its micro-batches
 
 
 TUNING = StagePlanTuning()
 
 
-def stage_plans(uniform: Uniform, planned: PlanningProblem, profile: Profile) -> list[Plan]:
-    """Plans of two stages and more, the best of the search first; none where the model has one
-    component, or nothing of stages is known."""
+def stage_plans(
+    uniform: Uniform, planned: PlanningProblem, profile: Profile, most: float = math.inf
+) -> list[Plan]:
+    """A few plans of two stages and more, the best of the search first; none where the model has
+    one component, or nothing of stages is known. most: seconds of a step that they may take."""
     if not divisible(uniform):
         return []
     slowness = slowness_of(profile, uniform.devices)
@@ -45,9 +48,12 @@ def stage_plans(uniform: Uniform, planned: PlanningProblem, profile: Profile) ->
     for order in orders(slowness):
         problem = stage_problem(uniform, planned, profile, order, slowness)
         for best in _best(problem):
+            if best.seconds > most:
+                break
             for plan in _scheduled(uniform, planned, problem, best, order):
                 found.append((best.seconds, plan))
-    return list(dict.fromkeys(plan for _, plan in sorted(found, key=lambda x: x[0])))
+    plans = dict.fromkeys(plan for _, plan in sorted(found, key=lambda x: x[0]))
+    return list(plans)[: TUNING.plans]
 
 
 def slowness_of(profile: Profile, devices: int) -> tuple[float, ...]:
@@ -115,7 +121,7 @@ def plan_of(
 ) -> Plan:
     """The plan of stages on ranks in `order`. groups: how many there are where they come again."""
     tensor = [uniform.degrees[s.way] for s in stages for _ in range(s.first, s.end)]
-    wide = 2 * lcm(*tensor)  # devices of which every degree is `data` or a hybrid
+    wide = 2 * math.lcm(*tensor)  # devices of which every degree is `data` or a hybrid
     layouts = [Layout(wide // t, t) for t in tensor]
     plan = worded(planned.names, layouts, planned.modules)
     starts = [0]

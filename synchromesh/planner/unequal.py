@@ -38,7 +38,7 @@ def widened(
 ) -> list[Plan]:
     """Plans made of `found`: each that may win with rows by speed, the best on fewer devices."""
     problem = partitions.problem
-    plans = _promising(partitions, found, profile)
+    plans = [p for p in _promising(partitions, found, profile) if not p.stages]
     by_speed = [shared(partitions, p, profile) for p in plans]
     some = [*(p for p in by_speed if p is not None), *fewer(plans, problem.devices, profile)]
 

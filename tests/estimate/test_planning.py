@@ -15,6 +15,7 @@ import synchromesh as sm
 from synchromesh.estimate.planning import cluster_of
 from synchromesh.planner.choice import MARGIN
 from synchromesh.planner.decide import plain
+from synchromesh.values.cluster import Cluster, Device, Host, Link
 from tests.models import FAMILIES
 
 ROWS = 16
@@ -204,3 +205,23 @@ def test_bfloat16_is_planned_with_its_own_bytes_and_rates() -> None:
 def test_autocast_is_a_type() -> None:
     with pytest.raises(ValueError, match=r"autocast must be a torch\.dtype like .* not 'bf16'"):
         planned(autocast="bf16")
+
+
+def test_a_deep_model_on_a_slow_network_is_cut_into_stages() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)))
+    device = Device("cpu", 10**9, {"float32": 1e8}, 1e9)
+    slow = Link("*", "*", 1e6, 1e-4)
+    hosts = tuple(Host(name, (device,)) for name in "abcd")
+    made = sm.plan(
+        model,
+        lambda m, x: m(x).square().mean(),
+        torch.randn(64, 64),
+        cluster=Cluster("slow", hosts, network=slow),
+        explained=False,
+    )
+    by_plan = {str(c.plan).partition("; @pieces")[0]: c.seconds for c in made.candidates}
+    best = made.candidates[0]
+    assert len(best.plan.stages) > 1
+    assert best.plan.micro_batches > 1
+    assert 1.5 * best.seconds < min(by_plan["data"], by_plan["tensor"], by_plan["single"])
+    assert {c.plan.schedule for c in made.candidates} >= {"1f1b", "gpipe", "interleaved"}

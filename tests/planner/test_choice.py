@@ -26,6 +26,7 @@ def test_a_plain_plan_is_taken_where_a_mixed_one_is_hardly_quicker() -> None:
         "hybrid:tensor=2",
         "data; head=tensor",
         "data; @ranks=0,1",
+        "data; @stages=0:a/1:b",
     ]
     near = [candidate(plan, 1.0 - 0.003 * n) for n, plan in enumerate(order)]
     for n, plan in enumerate(order):

@@ -1,6 +1,6 @@
 """Deciding by facts that are made up: what is asked of them, and what is made of the answers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -44,6 +44,7 @@ class Flat:
         rows: int = 0,
         quick: bool = False,
         besides: Iterable[Demand] = (),
+        micro_batches: Collection[int] = (1,),
     ) -> Profile:
         self.asked.append((DEVICES if ranks is None else len(ranks), rows or ROWS))
         links = flat(setting(self.partitions, Plan.parse("data"))).network

@@ -1,5 +1,7 @@
 """The ways of stages: sums over components, and what is left of gradient traffic."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ def facts(seed: int, overlap: Overlap | None = None) -> StageFacts:
     chance = np.random.default_rng(seed)
     parts = [chance.uniform(0.0, 1.0, COUNT) for _ in range(6)]
     message = np.r_[0.0, chance.uniform(0.0, 0.1, COUNT - 1), 0.0]
-    return StageFacts(*parts, message, overlap or Overlap())
+    return StageFacts(*parts, message, overlap=overlap or Overlap())
 
 
 def test_a_stage_of_one_micro_batch_is_the_chain() -> None:
@@ -51,6 +53,13 @@ def test_messages_hide_behind_computation_as_far_as_it_lets_them() -> None:
     assert busy(Overlap()) == pytest.approx(max(computed, traffic))
     assert busy(Overlap(compute=0.1)) == pytest.approx(computed + 0.9 * traffic)
     assert busy(Overlap(network=0.05)) == pytest.approx(max(computed, 20 * traffic))
+
+
+def test_every_micro_batch_begins() -> None:
+    own = facts(0)
+    plain = stage_ways(lambda g, d: own, (1,), (1,), COUNT)
+    late = stage_ways(lambda g, d: replace(own, begin=0.5), (1,), (1,), COUNT)
+    assert late.seconds[0, 1, 4, 0] - plain.seconds[0, 1, 4, 0] == pytest.approx(0.5)
 
 
 def test_a_degree_that_does_not_divide_the_group_is_not_offered() -> None:

@@ -15,7 +15,7 @@ from synchromesh.planner.uniform import Uniform, uniform
 from synchromesh.trace.capture.capture import trace
 from synchromesh.values.layout import Layout, stages_of
 from synchromesh.values.plan import Plan
-from synchromesh.values.profile import Compute, Curve, Memory, Pattern, Profile
+from synchromesh.values.profile import Calls, Compute, Curve, Memory, Pattern, Profile
 
 DEVICES, ROWS, LAYERS = 4, 64, 8
 
@@ -136,6 +136,10 @@ def test_what_a_stage_takes_is_the_sum_of_its_layers() -> None:
     plan = (PlannedStage(0, 5, 3, 0), PlannedStage(5, 8, 1, 0))
     # micro-batches of 16 rows: 6 on a device of the first stage, 16 on the second
     t = (5 * 6 * 3e-3, 3 * 16 * 3e-3)
+    assert abs(evaluate(found, plan, 4) - (sum(t) + 3 * max(t))) < 1e-9
+    slow = replace(told, calls=Calls(1e-3, -2e-3, 0.25, 0.75, 9.0))
+    found = stage_problem(parts, problem, slow, range(DEVICES), (1.0,) * DEVICES)
+    t = (t[0] - 5e-3 + 1.0, t[1] - 3e-3 + 1.0)
     assert abs(evaluate(found, plan, 4) - (sum(t) + 3 * max(t))) < 1e-9
 
 
