@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -144,6 +145,17 @@ def test_every_rank_computes_the_plain_loop(number: int, outcomes: list[list[Out
     for found in outcomes:
         assert apart(found[number], expected) <= LIMIT
         assert not found[number].opaque
+
+
+def _in_detail(case: Case, plan: str) -> Outcome:
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    return under(case, plan)
+
+
+def test_collectives_that_wait_for_each_other_hold_up_no_stage() -> None:
+    plan = "data; @stages=0:embed/1:middle/0:head; @micro_batches=3; @schedule=interleaved"
+    for found in run(2, _in_detail, TIED, plan, timeout=30.0):
+        assert apart(found, plain(TIED)) <= LIMIT
 
 
 # Statistics of batch norm are of a micro-batch
