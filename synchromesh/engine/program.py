@@ -29,6 +29,7 @@ from synchromesh.engine.exchange import depart
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.walk import Walk, pauses, walking
+from synchromesh.trace import meta
 from synchromesh.trace.partition.crossings import crossings, exchange_of
 from synchromesh.trace.partition.local import LocalComponent, Output, Partition
 from synchromesh.trace.step import Step
@@ -54,6 +55,7 @@ class BoundComponent:
     uses: tuple[
         tuple[int, str], ...
     ]  # (index in tensors, placement) where it is not the local one
+    changed: tuple[int, ...]  # indices in tensors of buffers that it changes
     absent: Callable[..., Walk] | None = None  # `walk` where this rank has no rows, once needed
 
     def walk_of(self, rows: int) -> Callable[..., Walk]:
@@ -126,6 +128,8 @@ class Program:
         self.leaf_layout = leaf_layout_at(partition.leaf_layouts, self.position)
         mesh = self.leaf_layout.mesh
         self._leaves = [(name, mesh, REPLICATED) for name in step.leaves]
+        assert step.graph is not None
+        self._changed = {name for node in step.graph.nodes for name in meta.effect(node)}
         self._stages = {
             number: self._stage(number, stage, tensors, holdings)
             for number, stage in enumerate(stages_of(layouts))
@@ -177,7 +181,10 @@ class Program:
         mesh = local.layout.mesh
         results = tuple((o.value.name, mesh, o.placement) for o in local.outputs)
         walk = walking(local.graph)
-        return BoundComponent(local, walk, fetches, results, (), tuple(bound), tuple(uses))
+        changed = tuple(i for i, name in enumerate(names) if name in self._changed)
+        return BoundComponent(
+            local, walk, fetches, results, (), tuple(bound), tuple(uses), changed
+        )
 
     def _pauses(self, stage: StageParts) -> int:
         """How often a forward pauses: at each value that is fetched, at each move of a graph."""
@@ -265,13 +272,17 @@ class Program:
                 if fetch.read not in env:
                     env[fetch.read] = yield from self._fetch(fetch, axis, env[fetch.made], rows)
             inputs = [env[fetch.read] for fetch in part.fetches]
-            tensors: Sequence[Tensor] = part.tensors
-            if part.uses:
-                tensors = list(tensors)
-                for place, placement in part.uses:
-                    tensors[place] = axis.move(tensors[place], "r", placement)
+            tensors = list(part.tensors)
+            for place, placement in part.uses:
+                tensors[place] = axis.move(tensors[place], "r", placement)
+            # backward reads what a buffer was, also when the next micro-batch has changed it
+            copied = part.changed if rows.plan.micro_batches > 1 else ()
+            for place in copied:
+                tensors[place] = tensors[place].clone()
             walk = part.walk_of(stop - start)
             results = yield from walk(axis, max(1, stop - start), *inputs, *tensors)
+            for place in copied:
+                part.tensors[place].copy_(tensors[place])
             env.update(zip(part.results, results, strict=True))
             for border in part.dropped:
                 env.pop(border, None)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
-from tests.plain import Case, Outcome, adamw, apart, plain, under
+from tests.plain import Case, Outcome, adamw, apart, plain, sgd, under
 from tests.ranks import RankFailed, run
 
 LIMIT = 1e-10
@@ -180,6 +180,42 @@ def test_batch_norm_normalises_each_micro_batch() -> None:
         losses.append(float(value.detach()))
     expected = Outcome(losses, dict(model.state_dict()), [])
     for found in run(2, _normed, "data; @stages=0:a/1:b; @micro_batches=2", (8, 6)):
+        assert apart(found, expected) <= LIMIT
+
+
+# Buffers that change while earlier micro-batches await their backward
+
+
+class Counts(nn.Module):
+    """Backward reads the count with which forward scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.register_buffer("count", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        self.count.add_(1)
+        return self.c(torch.tanh(self.b(h * self.count)))  # type: ignore[no-any-return]
+
+
+def counts() -> nn.Module:
+    return built(Counts)
+
+
+def test_backward_reads_what_a_buffer_was() -> None:
+    model = counts()
+    (x, y), optimizer = vectors(6, 6), sgd(model)
+    total = 0.0
+    for i in (0, 2, 4):
+        loss = classes(model, (x[i : i + 2], y[i : i + 2])) / 3
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    optimizer.step()
+    expected = Outcome([total], dict(model.state_dict()), [])
+    plan = "data; @stages=0:a/1:c; @micro_batches=3"
+    for found in run(2, under, Case(counts, classes, [vectors(6, 6)]), plan):
         assert apart(found, expected) <= LIMIT
 
 
