@@ -329,6 +329,15 @@ REFUSED = {
 }
 
 
+def first_weights(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    return {"a": model.a.weight.detach().sum() * len(batch[0])}  # type: ignore[union-attr, operator]
+
+
+def branching(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    logits = model(batch[0])
+    return {"size": logits.sum() if logits.sum() > 0 else -logits.sum()}
+
+
 def _refusals() -> dict[str, str]:
     found = {}
     for plan in REFUSED:
@@ -345,7 +354,10 @@ def _refusals() -> dict[str, str]:
         found["untraced"] = str(error)
     trainer = _started("data; @stages=0:a/1:b; @micro_batches=2")
     batch = vectors(8, 0)
+    data = list(zip(*batch, strict=True))
+    found["of one stage"] = str(trainer.evaluate(trainer.loader(data, 4), first_weights)["a"])
     for name, call in {
+        "metric": lambda: trainer.evaluate(trainer.loader(data, 4), branching),
         "share": lambda: trainer.step(
             (batch[0][: 4 + trainer.rank], batch[1][: 4 + trainer.rank])
         ),
@@ -370,6 +382,9 @@ def test_what_cannot_be_run_is_one_sentence_on_all_ranks() -> None:
         "rank 0 was given 4 rows, but of a global batch of 4 rows the plan gives it 4"
         not in first["share"]
     )
+    total = float(skips().a.weight.detach().sum())  # type: ignore[union-attr, operator, arg-type]
+    assert float(first["of one stage"]) == pytest.approx(total)
+    assert "this metric could not be traced" in first["metric"]
     assert "trainer.loader and trainer.shard" in first["share"]
     assert "write @micro_batches=2 into the plan" in first["by hand"]
     assert float(first["goes on"]) == pytest.approx(
