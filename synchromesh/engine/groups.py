@@ -365,6 +365,12 @@ class World:
         self.waited += time.perf_counter() - began
 
     @property
+    def blocking(self) -> bool:
+        """Whether a collective returns when all members have begun it, asynchronous ones too: in
+        torch's debug mode DETAIL, which compares what they call."""
+        return get_debug_level() == DebugLevel.DETAIL
+
+    @property
     def everyone(self) -> Group:
         """The group of all ranks."""
         return self.group(tuple(range(self.size)))
@@ -375,7 +381,7 @@ class World:
             assert len(set(ranks)) == len(ranks) and all(0 <= r < self.size for r in ranks), ranks
             handle = self._new(ranks) if len(ranks) > 1 else None
             # DETAIL counts operations to compare them between ranks, which messages would upset
-            apart = handle is not None and get_debug_level() == DebugLevel.DETAIL
+            apart = handle is not None and self.blocking
             messages = self._new(ranks) if apart else handle
             if self.rank not in ranks:
                 handle = messages = None

@@ -73,25 +73,29 @@ class PipelineWalk:
     def train(
         self,
         name: str,
-        forwarded: Callable[[Action, Sequence[RankOutputs], bool], None],
+        forwarded: Callable[[Sequence[RankOutputs]], None],
+        forwards_over: Callable[[], None],
         backwards: Callable[[Action, Sequence[RankOutputs]], Seeds],
     ) -> None:
         """Forwards and backwards in the order of the schedule `name`.
 
-        forwarded: is called after each forward with its outputs, and whether it was this rank's
-        last. backwards: before each backward, and gives the gradients of its outputs.
+        forwarded: is called after each forward with its outputs. forwards_over: once, when this
+        rank has no forward left, and what its last one made departs. backwards: before each
+        backward, and gives the gradients of its outputs.
         """
         schedule = pipeline(name, self.program.of, len(self.micro_batches))
         walked = self._instructions(schedule)
         runs = [i.action for i in walked if isinstance(i, Run)]
-        last = [a for a in runs if a.kind == "F"][-1]
+        last = max(i for i, a in enumerate(runs) if a.kind == "F")
         for instruction in walked:
             if not isinstance(instruction, Run):
                 self._communicate(instruction)
                 continue
             action = instruction.action
+            if action == runs[last + 1]:
+                forwards_over()
             if action.kind == "F":
-                forwarded(action, self._run_forward(action).results, action == last)
+                forwarded(self._run_forward(action).results)
             else:
                 self._run_backward(action, backwards)
         self._end()

@@ -29,6 +29,7 @@ from synchromesh.engine.exchange import depart
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.walk import Walk, pauses, walking
+from synchromesh.trace import meta
 from synchromesh.trace.partition.crossings import crossings, exchange_of
 from synchromesh.trace.partition.local import LocalComponent, Output, Partition
 from synchromesh.trace.step import Step
@@ -55,6 +56,7 @@ class BoundComponent:
         tuple[int, str], ...
     ]  # (index in tensors, placement) where it is not the local one
     place: tuple[int, int, int]  # data degree, this rank's data index and tensor index
+    changed: tuple[int, ...]  # indices in tensors of buffers that it changes
     absent: Callable[..., Walk] | None = None  # `walk` where this rank has no rows, once needed
 
     def walk_of(self, rows: int) -> Callable[..., Walk]:
@@ -127,6 +129,8 @@ class Program:
         self.crossings = crossings(partition)
         self.leaf_layout = leaf_layout_at(partition.leaf_layouts, self.position)
         self._leaves = [border(name, self.leaf_layout, REPLICATED) for name in step.leaves]
+        assert step.graph is not None
+        self._changed = {name for node in step.graph.nodes for name in meta.effect(node)}
         self._stages = {
             number: self._stage(number, stage, tensors, holdings)
             for number, stage in enumerate(stages_of(layouts))
@@ -180,7 +184,10 @@ class Program:
         layout, position = local.layout, self.position
         place = layout.data, layout.data_index(position), layout.tensor_index(position)
         walk = walking(local.graph)
-        return BoundComponent(local, walk, fetches, results, (), tuple(bound), tuple(uses), place)
+        changed = tuple(i for i, name in enumerate(names) if name in self._changed)
+        return BoundComponent(
+            local, walk, fetches, results, (), tuple(bound), tuple(uses), place, changed
+        )
 
     def _pauses(self, stage: StageParts) -> int:
         """How often a forward pauses: at each value that is fetched, at each move of a graph."""
@@ -270,13 +277,17 @@ class Program:
                 if fetch.read not in env:
                     env[fetch.read] = yield from self._fetch(fetch, axis, env[fetch.made], rows)
             inputs = [env[fetch.read] for fetch in part.fetches]
-            tensors: Sequence[Tensor] = part.tensors
-            if part.uses:
-                tensors = list(tensors)
-                for place, placement in part.uses:
-                    tensors[place] = axis.move(tensors[place], "r", placement)
+            tensors = list(part.tensors)
+            for place, placement in part.uses:
+                tensors[place] = axis.move(tensors[place], "r", placement)
+            # backward reads what a buffer was, also when the next micro-batch has changed it
+            copied = part.changed if rows.plan.micro_batches > 1 else ()
+            for place in copied:
+                tensors[place] = tensors[place].clone()
             walk = part.walk_of(stop - start)
             results = yield from walk(axis, max(1, stop - start), *inputs, *tensors)
+            for place in copied:
+                part.tensors[place].copy_(tensors[place])
             env.update(zip(part.results, results, strict=True))
             for form in part.dropped:
                 env.pop(form, None)

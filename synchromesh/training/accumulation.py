@@ -122,10 +122,15 @@ class Accumulation:
         )
         complete = walk.last_backwards(execution.active.plan.schedule)
 
-        def forwarded(_: Action, results: Sequence[RankOutputs], last_one: bool) -> None:
+        # ranks of other stages may need this one's backwards first
+        late = self._world.blocking and len(micro) > 1
+
+        def forwarded(results: Sequence[RankOutputs]) -> None:
             for result in results:
                 self._add(result, sums, alone)
-            if last_one:
+
+        def forwards_over() -> None:
+            if not late:
                 self._send(sums)
 
         def backwards(action: Action, results: Sequence[RankOutputs]) -> Seeds:
@@ -135,7 +140,9 @@ class Accumulation:
                 )
             return self._seeds(results, alone)
 
-        walk.train(execution.active.plan.schedule, forwarded, backwards)
+        walk.train(execution.active.plan.schedule, forwarded, forwards_over, backwards)
+        if late:
+            self._send(sums)
         self._programs_run += INTERLEAVED * len(micro)
 
     def _add(self, result: RankOutputs, sums: Tensor, alone: bool) -> None:

@@ -148,6 +148,8 @@ class Execution:
         self.programs = Programs(self.active, self.traces, self.state, self.streams)
         # batch norms of a model that runs as it is come in no order that buckets could keep
         late = step.opaque and self.options.sync_batch_norm
+        # a gradient that stages share: another stage's last backward may wait for this one's
+        late = late or (self.world.blocking and plan.stage_count > 1)
         self.sync = GradientSync(self._gradient_groups(), late=late)
         turns = overlaps(step, made) and plan.stage_count == 1
         self.interleaving = Interleaving(self.world.everyone, turns, plan.pieces)

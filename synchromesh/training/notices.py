@@ -53,7 +53,8 @@ class Notices:
         to different parameters."""
         self._unsharded(plan, stated, partition)
         self._row_state(plan, partition, step, parameters)
-        if any(local.layout.data > 1 for local in partition.components):
+        divided = any(local.layout.data > 1 for local in partition.components)
+        if divided or plan.micro_batches > 1:
             self.once(step.uneven)
         elif len(plan.rows or ()) > 1:
             self.once(

@@ -37,7 +37,7 @@ class Programs:
         self, batch: Any, function: Any, rows: GlobalRows, planned_rows: int
     ) -> Program | OpaqueProgram | None:
         """What this rank runs for `function` (the loss in training, else a metric) on a global
-        batch of `rows`; None on an idle rank.
+        batch of `rows`; None on a rank that has no part in it.
 
         batch: this rank's rows, one at least (`Execution.filled`). planned_rows: of the global
         batches that partitions are made for.
@@ -81,7 +81,8 @@ class Programs:
     ) -> Program | OpaqueProgram | None:
         active, model, options = self.active, self.state.model, self.traces.options
         groups = active.groups
-        if groups.position is None:
+        # a metric may need the components of some stages alone
+        if not any(groups.position in c.layout.positions for c in made.components):
             return None
         if step.opaque:
             return OpaqueProgram(

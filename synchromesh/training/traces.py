@@ -161,7 +161,8 @@ class Traces:
         what = "this shape of batch" if training else "this metric"
         if step.opaque:
             shards = (p.sharded for p in active.partition.placements.values())
-            if any(x.tensor > 1 for x in active.layouts.values()) if training else any(shards):
+            apart = any(x.tensor > 1 for x in active.layouts.values()) if training else any(shards)
+            if apart or active.plan.stage_count > 1:
                 raise ValueError(
                     f"{what} could not be traced although the training step could: {step.reason}"
                 )

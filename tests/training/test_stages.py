@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
-from tests.plain import Case, Outcome, adamw, apart, plain, under
+from tests.plain import Case, Outcome, adamw, apart, plain, sgd, under
 from tests.ranks import RankFailed, run
 from tests.traces import shared
 
@@ -159,6 +160,17 @@ def test_every_rank_computes_the_plain_loop(number: int, outcomes: list[list[Out
         assert not found[number].opaque
 
 
+def _in_detail(case: Case, plan: str) -> Outcome:
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    return under(case, plan)
+
+
+def test_collectives_that_wait_for_each_other_hold_up_no_stage() -> None:
+    plan = "data; @stages=0:embed/1:middle/0:head; @micro_batches=3; @schedule=interleaved"
+    for found in run(2, _in_detail, TIED, plan, timeout=30.0):
+        assert apart(found, plain(TIED)) <= LIMIT
+
+
 # Statistics of batch norm are of a micro-batch
 
 
@@ -182,6 +194,53 @@ def test_batch_norm_normalises_each_micro_batch() -> None:
     expected = Outcome(losses, dict(model.state_dict()), [])
     for found in run(2, _normed, "data; @stages=0:a/1:b; @micro_batches=2", (8, 6)):
         assert apart(found, expected) <= LIMIT
+
+
+# Buffers that change while earlier micro-batches await their backward
+
+
+class Counts(nn.Module):
+    """Backward reads the count with which forward scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.register_buffer("count", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        self.count.add_(1)
+        return self.c(torch.tanh(self.b(h * self.count)))  # type: ignore[no-any-return]
+
+
+def counts() -> nn.Module:
+    return built(Counts)
+
+
+def test_backward_reads_what_a_buffer_was() -> None:
+    model = counts()
+    (x, y), optimizer = vectors(6, 6), sgd(model)
+    total = 0.0
+    for i in (0, 2, 4):
+        loss = classes(model, (x[i : i + 2], y[i : i + 2])) / 3
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    optimizer.step()
+    expected = Outcome([total], dict(model.state_dict()), [])
+    plan = "data; @stages=0:a/1:c; @micro_batches=3"
+    for found in run(2, under, Case(counts, classes, [vectors(6, 6)]), plan):
+        assert apart(found, expected) <= LIMIT
+
+
+def summed(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
+def test_micro_batches_of_a_loss_that_is_no_mean_are_warned_of() -> None:
+    case = Case(skips, summed, [vectors(8, 8)])
+    for plan, warned in (("single", False), ("single; @micro_batches=2", True)):
+        found = under(case, plan).warned
+        assert any("is not the mean of its rows' losses" in text for text in found) == warned
 
 
 # Switches, checkpoints, evaluation, clipping
@@ -284,6 +343,15 @@ REFUSED = {
 }
 
 
+def first_weights(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    return {"a": model.a.weight.detach().sum() * len(batch[0])}  # type: ignore[union-attr, operator]
+
+
+def branching(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    logits = model(batch[0])
+    return {"size": logits.sum() if logits.sum() > 0 else -logits.sum()}
+
+
 def _refusals() -> dict[str, str]:
     found = {}
     for plan in REFUSED:
@@ -300,7 +368,10 @@ def _refusals() -> dict[str, str]:
         found["untraced"] = str(error)
     trainer = _started("data; @stages=0:a/1:b; @micro_batches=2")
     batch = vectors(8, 0)
+    data = list(zip(*batch, strict=True))
+    found["of one stage"] = str(trainer.evaluate(trainer.loader(data, 4), first_weights)["a"])
     for name, call in {
+        "metric": lambda: trainer.evaluate(trainer.loader(data, 4), branching),
         "share": lambda: trainer.step(
             (batch[0][: 4 + trainer.rank], batch[1][: 4 + trainer.rank])
         ),
@@ -325,6 +396,9 @@ def test_what_cannot_be_run_is_one_sentence_on_all_ranks() -> None:
         "rank 0 was given 4 rows, but of a global batch of 4 rows the plan gives it 4"
         not in first["share"]
     )
+    total = float(skips().a.weight.detach().sum())  # type: ignore[union-attr, operator, arg-type]
+    assert float(first["of one stage"]) == pytest.approx(total)
+    assert "this metric could not be traced" in first["metric"]
     assert "trainer.loader and trainer.shard" in first["share"]
     assert "write @micro_batches=2 into the plan" in first["by hand"]
     assert float(first["goes on"]) == pytest.approx(

@@ -63,16 +63,15 @@ def trace(
             folded = fold_masks(graph, constants, dict(model.named_buffers()))
             assumed = {**exported.assumed, **folded}
             annotate(graph, symbols)
-            merged = ""
             reduction = reduce_to_sums(graph) if training else LossReduction()
             try:
-                grouped, chain = split(graph, model, modules, constants)
+                grouped, chain, merged = split(graph, model, modules, constants)
             except UnorderedRows as unordered:
                 merged = str(unordered)
                 observe(graph, constants, exported.leaves, model, batch)
                 if reduction.doubt:  # of rows that may be known to lie in order now
                     reduction = reduce_to_sums(graph)
-                grouped, chain = split(graph, model, modules, constants, merge=True)
+                grouped, chain, _ = split(graph, model, modules, constants, merge=True)
         except Untraceable as error:
             return opaque(model, batch, str(error))
     outputs = ("sum", "weight") if reduction.targets else exported.outputs

@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import calls, is_random
+from synchromesh.trace.nodes import calls, is_random, memory_of
 from synchromesh.values.component import Value
 
 from .components import ComponentModule, root_name
@@ -25,13 +25,15 @@ READ_ONLY = ("rows", "leaf", "constant")  # roles of placeholders
 class Ownership:
     """component: index in the chain of every node that is neither free nor folded.
 
-    free: nodes that each component may compute for itself. folded: see `folded_nodes`.
+    free: nodes that each component may compute for itself. folded: see `folded_nodes`. merged: why
+    components that might stand alone became one, or "".
     """
 
     names: list[str]
     component: dict[Node, int]
     free: set[Node]
     folded: set[Node]
+    merged: str
 
 
 def ownership(
@@ -62,12 +64,12 @@ def ownership(
         pinned = (item and above) or node in folded  # folded: no earlier than what it reads
         component[node] = max(above) if pinned else max([at or 0, *above])
     component = {n: at for n, at in component.items() if n not in folded}
-    keep_effects_together(graph, component)
+    names = [name_of(o, model) for o in order]
+    merged = keep_effects_together(graph, component, names)
     if merge:
         keep_unordered_rows_together(component)
-    names = [name_of(o, model) for o in order]
     component, names = join_without_parameters(component, names)
-    return Ownership(names, component, free, folded)
+    return Ownership(names, component, free, folded, merged)
 
 
 def free_nodes(graph: Graph) -> set[Node]:
@@ -191,12 +193,27 @@ def keep_together(component: dict[Node, int], nodes: Iterable[Node]) -> None:
             component[node] = min(touched)
 
 
-def keep_effects_together(graph: Graph, component: dict[Node, int]) -> None:
-    """All nodes that touch a buffer that changes are in one component."""
+def keep_effects_together(graph: Graph, component: dict[Node, int], names: list[str]) -> str:
+    """All nodes that touch a buffer that changes are in one component: those that read or change
+    it, also through views of it and through what an earlier change gave, which is the buffer.
+    Returns why components became one, or "".
+    """
+    merged = ""
     changed = {name for n in graph.nodes for name in meta.effect(n)}
+    touching: dict[Node, list[Node]] = {}
+    for node in component:
+        for read in node.all_input_nodes:
+            touching.setdefault(memory_of(read), []).append(node)
     for buffer in meta.placeholders(graph, "buffer"):
         if meta.name(buffer) in changed:
-            keep_together(component, buffer.users)
+            places = {component[n] for n in touching[buffer]}
+            if len(places) > 1:
+                merged = (
+                    f"the buffer {meta.name(buffer)}, which changes, is used in "
+                    f"{names[min(places)]} and in {names[max(places)]}: all between stays together"
+                )
+            keep_together(component, touching[buffer])
+    return merged
 
 
 def keep_unordered_rows_together(component: dict[Node, int]) -> None:

@@ -29,15 +29,17 @@ def split(
     modules: Sequence[ComponentModule],
     constants: dict[str, Tensor],
     merge: bool = False,
-) -> tuple[Graph, Chain]:
-    """A new graph, grouped by component, and its chain. Every call gets `meta.component`.
+) -> tuple[Graph, Chain, str]:
+    """A new graph, grouped by component, its chain, and why components that might stand alone are
+    one, or "". Every call gets `meta.component`.
 
     merge: components between which values cross whose rows are not known to lie in order become
     one; else such a value is an error, `UnorderedRows`.
     """
     owned = ownership(graph, model, modules, merge)
     graph = regroup(graph, owned)
-    return graph, Chain(components(graph, owned.names, constants), edges(graph, owned.names))
+    chain = Chain(components(graph, owned.names, constants), edges(graph, owned.names))
+    return graph, chain, owned.merged
 
 
 # -- the graph, grouped by component -----------------------------------------------------
