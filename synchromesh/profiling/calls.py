@@ -159,7 +159,7 @@ def _chain(components: int) -> tuple[Step, Partition]:
         placements[name, _ALONE] = REPLICATED
     chain = Chain(tuple(local.component for local in found), tuple(edges))
     last = values[-1]
-    step = Step(chain, None, {}, (last.name,), (values[0].name,), {})
+    step = Step(chain, torch.fx.Graph(), {}, (last.name,), (values[0].name,), {})
     output, leaves = (Output(last, REPLICATED),), leaf_layouts([_ALONE])
     return step, Partition(tuple(found), placements, output, leaves)
 
