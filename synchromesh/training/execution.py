@@ -29,7 +29,7 @@ from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.capture.modes import training_modes
 from synchromesh.trace.partition.partition import Partition, overlaps, partition, unsharded
 from synchromesh.trace.step import Step
-from synchromesh.training.active_plan import ActivePlan
+from synchromesh.training.active_plan import ActivePlan, refuse_parts
 from synchromesh.training.notices import Notices
 from synchromesh.training.options import Loss, Options
 from synchromesh.training.planning_session import PlanningSession
@@ -118,6 +118,7 @@ class Execution:
         """
         ranks, rows = plan.devices(self.world.size), self.planning.rows
         plan.check_rows(rows)
+        refuse_parts(step, plan.micro_batches)
         stated = self._stated(plan, step)
         layouts = step.undivided(stated)
         pins = unsharded(step, layouts) if coupled(self.optimizer) else {}
