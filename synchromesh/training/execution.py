@@ -244,13 +244,13 @@ class Execution:
         """What this rank runs of each micro-batch, whose rows follow each other in its batch;
         nothing on an idle rank. function: a metric (none: the loss). All ranks call alike."""
         found: list[tuple[GlobalRows, MicroBatch | None]] = []
-        start = 0
+        start, total = 0, sum(part.total for part in rows)
         for part in rows:
             count = self.active.local_rows(part)
             local = batch if len(rows) == 1 else take(batch, start, start + count)
             start += count
             filled = self.filled(local, part)
-            program = self.program(filled, function or self.loss, part)
+            program = self.program(filled, function or self.loss, part, total)
             made = None
             if program is not None:
                 turns = [(filled, part)]
@@ -291,10 +291,11 @@ class Execution:
         return batches.with_stand_in(batch, rows, leaves, groups.position, groups.everyone)
 
     def program(
-        self, batch: Any, function: Any, rows: GlobalRows
+        self, batch: Any, function: Any, rows: GlobalRows, total: int
     ) -> Program | OpaqueProgram | None:
-        """What this rank runs for `function` on a `filled` batch; see `Programs.find`."""
-        return self.programs.find(batch, function, rows, self.planning.rows)
+        """What this rank runs for `function` on a `filled` (micro-)batch of `rows`, of a global
+        batch of `total`; see `Programs.find`."""
+        return self.programs.find(batch, function, rows, total, self.planning.rows)
 
     def reseed(self, seed: int) -> None:
         """Random streams of another seed, as of a checkpoint."""
