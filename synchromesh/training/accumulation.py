@@ -18,6 +18,7 @@ from synchromesh.engine.model import Model
 from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.program import RankOutputs
 from synchromesh.trace.capture.export import refuse_metrics
+from synchromesh.training.active_plan import refuse_parts
 from synchromesh.training.execution import Execution
 from synchromesh.values.schedule import INTERLEAVED, Action
 
@@ -102,11 +103,7 @@ class Accumulation:
                 f"micro_batches={by_hand}: the plan cuts batches into {plan.micro_batches} "
                 f"itself; write @micro_batches={by_hand} into the plan instead"
             )
-        if count > 1 and step.coupling:
-            raise ValueError(
-                f"micro_batches={count} would part rows that depend on each other "
-                f"({step.coupled}) and train another loss: leave it out, or give smaller batches"
-            )
+        refuse_parts(step, count)
         parts = rows.micro(by_hand) if by_hand > 1 else rows.micro_batches()
         return execution.micro_batches(batch, [part for part in parts if part.total])
 

@@ -56,3 +56,12 @@ def checked_plan(plan: Plan | str) -> Plan:
     if faults:
         raise ValueError(f"plan {str(plan)!r}: " + "; ".join(faults))
     return plan
+
+
+def refuse_parts(step: Step, micro_batches: int) -> None:
+    """ValueError where rows that depend on each other would come into several micro-batches."""
+    if micro_batches > 1 and step.coupling:
+        raise ValueError(
+            f"micro_batches={micro_batches} would part rows that depend on each other "
+            f"({step.coupled}) and train another loss: leave it out, or give smaller batches"
+        )

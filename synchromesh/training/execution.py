@@ -26,7 +26,7 @@ from synchromesh.state.switch import TransferStats
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.partition import Partition, overlaps, partition, unsharded
 from synchromesh.trace.step import Step
-from synchromesh.training.active_plan import ActivePlan
+from synchromesh.training.active_plan import ActivePlan, refuse_parts
 from synchromesh.training.notices import Notices
 from synchromesh.training.options import Loss, Options
 from synchromesh.training.planning_session import PlanningSession
@@ -115,6 +115,7 @@ class Execution:
         """
         ranks, rows = plan.devices(self.world.size), self.planning.rows
         plan.check_rows(rows)
+        refuse_parts(step, plan.micro_batches)
         stated = self._stated(plan, step)
         layouts = step.undivided(stated)
         pins = unsharded(step, layouts) if coupled(self.optimizer) else {}
@@ -233,13 +234,13 @@ class Execution:
         """What this rank runs of each micro-batch, whose rows follow each other in its batch;
         nothing on an idle rank. function: a metric (none: the loss). All ranks call alike."""
         found: list[tuple[GlobalRows, MicroBatch | None]] = []
-        start = 0
+        start, total = 0, sum(part.total for part in rows)
         for part in rows:
             count = self.active.local_rows(part)
             local = batch if len(rows) == 1 else take(batch, start, start + count)
             start += count
             filled = self.filled(local, part)
-            program = self.program(filled, function or self.loss, part)
+            program = self.program(filled, function or self.loss, part, total)
             made = None
             if program is not None:
                 turns = [(filled, part)]
@@ -280,10 +281,11 @@ class Execution:
         return batches.with_stand_in(batch, rows, leaves, groups.position, groups.everyone)
 
     def program(
-        self, batch: Any, function: Any, rows: GlobalRows
+        self, batch: Any, function: Any, rows: GlobalRows, total: int
     ) -> Program | OpaqueProgram | None:
-        """What this rank runs for `function` on a `filled` batch; see `Programs.find`."""
-        return self.programs.find(batch, function, rows, self.planning.rows)
+        """What this rank runs for `function` on a `filled` (micro-)batch of `rows`, of a global
+        batch of `total`; see `Programs.find`."""
+        return self.programs.find(batch, function, rows, total, self.planning.rows)
 
     def reseed(self, seed: int) -> None:
         """Random streams of another seed, as of a checkpoint."""

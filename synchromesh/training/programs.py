@@ -34,16 +34,17 @@ class Programs:
         return len(self._made)
 
     def find(
-        self, batch: Any, function: Any, rows: GlobalRows, planned_rows: int
+        self, batch: Any, function: Any, rows: GlobalRows, total: int, planned_rows: int
     ) -> Program | OpaqueProgram | None:
-        """What this rank runs for `function` (the loss in training, else a metric) on a global
-        batch of `rows`; None on a rank that has no part in it.
+        """What this rank runs for `function` (the loss in training, else a metric) on a
+        (micro-)batch of `rows`; None on a rank that has no part in it.
 
+        total: rows of the global batch, which conditions on the number of rows are of.
         batch: this rank's rows, one at least (`Execution.filled`). planned_rows: of the global
         batches that partitions are made for.
         """
         shape, function = signature(batch), self.traces.canonical(function)
-        step = self.traces.find(function, shape, batch, rows.total, self.active)
+        step = self.traces.find(function, shape, batch, total, self.active)
         self._check_blocks(step, rows)
         key = (function, shape, id(step))
         if key not in self._made:

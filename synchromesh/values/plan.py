@@ -244,7 +244,8 @@ class Plan(document.Document):
         if len(order) % groups:
             raise ValueError(
                 f"{self.default}: {groups} groups of equally many ranks do not divide "
-                f"{len(order)} devices"
+                f"{len(order)} devices; @stages=... gives stages of any size, @ranks=... leaves "
+                "devices idle"
             )
         size = len(order) // groups
         ranks = [order[g * size : (g + 1) * size] for g in range(groups)]

@@ -201,6 +201,8 @@ def accumulated(micro_batches: int) -> tuple[str, dict[str, Tensor]]:
         trainer.step(trainer.shard(case.batches[0]), micro_batches)
     except ValueError as error:
         refusal = str(error)
+    with pytest.raises(ValueError, match="micro_batches=3 would part rows"):
+        trainer.switch("data; @micro_batches=3")
     trainer.backward(trainer.shard(case.batches[0]), last=False)
     trainer.backward(trainer.shard(case.batches[1]))
     trainer.update()

@@ -64,6 +64,11 @@ class Normed(nn.Module):
         return self.b(torch.relu(self.norm(self.a(x))))  # type: ignore[no-any-return]
 
 
+class Asks(Skips):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(2 * x if x.shape[0] > 4 else x)  # type: ignore[no-any-return]
+
+
 def built(make: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     return make().double()
@@ -71,6 +76,10 @@ def built(make: Callable[[], nn.Module]) -> nn.Module:
 
 def skips() -> nn.Module:
     return built(Skips)
+
+
+def asks() -> nn.Module:
+    return built(Asks)
 
 
 def tied() -> nn.Module:
@@ -113,6 +122,7 @@ def weighted(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 SKIPS = Case(skips, classes, [vectors(n, n) for n in (8, 9, 3)], adamw)
+ASKS = Case(asks, classes, [vectors(n, n) for n in (8, 3)], adamw)
 TIED = Case(tied, words, [tokens(n, n) for n in (9, 7)], adamw)
 WEIGHTED = Case(skips, weighted, [vectors(n, n) for n in (8, 5)], adamw)
 
@@ -123,6 +133,7 @@ CASES: list[tuple[Case, str]] = [
     (SKIPS, "data; a=tensor; d=tensor; @stages=0-1:a/2-3:c; @micro_batches=3"),
     (SKIPS, "hybrid:tensor=2; b=data; @stages=1,0,3,2:a; @micro_batches=2"),
     (SKIPS, "data; b=tensor; @stages=0:a/1-2:b; @micro_batches=2"),  # reads `a` in two layouts
+    (ASKS, "data; @stages=0:a/1:c; @micro_batches=2"),
     (TIED, "data; @stages=0:embed/1:middle/2,3:head; @micro_batches=4"),
     (TIED, "tensor; head=data; @stages=0-1:embed/2-3:head; @micro_batches=2"),
     (TIED, "data; @stages=0:embed/1:middle/0:head; @micro_batches=3; @schedule=interleaved"),
