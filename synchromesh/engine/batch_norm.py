@@ -93,7 +93,7 @@ class _Synchronised(torch.autograd.Function):
         if count < 2:
             raise ValueError(
                 f"batch norm in training mode needs at least 2 values per channel (the global "
-                f"batch has {count}); give it more rows"
+                f"batch, or its micro-batch, has {count}); give it more rows"
             )
         if running_mean is not None and running_var is not None:
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
