@@ -254,8 +254,7 @@ class Group:
         match in the order in which both post them."""
         outward = [(i, movable(x)) for i, x in sends if x.numel()]
         inward = [(i, y) for i, y in receives if y.numel()]
-        if outward or inward:
-            self._ready()
+        self._ready()
         if outward:
             self.world.ledger.add_messages(sum(bytes_of(x) for _, x in outward))
         assert all(y.is_contiguous() for _, y in inward)
@@ -305,13 +304,8 @@ class Posted:
     work: list[Any]
     sent: list[Tensor]
 
-    @property
-    def over(self) -> bool:
-        """Whether all have arrived."""
-        return all(work.is_completed() for work in self.work)
-
     def wait(self) -> None:
-        """Returns when they have."""
+        """Returns when all have arrived."""
         for work in self.work:
             self.world.wait(work)
         self.work, self.sent = [], []
