@@ -56,7 +56,7 @@ def told(words: str | list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("train digits/cnn --epochs 1 --steps 1", "--steps: not allowed with argument --epochs"),
         ("train digits/cnn --plan dtaa", "unknown layout 'dtaa'; did you mean 'data'"),
         ("train digits/cnn --plan nowhere.yaml", "nowhere.yaml: cannot be read"),
-        ("train digits/cnn --plan pipeline:stages=2", "2 pipeline stages are not executed yet"),
+        ("train digits/cnn --nproc 2 --plan pipeline:stages=3", "do not divide 2 devices"),
         ("explain digits/cnn --plan auto", "explain describes a given plan"),
         ("train digits/cnn --nproc 2 --plan data;@ranks=0,5", "rank 5, but there are 2 ranks"),
         (

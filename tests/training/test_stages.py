@@ -65,6 +65,10 @@ class Normed(nn.Module):
 
 
 class Asks(Skips):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("told_apart", torch.zeros(1))  # from `Skips`, by tests/traces.py
+
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(2 * x if x.shape[0] > 4 else x)  # type: ignore[no-any-return]
 
