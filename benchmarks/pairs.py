@@ -43,7 +43,7 @@ STAGES = (
     "pipeline:stages=4,microbatches=8; @schedule=gpipe",
     "hybrid:stages=2,tensor=2,microbatches=2",
 )
-STAGED = {"4x200": ("vgg", "resnet18"), "4x1000": ("vit", "resnet18")}  # 16 pairs of model and plan
+STAGED = {"4x200": ("vgg", "resnet18"), "4x1000": ("vit", "resnet18")}  # 16 pairs
 Row = dict[str, Any]
 
 
