@@ -106,6 +106,9 @@ class Schedule:
                 )
         self.times()
 
+    def __hash__(self) -> int:  # not of all actions: each step asks what its schedule instructs
+        return hash((self.of, self.micro_batches, self.turns))
+
     @cached_property
     def trains(self) -> bool:
         """Whether there are backwards."""
