@@ -17,12 +17,7 @@ def cut_plan(step: Step, plan: Plan, weights: Sequence[float], devices: int) -> 
     """The plan with stages of level work. weights: of each component. ValueError where the model
     has fewer components than stages, or these do not divide the devices."""
     names = step.chain.names
-    if plan.stage_count > len(names):
-        why = f" ({step.reason or step.merged})" if step.reason or step.merged else ""
-        raise ValueError(
-            f"{plan.default}: {plan.stage_count} stages, but the model has {len(names)} "
-            f"component{'s' if len(names) > 1 else ''}{why}"
-        )
+    plan.check_components(len(names), step.reason or step.merged)
     return plan.cut([names[i] for i in cut(weights, plan.stage_count)], devices)
 
 

@@ -300,12 +300,9 @@ class Plan(document.Document):
         """The positions of each component's stage."""
         order = self.devices(world)
         if not self.stages:
-            if self.stage_count > len(names):
-                raise ValueError(
-                    f"{self.default}: {self.stage_count} stages, but the model has "
-                    f"{len(names)} components"
-                )
-            assert not self.open_cuts, "stages are cut before they are laid out"
+            self.check_components(len(names))
+            if self.open_cuts:
+                raise ValueError(f"{self.default} does not say where stages begin: `cut` it first")
             return dict.fromkeys(names, range(len(order)))
         starts = stage_starts(self.stages, paths)
         found = {}
@@ -340,6 +337,16 @@ class Plan(document.Document):
         """
         ends = [0, *(-(-rows * s.numerator // s.denominator) for s in self._shares(data))]
         return tuple(pairwise(ends))
+
+    def check_components(self, count: int, why: str = "") -> None:
+        """ValueError where a model of `count` components has fewer than there are stages; why:
+        the reason for so few."""
+        if self.stage_count > count:
+            raise ValueError(
+                f"{self.default}: {self.stage_count} stages, but the model has {count} "
+                f"component{'s' if count > 1 else ''}{f' ({why})' if why else ''}: take at most "
+                f"{count} stages, or name modules at which to cut it, as MODULE=data does"
+            )
 
     def check_rows(self, rows: int) -> None:
         """ValueError where global batches of `rows` rows are too small for the micro-batches."""

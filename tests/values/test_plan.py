@@ -290,7 +290,8 @@ def test_texts_that_are_no_plan(text: str, message: str) -> None:
         ("data; zzz=tensor; classifier=hybrid:tensor=3", 2, "zzz.*; hybrid:tensor=3: data"),
         ("data; @rows=1,2,3", 2, r"3 shares \(1,2,3\), but the largest data degree is 2"),
         ("auto", 2, "auto is no layout"),
-        ("pipeline:stages=7", 7, "7 stages, but the model has 6 components"),
+        ("pipeline:stages=7", 7, "has 6 components: take at most 6 stages, or name modules"),
+        ("pipeline:stages=2", 2, "does not say where stages begin"),
         (
             "data; @stages=0:embeddings/1:encodr",
             2,
