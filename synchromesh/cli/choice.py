@@ -51,7 +51,8 @@ def _memory(candidate: Candidate) -> str:
 def component_table(trainer: Trainer) -> Table:
     """What each component does: its layout, the parameter bytes of a rank of all it has."""
     made, choice = trainer.partition, trainer.choice
-    others = {} if choice is None else {r.component: r for r in choice.components}
+    known = () if choice is None or choice.of else choice.components
+    others = {r.component: r for r in known}
     rows: list[_Row] = []
     for local in made.components:
         total = local.component.parameter_bytes
@@ -60,8 +61,7 @@ def component_table(trainer: Trainer) -> Table:
             for p in local.component.parameters
         )
         name, other = local.component.name, others.get(local.component.name)
-        same = other is not None and other.layout == local.layout  # not on fewer devices
-        rows.append(_Row(name, str(local.layout), total, local_bytes, other if same else None))
+        rows.append(_Row(name, str(local.layout), total, local_bytes, other))
     table = Table(title="components (data x tensor)", title_justify="left")
     why = ("next best", "a step more") if any(row.other for row in rows) else ()
     for name in ("component", "layout", "parameters", "on a device", *why):

@@ -183,8 +183,7 @@ def _show(target: str, made: "Planned") -> None:
     if made.choice.alone and not made.refusal:
         console.print(Text(made.choice.alone))
     if made.components:
-        everywhere = len(made.choice.chosen.plan.devices(len(made.cluster.ranks)))
-        console.print(_components(made, everywhere == len(made.cluster.ranks)))
+        console.print(_components(made))
     console.print(
         Text(
             f"profile of {len(made.choice.profile.compute)} programs in "
@@ -194,16 +193,14 @@ def _show(target: str, made: "Planned") -> None:
     )
 
 
-def _components(made: "Planned", chosen: bool) -> "Table":
-    """Layouts and runners-up, of the chosen plan or of the best on all devices."""
+def _components(made: "Planned") -> "Table":
+    """Layouts and runners-up, and of which plan where that is not the chosen one."""
     from rich.table import Table
     from rich.text import Text
 
-    of = "" if chosen else " of the best plan on all devices"
-    table = Table(
-        title=f"components (data x tensor){of} and what the next layout costs ({made.certainty})",
-        title_justify="left",
-    )
+    of = f" {made.choice.of}," if made.choice.of else ""
+    title = f"components (data x tensor){of} and what the next layout costs ({made.certainty})"
+    table = Table(title=Text(printable(title)), title_justify="left")
     for name in ("component", "layout", "runner-up", "a step more"):
         table.add_column(name, justify="left" if name == "component" else "right")
     for row in made.components:

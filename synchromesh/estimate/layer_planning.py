@@ -1,8 +1,8 @@
 """The planning of a layer profile on a cluster: stages that are data parallel inside.
 
 A text profile knows nothing of tensor sharding, so a stage of g devices has g x 1. Of a global
-batch of N rows in m micro-batches, of R rows
-profiled, per device, the quickest ones being as quick as the profiled one:
+batch of N rows in m micro-batches, of R rows profiled, per device, the quickest ones being as
+quick as the profiled one:
 
     share     = ceil(N / m / g) / R                 times a layer's kept bytes and messages, and
                                                     its seconds, no less than an operator's launch

@@ -71,6 +71,8 @@ class Planned:
         """The choice for a reader: a line per candidate, a line per component."""
         out = [f"{self.cluster.name}, {self.rows} rows a step ({self.certainty})"]
         out += [_line(c) for c in self.candidates]
+        if self.components and self.choice.of:
+            out.append(f"components {self.choice.of}:")
         out += [f"  {row}" for row in self.components]
         return "\n".join([*out, self.refusal] if self.refusal else out)
 

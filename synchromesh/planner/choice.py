@@ -25,6 +25,8 @@ class Choice:
     profile: Profile
     planning_seconds: float  # of the search alone
     components: "tuple[RunnerUp, ...]" = ()  # where asked for
+    components_of: Plan | None = None  # the plan that gives `components` their layouts: the search
+    # of runners-up knows plans of one stage on all devices, of which the chosen one need not be
 
     @classmethod
     def only(cls, plan: Plan, reason: str, profile: Profile) -> "Choice":
@@ -35,6 +37,13 @@ class Choice:
     def chosen(self) -> Candidate:
         """The candidate that is taken."""
         return self.candidates[0]
+
+    @property
+    def of(self) -> str:
+        """Of which plan `components` are, where it is not the chosen one; else nothing."""
+        if self.components_of in (None, self.chosen.plan):
+            return ""
+        return f"of {str(self.components_of)!r}, the best plan of one stage on all devices"
 
     @property
     def alone(self) -> str:
@@ -61,12 +70,13 @@ class Choice:
             "planning_seconds": self.planning_seconds,
             "measuring_seconds": self.profile.seconds,
             "components": [c.to_dict() for c in self.components],
+            "components_of": None if self.components_of is None else str(self.components_of),
         }
 
 
 @dataclass(frozen=True)
 class RunnerUp:
-    """A component under the chosen plan, and the best plan in which it has another layout.
+    """A component under a plan, and the best plan in which it has another layout.
 
     seconds: what a step would take more by the search's sums; None: no other layout was found.
     """

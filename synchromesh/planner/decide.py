@@ -12,7 +12,7 @@ Where several ranks decide, all call alike and one of them searches and prices f
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Any, Protocol, TypeVar
 
@@ -133,10 +133,10 @@ def decide(
     found = [with_interleaving(c, partitions) for c in found]
     found = decided([*found, *refused(problem)])
     spent = time.perf_counter() - began - deciding.waited
-    rows_of: tuple[RunnerUp, ...] = ()
+    choice = Choice(tuple(found), deciding.profile, spent)
     if explained and found[0].fits and deciding.search is not None:
-        rows_of = runner_ups(problem, deciding.search, found[0].plan)
-    return Choice(tuple(found), deciding.profile, spent, rows_of)
+        return _with_runners_up(problem, deciding.search, choice)
+    return choice
 
 
 class _Deciding:
@@ -276,23 +276,24 @@ def refused(problem: PlanningProblem) -> list[Candidate]:
 # Runners-up
 
 
-def next_best(partitions: PartitionCache, choice: Choice) -> tuple[RunnerUp, ...]:
-    """What each component's best other layout would cost, by a search of its own in this process.
-    Empty where the search fails."""
+def with_runners_up(partitions: PartitionCache, choice: Choice) -> Choice:
+    """The choice with what each component's best other layout would cost, by a search of its own
+    in this process; without it where that search fails."""
     problem = partitions.problem
     try:
         result = searched(uniform(partitions), choice.profile, problem.limit)
-        return runner_ups(problem, result, choice.chosen.plan)
+        return _with_runners_up(problem, result, choice)
     except ValueError:
-        return ()
+        return choice
 
 
-def runner_ups(problem: PlanningProblem, result: Searched, plan: Plan) -> tuple[RunnerUp, ...]:
-    """For each component the layout of `plan` and what the best other layout would cost.
-
-    Where the search was not offered a layout of `plan`, its own best plan is meant.
-    """
-    choice = _choice(problem, result, plan) or result.found.choice
+def _with_runners_up(problem: PlanningProblem, result: Searched, made: Choice) -> Choice:
+    """Runners-up to the chosen plan; to the search's own best one where the search was not
+    offered the chosen one's layouts."""
+    plan = made.chosen.plan
+    choice = _choice(problem, result, plan)
+    if choice is None:
+        choice, plan = result.found.choice, result.plans(problem)[0]
     chosen = found_of(result.problem, choice)
     others = runners_up(result.problem, chosen, max(problem.limit, chosen.memory))
     rows = []
@@ -301,7 +302,7 @@ def runner_ups(problem: PlanningProblem, result: Searched, plan: Plan) -> tuple[
         there = None if other is None else result.layouts(other.choice)[i]
         more = None if other is None else other.seconds - chosen.seconds
         rows.append(RunnerUp(name, layout, there, more))
-    return tuple(rows)
+    return replace(made, components=tuple(rows), components_of=plan)
 
 
 def _choice(problem: PlanningProblem, result: Searched, plan: Plan) -> tuple[int, ...] | None:

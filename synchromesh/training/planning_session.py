@@ -1,7 +1,6 @@
 """A planning session: how a trainer's plan was found, and what its plans are predicted to take."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from torch.optim import Optimizer
@@ -11,7 +10,7 @@ from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
-from synchromesh.planner.decide import next_best, survey
+from synchromesh.planner.decide import survey, with_runners_up
 from synchromesh.planner.stage_cut import cut_plan
 from synchromesh.profiling import planning
 from synchromesh.profiling.live_facts import LiveFacts
@@ -87,8 +86,7 @@ class PlanningSession:
         """`choice` with what each component's next best layout would cost."""
         choice = self.choice
         if choice is not None and choice.chosen.time is not None and not choice.components:
-            components = next_best(self.facts(step).partitions, choice)
-            self.choice = replace(choice, components=components)
+            self.choice = with_runners_up(self.facts(step).partitions, choice)
         return self.choice
 
     def surveyed(self, step: Step) -> Profile:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.planner.candidate import Candidate, setting
-from synchromesh.planner.decide import Facts, Find, Read, Write, decide, next_best, survey
+from synchromesh.planner.decide import Facts, Find, Read, Write, decide, survey, with_runners_up
 from synchromesh.planner.demand import Demand
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.trace.capture.capture import trace
@@ -111,14 +111,29 @@ def test_nothing_known_is_nothing_priced(partitions: PartitionCache) -> None:
     facts = Flat(partitions, knows=False)
     found = decide(partitions, facts, survey(partitions, facts), explained=True)
     assert all(c.time is None for c in found.candidates) and found.components == ()
-    assert next_best(partitions, found) == ()
+    assert with_runners_up(partitions, found) == found
 
 
 def test_runners_up_where_they_are_asked_for(partitions: PartitionCache) -> None:
     facts = Flat(partitions)
     found = decide(partitions, facts, survey(partitions, facts), explained=True)
     assert [row.component for row in found.components] == list(partitions.problem.names)
-    assert next_best(partitions, found) == found.components
+    assert found.components_of == found.chosen.plan and not found.of
+    assert with_runners_up(partitions, replace(found, components=())) == found
+
+
+def test_runners_up_to_stages_are_of_the_best_plan_of_one_stage(
+    partitions: PartitionCache,
+) -> None:
+    facts = Flat(partitions)
+    found = decide(partitions, facts, survey(partitions, facts))
+    first, last = partitions.problem.names[0], partitions.problem.names[-1]
+    staged = Plan.parse(f"data; @stages=0:{first}/1:{last}")
+    chosen = replace(found, candidates=(replace(found.chosen, plan=staged), *found.candidates))
+    told = with_runners_up(partitions, chosen)
+    assert told.components_of in [c.plan for c in found.candidates]
+    assert told.of == f"of {str(told.components_of)!r}, the best plan of one stage on all devices"
+    assert told.to_dict()["components_of"] == str(told.components_of)
 
 
 def test_a_partition_is_solved_once(partitions: PartitionCache) -> None:
