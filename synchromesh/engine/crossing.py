@@ -16,7 +16,7 @@ from synchromesh.engine.change import Message as Letter
 from synchromesh.engine.change import assembled, empty, receives, rows_back, rows_first, sends
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.values.exchange import Border, Exchange
-from synchromesh.values.routes import Ranges, shape_rows_first
+from synchromesh.values.routes import Ranges, shape_of_rows, shape_rows_first
 
 Rows = Callable[[int], Ranges]  # global rows of each data index, by data degree
 
@@ -46,8 +46,11 @@ def _outward(
     if item.value.rows is None:
         return [(to, x) for sender, to in item.copies(gradient) if sender == position]
     change = item.change(rows, gradient)
+    whole = [(r.receiver, x) for r in change.whole if r.sender == position]
+    if len(whole) == sum(r.sender == position for r in change.routes):
+        return whole
     local = rows_first(x, item.value.rows, max(1, change.source.rows_at(position)))
-    return sends(change, local, position)
+    return whole + sends(change, local, position, besides=change.whole)
 
 
 @dataclass
@@ -59,6 +62,7 @@ class Arrival:
     rows: Rows
     groups: PlanGroups
     inward: list[Letter] = field(init=False)
+    whole: list[int] = field(init=False)  # who sends all of it as it lies here
 
     def __post_init__(self) -> None:
         value, position = self.item.value, _position(self.groups)
@@ -70,6 +74,11 @@ class Arrival:
             return
         self.change = self.item.change(self.rows, self.gradient)
         shape = self.change.shape(shape_rows_first(value), position)
+        self.whole = [r.sender for r in self.change.whole if r.receiver == position]
+        if self.whole:
+            self.out = like.new_empty(shape_of_rows(value, shape))
+            self.inward = [(self.whole[0], self.out)]
+            return
         self.out = empty(self.change, like, shape)
         self.inward = receives(self.change, self.out, position)
 
@@ -84,6 +93,8 @@ class Arrival:
         if of is None:
             for _, part in self.inward:
                 self.out += part
+            return self.out
+        if self.whole:
             return self.out
         arrived = assembled(self.change, None, self.inward, self.out, _position(self.groups))
         if not len(arrived):  # what comes back of a row that was lent to this rank: nothing

@@ -49,12 +49,20 @@ class Exchange:
         ranges: the rows of each data index, by data degree. A rank of another stage that has no
         rows gets one that is not its own, to run on (engine/absent.py).
         """
-        source, target = self.source, self.target
-        rows = ranges(target.data)
+        known = gradient, ranges(self.source.data), ranges(self.target.data)
+        if known not in self._changes:
+            self._changes[known] = self._change(*known)
+        return self._changes[known]
+
+    @cached_property
+    def _changes(self) -> dict[tuple[bool, Ranges, Ranges], Change]:
+        return {}
+
+    def _change(self, gradient: bool, made_rows: Ranges, read_rows: Ranges) -> Change:
         if self.crosses and not gradient:
-            rows = lent(rows)
-        made = side(self.value, source, self.have, ranges(source.data), gradient)
-        read = side(self.value, target, self.want, rows, gradient)
+            read_rows = lent(read_rows)
+        made = side(self.value, self.source, self.have, made_rows, gradient)
+        read = side(self.value, self.target, self.want, read_rows, gradient)
         return Change(read, made) if gradient else Change(made, read)
 
     def copies(self, gradient: bool) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ Pure: no tensors, no process groups. Boxes are those of values with rows first: 
 segments, inner, ...).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -160,6 +161,26 @@ class Change:
         """All of its routes."""
         return routes(self.source, self.target, tuple(sorted(self._widths.items())))
 
+    @cached_property
+    def whole(self) -> frozenset[Route]:
+        """Routes on which all that the sender has becomes all that the receiver has: it moves as
+        it lies, whatever the order of its dimensions."""
+        heard = Counter(route.receiver for route in self.routes)
+
+        def entire(side: Side, slices: Slices, position: int) -> bool:
+            widths = {**self._widths, 0: side.rows_at(position)}
+            if side.placement.sharded:
+                widths[side.placement.dim] = side.width_at(position)
+            return slices == tuple((0, widths[dim]) for dim in self.cut)
+
+        return frozenset(
+            r
+            for r in self.routes
+            if heard[r.receiver] == len(r.parts) == 1
+            and entire(self.source, r.parts[0][0], r.sender)
+            and entire(self.target, r.parts[0][1], r.receiver)
+        )
+
     @property
     def partial(self) -> bool:
         """Whether what arrives is added up."""
@@ -200,6 +221,14 @@ def shape_rows_first(value: Value) -> tuple[int, ...]:
     rows, shape = value.rows, value.shape
     assert rows is not None, f"{value.name} has no rows"
     return (1, *shape[: rows.dim], rows.segments, rows.inner, *shape[rows.dim + 1 :])
+
+
+def shape_of_rows(value: Value, shape: Sequence[int]) -> list[int]:
+    """The shape of `value` itself. shape: with rows first, which are those of a block."""
+    assert value.rows is not None, f"{value.name} has no rows"
+    count, d = shape[0], value.rows.dim
+    segments, inner, *behind = shape[1 + d :]
+    return [*shape[1 : 1 + d], segments * count * inner, *behind]
 
 
 def side(value: Value, layout: Layout, placement: Placement, rows: Ranges, gradient: bool) -> Side:
