@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from synchromesh.engine.walk import pauses, walking
+from synchromesh.engine.walk import BINDINGS, pauses, walking
 
 
 class Twice:
@@ -108,3 +109,68 @@ def test_what_nobody_reads_any_more_is_freed() -> None:
     walk = walking(graph(write))(Twice(), torch.ones(1))
     next(walk)
     assert [ref() is not None for ref in alive] == [False, False, True]
+
+
+class Dispatched(TorchDispatchMode):
+    """Notes the operators that are dispatched, with what they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Any, str]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append((func, repr((args, kwargs))))
+        return func(*args, **(kwargs or {}))
+
+
+IDS, ROW = torch.tensor([[1, 0], [2, 2]]), torch.arange(4.0)
+SQUARE = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+STACK, PICTURE = SQUARE.expand(2, 3, 4, 4).clone(), SQUARE.expand(2, 2, 4, 4).clone()
+SAMPLES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    "linear.default": [((STACK, SQUARE), {}), ((SQUARE, SQUARE, ROW), {})],
+    "gelu.default": [((SQUARE,), {}), ((SQUARE,), {"approximate": "tanh"})],
+    "scaled_dot_product_attention.default": [
+        ((STACK, STACK, STACK), {}),
+        ((STACK, STACK, STACK, None, 0.0, True), {"scale": 0.5}),
+    ],
+    "add.Tensor": [((SQUARE, ROW), {"alpha": 2}), ((SQUARE, 2), {}), ((IDS, 0.5), {})],
+    "sub.Tensor": [((SQUARE, ROW), {"alpha": 2}), ((SQUARE, 2), {})],
+    "mul.Tensor": [((SQUARE, ROW), {}), ((IDS, 0.5), {})],
+    "div.Tensor": [((SQUARE, ROW + 1), {}), ((IDS, 2), {})],
+    "matmul.default": [((STACK, SQUARE), {}), ((SQUARE, ROW), {})],
+    "bmm.default": [((STACK[0], STACK[1]), {})],
+    "cat.default": [(([SQUARE, SQUARE],), {}), (([SQUARE, SQUARE], -1), {})],
+    "conv1d.default": [((SQUARE[None], SQUARE[None].mT, ROW[:1], [2], [1], [1], 1), {})],
+    "conv2d.default": [((PICTURE, PICTURE), {}), ((PICTURE, PICTURE, None, [2, 1], [1, 1]), {})],
+    "embedding.default": [((SQUARE, IDS), {}), ((SQUARE, IDS, 0, True), {})],
+    "layer_norm.default": [((SQUARE, [4]), {}), ((SQUARE, [4], ROW, ROW, 0.1), {})],
+    "relu.default": [((SQUARE,), {})],
+    "tanh.default": [((SQUARE,), {})],
+    "softmax.int": [((SQUARE, -1), {}), ((SQUARE, 0, torch.float64), {})],
+    "expand.default": [((ROW, [3, -1]), {})],
+    "permute.default": [((STACK, [2, 0, 3, 1]), {})],
+    "reshape.default": [((STACK.mT, [-1, 2]), {})],
+    "transpose.int": [((STACK, 1, -1), {})],
+    "unbind.int": [((STACK,), {}), ((STACK, 1), {})],
+    "unsqueeze.default": [((STACK, -1), {})],
+    "view.default": [((STACK, [2, -1]), {})],
+}
+
+
+def test_each_binding_has_samples() -> None:
+    assert {str(op).removeprefix("aten.") for op in BINDINGS} == set(SAMPLES)
+
+
+@pytest.mark.parametrize("op", BINDINGS, ids=str)
+def test_a_binding_dispatches_what_its_operator_does(op: Any) -> None:
+    for args, kwargs in SAMPLES[str(op).removeprefix("aten.")]:
+        with Dispatched() as plain:
+            expected = op(*args, **kwargs)
+        with Dispatched() as bound:
+            found = BINDINGS[op](*args, **kwargs)
+        assert plain.seen == bound.seen and plain.seen
+        assert all(
+            torch.equal(a, b) and a.dtype is b.dtype and a.stride() == b.stride()
+            for a, b in zip(torch.utils._pytree.tree_leaves(found),
+                            torch.utils._pytree.tree_leaves(expected), strict=True)
+        )  # fmt: skip
