@@ -1,8 +1,9 @@
 """Strategies in turns in the same processes: `python -m benchmarks.turns JOB`, on every rank.
 
 Each strategy is built and takes its first steps, whose losses must be those of the others; then
-rounds in ABBA order, in which each takes as many steps as fit into `SECONDS`, at least one. A
-round's seconds are those of a step, of the slowest rank. Rank 0 prints what was measured as JSON.
+rounds in ABBA order, in which each takes as many steps as fit into `SECONDS`, at least one, after
+one that is not counted: it finds the memory as another strategy has left it. A round's seconds are
+those of a step, of the slowest rank. Rank 0 prints what was measured as JSON.
 """
 
 import json
@@ -94,7 +95,8 @@ def gathered(value: float) -> list[float]:
 
 
 def timed(strategy: Strategy, steps: int) -> tuple[float, list[float]]:
-    """Seconds of a step of the slowest rank, and processor seconds of each."""
+    """Seconds of a step of the slowest rank, and processor seconds of each; after one more."""
+    strategy.step()
     dist.barrier()
     began, worked = time.perf_counter(), time.process_time()
     for _ in range(steps):

@@ -5,8 +5,9 @@ agreement of ranks.
 import zlib
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
 import torch
@@ -79,12 +80,19 @@ class GlobalRows:
         Where `data` divides the finest degree its blocks are unions of the finest ones, else the
         plan's.
         """
-        finest = len(self.counts)
-        if finest % data:
-            return self.plan.row_ranges(self.total, data)
-        ends = (0, *accumulate(self.counts))
-        step = finest // data
-        return tuple((ends[i * step], ends[(i + 1) * step]) for i in range(data))
+        if data not in self._ranges:
+            finest = len(self.counts)
+            ends = (0, *accumulate(self.counts))
+            self._ranges[data] = (
+                self.plan.row_ranges(self.total, data)
+                if finest % data
+                else tuple(pairwise(ends[:: finest // data]))
+            )
+        return self._ranges[data]
+
+    @cached_property
+    def _ranges(self) -> dict[int, Ranges]:
+        return {}
 
     @classmethod
     def of(cls, total: int, data: int, plan: Plan) -> "GlobalRows":
@@ -171,7 +179,7 @@ class Marks:
         cls, model: Model, optimizer: Optimizer, batch: Any, place: Hashable, data: str
     ) -> "Marks":
         """Of a step as this rank would run it."""
-        modes = model.trained(), training_modes(model.module)
+        modes = model.trained(), training_modes(model.modules)
         return cls(
             fingerprint((signature(batch), common(batch))),
             fingerprint(place),

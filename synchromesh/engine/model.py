@@ -30,6 +30,7 @@ class Model:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self.modules = tuple(module.modules())  # which `trained` compares with those there are
         self._own_forward = vars(module).get("forward")  # where it has another than its class
         self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
         self.buffers: dict[str, Tensor] = dict(module.named_buffers())

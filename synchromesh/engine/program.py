@@ -48,7 +48,8 @@ class BoundComponent:
 
     local: LocalComponent
     walk: Callable[..., Walk]
-    fetches: tuple[Exchange, ...]
+    reads: tuple[Border, ...]  # its inputs
+    fetches: tuple[Exchange, ...]  # of the inputs: those that nobody has fetched before it
     results: tuple[Border, ...]
     dropped: tuple[Border, ...]  # forms that nobody reads after this component
     tensors: tuple[Tensor, ...]  # parameters, buffers and constants in argument order
@@ -163,8 +164,7 @@ class Program:
         if stage[-1] == len(self.partition.components) - 1:
             outputs = [self._output(bound, o) for o in self.partition.outputs]
         made = StageParts(bound, tuple(arriving), tuple(handed), outputs)
-        _forget_early(made)
-        made.turns = 1 + self._pauses(made)
+        made.turns = 1 + self._arrange(made)
         return made
 
     def _bind(
@@ -186,16 +186,25 @@ class Program:
         walk = walking(local.graph)
         changed = tuple(i for i, name in enumerate(names) if name in self._changed)
         return BoundComponent(
-            local, walk, fetches, results, (), tuple(bound), tuple(uses), place, changed
-        )
+            local, walk, tuple(fetch.read for fetch in fetches), fetches, results, (),
+            tuple(bound), tuple(uses), place, changed,
+        )  # fmt: skip
 
-    def _pauses(self, stage: StageParts) -> int:
-        """How often a forward pauses: at each value that is fetched, at each move of a graph."""
+    def _arrange(self, stage: StageParts) -> int:
+        """Notes with each component what it fetches and which forms nobody reads after it. How
+        often a forward pauses: at each value that is fetched, at each move of a graph."""
+        last: dict[Border, int] = {}
+        for at, (_, part) in enumerate(stage.parts):
+            read = (form for f in part.fetches for form in (f.made, f.read))
+            last |= dict.fromkeys((*part.results, *read), at)
+        kept = {*stage.handed, *(form for form, _ in stage.outputs)}
         count, there = 0, {*self._leaves, *stage.arriving}
-        for _, part in stage.parts:
-            fetched = {fetch.read for fetch in part.fetches} - there
+        for at, (_, part) in enumerate(stage.parts):
+            part.dropped = tuple(b for b, i in last.items() if i == at and b not in kept)
+            fetched = {f.read: f for f in part.fetches if f.read not in there}
+            part.fetches = tuple(fetched.values())
             count += len(fetched) + pauses(part.local.graph.graph)
-            there = (there | fetched | set(part.results)) - set(part.dropped)
+            there = (there | set(fetched) | set(part.results)) - set(part.dropped)
         return count
 
     def _output(
@@ -274,9 +283,8 @@ class Program:
             lane.streams.at(index, data_index, tensor_index)
             axis.real_rows = stop - start
             for fetch in part.fetches:
-                if fetch.read not in env:
-                    env[fetch.read] = yield from self._fetch(fetch, axis, env[fetch.made], rows)
-            inputs = [env[fetch.read] for fetch in part.fetches]
+                env[fetch.read] = yield from self._fetch(fetch, axis, env[fetch.made], rows)
+            inputs = [env[form] for form in part.reads]
             tensors = list(part.tensors)
             for place, placement in part.uses:
                 tensors[place] = axis.move(tensors[place], "r", placement)
@@ -314,17 +322,6 @@ class Lane:
 
     streams: RandomStreams
     axes: Mapping[int, TensorAxis]  # by place in the chain
-
-
-def _forget_early(stage: StageParts) -> None:
-    """Notes with each component which forms nobody reads after it."""
-    last: dict[Border, int] = {}
-    for at, (_, part) in enumerate(stage.parts):
-        read = (form for f in part.fetches for form in (f.made, f.read))
-        last |= dict.fromkeys((*part.results, *read), at)
-    kept = {*stage.handed, *(form for form, _ in stage.outputs)}
-    for at, (_, part) in enumerate(stage.parts):
-        part.dropped = tuple(b for b, i in last.items() if i == at and b not in kept)
 
 
 def run_forwards(walks: Sequence[Generator[None, None, T]], schedule: Schedule) -> list[T]:

@@ -177,7 +177,7 @@ def _step(
         others.add_(1)
         began = now()
         model.trained()  # whether the trace holds still
-        training_modes(model.module)
+        training_modes(model.modules)
         agree(batch, Marks.of(model, optimizer, batch, "", ""))
         signature(batch)  # which program it is
         with streams.preserved():

@@ -46,7 +46,7 @@ class Traces:
 
     def _note_model(self) -> None:
         self._trained = self.model.trained()
-        self._modes = training_modes(self.model.module)
+        self._modes = training_modes(self.model.modules)
         self.notices.mode(self.model.module)
 
     def training_step(
@@ -83,7 +83,7 @@ class Traces:
         self.notices.mode(self.model.module)
         if self.model.trained() != self._trained:
             return True
-        if training_modes(self.model.module) != self._modes:
+        if training_modes(self.model.modules) != self._modes:
             return True
         traces = [current, *(step for steps in self._steps.values() for step in steps)]
         return not all(self._holds(step) for step in traces)

@@ -1,19 +1,19 @@
 """Modes: which modules of a model train, where single ones may be in evaluation mode."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
 
 
-def training_modes(model: nn.Module) -> tuple[bool, ...]:
-    """The modes in which a training step runs the model's modules, in the order of `modules()`.
+def training_modes(modules: Iterable[nn.Module]) -> tuple[bool, ...]:
+    """The modes in which a training step runs the modules of a model, in their order.
 
     Those that the modules have: a frozen batch norm stays in evaluation mode. A model of which no
     module is in training mode (as loaders of pretrained weights leave it) is trained as `train()`
     would set it.
     """
-    found = tuple(module.training for module in model.modules())
+    found = tuple(module.training for module in modules)
     return found if any(found) else (True,) * len(found)
 
 
