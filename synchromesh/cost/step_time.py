@@ -129,7 +129,7 @@ class _GroupWalk:
                 if instruction.action.kind == "F":
                     self.forward += self.line.clock - begun
                 continue
-            message = instruction.message
+            message, of = instruction.message, self.setting.of
             if isinstance(instruction, Receive):
                 self.needs.setdefault(message.needed_by, []).append(message)
             else:
@@ -138,6 +138,7 @@ class _GroupWalk:
                 self.group, message, 2, "send", self.traffic.message(message),
                 (message.kind, message.source, message.target),
                 "in" if isinstance(instruction, Receive) else "out",
+                frozenset((of[message.source], of[message.target])),
             )  # fmt: skip
         yield from self.line.wait(lambda: all(map(self.timelines.arrived, sent)))
         yield from self.gradients.finish()

@@ -15,7 +15,8 @@ is quicker at first (`BurstSpeed`), traffic without one is late (`Overlap.delay`
     late     =  delay (1 - credit / burst.credit)          before its first byte moves
 
 Messages in and messages out have a direction of the links to themselves: n counts those whose way
-is the same, and collectives, which go both ways.
+is the same, and collectives, which go both ways. Those that go both ways between the same two
+groups slow each other down (`Overlap.both`).
 
 What takes time is a generator of spans: it yields the seconds until something changes here, and is
 sent those that have gone by, fewer where another timeline interrupts (cost/timelines.py).
@@ -39,13 +40,14 @@ Way = Literal["in", "out", "both"]
 class Flight:
     """A collective under way: seconds until it can begin to move, seconds left from then on if
     alone, how it and computation disturb each other, the group that it has to queue for, the
-    direction of the links that it takes."""
+    direction of the links that it takes, the two groups of a message."""
 
     late: float
     left: float
     overlap: Overlap
     lane: object
     way: Way = "both"
+    pair: object = None
 
 
 @dataclass
@@ -86,17 +88,18 @@ class Timeline:
             self._pass(took, capacity - speed, computing=True)
 
     def depart(
-        self, key: object, kind: str, seconds: float, lane: object = None, way: Way = "both"
-    ) -> None:
+        self, key: object, kind: str, seconds: float, lane: object = None, way: Way = "both",
+        pair: object = None,
+    ) -> None:  # fmt: skip
         """A collective of `kind` that takes `seconds` alone begins. lane: its group; none: one
-        that no other has."""
+        that no other has. way, pair: of a message."""
         if seconds > 0.0:
             assert key not in self.under_way, f"{key} is under way"
             overlap = self.overlap.get(kind, _UNDISTURBED)
             rested = self.credit / self.device.burst.credit if self.device.burst.credit else 0.0
             late = overlap.delay * (1.0 - rested)
             lane = key if lane is None else lane
-            self.under_way[key] = Flight(late, seconds, overlap, lane, way)
+            self.under_way[key] = Flight(late, seconds, overlap, lane, way, pair)
 
     def wait(self, until: Callable[[], bool]) -> Spans:
         """Waits for what `until` tells."""
@@ -120,8 +123,11 @@ class Timeline:
             first.setdefault(flight.lane, key)
         moving = {k: f for k in first.values() if (f := self.under_way[k]).late <= _NOTHING}
         ways = [f.way for f in moving.values()]
+        pairs = {(f.pair, f.way) for f in moving.values() if f.pair is not None}
+        opposite = {"in": "out", "out": "in"}
         return {
             k: (f.overlap.network if computing else 1.0)
+            * (f.overlap.both if (f.pair, opposite.get(f.way)) in pairs else 1.0)
             / sum(f.way == way or "both" in (f.way, way) for way in ways)
             for k, f in moving.items()
         }

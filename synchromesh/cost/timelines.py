@@ -39,7 +39,7 @@ class Timelines:
 
     def come(
         self, group: int, key: object, parties: int, kind: str, seconds: float,
-        lane: object = None, way: Way = "both",
+        lane: object = None, way: Way = "both", pair: object = None,
     ) -> None:  # fmt: skip
         """A group comes to `key`. With the last of the parties it departs, from each of them."""
         departure = self._departures.setdefault(key, Departure())
@@ -50,7 +50,7 @@ class Timelines:
         for party, its in departure.came.items():
             if seconds > 0.0:
                 self._pending[party].add(key)
-            depart = partial(self.lines[party].depart, key, kind, seconds, lane, its)
+            depart = partial(self.lines[party].depart, key, kind, seconds, lane, its, pair)
             if party == group:
                 depart()
             else:

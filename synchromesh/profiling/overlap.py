@@ -7,6 +7,10 @@ Collectives run back to back, alone and then beside small products, on all ranks
 
     b  =  t0 / t       the rate of traffic       a  =  P / (p0 T)       that of computation
 
+Messages also run both ways between two ranks at once; with t2 seconds of such a pair of them
+
+    both  =  t0 / t2   the rate of each
+
 Both rows last long enough to hold several periods of a CPU quota: what one collective and one
 computation do to each other depends on the moment at which they meet.
 """
@@ -69,7 +73,10 @@ def overlap(
     found = {}
     for kind in asked:
         at = pair if kind in MESSAGES else group
-        found[kind] = _mean(world, at, _rates(world, at, kind, seconds, usual))
+        rates = [*_rates(world, at, kind, seconds, usual), 1.0]
+        if kind in MESSAGES:
+            rates[-1] = _both_ways(world, at, seconds)
+        found[kind] = _mean(world, at, rates)
     delays = [o.delay for o in known.values()]
     if not delays:
         at = pair if asked[0] in MESSAGES else group
@@ -77,7 +84,8 @@ def overlap(
     world.choices.clear()
     world.choices.update(chosen)  # what was quickest for these payloads need not be for others
     return {
-        kind: Overlap(_rate(a), _rate(b), max(0.0, delays[0])) for kind, (a, b) in found.items()
+        kind: Overlap(_rate(a), _rate(b), max(0.0, delays[0]), _rate(both))
+        for kind, (a, b, both) in found.items()
     }
 
 
@@ -109,6 +117,22 @@ def _rates(
         alone = (time.perf_counter() - began) / count
     beside, lasted, products = _beside_products(world, group, kind, payload, seconds)
     return products / usual / lasted, alone * beside / lasted
+
+
+def _both_ways(world: World, group: Group | Pair, seconds: float) -> float:
+    """The rate of a message while another goes the opposite way."""
+    payload, once = _payload(world, group, "send", seconds / TUNING.parts)
+    count = max(2, ceil(seconds / max(once, seconds / 100)))
+    taken = {}
+    for kind in ("send", "exchange"):
+        world.everyone.barrier()
+        with _own_stream(world.device) as arrived:
+            began = time.perf_counter()
+            for _ in range(count):
+                begun(world, group, kind, payload)()
+                arrived()
+            taken[kind] = time.perf_counter() - began
+    return taken["send"] / taken["exchange"]
 
 
 def _beside_products(

@@ -71,16 +71,19 @@ class Overlap:
     """Rates at which computation and traffic go on while both are under way; 1.0: undisturbed.
 
     delay: seconds that a collective takes longer where all ranks have computed until it begins:
-    they come at different moments, and a quota lets them wait for their next share.
+    they come at different moments, and a quota lets them wait for their next share. both: rate of
+    a message between two ranks while another goes the opposite way.
     """
 
     compute: float = 1.0
     network: float = 1.0
     delay: float = 0.0
+    both: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.compute <= 1.0 and 0.0 < self.network <= 1.0):
-            raise ValueError(f"rates of overlap lie in (0, 1]: {self.compute}, {self.network}")
+        rates = self.compute, self.network, self.both
+        if not all(0.0 < rate <= 1.0 for rate in rates):
+            raise ValueError(f"rates of overlap lie in (0, 1]: {rates}")
         if not 0.0 <= self.delay < float("inf"):
             raise ValueError(f"a delay is a number of seconds from 0: {self.delay}")
 
@@ -263,11 +266,11 @@ class Profile:
 
 
 def _overlap(value: Any, path: str) -> Overlap:
-    keys = ("compute", "network", "delay")
+    keys = [f.name for f in fields(Overlap)]
     item = document.mapping(value, path, keys, keys)
-    compute, network, delay = (document.number(item[k], f"{path}.{k}", 0) for k in keys)
+    numbers = {k: document.number(item[k], f"{path}.{k}", 0) for k in keys}
     with document.at(path):
-        return Overlap(compute, network, delay)
+        return Overlap(**numbers)
 
 
 def _links(value: Any, path: str) -> dict[tuple[str, Pattern], Curve]:

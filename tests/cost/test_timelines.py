@@ -110,6 +110,17 @@ def test_messages_slow_both_ends_down() -> None:
     assert step_time(setting, profile).seconds == pytest.approx(12.0)
 
 
+def test_messages_both_ways_between_two_groups_slow_each_other_down() -> None:
+    # 0  [F0][F1]                                           [B0]         [B1]
+    #        ~~~10~~~     ~~2~~ 16 at half the rate ~~
+    # 1              [F0][   B0 ]~16 at half the rate ~~~2~~         ~~10~~
+    #                                                 [F1][B1]
+    setting = chained([at(0), at(1)], "@micro_batches=2")
+    found = step_time(setting, told(setting, 10.0, overlap={"send": Overlap(both=0.5)}))
+    assert found.seconds == pytest.approx(1 + 10 + 1 + 2 + 16 + 3 + 10 + 2)
+    assert step_time(setting, told(setting, 10.0)).seconds == pytest.approx(37.0)
+
+
 def test_messages_of_one_way_share_the_links() -> None:
     """What 0 makes is read by 1 and by 2, and 2 reads nothing of 1."""
     value = Value("h", (1, 5), "float32", Rows(), True)
