@@ -2,6 +2,7 @@
 schedules.
 
     order        ranks as they are; where some are slow, also the slow ones first and last
+    degrees      one for each stage; also one for each component, where that is quicker
     schedules    1f1b; gpipe, which waits less for messages; where groups are equal, interleaved
                  with two stages each, cut by work
 """
@@ -12,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from synchromesh.planner.cuts import cut
 from synchromesh.planner.planning_problem import PlanningProblem
-from synchromesh.planner.stage_facts import divisible, stage_problem
+from synchromesh.planner.stage_facts import GroupFacts, divisible, stage_problem
+from synchromesh.planner.stage_mixes import mixed
 from synchromesh.planner.stage_problem import PlannedStage, StagePlan, StageProblem
 from synchromesh.planner.stages import search
 from synchromesh.planner.unequal import TUNING as UNEQUAL
@@ -44,16 +46,17 @@ def stage_plans(
     if not divisible(uniform):
         return []
     slowness = slowness_of(profile, uniform.devices)
+    facts = GroupFacts(uniform, profile, [r for r, slow in enumerate(slowness) if slow == 1.0])
     found: list[tuple[float, Plan]] = []
     for order in orders(slowness):
-        problem = stage_problem(uniform, planned, profile, order, slowness)
+        problem = stage_problem(facts, planned, order, slowness)
         for best in _best(problem):
-            if best.seconds > most:
-                break
-            for plan in _scheduled(uniform, planned, problem, best, order):
-                found.append((best.seconds, plan))
-    plans = dict.fromkeys(plan for _, plan in sorted(found, key=lambda x: x[0]))
-    return list(plans)[: TUNING.plans]
+            for one in (best, mixed(problem, best, facts.inside)):
+                if one is not None and one.seconds <= most:
+                    plans = _scheduled(uniform, planned, problem, one, order)
+                    found += ((one.seconds, plan) for plan in plans)
+    quickest = dict.fromkeys(plan for _, plan in sorted(found, key=lambda x: x[0]))
+    return list(quickest)[: TUNING.plans]
 
 
 def slowness_of(profile: Profile, devices: int) -> tuple[float, ...]:
@@ -100,7 +103,7 @@ def _scheduled(
     again = TUNING.again * len(stages)
     if again > problem.components or best.micro_batches < len(stages):
         return
-    if any((s.devices, s.way) != (first.devices, first.way) for s in stages):
+    if any((s.devices, s.way, s.ways) != (first.devices, first.way, ()) for s in stages):
         return
     size = problem.sizes.index(first.devices)
     seconds = problem.ways(best.micro_batches).seconds[first.way, :, :, size]
@@ -120,7 +123,7 @@ def plan_of(
     groups: int = 0,
 ) -> Plan:
     """The plan of stages on ranks in `order`. groups: how many there are where they come again."""
-    tensor = [uniform.degrees[s.way] for s in stages for _ in range(s.first, s.end)]
+    tensor = [uniform.degrees[way] for s in stages for way in s.way_of]
     wide = 2 * math.lcm(*tensor)  # devices of which every degree is `data` or a hybrid
     layouts = [Layout(wide // t, t) for t in tensor]
     plan = worded(planned.names, layouts, planned.modules)
