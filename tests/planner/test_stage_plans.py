@@ -17,7 +17,7 @@ from synchromesh.planner.stage_facts import (
 )
 from synchromesh.planner.stage_mixes import Searches, StagePlace
 from synchromesh.planner.stage_plans import orders, plan_of, slowness_of, stage_plans
-from synchromesh.planner.stage_problem import PlannedStage, evaluate
+from synchromesh.planner.stage_problem import PlannedStage, StagePlan, evaluate
 from synchromesh.planner.uniform import Uniform, uniform
 from synchromesh.trace.capture.capture import trace
 from synchromesh.values.layout import Layout, stages_of
@@ -77,6 +77,11 @@ def facts_of(told: Profile) -> GroupFacts:
     return GroupFacts(made()[1], told, range(DEVICES))
 
 
+def under_1f1b(plans: Iterable[Plan]) -> Plan:
+    """The best of these."""
+    return next(plan for plan in plans if plan.schedule == "1f1b")
+
+
 def sizes(plan: Plan) -> list[int]:
     return [len(s.ranks) for s in plan.stages]
 
@@ -95,10 +100,16 @@ def test_every_proposal_is_a_plan_of_the_model() -> None:
 
 
 def test_gradients_that_cost_much_make_a_deep_pipeline() -> None:
-    best = proposed(profile(1.0))[0]
+    plans = proposed(profile(1.0))
+    best = under_1f1b(plans)
     assert sizes(best) == [1, 1, 1, 1]
     assert [s.first for s in best.stages] == ["0", "2", "4", "6"]
-    cheap = proposed(profile(1e-12))[0]
+    again = plans[0]  # whose fill is half as long
+    assert (again.schedule, [s.ranks[0] for s in again.stages]) == (
+        "interleaved",
+        [0, 1, 2, 3] * 2,
+    )
+    cheap = under_1f1b(proposed(profile(1e-12)))
     assert sizes(cheap) == [2, 2]
 
 
@@ -132,11 +143,11 @@ def test_slow_ranks_get_fewer_layers_and_stand_together() -> None:
 
 
 def test_memory_makes_stages_that_hold_less() -> None:
-    free = proposed(profile(1e-12))[0]
+    free = under_1f1b(proposed(profile(1e-12)))
     assert sizes(free) == [2, 2]
     layer = (16 * 16 + 16) * 4 * 4  # parameters, gradients, state
     tight = proposed(profile(1e-12, tensor=False), limits=(2.6 * layer,) * DEVICES)
-    assert sizes(tight[0]) == [1, 1, 1, 1]
+    assert sizes(under_1f1b(tight)) == [1, 1, 1, 1]
     assert proposed(profile(1e-12, tensor=False), limits=(layer,) * DEVICES) == []
 
 
@@ -240,13 +251,13 @@ def test_one_way_for_all_components_of_a_stage_takes_what_its_search_says() -> N
 def test_degrees_that_differ_in_groups_of_different_sizes_are_told_in_words() -> None:
     problem, parts = made()
     eight = replace(problem, devices=8)
-    stages = [
+    stages = (
         PlannedStage(0, 3, 4, 0, (0, 1, 2)),
         PlannedStage(3, 5, 2, 1, (1, 0)),
         PlannedStage(5, 6, 1, 0),
         PlannedStage(6, 8, 1, 0),
-    ]
-    plan = plan_of(parts, eight, stages, 4, range(8))
+    )
+    plan = plan_of(parts, eight, StagePlan(stages, 4, 1.0), range(8))
     layouts = eight.layouts(Plan.parse(str(plan)))
     assert [(x.first, x.data, x.tensor) for x in layouts] == [
         (0, 4, 1), (0, 2, 2), (0, 1, 4), (4, 1, 2), (4, 2, 1), (6, 1, 1), (7, 1, 1), (7, 1, 1),
