@@ -20,7 +20,7 @@ is too small by these gathers; and neighbours agree on states for the plan, whic
 than those of their uniform partitions, so that its sum is too large.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -90,13 +90,11 @@ def assemble(uniform: Uniform, profile: Profile) -> Problem:
             name = uniform.step.chain.names[i]
             raise Unmeasured(f"no layout of {name} could be measured")
         components.append(known.setdefault(options, options))
-    shared: dict[object, Prices] = {}
-    links = []
-    for found in crossing_values(uniform):
-        prices = _prices(uniform, found, profile)
-        key = (prices.forward.tobytes(), prices.backward.tobytes(), prices.form)
-        links.append(PricedEdge(found.source, found.readers, shared.setdefault(key, prices)))
-    return Problem(tuple(components), tuple(links))
+    values = crossing_values(uniform)
+    links = zip(values, prices_of(uniform, values, profile), strict=True)
+    return Problem(
+        tuple(components), tuple(PricedEdge(v.source, v.readers, prices) for v, prices in links)
+    )
 
 
 # Options
@@ -187,6 +185,17 @@ def _made(uniform: Uniform, degree: int, read: Mapping[int, Input]) -> Placement
     degree before others."""
     near = sorted(read, key=lambda i: not uniform.offers(degree, i))
     return read[near[0]].have if near else REPLICATED
+
+
+def prices_of(uniform: Uniform, values: Iterable[CrossingValue], profile: Profile) -> list[Prices]:
+    """What each value costs between all degrees; equal tables are one."""
+    shared: dict[object, Prices] = {}
+    found = []
+    for value in values:
+        prices = _prices(uniform, value, profile)
+        key = (prices.forward.tobytes(), prices.backward.tobytes(), prices.form)
+        found.append(shared.setdefault(key, prices))
+    return found
 
 
 def _prices(uniform: Uniform, link: CrossingValue, profile: Profile) -> Prices:

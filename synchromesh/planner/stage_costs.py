@@ -11,7 +11,7 @@ A stage of components i .. j-1 on g devices under tensor degree d, g/d x d, of a
 
 Backward runs from component j-1 to i: what is summed for q and those before it begins when the
 backward of q ends, so that e is what is left of it when i is done. All components of a stage have
-one degree here; `chain` mixes degrees in the stages that are found.
+one degree here; `stage_mixes` gives them degrees of their own in the stages that are found.
 """
 
 from collections.abc import Callable, Sequence

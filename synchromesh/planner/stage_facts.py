@@ -18,18 +18,25 @@ from functools import cache
 import numpy as np
 
 from synchromesh.cost.step_time import Unmeasured, collective_seconds
-from synchromesh.planner.assemble import CrossingValue, cheapest, crossing_values
+from synchromesh.planner.assemble import (
+    CrossingValue,
+    cheapest,
+    crossing_values,
+    crossings,
+    prices_of,
+)
 from synchromesh.planner.demand import GRADIENT_BYTES, Demand
 from synchromesh.planner.parts import parts
 from synchromesh.planner.planning_problem import PlanningProblem
-from synchromesh.planner.problem import BATCH, Floats
+from synchromesh.planner.problem import BATCH, Floats, PricedEdge
 from synchromesh.planner.stage_costs import (
     StageFacts,
     group_sizes,
     micro_batch_numbers,
     stage_ways,
 )
-from synchromesh.planner.stage_problem import StageProblem, Ways
+from synchromesh.planner.stage_mixes import Inside
+from synchromesh.planner.stage_problem import PlannedStage, StageProblem, Ways
 from synchromesh.planner.uniform import Uniform, holdings_of
 from synchromesh.values.holding import Holding
 from synchromesh.values.profile import Overlap, Pattern, Profile
@@ -75,7 +82,20 @@ def stage_demands(uniform: Uniform) -> list[Demand]:
             ranks = Pattern(size // degree, degree)
             if size % degree == 0 and ranks.size > 1:
                 demands.append(("all_reduce", ranks, min(bytes_, GRADIENT_BYTES)))
+        demands += _crossings(uniform, size)
     return demands
+
+
+def _crossings(uniform: Uniform, size: int) -> list[Demand]:
+    """What crosses between degrees inside a group and not on all devices. Degrees a and b = k a
+    cross on k ranks, whatever the group, and with as many micro-batches as there are groups on as
+    many rows; those that do not nest cross on all ranks of the group."""
+    own = {d: made for d, made in uniform.partitions.items() if size % d == 0}
+    if all(max(a, b) % min(a, b) == 0 for a in own for b in own):
+        return []
+    rows = -(-uniform.rows * size // uniform.devices)
+    group = replace(uniform, devices=size, rows=rows, partitions=own)
+    return [demand for demand in crossings(group) if demand[1] == Pattern(size)]
 
 
 def divisible(uniform: Uniform) -> bool:
@@ -86,12 +106,11 @@ def divisible(uniform: Uniform) -> bool:
 
 
 def stage_problem(
-    uniform: Uniform, planned: PlanningProblem, profile: Profile, order: Sequence[int],
-    slowness: Sequence[float],
-) -> StageProblem:  # fmt: skip
+    facts: "GroupFacts", planned: PlanningProblem, order: Sequence[int], slowness: Sequence[float]
+) -> StageProblem:
     """The problem of two stages and more, on ranks in `order`; slowness: of each rank."""
+    uniform = facts.uniform
     limits = planned.limits or (float("inf"),) * uniform.devices
-    facts = _Facts(uniform, profile, tuple(r for r in order if slowness[r] == 1.0))
     sizes, count = stage_sizes(uniform.devices), len(planned.names)
 
     @cache
@@ -114,47 +133,85 @@ def stage_problem(
     )
 
 
-class _Facts:
-    """The facts of a model's components by group, degree and number of micro-batches."""
+class GroupFacts:
+    """The facts of a model's components by group, degree and number of micro-batches, on `quick`
+    ranks."""
 
     def __init__(self, uniform: Uniform, profile: Profile, quick: Sequence[int]) -> None:
-        self.uniform, self.profile, self.quick = uniform, profile, quick
-        self.values = [v for v in crossing_values(uniform) if v.source != BATCH]
+        self.uniform, self.profile = uniform, profile
+        self._ranks = quick if len(quick) < len(profile.speeds) else None
+        self._values = [v for v in crossing_values(uniform) if v.source != BATCH]
         self._holdings: dict[int, Mapping[str, Holding]] = {}
+        self._known: dict[tuple[int, int, int], StageFacts | None] = {}
 
     def __call__(self, size: int, degree: int, micro_batches: int) -> StageFacts | None:
         """None where something of them is not known, or a device would have no row."""
-        rows = -(-self.uniform.rows // micro_batches)
-        if size // degree > rows:
+        alone = self._alone(size, degree, micro_batches)
+        if alone is None:
             return None
-        if degree not in self._holdings:
-            self._holdings[degree] = holdings_of(self.uniform, degree)
-        group = replace(self.uniform, devices=size, rows=rows)
         try:
-            return self._facts(group, degree)
+            return self._moved(alone, self._group(size, micro_batches), degree, self._values)
         except Unmeasured:
             return None
 
+    def inside(self, stage: PlannedStage, micro_batches: int) -> Inside | None:
+        """What may be mixed in a stage; None: it has one way."""
+        size, first, end = stage.devices, stage.first, stage.end
+        known = {
+            way: alone
+            for way, degree in enumerate(self.uniform.degrees)
+            if self(size, degree, micro_batches) is not None
+            and (alone := self._alone(size, degree, micro_batches)) is not None
+        }
+        if len(known) < 2:
+            return None
+        degrees = [self.uniform.degrees[way] for way in known]
+        group = self._group(size, micro_batches)
+        group = replace(group, partitions={d: group.partitions[d] for d in degrees})
+        made = [v for v in self._values if first <= v.source < end]
+        within = [v for v in made if v.readers[0] < end]
+        behind = [v for v in made if v.readers[0] >= end]
+        facts = [
+            self._moved(alone, group, degree, behind)
+            for alone, degree in zip(known.values(), degrees, strict=True)
+        ]
+        links = [
+            PricedEdge(v.source - first, tuple(r - first for r in v.readers if r < end), prices)
+            for v, prices in zip(within, prices_of(group, within, self.profile), strict=True)
+        ]
+        return Inside(tuple(known), tuple(facts), tuple(links))
+
+    def _group(self, size: int, micro_batches: int) -> Uniform:
+        """A group of devices with one micro-batch."""
+        return replace(self.uniform, devices=size, rows=-(-self.uniform.rows // micro_batches))
+
+    def _alone(self, size: int, degree: int, micro_batches: int) -> StageFacts | None:
+        """Without what moves between components."""
+        key = (size, degree, micro_batches)
+        if key not in self._known:
+            group = self._group(size, micro_batches)
+            possible = size % degree == 0 and size // degree <= group.rows
+            try:
+                self._known[key] = self._facts(group, degree) if possible else None
+            except Unmeasured:
+                self._known[key] = None
+        return self._known[key]
+
     def _facts(self, group: Uniform, degree: int) -> StageFacts | None:
         profile = self.profile
-        ranks = self.quick if len(self.quick) < len(profile.speeds) else None
+        if degree not in self._holdings:
+            self._holdings[degree] = holdings_of(self.uniform, degree)
         found = [
-            parts(group, degree, i, self._holdings[degree], profile, ranks)
+            parts(group, degree, i, self._holdings[degree], profile, self._ranks)
             for i in range(len(group.step.chain.components))
         ]
         known = [p for p in found if p is not None]
         if len(known) < len(found):
             return None
         calls = profile.calls
-        forward = np.array([max(0.0, p.forward + calls.forward) for p in known])
-        backward = np.array([max(0.0, p.backward + calls.backward) for p in known])
-        for value in self.values:
-            there, back = cheapest(group, value, degree, degree, profile)
-            forward[value.source] += there
-            backward[value.source] += back
         return StageFacts(
-            forward,
-            backward,
+            np.array([max(0.0, p.forward + calls.forward) for p in known]),
+            np.array([max(0.0, p.backward + calls.backward) for p in known]),
             gradient=np.array([p.gradient for p in known]),
             update=np.array([p.update + p.taken for p in known]),
             resident=np.array([p.resident for p in known]),
@@ -164,10 +221,21 @@ class _Facts:
             overlap=profile.overlap.get(MESSAGE, Overlap()),
         )
 
+    def _moved(
+        self, facts: StageFacts, group: Uniform, degree: int, values: Sequence[CrossingValue]
+    ) -> StageFacts:
+        """With what values take that move between components of one degree."""
+        forward, backward = facts.forward.copy(), facts.backward.copy()
+        for value in values:
+            there, back = cheapest(group, value, degree, degree, self.profile)
+            forward[value.source] += there
+            backward[value.source] += back
+        return replace(facts, forward=forward, backward=backward)
+
     def _messages(self, group: Uniform, degree: int) -> Floats:
         rows = -(-group.rows // group.layout(degree).data)
         pair = Pattern(2, group.devices)  # neighbours of equal size
-        sizes = _over_cuts(group, self.values, rows)
+        sizes = _over_cuts(group, self._values, rows)
         return np.array([collective_seconds(MESSAGE, pair, n, self.profile) for n in sizes])
 
 

@@ -1,19 +1,20 @@
-"""Plans with pipeline stages that are proposed: the best of the search, and the same under other
+"""Plans with pipeline stages that are proposed: the best of the searches, and the same under other
 schedules.
 
     order        ranks as they are; where some are slow, also the slow ones first and last
-    schedules    1f1b; gpipe, which waits less for messages; where groups are equal, interleaved
-                 with two stages each, cut by work
+    degrees      one for each stage; also one for each component, where that is quicker
+    schedules    1f1b; gpipe, which waits less for messages; the best of interleaved 1f1b
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from synchromesh.planner.cuts import cut
 from synchromesh.planner.planning_problem import PlanningProblem
-from synchromesh.planner.stage_facts import divisible, stage_problem
-from synchromesh.planner.stage_problem import PlannedStage, StagePlan, StageProblem
+from synchromesh.planner.stage_chunks import interleaved
+from synchromesh.planner.stage_facts import GroupFacts, divisible, stage_problem
+from synchromesh.planner.stage_mixes import mixed
+from synchromesh.planner.stage_problem import StagePlan, StageProblem
 from synchromesh.planner.stages import search
 from synchromesh.planner.unequal import TUNING as UNEQUAL
 from synchromesh.planner.uniform import Uniform
@@ -29,7 +30,6 @@ class StagePlanTuning:
     """How many plans with stages are proposed; chosen, not measured."""
 
     numbers: int = 2  # of micro-batches: the best, and the best with another number
-    again: int = 2  # stages of each group under the interleaved schedule
     plans: int = 6  # in all: each is priced by a walk of all its micro-batches
 
 
@@ -44,16 +44,17 @@ def stage_plans(
     if not divisible(uniform):
         return []
     slowness = slowness_of(profile, uniform.devices)
-    found: list[tuple[float, Plan]] = []
+    facts = GroupFacts(uniform, profile, [r for r, slow in enumerate(slowness) if slow == 1.0])
+    found: list[tuple[StagePlan | None, tuple[int, ...]]] = []
     for order in orders(slowness):
-        problem = stage_problem(uniform, planned, profile, order, slowness)
+        problem = stage_problem(facts, planned, order, slowness)
         for best in _best(problem):
-            if best.seconds > most:
-                break
-            for plan in _scheduled(uniform, planned, problem, best, order):
-                found.append((best.seconds, plan))
-    plans = dict.fromkeys(plan for _, plan in sorted(found, key=lambda x: x[0]))
-    return list(plans)[: TUNING.plans]
+            found += ((best, order), (mixed(problem, best, facts.inside), order))
+        found.append((interleaved(problem), order))
+    known = [(best, order) for best, order in found if best is not None and best.seconds <= most]
+    known.sort(key=lambda x: x[0].seconds)
+    plans = (p for best, order in known for p in _scheduled(uniform, planned, best, order))
+    return list(dict.fromkeys(plans))[: TUNING.plans]
 
 
 def slowness_of(profile: Profile, devices: int) -> tuple[float, ...]:
@@ -85,51 +86,30 @@ def _best(problem: StageProblem) -> Iterator[StagePlan]:
 
 
 def _scheduled(
-    uniform: Uniform,
-    planned: PlanningProblem,
-    problem: StageProblem,
-    best: StagePlan,
-    order: Sequence[int],
+    uniform: Uniform, planned: PlanningProblem, best: StagePlan, order: Sequence[int]
 ) -> Iterator[Plan]:
     """The plan under each schedule that it may have."""
-    plan = plan_of(uniform, planned, best.stages, best.micro_batches, order)
+    plan = plan_of(uniform, planned, best, order)
     yield plan
-    if best.micro_batches > 1:
+    if best.micro_batches > 1 and best.chunks == 1:
         yield replace(plan, schedule="gpipe")
-    stages, first = best.stages, best.stages[0]
-    again = TUNING.again * len(stages)
-    if again > problem.components or best.micro_batches < len(stages):
-        return
-    if any((s.devices, s.way) != (first.devices, first.way) for s in stages):
-        return
-    size = problem.sizes.index(first.devices)
-    seconds = problem.ways(best.micro_batches).seconds[first.way, :, :, size]
-    firsts = cut([float(seconds[i, i + 1]) for i in range(problem.components)], again)
-    ends = (*firsts[1:], problem.components)
-    chunks = [replace(first, first=i, end=j) for i, j in zip(firsts, ends, strict=True)]
-    plan = plan_of(uniform, planned, chunks, best.micro_batches, order, len(stages))
-    yield replace(plan, schedule="interleaved")
 
 
 def plan_of(
-    uniform: Uniform,
-    planned: PlanningProblem,
-    stages: Sequence[PlannedStage],
-    micro_batches: int,
-    order: Sequence[int],
-    groups: int = 0,
+    uniform: Uniform, planned: PlanningProblem, found: StagePlan, order: Sequence[int]
 ) -> Plan:
-    """The plan of stages on ranks in `order`. groups: how many there are where they come again."""
-    tensor = [uniform.degrees[s.way] for s in stages for _ in range(s.first, s.end)]
+    """The plan of stages on ranks in `order`."""
+    tensor = [uniform.degrees[way] for s in found.stages for way in s.way_of]
     wide = 2 * math.lcm(*tensor)  # devices of which every degree is `data` or a hybrid
     layouts = [Layout(wide // t, t) for t in tensor]
     plan = worded(planned.names, layouts, planned.modules)
-    starts = [0]
-    for stage in stages:
-        starts.append(starts[-1] + stage.devices)
-    made = []
-    for s, stage in enumerate(stages):
-        start = starts[s % groups if groups else s]
-        ranks = tuple(order[start : start + stage.devices])
-        made.append(Stage(ranks, planned.names[stage.first]))
-    return replace(plan, stages=tuple(made), micro_batches=micro_batches)
+    groups, start = [], 0
+    for stage in found.stages[: len(found.stages) // found.chunks]:
+        groups.append(tuple(order[start : start + stage.devices]))
+        start += stage.devices
+    stages = tuple(
+        Stage(ranks, planned.names[stage.first])
+        for ranks, stage in zip(groups * found.chunks, found.stages, strict=True)
+    )
+    schedule = "1f1b" if found.chunks == 1 else "interleaved"
+    return replace(plan, stages=stages, micro_batches=found.micro_batches, schedule=schedule)

@@ -49,6 +49,12 @@ class PlannedStage:
     end: int
     devices: int
     way: int
+    ways: tuple[int, ...] = ()  # of each component, where they differ (`stage_mixes`)
+
+    @property
+    def way_of(self) -> tuple[int, ...]:
+        """The way of each component."""
+        return self.ways or (self.way,) * (self.end - self.first)
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,20 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
-from synchromesh.planner.stage_facts import stage_demands, stage_problem, stage_sizes
-from synchromesh.planner.stage_plans import orders, slowness_of, stage_plans
-from synchromesh.planner.stage_problem import PlannedStage, evaluate
+from synchromesh.planner.stage_facts import (
+    GroupFacts,
+    stage_demands,
+    stage_problem,
+    stage_sizes,
+)
+from synchromesh.planner.stage_mixes import Searches, StagePlace
+from synchromesh.planner.stage_plans import orders, plan_of, slowness_of, stage_plans
+from synchromesh.planner.stage_problem import PlannedStage, StagePlan, evaluate
 from synchromesh.planner.uniform import Uniform, uniform
 from synchromesh.trace.capture.capture import trace
 from synchromesh.values.layout import Layout, stages_of
@@ -66,6 +73,15 @@ def proposed(told: Profile, **changes: object) -> list[Plan]:
     return stage_plans(parts, replace(problem, **changes), told)  # type: ignore[arg-type]
 
 
+def facts_of(told: Profile) -> GroupFacts:
+    return GroupFacts(made()[1], told, range(DEVICES))
+
+
+def under_1f1b(plans: Iterable[Plan]) -> Plan:
+    """The best of these."""
+    return next(plan for plan in plans if plan.schedule == "1f1b")
+
+
 def sizes(plan: Plan) -> list[int]:
     return [len(s.ranks) for s in plan.stages]
 
@@ -84,10 +100,16 @@ def test_every_proposal_is_a_plan_of_the_model() -> None:
 
 
 def test_gradients_that_cost_much_make_a_deep_pipeline() -> None:
-    best = proposed(profile(1.0))[0]
+    plans = proposed(profile(1.0))
+    best = under_1f1b(plans)
     assert sizes(best) == [1, 1, 1, 1]
     assert [s.first for s in best.stages] == ["0", "2", "4", "6"]
-    cheap = proposed(profile(1e-12))[0]
+    again = plans[0]  # whose fill is half as long
+    assert (again.schedule, [s.ranks[0] for s in again.stages]) == (
+        "interleaved",
+        [0, 1, 2, 3] * 2,
+    )
+    cheap = under_1f1b(proposed(profile(1e-12)))
     assert sizes(cheap) == [2, 2]
 
 
@@ -121,24 +143,24 @@ def test_slow_ranks_get_fewer_layers_and_stand_together() -> None:
 
 
 def test_memory_makes_stages_that_hold_less() -> None:
-    free = proposed(profile(1e-12))[0]
+    free = under_1f1b(proposed(profile(1e-12)))
     assert sizes(free) == [2, 2]
     layer = (16 * 16 + 16) * 4 * 4  # parameters, gradients, state
     tight = proposed(profile(1e-12, tensor=False), limits=(2.6 * layer,) * DEVICES)
-    assert sizes(tight[0]) == [1, 1, 1, 1]
+    assert sizes(under_1f1b(tight)) == [1, 1, 1, 1]
     assert proposed(profile(1e-12, tensor=False), limits=(layer,) * DEVICES) == []
 
 
 def test_what_a_stage_takes_is_the_sum_of_its_layers() -> None:
-    problem, parts = made()
+    problem, _ = made()
     told = profile(0.0, message=0.0, tensor=False)
-    found = stage_problem(parts, problem, told, range(DEVICES), (1.0,) * DEVICES)
+    found = stage_problem(facts_of(told), problem, range(DEVICES), (1.0,) * DEVICES)
     plan = (PlannedStage(0, 5, 3, 0), PlannedStage(5, 8, 1, 0))
     # micro-batches of 16 rows: 6 on a device of the first stage, 16 on the second
     t = (5 * 6 * 3e-3, 3 * 16 * 3e-3)
     assert abs(evaluate(found, plan, 4) - (sum(t) + 3 * max(t))) < 1e-9
     slow = replace(told, calls=Calls(1e-3, -2e-3, 0.25, 0.75, 9.0))
-    found = stage_problem(parts, problem, slow, range(DEVICES), (1.0,) * DEVICES)
+    found = stage_problem(facts_of(slow), problem, range(DEVICES), (1.0,) * DEVICES)
     t = (t[0] - 5e-3 + 1.0, t[1] - 3e-3 + 1.0)
     assert abs(evaluate(found, plan, 4) - (sum(t) + 3 * max(t))) < 1e-9
 
@@ -168,3 +190,83 @@ def test_a_model_of_one_component_has_no_stages() -> None:
     parts = uniform(PartitionCache(problem))
     assert stage_plans(parts, problem, Profile(DEVICES)) == []
     assert stage_demands(parts) == []
+
+
+# Mixed stages: convolutions that gain nothing by tensor parallelism, and a classifier that no
+# device has the memory for
+
+
+@cache
+def classified() -> tuple[PlanningProblem, Uniform]:
+    """Six convolutions of 8 channels and a linear classifier of 128 x 512."""
+    layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Tanh()) for _ in range(6)]
+    head = nn.Sequential(nn.Flatten(), nn.Linear(128, 512))
+    step = trace(nn.Sequential(*layers, head), loss, torch.randn(ROWS, 8, 4, 4), training=True)
+    problem = PlanningProblem(step, ROWS, DEVICES)
+    return problem, uniform(PartitionCache(problem))
+
+
+def classified_profile() -> Profile:
+    """A row takes a convolution about 3 ms under every degree, the classifier 6 ms by degree."""
+    told, parts = profile(1e-10), classified()[1]
+    programs = {}
+    for m, made_of in parts.partitions.items():
+        for i, local in enumerate(made_of.components):
+            work = 6e-3 / m if i == 6 else 3e-3 / (1 + 0.1 * (m - 1))
+            curves = ((line(work / 3),) * DEVICES, (line(work * 2 / 3),) * DEVICES)
+            programs[made_of.program(local)] = Compute(*curves, Memory(kept=line(64.0)))
+    return replace(told, compute=programs)
+
+
+def test_a_stage_has_its_convolutions_data_and_its_classifier_tensor_parallel() -> None:
+    problem, parts = classified()
+    state = (128 * 512 + 512) * 4 * 4  # parameters, gradients, state
+    tight = replace(problem, limits=(0.7 * state,) * DEVICES)
+    best, *others = stage_plans(parts, tight, classified_profile())
+    assert [x.tensor for x in problem.layouts(best)] == [1, 1, 1, 1, 1, 1, 2]
+    assert [(s.ranks, s.first) for s in best.stages] == [((0, 1), "0"), ((2, 3), "5")]
+    assert {Plan.parse(str(plan)) for plan in (best, *others)} == {best, *others}
+    assert any(problem.layouts(plan)[-2].tensor == 2 for plan in others)  # one degree a stage
+
+
+def test_one_way_for_all_components_of_a_stage_takes_what_its_search_says() -> None:
+    problem, parts = classified()
+    facts = GroupFacts(parts, classified_profile(), range(DEVICES))
+    stages = stage_problem(facts, problem, range(DEVICES), (1.0,) * DEVICES)
+    for first, end, size in ((0, 3, 2), (2, 7, 2), (1, 6, 2)):
+        for m in (1, 4):
+            place = StagePlace(1.0, float("inf"), m, 1)
+            stage, ways = PlannedStage(first, end, size, 0), stages.ways(m)
+            inside = facts.inside(stage, m)
+            assert inside is not None
+            for k, way in enumerate(inside.ways):
+                found = Searches(place, stage, inside).mix((k,) * (end - first))
+                at = (way, first, end, stages.sizes.index(size))
+                assert found.stage == replace(stage, way=way)
+                t, x, e = (float(a[at]) for a in (ways.seconds, ways.fill, ways.end))
+                assert found.passage == pytest.approx(t + x)
+                assert found.slowest == pytest.approx((m - 1) * t + e)
+
+
+def test_degrees_that_differ_in_groups_of_different_sizes_are_told_in_words() -> None:
+    problem, parts = made()
+    eight = replace(problem, devices=8)
+    stages = (
+        PlannedStage(0, 3, 4, 0, (0, 1, 2)),
+        PlannedStage(3, 5, 2, 1, (1, 0)),
+        PlannedStage(5, 6, 1, 0),
+        PlannedStage(6, 8, 1, 0),
+    )
+    plan = plan_of(parts, eight, StagePlan(stages, 4, 1.0), range(8))
+    layouts = eight.layouts(Plan.parse(str(plan)))
+    assert [(x.first, x.data, x.tensor) for x in layouts] == [
+        (0, 4, 1), (0, 2, 2), (0, 1, 4), (4, 1, 2), (4, 2, 1), (6, 1, 1), (7, 1, 1), (7, 1, 1),
+    ]  # fmt: skip
+
+
+def test_degrees_that_do_not_nest_cross_on_all_ranks_of_a_group() -> None:
+    problem = replace(made()[0], devices=12)
+    parts = uniform(PartitionCache(problem))
+    of_six = [d for d in stage_demands(parts) if d[0] == "all_to_all"]
+    assert of_six == [("all_to_all", Pattern(6), ROWS // 2 * 16 * 4 // 2)]
+    assert all(kind in ("send", "all_reduce") for kind, *_ in stage_demands(made()[1]))
