@@ -74,7 +74,8 @@ def test_the_table_the_runners_up_and_the_plan_file(capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert "digits/cnn on v100x2, 64 rows a step (datasheet, +-50%)" in out
     assert "plainest within 5% of the least" in out and "one device is as good as more" in out
-    assert "of the best plan on all" in out and "runner-up" in out and "classifier" in out
+    assert "best plan of one stage on all devices" in " ".join(out.split())
+    assert "runner-up" in out and "classifier" in out
     assert str(Plan.load("p.yaml")) in out
     assert "exists: --force overwrites it" in sentence(words, capsys)
     assert main([*words.split(), "--force"]) == 0
