@@ -26,9 +26,9 @@ from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values.component import Value
 from synchromesh.values.exchange import Exchange
 from synchromesh.values.holding import Holding
-from synchromesh.values.layout import Layout
+from synchromesh.values.layout import Layout, leaf_layout_at
 from synchromesh.values.messages import Message, Receive, Run, Send
-from synchromesh.values.placement import Placement
+from synchromesh.values.placement import REPLICATED, Placement
 from synchromesh.values.profile import Profile
 from synchromesh.values.schedule import Action
 
@@ -171,13 +171,16 @@ class _MemoryWalk:
 
     @property
     def batch_bytes(self) -> float:
-        """This rank's rows of the batch's leaves."""
+        """This rank's rows of the batch's leaves, of those too that other stages read alone."""
         found: dict[Form, float] = {}
-        for local in self.parts.values():
-            for item in local.inputs:
-                if item.source is None:
-                    form, size = self._sized(item.value, local.layout, item.want)
-                    found[form] = size * (self.count if item.value.rows else 1)
+        own = leaf_layout_at(self.setting.partition.leaf_layouts, self.position)
+        read = [(p.layout, x) for p in self.parts.values() for x in p.inputs if x.source is None]
+        here = {item.value.name for _, item in read}
+        every = (x for p in self.setting.partition.components for x in p.inputs)
+        others = [x for x in every if x.source is None and x.value.name not in here]
+        for layout, item in (*read, *((own, replace(x, want=REPLICATED)) for x in others)):
+            form, size = self._sized(item.value, layout, item.want)
+            found[form] = size * (self.count if item.value.rows else 1)
         return sum(found.values())
 
     def peak(self) -> float:
@@ -219,9 +222,12 @@ class _MemoryWalk:
         rows, backward = exchange.value.rows, message.kind == "B"
         if rows is None:
             return 0
-        routes = exchange.change(self.setting.row_ranges, backward).routes
-        whole = all(len(r.parts) == 1 for r in routes if r.sender == self.position)
-        if whole and rows.dim == 0 and not (exchange.have.sharded or exchange.want.sharded):
+        change = exchange.change(self.setting.row_ranges, backward)
+        routes = [r for r in change.routes if r.sender == self.position]
+        if change.whole.issuperset(routes):
+            return 0
+        views = all(len(r.parts) == 1 for r in routes)
+        if views and rows.dim == 0 and not (exchange.have.sharded or exchange.want.sharded):
             return 0
         return exchange.sent_bytes(self.setting.row_ranges, backward, self.position)
 

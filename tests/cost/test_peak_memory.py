@@ -189,8 +189,9 @@ def test_two_stages_by_hand() -> None:
     # when the first backward begins: both gradients of h may have arrived
     assert first == PeakMemory(40, 40 + batch + 2 * handed + 2 * 80)
     # 1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 ...
-    #     h, and the gradient that is sent, b's and what c1 works with
-    assert second == PeakMemory(24, 24 + 80 + 80 + 24 + 70)
+    #     the batch, of which it reads nothing, h, and the gradient that is sent, b's and what c1
+    #     works with
+    assert second == PeakMemory(24, 24 + batch + 80 + 80 + 24 + 70)
 
 
 def test_1f1b_keeps_few_micro_batches_on_the_first_stage() -> None:
