@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from synchromesh.engine import batches
@@ -138,7 +139,6 @@ class Program:
             if self.position in layouts[stage[0]].positions
         }
         self._lanes: list[Lane] = []  # that are free
-        self.turns = max((stage.turns for stage in self._stages.values()), default=1)
 
     @property
     def group(self) -> int:
@@ -326,14 +326,16 @@ class Lane:
 
 def run_forwards(walks: Sequence[Generator[None, None, T]], schedule: Schedule) -> list[T]:
     """Runs generators, one a micro-batch, from pause to pause in the order of the schedule's
-    forwards; what they return."""
+    forwards; what they return. What intercepts torch's functions (TorchFunctionMode) has been
+    traced, and is not asked again."""
     results: dict[int, T] = {}
-    for action in schedule.groups[0]:
-        if action.kind == "F":
-            try:
-                next(walks[action.micro_batch])
-            except StopIteration as end:
-                results[action.micro_batch] = end.value
+    with torch._C.DisableTorchFunction():
+        for action in schedule.groups[0]:
+            if action.kind == "F":
+                try:
+                    next(walks[action.micro_batch])
+                except StopIteration as end:
+                    results[action.micro_batch] = end.value
     return [results[i] for i in range(len(walks))]
 
 

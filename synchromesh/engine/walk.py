@@ -16,7 +16,6 @@ from math import isfinite
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.graph import magic_methods
@@ -26,32 +25,36 @@ Walk = Generator[None, None, tuple[Tensor, ...]]
 _LITERALS = (bool, int, str, type(None))
 _INFIX = {getattr(operator, n): form for n, form in magic_methods.items() if n != "div"}
 _ATEN = torch.ops.aten
-# Operators, and the function that takes the same arguments and does the same.
+_NN: Any = torch._C._nn
+_FUNCTIONS: Any = torch._C._VariableFunctions
+_METHODS: Any = torch._C.TensorBase
+# Operators, and the binding that takes the same arguments and does the same: torch's own, also
+# where somebody has put another function in the place of `torch.nn.functional.linear`.
 BINDINGS: dict[Any, Callable[..., Any]] = {
-    _ATEN.linear.default: F.linear,
-    _ATEN.gelu.default: F.gelu,
-    _ATEN.scaled_dot_product_attention.default: F.scaled_dot_product_attention,
-    _ATEN.add.Tensor: torch.add,
-    _ATEN.sub.Tensor: torch.sub,
-    _ATEN.mul.Tensor: torch.mul,
-    _ATEN.div.Tensor: torch.div,
-    _ATEN.matmul.default: torch.matmul,
-    _ATEN.bmm.default: torch.bmm,
-    _ATEN.cat.default: torch.cat,
-    _ATEN.conv1d.default: torch.conv1d,
-    _ATEN.conv2d.default: torch.conv2d,
-    _ATEN.embedding.default: torch.embedding,
-    _ATEN.layer_norm.default: torch.layer_norm,
-    _ATEN.relu.default: torch.relu,
-    _ATEN.tanh.default: torch.tanh,
-    _ATEN.softmax.int: torch.softmax,
-    _ATEN.expand.default: Tensor.expand,
-    _ATEN.permute.default: Tensor.permute,
-    _ATEN.reshape.default: Tensor.reshape,
-    _ATEN.transpose.int: Tensor.transpose,
-    _ATEN.unbind.int: Tensor.unbind,
-    _ATEN.unsqueeze.default: Tensor.unsqueeze,
-    _ATEN.view.default: Tensor.view,
+    _ATEN.linear.default: _NN.linear,
+    _ATEN.gelu.default: _NN.gelu,
+    _ATEN.scaled_dot_product_attention.default: _NN.scaled_dot_product_attention,
+    _ATEN.add.Tensor: _FUNCTIONS.add,
+    _ATEN.sub.Tensor: _FUNCTIONS.sub,
+    _ATEN.mul.Tensor: _FUNCTIONS.mul,
+    _ATEN.div.Tensor: _FUNCTIONS.div,
+    _ATEN.matmul.default: _FUNCTIONS.matmul,
+    _ATEN.bmm.default: _FUNCTIONS.bmm,
+    _ATEN.cat.default: _FUNCTIONS.cat,
+    _ATEN.conv1d.default: _FUNCTIONS.conv1d,
+    _ATEN.conv2d.default: _FUNCTIONS.conv2d,
+    _ATEN.embedding.default: _FUNCTIONS.embedding,
+    _ATEN.layer_norm.default: _FUNCTIONS.layer_norm,
+    _ATEN.relu.default: _FUNCTIONS.relu,
+    _ATEN.tanh.default: _FUNCTIONS.tanh,
+    _ATEN.softmax.int: _FUNCTIONS.softmax,
+    _ATEN.expand.default: _METHODS.expand,
+    _ATEN.permute.default: _METHODS.permute,
+    _ATEN.reshape.default: _METHODS.reshape,
+    _ATEN.transpose.int: _METHODS.transpose,
+    _ATEN.unbind.int: _METHODS.unbind,
+    _ATEN.unsqueeze.default: _METHODS.unsqueeze,
+    _ATEN.view.default: _METHODS.view,
 }
 
 

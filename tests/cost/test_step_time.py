@@ -301,7 +301,7 @@ def test_the_order_is_the_engines(
         start += part.counts[0]
     order.program.run(lanes, 0)
     turns = turns_of(setting.partition.components)
-    assert order.program.turns == len(turns) > 1, "a plan without a pause says nothing"
+    assert order.program._stages[0].turns == len(turns) > 1, "a plan without a pause says nothing"
     predicted = [
         item.component
         for action in taking_turns(micro_batches, len(turns)).groups[0]

@@ -3,14 +3,18 @@
 import operator
 import weakref
 from collections.abc import Callable, Generator
+from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from synchromesh.engine.program import run_forwards
 from synchromesh.engine.walk import BINDINGS, pauses, walking
+from synchromesh.values.schedule import taking_turns
 
 
 class Twice:
@@ -174,3 +178,22 @@ def test_a_binding_dispatches_what_its_operator_does(op: Any) -> None:
             for a, b in zip(torch.utils._pytree.tree_leaves(found),
                             torch.utils._pytree.tree_leaves(expected), strict=True)
         )  # fmt: skip
+
+
+def test_bindings_are_torchs_own() -> None:
+    assert not [op for op, f in BINDINGS.items() if isinstance(f, FunctionType)]
+
+
+class Doubles(TorchFunctionMode):
+    """Doubles what torch.mul gives."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {})) * (2 if func is torch.mul else 1)
+
+
+def test_what_intercepts_functions_was_traced_and_is_not_asked_again() -> None:
+    x = torch.randn(2, 3)
+    walk = walking(graph(call(torch.ops.aten.mul.Tensor, None, None)))
+    with Doubles():
+        ((found,),) = run_forwards([walk(Twice(), x)], taking_turns(1))
+    assert torch.equal(found, x * x)
