@@ -30,7 +30,8 @@ class Model:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.modules = tuple(module.modules())  # which `trained` compares with those there are
+        self._modules = tuple(module.modules())
+        self._sizes = [(part._modules, len(part._modules)) for part in self._modules]
         self._own_forward = vars(module).get("forward")  # where it has another than its class
         self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
         self.buffers: dict[str, Tensor] = dict(module.named_buffers())
@@ -68,6 +69,14 @@ class Model:
         ]
         self.statistics = tuple(name for name, _ in found)  # of norms, of this rank's rows
         self.never_synchronised = tuple(name for name, instance in found if instance)
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The modules that there are now, in their order; a walk over all of them only where one
+        was added, as `trained` refuses other changes."""
+        if any(len(children) != size for children, size in self._sizes):
+            return tuple(self.module.modules())
+        return self._modules
 
     def paths(self) -> tuple[str, ...]:
         """Every module path of the model."""
