@@ -43,7 +43,9 @@ class Choice:
         """Of which plan `components` are, where it is not the chosen one; else nothing."""
         if self.components_of in (None, self.chosen.plan):
             return ""
-        return f"of {str(self.components_of)!r}, the best plan of one stage on all devices"
+        return (
+            f"of {str(self.components_of)!r}, the search's best plan of one stage on all devices"
+        )
 
     @property
     def alone(self) -> str:

@@ -132,7 +132,8 @@ def test_runners_up_to_stages_are_of_the_best_plan_of_one_stage(
     chosen = replace(found, candidates=(replace(found.chosen, plan=staged), *found.candidates))
     told = with_runners_up(partitions, chosen)
     assert told.components_of in [c.plan for c in found.candidates]
-    assert told.of == f"of {str(told.components_of)!r}, the best plan of one stage on all devices"
+    of = str(told.components_of)
+    assert told.of == f"of {of!r}, the search's best plan of one stage on all devices"
     assert told.to_dict()["components_of"] == str(told.components_of)
 
 
