@@ -64,14 +64,15 @@ class Accumulation:
         each other would come into several micro-batches.
         """
         execution = self._execution
-        micro = self._micro_batches(batch, rows, micro_batches)
-        alone = last and len(micro) == 1 and not self.begun
+        parts = self._parts(rows, micro_batches)
+        micro = execution.micro_batches(batch, parts)
+        alone = last and len(parts) == 1 and not self.begun
         with execution.streams.preserved():
             self._rows = self._rows or rows.total
             if last:
                 execution.sync.begin()
-            execution.unsettled_rows += sum(execution.active.local_rows(p) for p, _ in micro)
-            self._walk([b for _, b in micro if b is not None], alone, last, steps)
+            execution.unsettled_rows += sum(execution.active.local_rows(p) for p in parts)
+            self._walk(micro, alone, last, steps)
             self.begun = True
         value = self._loss()
         if last:
@@ -91,12 +92,9 @@ class Accumulation:
             self.summed = True
         return value
 
-    def _micro_batches(
-        self, batch: Any, rows: GlobalRows, by_hand: int
-    ) -> list[tuple[GlobalRows, MicroBatch | None]]:
-        """The micro-batches that have rows; without a program on an idle rank."""
-        execution = self._execution
-        step, plan = execution.active.step, execution.active.plan
+    def _parts(self, rows: GlobalRows, by_hand: int) -> list[GlobalRows]:
+        """The rows of the micro-batches that have any."""
+        step, plan = self._execution.active.step, self._execution.active.plan
         count = max(by_hand, plan.micro_batches)
         if by_hand > 1 and (plan.micro_batches > 1 or plan.stage_count > 1):
             raise ValueError(
@@ -105,7 +103,7 @@ class Accumulation:
             )
         refuse_parts(step, count)
         parts = rows.micro(by_hand) if by_hand > 1 else rows.micro_batches()
-        return execution.micro_batches(batch, [part for part in parts if part.total])
+        return [part for part in parts if part.total]
 
     def _walk(self, micro: Sequence[MicroBatch], alone: bool, last: bool, steps: int) -> None:
         """Adds to gradients and to the loss. alone: these are all of the accumulation."""

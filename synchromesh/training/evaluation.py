@@ -36,8 +36,7 @@ def means(
             if not rows.total:
                 continue
             count += rows.total
-            parts = execution.micro_batches(batch, rows.micro_batches(), metric)
-            micro = [part for _, part in parts if part is not None]
+            micro = execution.micro_batches(batch, rows.micro_batches(), metric)
             if not micro:
                 continue
             walk = PipelineWalk(micro, execution.active.groups, steps, 0, apart=1)

@@ -230,10 +230,10 @@ class Execution:
 
     def micro_batches(
         self, batch: Any, rows: Sequence[GlobalRows], function: Any = None
-    ) -> list[tuple[GlobalRows, MicroBatch | None]]:
+    ) -> list[MicroBatch]:
         """What this rank runs of each micro-batch, whose rows follow each other in its batch;
         nothing on an idle rank. function: a metric (none: the loss). All ranks call alike."""
-        found: list[tuple[GlobalRows, MicroBatch | None]] = []
+        found: list[MicroBatch] = []
         start, total = 0, sum(part.total for part in rows)
         for part in rows:
             count = self.active.local_rows(part)
@@ -241,13 +241,12 @@ class Execution:
             start += count
             filled = self.filled(local, part)
             program = self.program(filled, function or self.loss, part, total)
-            made = None
-            if program is not None:
-                turns = [(filled, part)]
-                if function is None:
-                    turns = self._taking_turns(program, local, filled, part)
-                made = MicroBatch(program, part, turns)
-            found.append((part, made))
+            if program is None:
+                continue
+            turns = [(filled, part)]
+            if function is None:
+                turns = self._taking_turns(program, local, filled, part)
+            found.append(MicroBatch(program, part, turns))
         return found
 
     def _taking_turns(
