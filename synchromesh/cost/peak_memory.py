@@ -224,7 +224,7 @@ class _MemoryWalk:
             return 0
         change = exchange.change(self.setting.row_ranges, backward)
         routes = [r for r in change.routes if r.sender == self.position]
-        if change.whole.issuperset(routes):
+        if all(r in change.whole for r in routes):
             return 0
         views = all(len(r.parts) == 1 for r in routes)
         if views and rows.dim == 0 and not (exchange.have.sharded or exchange.want.sharded):

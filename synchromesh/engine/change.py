@@ -4,14 +4,14 @@ Tensors are rows first: (rows, ..., segments, inner, ...). The routes (values/ro
 boxes go from whom to whom; a rank on both sides keeps its own.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import torch
 from torch import Tensor
 
 from synchromesh.values.component import Rows
-from synchromesh.values.routes import Change, Route, Slices
+from synchromesh.values.routes import Change, Slices
 
 Message = tuple[int, Tensor]  # to or from a position
 
@@ -29,14 +29,11 @@ def part(change: Change, x: Tensor, position: int) -> Tensor | None:
     return _box(x, change.cut, at)
 
 
-def sends(
-    change: Change, x: Tensor, position: int, besides: Collection[Route] = ()
-) -> list[Message]:
-    """What a position of the source sends of `x`, flat, by receiver, `besides` routes that go
-    another way; views where they can be."""
+def sends(change: Change, x: Tensor, position: int) -> list[Message]:
+    """What a position of the source sends of `x`, flat, by receiver; views where they can be."""
     letters = []
     for r in change.routes:
-        if r.sender == position != r.receiver and r not in besides:
+        if r.sender == position != r.receiver:
             parts = [_box(x, change.cut, at).reshape(-1) for at, _ in r.parts]
             letters.append((r.receiver, parts[0] if len(parts) == 1 else torch.cat(parts)))
     return letters

@@ -46,11 +46,10 @@ def _outward(
     if item.value.rows is None:
         return [(to, x) for sender, to in item.copies(gradient) if sender == position]
     change = item.change(rows, gradient)
-    whole = [(r.receiver, x) for r in change.whole if r.sender == position]
-    if len(whole) == sum(r.sender == position for r in change.routes):
+    if whole := [(r.receiver, x) for r in change.whole if r.sender == position]:
         return whole
     local = rows_first(x, item.value.rows, max(1, change.source.rows_at(position)))
-    return whole + sends(change, local, position, besides=change.whole)
+    return sends(change, local, position)
 
 
 @dataclass

@@ -73,10 +73,7 @@ def overlap(
     found = {}
     for kind in asked:
         at = pair if kind in MESSAGES else group
-        rates = [*_rates(world, at, kind, seconds, usual), 1.0]
-        if kind in MESSAGES:
-            rates[-1] = _both_ways(world, at, seconds)
-        found[kind] = _mean(world, at, rates)
+        found[kind] = _mean(world, at, _rates(world, at, kind, seconds, usual))
     delays = [o.delay for o in known.values()]
     if not delays:
         at = pair if asked[0] in MESSAGES else group
@@ -104,35 +101,27 @@ def _rate(found: float) -> float:
 
 def _rates(
     world: World, group: Group | Pair, kind: str, seconds: float, usual: float
-) -> tuple[float, float]:
-    """a and b on this rank. usual: products a second where nothing else goes on."""
+) -> tuple[float, float, float]:
+    """a, b and, of messages, `both` on this rank. usual: products a second where nothing else goes
+    on."""
     payload, once = _payload(world, group, kind, seconds / TUNING.parts)
     count = max(2, ceil(seconds / max(once, seconds / 100)))
+    alone, both = _in_a_row(world, group, kind, payload, count), 1.0
+    if kind in MESSAGES:
+        both = alone / _in_a_row(world, group, "exchange", payload, count)
+    beside, lasted, products = _beside_products(world, group, kind, payload, seconds)
+    return products / usual / lasted, alone * beside / lasted, both
+
+
+def _in_a_row(world: World, group: Group | Pair, kind: str, payload: int, count: int) -> float:
+    """Seconds of each of `count` collectives, one after the other."""
     world.everyone.barrier()
     with _own_stream(world.device) as arrived:
         began = time.perf_counter()
         for _ in range(count):
             begun(world, group, kind, payload)()
             arrived()
-        alone = (time.perf_counter() - began) / count
-    beside, lasted, products = _beside_products(world, group, kind, payload, seconds)
-    return products / usual / lasted, alone * beside / lasted
-
-
-def _both_ways(world: World, group: Group | Pair, seconds: float) -> float:
-    """The rate of a message while another goes the opposite way."""
-    payload, once = _payload(world, group, "send", seconds / TUNING.parts)
-    count = max(2, ceil(seconds / max(once, seconds / 100)))
-    taken = {}
-    for kind in ("send", "exchange"):
-        world.everyone.barrier()
-        with _own_stream(world.device) as arrived:
-            began = time.perf_counter()
-            for _ in range(count):
-                begun(world, group, kind, payload)()
-                arrived()
-            taken[kind] = time.perf_counter() - began
-    return taken["send"] / taken["exchange"]
+        return (time.perf_counter() - began) / count
 
 
 def _beside_products(

@@ -162,9 +162,9 @@ class Change:
         return routes(self.source, self.target, tuple(sorted(self._widths.items())))
 
     @cached_property
-    def whole(self) -> frozenset[Route]:
-        """Routes on which all that the sender has becomes all that the receiver has: it moves as
-        it lies, whatever the order of its dimensions."""
+    def whole(self) -> tuple[Route, ...]:
+        """Routes on which all that the sender has becomes all that the receiver has, as on all
+        others of this sender: it moves as it lies, whatever the order of its dimensions."""
         heard = Counter(route.receiver for route in self.routes)
 
         def entire(side: Side, slices: Slices, position: int) -> bool:
@@ -173,13 +173,15 @@ class Change:
                 widths[side.placement.dim] = side.width_at(position)
             return slices == tuple((0, widths[dim]) for dim in self.cut)
 
-        return frozenset(
+        found = {
             r
             for r in self.routes
             if heard[r.receiver] == len(r.parts) == 1
             and entire(self.source, r.parts[0][0], r.sender)
             and entire(self.target, r.parts[0][1], r.receiver)
-        )
+        }
+        others = {r.sender for r in self.routes if r not in found}
+        return tuple(r for r in self.routes if r in found and r.sender not in others)
 
     @property
     def partial(self) -> bool:
