@@ -17,6 +17,7 @@ EVERYTHING = sorted(
 LAYERS = (
     "version",
     "values",  # what all speak of
+    "results",
     "workloads",
     "catalogue",
     "trace", "trace.guards", "trace.step",  # what a trace is
