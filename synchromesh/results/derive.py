@@ -9,7 +9,7 @@ are those of `single` where there are any (Grama et al., Introduction to Paralle
     dollars          price per hour x instances x seconds / 3600   [`Price.dollars`]
 
 Of several runs on one device (seeds), step_1 and samples/s_1 are medians. What ran on emulated
-hosts is compared with what did alike, and predictions with predictions.
+hosts is compared with what did alike, predictions with predictions, a cluster with itself.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,8 @@ def _on_one_device(run: RunResult, batch: int, done: Sequence[RunResult]) -> lis
         for r in done
         if r.devices == 1
         and r.batch == batch
-        and (r.workload, r.emulated, r.predicted) == (run.workload, run.emulated, run.predicted)
+        and (r.workload, r.cluster, r.emulated, r.predicted)
+        == (run.workload, run.cluster, run.emulated, run.predicted)
         and _timed(r)
     ]
     return [r for r in alike if r.strategy == "single"] or alike

@@ -38,7 +38,7 @@ def test_like_is_compared_with_like() -> None:
     """Another batch, another model, a failed run, hosts that were emulated, a prediction."""
     others: tuple[dict[str, object], ...] = (
         {"batch": 128}, {"workload": "digits/vit"}, {"status": "failed"}, {"emulated": True},
-        {"predicted": True}, {"devices": 2},
+        {"predicted": True}, {"devices": 2}, {"cluster": "v100x8"},
     )  # fmt: skip
     for other in others:
         one = replace(run("single", 1, 0.6), **other)  # type: ignore[arg-type]
