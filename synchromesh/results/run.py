@@ -130,6 +130,8 @@ class RunResult:
     dollars                price per hour x `seconds`
     seconds                of training, without validation and other runs' turns
     predicted              nothing was run: all figures are predictions
+    cluster                what it ran on or is predicted for, in words, where a study has several;
+                           runs of different ones are not compared
     trace                  the file with the trace of its recorded steps, beside the document
     """
 
@@ -169,3 +171,4 @@ class RunResult:
     trace: str | None = None
     emulated: bool = False
     predicted: bool = False
+    cluster: str = ""

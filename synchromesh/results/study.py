@@ -31,6 +31,7 @@ class Price:
     region: str = ""
     date: str = ""
     source: str = ""
+    device: str = ""  # which accelerator it has
 
     def dollars(self, seconds: float, devices: int) -> float:
         """What `seconds` on so many devices cost: instances are paid for entirely.

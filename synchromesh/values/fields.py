@@ -26,7 +26,7 @@ def of_plain(kind: type[T], value: Any, path: str) -> T:
         if f.default is MISSING and f.default_factory is MISSING
     ]
     given = document.mapping(value, path, known, needed)
-    hints = _hints(kind)
+    hints = _hints(cast("Any", kind))
     read = {n: _read(hints[n], v, f"{path}.{n}") for n, v in given.items()}
     with document.at(path):
         return kind(**read)
@@ -44,7 +44,7 @@ def to_plain(value: Any) -> Any:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
