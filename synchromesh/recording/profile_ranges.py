@@ -10,8 +10,8 @@ gloo's ranges last from when one of its threads takes up a collective to its end
 from the call to the end of the wait for it, to which an awaited collective lasts, too. Annotations
 (calls.py) say the name and ranks of a collective (within a process group they are carried out in
 the order of the calls), and when a thread waits. Computation is operators, and as `host` what goes
-on between two operators of a step but waiting: Python, autograd, calls. DDP waits where nothing
-can be annotated: in a gap without annotation it waits until the last communication there ends.
+on between two operators of a step but waiting: Python, autograd, calls. DDP's reducer calls and
+waits in C++, where nothing is annotated: a gap in which such a collective ends counts as a wait.
 
 On CUDA, kernels and copies of the device's streams; those of NCCL communicate (not tested here).
 """
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from synchromesh.recording.intervals import Interval, Intervals, common, minus, union
+from synchromesh.recording.intervals import Interval, minus, union
 from synchromesh.recording.names import ANNOTATION, MESSAGES, WAIT, communication_name
 from synchromesh.recording.spans import Span, by_start
 
@@ -51,6 +51,7 @@ class _Call:
     thread: int
     name: str
     ranks: tuple[int, ...]
+    annotated: bool = True
 
 
 def cpu_spans(
@@ -62,22 +63,21 @@ def cpu_spans(
     the thread that runs the steps.
     """
     ordered = sorted(ranges, key=lambda r: (r.start, -r.end))
-    traffic = [r for r in ordered if r.name.startswith(GLOO)]
-    collectives = [r for r in traffic if communication_name(r.name) not in MESSAGES]
-    messages = [r for r in traffic if communication_name(r.name) in MESSAGES]
+    of_gloo = [r for r in ordered if r.name.startswith(GLOO)]
+    collectives = [r for r in of_gloo if communication_name(r.name) not in MESSAGES]
+    messages = [r for r in of_gloo if communication_name(r.name) in MESSAGES]
     calls = _calls(ordered, everyone)
-    waits = [(r.start, r.end) for r in ordered if r.name == WAIT and r.thread == main]
-    reduced = _until_waits_end(_collectives(collectives, calls), waits)
-    communications = reduced + _messages(messages, calls)
     workers = {r.thread for r in collectives} - {main}
     operators = _outermost(r for r in ordered if _computes(r) and r.thread not in workers)
     gaps = minus(union(steps), union((s.start, s.end) for s in operators))
-    host = (
+    reduced, inferred = _inferred_waits(_collectives(collectives, calls), gaps)
+    annotated = [(r.start, r.end) for r in ordered if r.name == WAIT and r.thread == main]
+    traffic = _until_waits_end(reduced, annotated) + _messages(messages, calls)
+    host = [
         Span(start, end, "computation", HOST, _lane(main))
-        for gap in gaps
-        for start, end in minus((gap,), _waiting(gap, communications, waits))
-    )
-    return by_start([*communications, *operators, *host])
+        for start, end in minus(gaps, union([*annotated, *inferred]))
+    ]
+    return by_start([*traffic, *operators, *host])
 
 
 def _computes(r: Range) -> bool:
@@ -112,13 +112,14 @@ def _calls(ordered: Iterable[Range], everyone: tuple[int, ...]) -> list[_Call]:
         elif r.name.startswith("c10d::") and r.start >= annotated.get(r.thread, 0.0):
             known = communication_name(r.name)
             if known is not None:
-                found.append(_Call(r.start, r.end, r.thread, known, everyone))
+                found.append(_Call(r.start, r.end, r.thread, known, everyone, annotated=False))
     return found
 
 
-def _collectives(ranges: Iterable[Range], calls: Iterable[_Call]) -> list[Span]:
-    """Each range with the name and the ranks of its call: of each process group the first that is
-    open. A worker thread serves one process group, which decides where several are possible."""
+def _collectives(ranges: Iterable[Range], calls: Iterable[_Call]) -> list[tuple[Span, bool]]:
+    """Each range with the name and the ranks of its call, of each process group the first that is
+    open, and whether that was annotated. A worker thread serves one process group, which decides
+    where several are possible."""
     open_: dict[tuple[int, ...], deque[_Call]] = {}
     for call in calls:
         if call.name not in MESSAGES:
@@ -133,12 +134,10 @@ def _collectives(ranges: Iterable[Range], calls: Iterable[_Call]) -> list[Span]:
             if waiting and waiting[0].start <= r.start and title in _titles(waiting[0].name)
         ]
         heads.sort(key=lambda call: (call.ranks != serves.get(r.thread), call.start))
-        ranks: tuple[int, ...] = ()
-        if heads:
-            call = open_[heads[0].ranks].popleft()
-            title, ranks = call.name, call.ranks
-            serves[r.thread] = ranks
-        found.append(Span(r.start, r.end, "communication", title, _lane(r.thread), ranks))
+        call = open_[heads[0].ranks].popleft() if heads else _Call(*r[:2], r.thread, title, ())
+        serves[r.thread] = call.ranks
+        span = Span(r.start, r.end, "communication", call.name, _lane(r.thread), call.ranks)
+        found.append((span, call.annotated))
     return found
 
 
@@ -173,10 +172,26 @@ def _until_waits_end(collectives: Sequence[Span], waits: Sequence[Interval]) -> 
     return found
 
 
-def _waiting(gap: Interval, traffic: Sequence[Span], waits: Sequence[Interval]) -> Intervals:
-    """When a rank waits in a gap between operators."""
-    annotated = common(waits, (gap,))
-    if annotated:
-        return annotated
-    awaited = union((s.start, s.end) for s in traffic if gap[0] < s.end <= gap[1])
-    return common(awaited, (gap,))
+def _inferred_waits(
+    collectives: Iterable[tuple[Span, bool]], gaps: Sequence[Interval]
+) -> tuple[list[Span], list[Interval]]:
+    """Waits for collectives that nobody annotated: the gap between operators in which one ends,
+    from its start on; the longest where several are possible. And the collectives, which end with
+    the wait for them.
+
+    gloo's thread may note the end after the waiting one has gone on (5 to 15 ms later where a
+    quota stops both): as long after the gap as that has lasted, it still counts as its end.
+    """
+    found, waits = [], list[Interval]()
+    for span, annotated in collectives:
+        possible = [
+            (end - start, start, end)
+            for start, end in ([] if annotated else gaps)
+            if start < span.end <= 2 * end - start and span.start < end
+        ]
+        if possible:
+            _, start, end = max(possible)
+            span = replace(span, end=min(span.end, end))
+            waits.append((max(start, span.start), span.end))
+        found.append(span)
+    return found, waits

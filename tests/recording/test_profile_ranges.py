@@ -14,12 +14,11 @@ def pictures(found: tuple[Span, ...]) -> list[tuple[str, float, float]]:
     return [(s.name, s.start, s.end) for s in found]
 
 
-def test_host_and_waiting() -> None:
+def test_host_and_a_wait_that_is_inferred() -> None:
     found = spans(
         Range(1, 4, "aten::linear", MAIN, True),
         Range(2, 3, "aten::addmm", MAIN, True),
-        Range(5, 6, "synchromesh::all_reduce 0,1", MAIN),
-        Range(5.5, 5.9, "c10d::allreduce_", MAIN, True),
+        Range(5, 6, "c10d::allreduce_", MAIN, True),
         Range(7, 16, "gloo:all_reduce", WORKER),
         Range(8, 9, "aten::add_", WORKER, True),  # gloo's own work
         Range(10, 12, "aten::mm", MAIN, True),
@@ -30,7 +29,19 @@ def test_host_and_waiting() -> None:
         ("aten::mm", 10, 12), ("host", 16, 18), ("aten::add_", 18, 19), ("host", 19, 20),
     ]  # fmt: skip
     reduced = next(s for s in found if s.kind == "communication")
-    assert reduced.ranks == (0, 1) and reduced.lane == f"thread {WORKER}"
+    assert reduced.ranks == (0, 1, 2, 3) and reduced.lane == f"thread {WORKER}"
+
+
+def test_gloo_may_note_an_end_after_the_one_who_waited() -> None:
+    found = spans(
+        Range(0, 1, "c10d::allreduce_", MAIN, True),
+        Range(1, 14, "gloo:all_reduce", WORKER),
+        Range(2, 4, "aten::mm", MAIN, True),
+        *(Range(10 + i, 10.9 + i, "aten::copy_", MAIN, True) for i in range(10)),
+    )
+    assert ("all_reduce", 1, 10) in pictures(found)
+    hosts = [p for p in pictures(found) if p[0] == "host" and p[1] < 12]
+    assert hosts == [("host", 0, 2), ("host", 10.9, 11), ("host", 11.9, 12)]
 
 
 def test_a_collective_has_the_ranks_of_its_call() -> None:
@@ -62,6 +73,7 @@ def test_messages_are_those_of_the_call_they_begin_in() -> None:
         Range(2.2, 2.8, "c10d::send", MAIN, True),
         Range(2.5, 8, "gloo:send", MAIN),
         Range(3, 8.5, "aten::mm", MAIN, True),
+        Range(8.5, 9, "synchromesh::wait", MAIN),
     )
     assert [(s.name, s.ranks, s.lane) for s in found if s.kind == "communication"] == [
         ("receive", (1, 0), "receives"), ("send", (0, 1), "sends"),
