@@ -32,7 +32,7 @@ class Meter:
         self._turn = Turn("warm-up", 0)
         self._left = 0
         self._steps: list[tuple[float, float, int]] = []  # seconds, waited, rows
-        self._processor = self._usual = 0.0
+        self._processor = self._granted = self._usual = 0.0
 
     def begin(self) -> None:
         """Before the first step."""
@@ -71,14 +71,20 @@ class Meter:
         self._turn, self._left = turn, turn.steps
         if turn.mode in self.watches:
             self.watches[turn.mode].begin()
-        self._processor = time.process_time()
+        self._processor, self._granted = time.process_time(), time.perf_counter()
 
     def _end_turn(self) -> None:
         processor = time.process_time() - self._processor
+        wall = time.perf_counter() - self._granted
         seen: dict[str, Any] = {}
         if self._turn.mode in self.watches:
             seen = self.watches[self._turn.mode].end()
         self.channel.say(
-            "turn", mode=self._turn.mode, steps=self._steps, processor=processor, seen=seen
+            "turn",
+            mode=self._turn.mode,
+            steps=self._steps,
+            processor=processor,
+            wall=wall,
+            seen=seen,
         )
         self._steps = []

@@ -31,7 +31,10 @@ class Rival(Protocol):
     """One way of PyTorch's to train a model on the ranks of a run; all ranks call alike.
 
     parameters  of this rank, as its optimizer has them
+    drop_last   whether the last batch of an epoch is left out where it is short
     """
+
+    drop_last: bool
 
     parameters: list[nn.Parameter]
 
@@ -83,7 +86,7 @@ class _Loop:
         data = workload.train_data
         self.loader = Loader(
             data, job.cell.batch, rival.own_rows, Cursor(job.cell.seed), not is_stream(data),
-            collate=workload.collate, loading=Loading.of(dict(workload.loading)),
+            rival.drop_last, collate=workload.collate, loading=Loading.of(dict(workload.loading)),
             agree=world.everyone.all_gather_json, device=world.device,
         )  # fmt: skip
         self.steps = 0
