@@ -15,6 +15,8 @@ class Watch(Protocol):
 
     def begin(self) -> None: ...
 
+    def after_step(self, left: int) -> None: ...
+
     def end(self) -> dict[str, Any]: ...
 
 
@@ -45,6 +47,8 @@ class Meter:
         self.seconds += waited + (self._usual if watched else seconds)
         self._steps.append((seconds, waited, rows))
         self._left -= 1
+        if watched:
+            self.watches[self._turn.mode].after_step(self._left)
         if not self._left:
             self._end_turn()
             self._next()
@@ -59,7 +63,7 @@ class Meter:
 
     def finish(self, **values: Any) -> None:
         """After the last step."""
-        if self._steps:
+        if self._steps and self._turn.mode not in self.watches:
             self._end_turn()
         self.channel.say("ended", **values)
 

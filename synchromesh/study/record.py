@@ -19,6 +19,7 @@ from synchromesh.results.run import (
 )
 from synchromesh.study.cell import Cell
 from synchromesh.study.target import Target
+from synchromesh.study.timeline import timeline
 from synchromesh.values import fields
 
 
@@ -129,6 +130,8 @@ class Record:
             found["communication_share"] = Communication(whole.exposed, whole.hidden)
             found["computation_share"] = whole.computation
             found["waiting_share"] = whole.waiting
+            if self.cell.seed == 0:  # one picture of each strategy is enough
+                found["timeline"] = timeline(recordings)
         sent = [t[-1]["seen"].get("sent") for t in self._turns("recorded") if t]
         if sent and all(n is not None for n in sent):
             found["sent_bytes_per_step"] = tuple(int(n) for n in sent if n is not None)

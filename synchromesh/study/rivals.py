@@ -7,6 +7,7 @@ same order of samples, of which each rank takes its rows.
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,7 @@ from synchromesh.study.job import Job
 from synchromesh.study.meter import Meter
 from synchromesh.study.replicated import data_parallel, fully_sharded
 from synchromesh.study.torch_pipeline import pipelined
+from synchromesh.study.watches import Recorded, interface_bytes
 from synchromesh.workloads.workload import Loss, Workload, is_stream
 
 READ_EVERY = 10  # steps between readings of the loss, as in `fit`
@@ -93,6 +95,9 @@ class _Loop:
 
     def run(self) -> None:
         """All epochs, or until the study ends it."""
+        size = self.world.size
+        recorded = Recorded(self.world.device, partial(interface_bytes, size))
+        self.meter.watches = {"recorded": recorded}
         self.meter.channel.say("prepared", plan=None)
         self.meter.begin()
         epoch = 0
