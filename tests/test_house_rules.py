@@ -43,6 +43,7 @@ LAYERS = (
     "recording",
     "adapt",
     "training",
+    "study",
     "cli",
     "", "__main__",  # the package's own face
 )  # fmt: skip

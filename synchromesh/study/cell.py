@@ -15,8 +15,9 @@ SINGLE = "single"
 
 @dataclass(frozen=True)
 class Cell:
-    """What one run of a study is; batch: rows of a global batch."""
+    """What one run of a study is; workload: its name; batch: rows of a global batch."""
 
+    workload: str
     strategy: str
     devices: int
     batch: int
@@ -24,17 +25,20 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """A name for files: `data-4x256-seed0`; of a plan's text, what file names can hold."""
-        name = re.sub(r"[^A-Za-z0-9.=]+", "-", self.strategy).strip("-.")
+        """A name for files, of what these can hold: `digits-cnn-data-4x256-seed0`."""
+        named = f"{self.workload}-{self.strategy}"
+        name = re.sub(r"[^A-Za-z0-9.=_]+", "-", named).strip("-.")
         return f"{name}-{self.devices}x{self.batch}-seed{self.seed}"
 
     def __str__(self) -> str:
         devices = "1 device" if self.devices == 1 else f"{self.devices} devices"
-        return f"{self.strategy} on {devices}, batch {self.batch}, seed {self.seed}"
+        return (
+            f"{self.workload}: {self.strategy} on {devices}, batch {self.batch}, seed {self.seed}"
+        )
 
 
-def grid(settings: Settings) -> list[Cell]:
-    """Every combination that is asked for, each once, in the order in which they are run.
+def grid(workload: str, settings: Settings) -> list[Cell]:
+    """Every combination that is asked for of a workload, each once, in the order of their runs.
 
     `single` has one device whatever is asked for, and on one device every other strategy of ours
     is `single`. Under weak scaling a batch size is that of one device. ValueError where two plans
@@ -49,7 +53,7 @@ def grid(settings: Settings) -> list[Cell]:
                     if count == 1 and strategy != SINGLE:
                         continue
                     rows = batch * count if settings.scaling == "weak" else batch
-                    found[Cell(strategy, count, rows, seed)] = None
+                    found[Cell(workload, strategy, count, rows, seed)] = None
     keys: dict[str, Cell] = {}
     for cell in found:
         other = keys.setdefault(cell.key, cell)
@@ -62,7 +66,7 @@ def grid(settings: Settings) -> list[Cell]:
 
 
 def groups(cells: Sequence[Cell], settings: Settings, most: int) -> list[list[Cell]]:
-    """The cells by seed and batch size (weak: that of one device), in their order; a group whose
+    """The cells of a workload by seed and batch size (weak: of one device), in order; one whose
     processes would be more than `most` is cut into several, between numbers of devices where that
     is possible, so that what is compared with each other stays together."""
     weak = settings.scaling == "weak"

@@ -27,7 +27,6 @@ class Job:
     socket: str
     plans: tuple[str, ...] = ()
     data: str | None = None
-    synthetic: bool = False
     epochs: int | None = None
     bf16: bool = False
 
@@ -47,9 +46,7 @@ class Job:
 
     def workload(self) -> Workload:
         """What it trains, with the cell's batch size; without validation where there is none."""
-        workload = replace(
-            load(self.target, self.data, self.synthetic), batch_size=self.cell.batch
-        )
+        workload = replace(load(self.target, self.data), batch_size=self.cell.batch)
         if self.epochs is None:
             workload = replace(workload, valid_data=None)
         workload.check_batch()

@@ -2,19 +2,20 @@
 
 from synchromesh.results.run import ComponentLayout
 from synchromesh.training.trainer import Trainer
-from synchromesh.values.layout import Layout, groups_of
+from synchromesh.values.layout import Layout
 
 
 def component_layouts(trainer: Trainer) -> tuple[ComponentLayout, ...]:
     """In the order of the chain. A stage is a group of devices, counted from 0."""
     made = trainer.partition.components
-    stages = groups_of([local.layout for local in made])
+    firsts = sorted({local.layout.first for local in made})
     return tuple(
         ComponentLayout(
-            local.component.name, word(local.layout), stage, local.component.parameter_bytes
+            local.component.name, word(local.layout), firsts.index(local.layout.first),
+            local.component.parameter_bytes,
         )
-        for local, stage in zip(made, stages, strict=True)
-    )
+        for local in made
+    )  # fmt: skip
 
 
 def word(layout: Layout) -> str:

@@ -15,6 +15,8 @@ class Watch(Protocol):
 
     def begin(self) -> None: ...
 
+    def after_step(self, left: int) -> None: ...
+
     def end(self) -> dict[str, Any]: ...
 
 
@@ -32,7 +34,7 @@ class Meter:
         self._turn = Turn("warm-up", 0)
         self._left = 0
         self._steps: list[tuple[float, float, int]] = []  # seconds, waited, rows
-        self._processor = self._usual = 0.0
+        self._processor = self._granted = self._usual = 0.0
 
     def begin(self) -> None:
         """Before the first step."""
@@ -45,6 +47,8 @@ class Meter:
         self.seconds += waited + (self._usual if watched else seconds)
         self._steps.append((seconds, waited, rows))
         self._left -= 1
+        if watched:
+            self.watches[self._turn.mode].after_step(self._left)
         if not self._left:
             self._end_turn()
             self._next()
@@ -59,7 +63,7 @@ class Meter:
 
     def finish(self, **values: Any) -> None:
         """After the last step."""
-        if self._steps:
+        if self._steps and self._turn.mode not in self.watches:
             self._end_turn()
         self.channel.say("ended", **values)
 
@@ -71,14 +75,20 @@ class Meter:
         self._turn, self._left = turn, turn.steps
         if turn.mode in self.watches:
             self.watches[turn.mode].begin()
-        self._processor = time.process_time()
+        self._processor, self._granted = time.process_time(), time.perf_counter()
 
     def _end_turn(self) -> None:
         processor = time.process_time() - self._processor
+        wall = time.perf_counter() - self._granted
         seen: dict[str, Any] = {}
         if self._turn.mode in self.watches:
             seen = self.watches[self._turn.mode].end()
         self.channel.say(
-            "turn", mode=self._turn.mode, steps=self._steps, processor=processor, seen=seen
+            "turn",
+            mode=self._turn.mode,
+            steps=self._steps,
+            processor=processor,
+            wall=wall,
+            seen=seen,
         )
         self._steps = []

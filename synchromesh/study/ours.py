@@ -7,6 +7,7 @@ from synchromesh.adapt.adapter import Decision
 from synchromesh.study.job import Job
 from synchromesh.study.layouts import component_layouts
 from synchromesh.study.meter import Meter
+from synchromesh.study.watches import Recorded
 from synchromesh.training import events
 from synchromesh.training.events import FitEvent
 from synchromesh.training.loop import fit
@@ -60,6 +61,8 @@ class _Run:
             predicted_bytes=max((m.peak for m in found.memory), default=None),
         )
         self._layouts("")
+        world = trainer.world
+        self.meter.watches = {"recorded": Recorded(world.device, lambda: world.ledger.sent)}
         self.meter.begin()
 
     def _layouts(self, reason: str, **moved: Any) -> None:

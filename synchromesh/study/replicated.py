@@ -21,6 +21,8 @@ class Replicated:
     """The model wrapped, on this rank's rows; gradients are means over the ranks of local means,
     as such loops have it, whatever rows or weights the ranks have."""
 
+    drop_last = False
+
     def __init__(
         self, wrapped: nn.Module, loss: Loss, world: World,
         weights: Callable[[], Mapping[str, Tensor]],

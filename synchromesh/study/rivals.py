@@ -7,6 +7,7 @@ same order of samples, of which each rank takes its rows.
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,7 @@ from synchromesh.study.job import Job
 from synchromesh.study.meter import Meter
 from synchromesh.study.replicated import data_parallel, fully_sharded
 from synchromesh.study.torch_pipeline import pipelined
+from synchromesh.study.watches import Recorded, interface_bytes
 from synchromesh.workloads.workload import Loss, Workload, is_stream
 
 READ_EVERY = 10  # steps between readings of the loss, as in `fit`
@@ -31,7 +33,10 @@ class Rival(Protocol):
     """One way of PyTorch's to train a model on the ranks of a run; all ranks call alike.
 
     parameters  of this rank, as its optimizer has them
+    drop_last   whether the last batch of an epoch is left out where it is short
     """
+
+    drop_last: bool
 
     parameters: list[nn.Parameter]
 
@@ -83,13 +88,16 @@ class _Loop:
         data = workload.train_data
         self.loader = Loader(
             data, job.cell.batch, rival.own_rows, Cursor(job.cell.seed), not is_stream(data),
-            collate=workload.collate, loading=Loading.of(dict(workload.loading)),
+            rival.drop_last, collate=workload.collate, loading=Loading.of(dict(workload.loading)),
             agree=world.everyone.all_gather_json, device=world.device,
         )  # fmt: skip
         self.steps = 0
 
     def run(self) -> None:
         """All epochs, or until the study ends it."""
+        size = self.world.size
+        recorded = Recorded(self.world.device, partial(interface_bytes, size))
+        self.meter.watches = {"recorded": recorded}
         self.meter.channel.say("prepared", plan=None)
         self.meter.begin()
         epoch = 0

@@ -1,6 +1,7 @@
 """torch.distributed.pipelining: the model cut by its tracer into a stage on each rank, 1F1B."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,23 +14,28 @@ from synchromesh.study.replicated import local_mean
 from synchromesh.trace.capture.batch import row_count, take
 from synchromesh.workloads.workload import Loss
 
-PER_STAGE = 2  # micro-batches for each stage: the fewest that keep 1F1B's idle share below a third
+# Micro-batches for each stage, at most: two leave (p-1)/(3p-1) of a step idle, below a third.
+PER_STAGE = 2
 
 
 class Pipelined:
     """Every rank is given the whole batch; the first reads the model's inputs from it, the last
-    the loss's."""
+    the loss's. All batches have the same size: what the last one of an epoch lacks is left out.
+    """
+
+    drop_last = True
 
     def __init__(self, model: nn.Module, loss: Loss, example: Any, world: World) -> None:
         from torch.distributed.pipelining import SplitPoint, pipeline
         from torch.distributed.pipelining.schedules import Schedule1F1B
 
         self._loss, self._world = loss, world
-        self.micro_batches = PER_STAGE * world.size
+        self.micro_batches = _micro_batches(row_count(example), world.size)
         part = take(example, 0, row_count(example) // self.micro_batches)
         call = _Call.of(model, loss, part)
         spec = {name: SplitPoint.BEGINNING for name in cuts(model, world.size)}
         piped: Any = pipeline(model, call.args, call.kwargs, split_spec=spec)
+        _send_contiguous(piped, world.size)
         stage = piped.build_stage(world.rank, world.device)
         self._module: nn.Module = stage.submod
         self._schedule = Schedule1F1B(stage, self.micro_batches, loss_fn=self._of_output)
@@ -38,12 +44,6 @@ class Pipelined:
         self._model = model
 
     def own_rows(self, rows: int) -> Ranges:
-        if rows % self.micro_batches:
-            raise ValueError(
-                f"torch.distributed.pipelining cuts a batch into equal micro-batches, and {rows} "
-                f"rows are not a multiple of {self.micro_batches}: choose such a batch size and "
-                "data that it divides"
-            )
         return ((0, rows),)
 
     def backward(self, batch: Any) -> Tensor:
@@ -66,6 +66,37 @@ class Pipelined:
         mine = {name: value.cpu() for name, value in self._module.state_dict().items()}
         dist.gather_object(mine, parts if self._world.rank == 0 else None)
         return {name: value for part in parts for name, value in part.items()}
+
+
+def _send_contiguous(piped: Any, stages: int) -> None:
+    """What one stage sends to the next becomes contiguous, as its users write it into the model:
+    messages need it, and the tracer keeps strides as they come."""
+    for index in range(stages):
+        module = piped.get_stage_module(index)
+        for node in list(module.graph.nodes):
+            if node.op == "placeholder" and index:
+                node.meta["val"] = node.meta["val"].contiguous()
+            elif node.op == "output" and index < stages - 1:
+                with module.graph.inserting_before(node):
+                    node.args = torch.fx.map_arg(node.args, partial(_contiguous, module.graph))
+        module.recompile()
+
+
+def _contiguous(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
+    made = graph.call_method("contiguous", (node,))
+    made.meta["val"] = node.meta["val"].contiguous()
+    return made
+
+
+def _micro_batches(rows: int, stages: int) -> int:
+    """As many as divide a batch into equal ones, which torch.distributed.pipelining needs."""
+    for count in range(PER_STAGE * stages, 1, -1):
+        if rows % count == 0:
+            return count
+    raise ValueError(
+        f"torch.distributed.pipelining needs equal micro-batches, and no number from 2 to "
+        f"{PER_STAGE * stages} divides a batch of {rows} rows: choose another batch size"
+    )
 
 
 class _Reached(Exception):

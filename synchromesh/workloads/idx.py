@@ -4,8 +4,6 @@ bytes 0, 1   zero          byte 2   0x08: unsigned bytes       byte 3   number o
 then one big-endian 32-bit size per dimension, then the values
 """
 
-import gzip
-import zlib
 from math import prod
 from pathlib import Path
 
@@ -13,21 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from synchromesh.workloads import packed
+
 
 def read(folder: Path, name: str, dimensions: int) -> Tensor:
     """The uint8 tensor in `folder/name` or `folder/name.gz`; ValueError where there is none."""
-    raw, packed = folder / name, folder / f"{name}.gz"
-    path = raw if raw.is_file() else packed
-    if not path.is_file():
-        raise ValueError(
-            f"{folder} has neither {name} nor {name}.gz"
-            f"{'' if folder.is_dir() else ' (there is no such folder)'}: name the folder that "
-            "holds the data set's four IDX files with --data DIR"
-        )
-    try:
-        content = path.read_bytes() if path is raw else gzip.decompress(path.read_bytes())
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"{path} is not a whole gzip file ({error}): fetch it again") from error
+    path, content = packed.read(folder, name, "the data set's four IDX files")
     return parse(content, path, dimensions)
 
 

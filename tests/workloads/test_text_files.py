@@ -1,0 +1,137 @@
+"""Tests of the readers of text: lines, vocabularies, and what is said of damaged files."""
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from synchromesh.workloads import ptb_files, sentences, sst2_files, text_lines
+from synchromesh.workloads.vocabulary import Vocabulary, most_frequent
+
+DATA = Path(os.environ.get("SYNCHROMESH_DATA", Path(__file__).parents[2] / "../shared/data"))
+
+
+def data(folder: str) -> Path:
+    path = DATA / folder
+    if not path.is_dir():
+        pytest.skip(f"no data at {path}: set SYNCHROMESH_DATA")
+    return path
+
+
+def write(folder: Path, **files: str) -> Path:
+    """`folder` with these files, of which `_` in a name is a dot."""
+    for name, text in files.items():
+        (folder / name.replace("_", ".")).write_text(text)
+    return folder
+
+
+# Lines
+
+
+def test_lines_end_with_a_line_feed_and_nothing_else(tmp_path: Path) -> None:
+    text = "Bäume\r\n\na\u2028b\x0bc\n"
+    (tmp_path / "a").write_bytes(text.encode())
+    (tmp_path / "b.gz").write_bytes(gzip.compress(text.encode()))
+    for name in "ab":
+        path, lines = text_lines.read(tmp_path, name, "a and b")
+        assert lines == ["Bäume", "", "a\u2028b\x0bc"] and path.stem == name
+
+
+def test_faults_of_lines(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes("one\nBäume\n".encode("latin1"))
+    (tmp_path / "empty").write_bytes(b"\n\n")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"text" * 99)[:-9])
+    for name, message in {
+        "latin": r"latin, line 2: the byte 0xe4 is no UTF-8 .*; convert the file to UTF-8",
+        "empty": "empty has no text",
+        "cut": "cut.gz is not a whole gzip file",
+        "none": r"has neither none nor none\.gz: name the folder that holds a and b with --data",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            text_lines.read(tmp_path, name, "a and b")
+    with pytest.raises(ValueError, match=r"\(there is no such folder\)"):
+        text_lines.read(tmp_path / "x", "a", "a")
+
+
+# Vocabularies
+
+
+def test_a_vocabulary_is_in_order_of_frequency() -> None:
+    texts = [["b", "a", "c"], ["c", "b", "<pad>"]]
+    assert most_frequent(texts).words == ("b", "c", "<pad>", "a")
+    found = most_frequent(texts, 4, ("<pad>", "<unk>"), "<unk>")
+    assert found.words == ("<pad>", "<unk>", "b", "c") and len(found) == 4
+    assert [found.id(word) for word in ("c", "a", "<unk>")] == [3, 1, 1]
+    with pytest.raises(KeyError, match="z"):
+        Vocabulary(("a",)).id("z")
+
+
+# Sentences
+
+
+def test_sentences_are_padded_and_cut() -> None:
+    texts = [["a", "b", "a"], ["b", "b", "b", "a", "c"]]
+    words = sentences.vocabulary(texts, 6)
+    assert words.words[4:] == ("b", "a")
+    assert sentences.rows(texts, words, 6).tolist() == [[2, 5, 4, 5, 3, 0], [2, 4, 4, 4, 5, 3]]
+    assert sentences.rows([["c"]], words, 4).tolist() == [[2, 1, 3, 0]]
+
+
+def test_synthetic_sentences_have_that_form() -> None:
+    table = sentences.synthetic(200, 50, 9, seed=1)
+    assert torch.equal(table, sentences.synthetic(200, 50, 9, seed=1))
+    ends = (table == sentences.END).int().argmax(1)
+    assert (ends.min(), ends.max()) == (4, 8) and (table[:, 0] == sentences.BEGIN).all()
+    for row, end in zip(table.tolist(), ends.tolist(), strict=True):
+        assert all(4 <= word < 50 for word in row[1:end]) and not any(row[end + 1 :])
+
+
+# SST-2
+
+
+def test_faults_of_sst2(tmp_path: Path) -> None:
+    for text, line in {"1 good\nbad film\n": 2, "2 fine\n": 1, "1 a\n\n0 b": 2, "0 \n": 1}.items():
+        (tmp_path / "stsa.binary.dev").write_text(text)
+        with pytest.raises(ValueError, match=f"dev, line {line}: .* is not a label, 0 or 1, a"):
+            sst2_files.read(tmp_path, "dev")
+    with pytest.raises(ValueError, match=r"neither stsa\.binary\.test nor .* holds stsa\.b"):
+        sst2_files.read(tmp_path, "test")
+
+
+def test_sst2() -> None:
+    sizes = {"train": (6920, 3610), "dev": (872, 444), "test": (1821, 909)}
+    for split, (count, positive) in sizes.items():
+        found, labels = sst2_files.read(data("sst2"), split)
+        assert (len(found), len(labels), int(labels.sum())) == (count, count, positive)
+    assert found[0][:3] == ["no", "movement", ","] and labels[0] == 0
+
+
+# PTB
+
+
+def test_ptb_is_three_streams(tmp_path: Path) -> None:
+    write(tmp_path, ptb_train_txt=" a b <unk> \n b\n", ptb_valid_txt="z b\n", ptb_test_txt="a\n")
+    train, valid, test, vocabulary = ptb_files.read(tmp_path)
+    assert vocabulary.words == ("<eos>", "b", "<unk>", "a")
+    assert train.tolist() == [3, 1, 2, 0, 1, 0]
+    assert (valid.tolist(), test.tolist()) == ([2, 1, 0], [3, 0])
+
+
+def test_faults_of_ptb(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"neither ptb\.train\.txt nor .*holds ptb\.train\.txt, ptb\.valid\.txt, "
+    ):
+        ptb_files.read(tmp_path)
+    write(tmp_path, ptb_train_txt="a b\n", ptb_valid_txt="a\n", ptb_test_txt="a\nb z\n")
+    with pytest.raises(
+        ValueError, match=r"ptb\.test\.txt, line 2: the word 'z' is not in ptb\.train"
+    ):
+        ptb_files.read(tmp_path)
+
+
+def test_ptb() -> None:
+    train, valid, test, vocabulary = ptb_files.read(data("ptb"))
+    assert len(vocabulary) == 10_000
+    assert (len(train), len(valid), len(test)) == (929_589, 73_760, 82_430)
