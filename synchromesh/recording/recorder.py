@@ -61,11 +61,17 @@ class Recorder:
     @contextmanager
     def step(self) -> Iterator[None]:
         """One training step: shares are of the time inside. On CUDA its end is waited for."""
-        began = time.time_ns()
+        began = time.perf_counter()
         yield
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.steps.append((began * 1e-9, time.time_ns() * 1e-9))
+        self.stepped(time.perf_counter() - began)
+
+    def stepped(self, seconds: float) -> None:
+        """A training step that took so long has just ended: as `step`, where that cannot be
+        wrapped around it."""
+        now = time.time_ns() * 1e-9
+        self.steps.append((now - seconds, now))
 
     @property
     def recording(self) -> Recording:
