@@ -78,7 +78,7 @@ class LiveBytes(TorchDispatchMode):
     def resized(self, storage: Any) -> None:
         """Counts what a known storage has become in place, which no operator shows."""
         mark = self._seen.get(id(storage))
-        if mark is not None and mark() is storage and mark in self._sizes:
+        if mark is not None and mark in self._sizes and mark() is storage:
             change = storage.nbytes() - self._sizes[mark]
             self._sizes[mark] += change
             self._change(mark, change)
