@@ -13,7 +13,7 @@ from typing import Any
 from synchromesh.cli.run_folder import RunFolder
 from synchromesh.recording.chrome import chrome_trace, write_chrome_trace
 from synchromesh.recording.common_clock import gathered
-from synchromesh.recording.memory import PeakMemory
+from synchromesh.recording.memory import MemoryTracker
 from synchromesh.recording.recorder import Recorder
 from synchromesh.recording.shares import mean, shares
 from synchromesh.training.trainer import Trainer
@@ -42,7 +42,7 @@ class StepWatch:
         self.trainer, self.first, self.last = trainer, first, last
         self.recorded = False  # whether all of them were
         self._recorder: Recorder | None = None
-        self._memory: PeakMemory | None = None
+        self._memory: MemoryTracker | None = None
         self._sent = 0
 
     def special(self, step: int) -> bool:
@@ -59,7 +59,7 @@ class StepWatch:
             self._sent = trainer.world.ledger.sent
         elif step == self.last + 1:
             parameters, buffers = trainer.model.parameters, trainer.model.buffers
-            self._memory = PeakMemory(parameters.values(), buffers.values(), trainer.optimizer)
+            self._memory = MemoryTracker(parameters.values(), buffers.values(), trainer.optimizer)
             self._memory.__enter__()
 
     def done(self, step: int, seconds: float, folder: RunFolder, write: Write) -> Seen | None:

@@ -37,7 +37,7 @@ class TensorBoard:
             case "memory":
                 for rank, kinds in enumerate(values["peak_bytes"]):
                     for kind, size in kinds.items():
-                        self._curve(f"memory/rank {rank}/{kind}", size, values["step"])
+                        self._curve(f"memory/rank{rank}/{kind}", size, values["step"])
             case "layout" | "adapt":
                 lines = [f"{name}: {value}" for name, value in values.items()]
                 self._writer.add_text(event, "    " + "\n    ".join(lines), values["step"])

@@ -22,9 +22,9 @@ from synchromesh.profiling.memory import LiveBytes, Mark
 from synchromesh.results.run import MemoryByKind
 
 
-class PeakMemory:
-    """`with PeakMemory(...) as memory: step()`, then `memory.by_kind`: bytes by kind at the peak
-    of what ran inside, on the device of `parameters`.
+class MemoryTracker:
+    """`with MemoryTracker(...) as memory: step()`, then `memory.by_kind`: bytes by kind at the
+    peak of what ran inside, on the device of `parameters`.
 
     parameters, buffers: of this rank (DTensors count what is local). batch: tensors that exist
     before and stay; they are activations. A gradient is one from when its tensor is made.
@@ -45,7 +45,7 @@ class PeakMemory:
         self._live.label(buffers, "buffers")
         self._stack = ExitStack()
 
-    def __enter__(self) -> "PeakMemory":
+    def __enter__(self) -> "MemoryTracker":
         live = self._live
         live.label(_gradients(self.parameters), "gradients")
         live.label(_states(self.optimizer), "optimizer")
@@ -75,8 +75,8 @@ def peak_memory(
     optimizer: Optimizer,
     batch: Any = (),
 ) -> MemoryByKind:
-    """`PeakMemory` of `step`, which runs once."""
-    with PeakMemory(parameters, buffers, optimizer, batch) as memory:
+    """`MemoryTracker` of `step`, which runs once."""
+    with MemoryTracker(parameters, buffers, optimizer, batch) as memory:
         step()
     return memory.by_kind
 
