@@ -15,7 +15,7 @@ from synchromesh.cli.run_folder import Job, RunFolder, finite
 from synchromesh.cli.start import layout_values, start_values
 from synchromesh.cli.step_log import StepLog
 from synchromesh.cli.step_watch import DEFAULT_STEP, StepWatch
-from synchromesh.cli.tensorboard import TensorBoard
+from synchromesh.recording.tensorboard import TensorBoard
 from synchromesh.recording.utilisation import Utilisation
 from synchromesh.training import events
 from synchromesh.training.events import FitEvent
@@ -129,10 +129,13 @@ class _Report:
             self.display.say(self._nothing_left(trainer.steps, event.epochs))
 
     def _watch(self, trainer: Trainer) -> None:
-        """Which steps are looked at: those asked for, else one after warm-up."""
+        """Which steps are looked at: those asked for, else one after warm-up. On CUDA, where that
+        has not been tried, only those asked for."""
         self.steps = StepLog(trainer.world)
-        first, last = self.job.trace_steps or (trainer.steps + DEFAULT_STEP,) * 2
-        self.watch = StepWatch(trainer, first, last)
+        asked = self.job.trace_steps
+        if asked is not None or trainer.world.device.type == "cpu":
+            first, last = asked or (trainer.steps + DEFAULT_STEP,) * 2
+            self.watch = StepWatch(trainer, first, last)
 
     def _note_plan(self, trainer: Trainer) -> None:
         if self.display.shown:
@@ -172,26 +175,31 @@ class _Report:
         )
 
     def _epoch_started(self, event: events.EpochStarted) -> None:
-        assert self.trainer is not None and self.steps is not None and self.watch is not None
+        assert self.trainer is not None and self.steps is not None
         self.epoch = event
         self.display.start_epoch(f"epoch {event.epoch}", event.done, event.length)
         self.used = Utilisation(self.trainer.world.device)
         self.used.__enter__()
         self.steps.begin()
-        self.watch.ahead(self.trainer.steps + 1)
+        if self.watch is not None:
+            self.watch.ahead(self.trainer.steps + 1)
 
     def _step_done(self, event: events.StepDone) -> None:
-        assert self.steps is not None and self.watch is not None and self.epoch is not None
+        assert self.steps is not None and self.epoch is not None
+        watch = self.watch
         self.display.step(event.done, event.loss)
-        self.steps.add(event, self._decided_in_step or self.watch.special(event.step))
+        watched = watch is not None and watch.special(event.step)
+        self.steps.add(event, self._decided_in_step or watched)
         self._decided_in_step = False
         if event.loss is not None:
             self._log_steps()
-        seen = self.watch.done(event.step, event.seconds, self.folder, self._write)
+        if watch is None:
+            return
+        seen = watch.done(event.step, event.seconds, self.folder, self._write)
         if seen is not None:
             self._log(seen.event, **seen.values)
         if event.done != self.epoch.length:
-            self.watch.ahead(event.step + 1)
+            watch.ahead(event.step + 1)
 
     def _log_steps(self) -> None:
         values = None if self.steps is None else self.steps.take()

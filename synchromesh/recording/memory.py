@@ -125,7 +125,9 @@ def _plain(tensor: Any) -> Iterator[Tensor]:
     """The tensors with memory of their own that a tensor consists of: a DTensor's local one."""
     if not isinstance(tensor, Tensor):
         return
-    if is_traceable_wrapper_subclass(tensor):
+    if tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _plain(getattr(tensor, name))
     else:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tensorboardX.proto.event_pb2 import Event
 
-from synchromesh.cli.tensorboard import TensorBoard
+from synchromesh.recording.tensorboard import TensorBoard
 
 
 def _read(folder: Path) -> dict[str, list[tuple[int, float | str]]]:
