@@ -37,14 +37,16 @@ def train(job: Job, document: TextIO | None) -> int:
     """Trains to the end, or to a signal: Stopped, on all ranks. document: gets the result as
     JSON, which else is shown."""
     display = Display(ranks.first())
-    workload = job.workload
-    result = fit(
-        workload, job.plan, epochs=None if job.steps else job.epochs, steps=job.steps,
-        seed=job.seed, checkpoints=job.folder.checkpoints, checkpoint_every=job.every,
-        resume=None if job.resumed is None else job.resumed.checkpoint, adapt=job.adapt,
-        autocast=options.precision(job.bf16),
-        on_event=_Report(job, display, document).take, say=display.say,
-    )  # fmt: skip
+    report = _Report(job, display, document)
+    try:
+        result = fit(
+            job.workload, job.plan, epochs=None if job.steps else job.epochs, steps=job.steps,
+            seed=job.seed, checkpoints=job.folder.checkpoints, checkpoint_every=job.every,
+            resume=None if job.resumed is None else job.resumed.checkpoint, adapt=job.adapt,
+            autocast=options.precision(job.bf16), on_event=report.take, say=display.say,
+        )  # fmt: skip
+    finally:
+        report.close()
     if result.stopped:
         for number in SIGNALS:  # one that comes late, to ranks that have stopped already
             signal.signal(number, signal.SIG_IGN)
@@ -81,6 +83,13 @@ class _Report:
             events.Finished: self._finished,
             Decision: self._decided,
         }
+
+    def close(self) -> None:
+        """Ends what goes on, however the run has ended."""
+        if self.watch is not None:
+            self.watch.close()
+        if self.board is not None:
+            self.board.close()
 
     def take(self, event: FitEvent) -> None:
         """One event; all ranks call alike."""
@@ -274,14 +283,11 @@ class _Report:
 
     def _finished(self, event: events.Finished) -> None:
         result = event.result
-        if self.watch is not None:
-            self.watch.close()
-            if self.job.trace_steps is not None and not self.watch.recorded:
-                self.display.say(self._not_recorded(self.job.trace_steps, result.steps))
+        asked = self.job.trace_steps
+        if asked is not None and self.watch is not None and not self.watch.recorded:
+            self.display.say(self._not_recorded(asked, result.steps))
         if self.display.shown:
             self._conclude(event.trainer, result)
-        if self.board is not None:
-            self.board.close()
         if result.stopped:  # what starts ranks may end them all with the first: rank 0 is done
             event.trainer.world.everyone.broadcast_json(None)
 

@@ -15,10 +15,13 @@ from typing import Any
 
 import pytest
 
-from synchromesh.cli import main
+from synchromesh.adapt.adapter import Decision
+from synchromesh.cli import main, training
 from synchromesh.cli.run_folder import RunFolder
 from synchromesh.state import checkpoint
 from synchromesh.state.manifest import CheckpointError
+from synchromesh.training.events import StepDone
+from synchromesh.training.loop import fit
 from tests.profiling.hurried import hurried
 from tests.ranks import run
 from tests.traces import known
@@ -369,3 +372,24 @@ def test_a_run_logs_all_that_a_report_needs(capsys: pytest.CaptureFixture[str]) 
 def test_a_run_without_a_recorded_step_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "tiny.py:build", "--steps", "3", "--trace-steps", "3-4"]) == 0
     assert "--trace-steps 3-4: nothing was recorded" in capsys.readouterr().err
+
+
+def test_a_switch_is_logged_with_the_layout_that_it_leads_to(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch = Decision(4, "links are slow", True, "it pays", "data", "single", 0.2, 0.2, 0.1, 1.0)
+
+    def with_a_switch(*args: Any, on_event: Any, **options: Any) -> Any:
+        def take(event: Any) -> None:
+            if isinstance(event, StepDone) and event.step == 4:
+                on_event(switch)
+            on_event(event)
+
+        return fit(*args, on_event=take, **options)
+
+    monkeypatch.setattr(training, "fit", with_a_switch)
+    train("--output run --steps 6", capsys)
+    first, second = events("run", "layout")
+    assert (first["step"], second["step"]) == (0, 4)
+    assert second["reason"] == "links are slow: it pays" and "pause_seconds" in second
+    assert [n for x in events("run", "steps") for n in x["special"]] == [4]
