@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -78,7 +79,7 @@ class LiveBytes(TorchDispatchMode):
     def resized(self, storage: Any) -> None:
         """Counts what a known storage has become in place, which no operator shows."""
         mark = self._seen.get(id(storage))
-        if mark is not None and mark() is storage and mark in self._sizes:
+        if mark is not None and mark in self._sizes:
             change = storage.nbytes() - self._sizes[mark]
             self._sizes[mark] += change
             self._change(mark, change)
@@ -92,17 +93,22 @@ class LiveBytes(TorchDispatchMode):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # DTensor: what it makes is made of plain tensors
         for x in pytree.tree_leaves((args, kwargs)):
-            if isinstance(x, Tensor):  # was there: views of it and writes into it make nothing
+            if _has_storage(x):  # was there: views of it and writes into it make nothing
                 self._know(x.untyped_storage(), counts=False)
         made = func(*args, **(kwargs or {}))
         for x in pytree.tree_leaves(made):
-            if isinstance(x, Tensor):
+            if _has_storage(x):
                 self.add(x)
         if self.now + self._staying > self.limit:
             raise MemoryError(
                 f"{self.now + self._staying} bytes are alive, {self.limit:.0f} may be"
             )
         return made
+
+
+def _has_storage(x: Any) -> bool:
+    """A sparse tensor has none of its own: its indices and values do."""
+    return isinstance(x, Tensor) and x.layout is torch.strided
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
