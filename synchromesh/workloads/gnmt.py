@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synchromesh.workloads.lstm_layer import LstmLayer
+
 
 class Gnmt(nn.Module):
     """Logits (rows, target length, target words) of source ids (rows, source length) and target
@@ -32,14 +34,14 @@ class Gnmt(nn.Module):
         self.source_embedding = nn.Embedding(words[0], width)
         self.both_ways = BothWays(width, dropout)
         self.encoder = nn.ModuleList(
-            Layer((2 if i == 1 else 1) * width, width, dropout, residual=i >= 2)
+            LstmLayer((2 if i == 1 else 1) * width, width, dropout, residual=i >= 2)
             for i in range(1, layers)
         )
         self.target_embedding = nn.Embedding(words[1], width)
-        self.bottom = Layer(width, width, dropout)
+        self.bottom = LstmLayer(width, width, dropout)
         self.attention = Attention(width)
         self.decoder = nn.ModuleList(
-            Layer(2 * width, width, dropout, residual=i >= 2) for i in range(1, layers)
+            LstmLayer(2 * width, width, dropout, residual=i >= 2) for i in range(1, layers)
         )
         self.classifier = nn.Linear(width, words[1])
 
@@ -57,29 +59,13 @@ class Gnmt(nn.Module):
         return logits
 
 
-class Layer(nn.Module):
-    """Dropout and an LSTM, (rows, length, inputs) to (rows, length, width)."""
-
-    def __init__(self, inputs: int, width: int, dropout: float, residual: bool = False) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(dropout)
-        self.lstm = nn.LSTM(inputs, width, batch_first=True)
-        self.residual = residual
-
-    def forward(self, values: Tensor, context: Tensor | None = None) -> Tensor:
-        """What the LSTM gives at every place, of values beside which the context stands."""
-        inputs = values if context is None else torch.cat([values, context], -1)
-        found: Tensor = self.lstm(self.dropout(inputs))[0]
-        return found + values if self.residual else found
-
-
 class BothWays(nn.Module):
     """Two LSTM layers side by side, of which one reads from the last word to the first."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
-        self.forwards = Layer(width, width, dropout)
-        self.backwards = Layer(width, width, dropout)
+        self.forwards = LstmLayer(width, width, dropout)
+        self.backwards = LstmLayer(width, width, dropout)
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
         """(rows, length, 2 width); `mask` is true at words."""
