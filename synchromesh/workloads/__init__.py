@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from synchromesh.workloads import cifar100, digits, mnist, sst2
+from synchromesh.workloads import cifar100, digits, mnist, multi30k, shakespeare, sst2
 from synchromesh.workloads.workload import Workload
 
 # name -> (data folder or None, synthetic rows instead of data) -> Workload
@@ -15,5 +15,7 @@ BUNDLED: dict[str, Callable[[Path | None, bool], Workload]] = {
     "cifar100/resnet50": cifar100.resnet50,
     "cifar100/vit_tiny": cifar100.vit_tiny,
     "cifar100/vit_b16": cifar100.vit_b16,
+    **multi30k.WORKLOADS,
     **sst2.WORKLOADS,
+    **shakespeare.WORKLOADS,
 }

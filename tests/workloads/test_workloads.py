@@ -15,12 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-from synchromesh.workloads import BUNDLED, cifar_files, idx, sst2
+from synchromesh.workloads import BUNDLED, cifar_files, idx, multi30k, shakespeare, sst2
 from synchromesh.workloads.images import ImageFormat, Images, loss, metric
 from synchromesh.workloads.target import load
 from synchromesh.workloads.workload import Workload
 
 DATA = Path(os.environ.get("SYNCHROMESH_DATA", Path(__file__).parents[2] / "../shared/data"))
+TEXT = {**sst2.WORKLOADS, **shakespeare.WORKLOADS, **multi30k.WORKLOADS}
 ROWS = [(torch.full((3,), float(i)), torch.tensor(i % 2)) for i in range(5)]
 
 
@@ -153,7 +154,7 @@ def test_unknown_bundled_workload() -> None:
 # Bundled workloads
 
 
-@pytest.mark.parametrize("name", [n for n in BUNDLED if n not in sst2.WORKLOADS])
+@pytest.mark.parametrize("name", [n for n in BUNDLED if n not in TEXT])
 def test_bundled_workload_makes_seeded_rows(name: str) -> None:
     found = load(name, synthetic=True)
     images, labels = found.example(3)
