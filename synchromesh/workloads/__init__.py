@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from synchromesh.workloads import cifar100, digits, mnist
+from synchromesh.workloads import cifar100, digits, mnist, ptb
 from synchromesh.workloads.workload import Workload
 
 # name -> (data folder or None, synthetic rows instead of data) -> Workload
@@ -15,4 +15,6 @@ BUNDLED: dict[str, Callable[[Path | None, bool], Workload]] = {
     "cifar100/resnet50": cifar100.resnet50,
     "cifar100/vit_tiny": cifar100.vit_tiny,
     "cifar100/vit_b16": cifar100.vit_b16,
+    "ptb/lstm": ptb.lstm,
+    "ptb/lstm_small": ptb.lstm_small,
 }
