@@ -19,7 +19,7 @@ class ContinuingText:
     def __post_init__(self) -> None:
         if self.length < 1 or len(self) < 1:
             raise ValueError(
-                f"a text of {len(self.ids)} tokens has no part of {self.length} with a token behind "
+                f"a text of {len(self.ids)} tokens has no part of {self.length} with one behind "
                 "it: give a longer text or shorter parts, of one token at least"
             )
 

@@ -206,7 +206,7 @@ def test_continuing_rows_are_streams_and_resume_in_their_middle() -> None:
         Numbers(10), 3, everything, Cursor(position=3), shuffle=False, continuing=True
     )  # fmt: skip
     assert labels(again) == [[1, 4, 7], [2, 5, 8]] and "each row a stream" in again.place
-    with pytest.raises(ValueError, match="reads samples by index, .* not shuffled"):
+    with pytest.raises(ValueError, match=r"reads samples by index, .* not shuffled"):
         Loader(Numbers(10), 3, everything, continuing=True)
     with pytest.raises(ValueError, match=r"batch size \(11\) is larger than the data set"):
         Loader(Numbers(10), 11, everything, shuffle=False, continuing=True)

@@ -13,7 +13,5 @@ def test_parts_follow_each_other_and_what_fills_none_is_left_out() -> None:
         ([4, 5, 6, 7], [5, 6, 7, 8]),
     ]
     assert len(ContinuingText(torch.arange(13), 4)) == 3
-    with pytest.raises(
-        ValueError, match="a text of 4 tokens has no part of 4 with a token behind"
-    ):
+    with pytest.raises(ValueError, match="a text of 4 tokens has no part of 4 with one behind"):
         ContinuingText(torch.arange(4), 4)

@@ -37,6 +37,6 @@ def test_text_of_the_treebank() -> None:
     job = load("ptb/lstm_small", DATA / "ptb")
     assert (len(job.train_data), len(job.valid_data)) == (46_479, 3_687)  # type: ignore[arg-type]
     with pytest.raises(
-        ValueError, match="ptb reads .*ptb.train.txt.* from the folder that --data"
+        ValueError, match=r"ptb reads .*ptb.train.txt.* from the folder that --data"
     ):
         load("ptb/lstm_small")
