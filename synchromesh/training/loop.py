@@ -230,13 +230,15 @@ class _Loop:
         done, trained = loader.done, 0
         epoch, before = loader.cursor.epoch + 1, len(self.losses)
         self.emit(events.EpochStarted(epoch, done, loader.batches))
-        began = time.monotonic()
+        began = asked = time.monotonic()
         for batch in loader:
+            waited = time.monotonic() - asked
             trainer.steps_to_come = self._steps_left(done)
             done += 1
             trained += loader.rows
-            self._step(batch, full=loader.rows == loader.batch_size)
-            self._after_step(epoch, done)
+            seconds = self._step(batch, full=loader.rows == loader.batch_size)
+            self._after_step(epoch, done, loader.rows, seconds, waited)
+            asked = time.monotonic()
             if self.stopped or (self.steps == trainer.steps and not loader.last(done)):
                 break
         seconds = time.monotonic() - began
@@ -249,27 +251,28 @@ class _Loop:
         ended = loader.cursor.epoch >= epoch
         self._save(f"epoch-{epoch}" if ended else f"step-{trainer.steps}")
 
-    def _step(self, batch: object, full: bool) -> None:
-        """One step. Times it where it is full and not the first ones; on a GPU its end is waited
-        for."""
+    def _step(self, batch: object, full: bool) -> float:
+        """Seconds of one step; on a GPU its end is waited for. Kept where it is full, not one of
+        the first, and held no measuring and no move."""
         trainer = self.trainer
         self.stop.ask()
         began, decisions = time.perf_counter(), len(trainer.decisions)
         self.unread.append(trainer.step(batch))
-        if len(trainer.decisions) > decisions:
-            return  # the step held measuring or a move
         if trainer.world.device.type == "cuda":
             torch.cuda.synchronize(trainer.world.device)
+        seconds = time.perf_counter() - began
         warm_up = min(WARM_UP_STEPS, (self.steps or WARM_UP_STEPS) // 2)
-        if full and trainer.steps > warm_up:
-            self.step_seconds.append(time.perf_counter() - began)
+        if full and trainer.steps > warm_up and len(trainer.decisions) == decisions:
+            self.step_seconds.append(seconds)
+        return seconds
 
-    def _after_step(self, epoch: int, done: int) -> None:
+    def _after_step(self, epoch: int, done: int, rows: int, seconds: float, waited: float) -> None:
         step, every = self.trainer.steps, self.checkpoint_every
         read = step % READ_EVERY == 0
         if read:
             self._read(epoch)
-        self.emit(events.StepDone(epoch, step, done, self.losses[-1] if read else None))
+        loss = self.losses[-1] if read else None
+        self.emit(events.StepDone(epoch, step, done, loss, rows, seconds, waited))
         self.stopped = self.stop.answer()
         # the end of an epoch has a checkpoint of its own
         if every and step % every == 0 and not self.loader.last(done) and not self.stopped:

@@ -63,9 +63,9 @@ class Trainer:
         self.steps = self.steps_to_come = 0
         self.on_event: Callable[[Decision], None] | None = None
         self._loaders = Loaders(self.own_rows, world)
-        self._planning = PlanningSession(model, optimizer, example, world, options.say)
+        self.planning = PlanningSession(model, optimizer, example, world, options.say)
         self._execution = Execution(
-            model, optimizer, loss, example, plan, world, options, self._planning
+            model, optimizer, loss, example, plan, world, options, self.planning
         )
         self.state = self._execution.state
         self._accumulation = Accumulation(self._execution)
@@ -96,7 +96,7 @@ class Trainer:
     @property
     def choice(self) -> Choice | None:
         """How the plan was found, where it was `auto`."""
-        return self._planning.choice
+        return self.planning.choice
 
     @property
     def adapter(self) -> Adapter | None:
@@ -112,12 +112,12 @@ class Trainer:
         """
         self._meet("predict")
         known = None if self.adapter is None else self.adapter.profile
-        return self._planning.predict(self.traced, self.plan, known)
+        return self.planning.predict(self.traced, self.plan, known)
 
     def explained(self) -> Choice | None:
         """How the plan was found, where it was `auto`, with what each component's next best layout
         would cost. On this rank alone: no other need call."""
-        return self._planning.explained(self.traced)
+        return self.planning.explained(self.traced)
 
     def adapt(self) -> None:
         """From now on `step` watches what steps take and may switch at its end (`decisions` says
@@ -129,7 +129,7 @@ class Trainer:
             why = self.traced.reason if self.traced.opaque else "there is one device"
             self.options.say(f"there is nothing to adapt: {why}")
             return
-        self._observer = Observer(Adapter(self._planning.surveyed(self.traced), self.switch))
+        self._observer = Observer(Adapter(self.planning.surveyed(self.traced), self.switch))
 
     @property
     def decisions(self) -> list[Decision]:
@@ -167,7 +167,7 @@ class Trainer:
 
     def _observe(self, observer: Observer, seconds: float, waited: float, rows: int) -> None:
         """Notes what a step on `rows` global rows took; the adapter acts on a drift."""
-        planning, overlap = self._planning, self._execution.interleaving
+        planning, overlap = self.planning, self._execution.interleaving
         if observer.resized(rows, planning.rows):
             planning.rows = rows
         if rows == planning.rows and overlap.chosen is not None:
@@ -303,7 +303,7 @@ class Trainer:
         forget_gradients(self.model)
         plan = checked_plan(plan)
         if plan.automatic:
-            plan = self._planning.choose(self.traced)
+            plan = self.planning.choose(self.traced)
         self._execution.settle()
         self._execution.share_attributes()
         moved = self._execution.shift(plan)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from synchromesh.workloads import cifar100, digits, mnist, ptb
+from synchromesh.workloads import cifar100, digits, mnist, ptb, sst2
 from synchromesh.workloads.workload import Workload
 
 # name -> (data folder or None, synthetic rows instead of data) -> Workload
@@ -17,4 +17,5 @@ BUNDLED: dict[str, Callable[[Path | None, bool], Workload]] = {
     "cifar100/vit_b16": cifar100.vit_b16,
     "ptb/lstm": ptb.lstm,
     "ptb/lstm_small": ptb.lstm_small,
+    **sst2.WORKLOADS,
 }

@@ -65,8 +65,8 @@ def build():
 
 @pytest.fixture(autouse=True)
 def one_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """This process is the only rank of a group, which traces the model of all tests once; its
-    signal handlers come back."""
+    """This process is the only rank of a group, which traces the model of all tests once and
+    measures in a hurry; its signal handlers come back."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     for name in ("SYNCHROMESH_LAUNCHER", "SIGNAL_AT", "PAUSE"):
@@ -75,7 +75,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     (tmp_path / "tiny.py").write_text(TARGET)
     before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-    with known("tiny"):
+    with known("tiny"), hurried():
         yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -294,8 +294,7 @@ def told_to_one() -> tuple[int, str, str]:
 
 
 def test_a_signal_to_one_rank_stops_all_and_is_no_success() -> None:
-    with hurried():  # the plan is found, as none is given
-        (code, out, err), (other, _, _) = run(2, told_to_one)
+    (code, out, err), (other, _, _) = run(2, told_to_one)  # the plan is found, as none is given
     assert code == other == 143, err
     assert json.loads(out)["stopped"] == "SIGTERM" and "rank 1 of 2" not in err
     assert "go on with --resume" in err and events("run", "stop")

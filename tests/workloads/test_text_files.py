@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from synchromesh.workloads import ptb_files, text_lines
+from synchromesh.workloads import ptb_files, sentences, sst2_files, text_lines
 from synchromesh.workloads.vocabulary import Vocabulary, most_frequent
 
 DATA = Path(os.environ.get("SYNCHROMESH_DATA", Path(__file__).parents[2] / "../shared/data"))
@@ -65,6 +66,46 @@ def test_a_vocabulary_is_in_order_of_frequency() -> None:
     assert [found.id(word) for word in ("c", "a", "<unk>")] == [3, 1, 1]
     with pytest.raises(KeyError, match="z"):
         Vocabulary(("a",)).id("z")
+
+
+# Sentences
+
+
+def test_sentences_are_padded_and_cut() -> None:
+    texts = [["a", "b", "a"], ["b", "b", "b", "a", "c"]]
+    words = sentences.vocabulary(texts, 6)
+    assert words.words[4:] == ("b", "a")
+    assert sentences.rows(texts, words, 6).tolist() == [[2, 5, 4, 5, 3, 0], [2, 4, 4, 4, 5, 3]]
+    assert sentences.rows([["c"]], words, 4).tolist() == [[2, 1, 3, 0]]
+
+
+def test_synthetic_sentences_have_that_form() -> None:
+    table = sentences.synthetic(200, 50, 9, seed=1)
+    assert torch.equal(table, sentences.synthetic(200, 50, 9, seed=1))
+    ends = (table == sentences.END).int().argmax(1)
+    assert (ends.min(), ends.max()) == (4, 8) and (table[:, 0] == sentences.BEGIN).all()
+    for row, end in zip(table.tolist(), ends.tolist(), strict=True):
+        assert all(4 <= word < 50 for word in row[1:end]) and not any(row[end + 1 :])
+
+
+# SST-2
+
+
+def test_faults_of_sst2(tmp_path: Path) -> None:
+    for text, line in {"1 good\nbad film\n": 2, "2 fine\n": 1, "1 a\n\n0 b": 2, "0 \n": 1}.items():
+        (tmp_path / "stsa.binary.dev").write_text(text)
+        with pytest.raises(ValueError, match=f"dev, line {line}: .* is not a label, 0 or 1, a"):
+            sst2_files.read(tmp_path, "dev")
+    with pytest.raises(ValueError, match=r"neither stsa\.binary\.test nor .* holds stsa\.b"):
+        sst2_files.read(tmp_path, "test")
+
+
+def test_sst2() -> None:
+    sizes = {"train": (6920, 3610), "dev": (872, 444), "test": (1821, 909)}
+    for split, (count, positive) in sizes.items():
+        found, labels = sst2_files.read(data("sst2"), split)
+        assert (len(found), len(labels), int(labels.sum())) == (count, count, positive)
+    assert found[0][:3] == ["no", "movement", ","] and labels[0] == 0
 
 
 # PTB

@@ -152,7 +152,7 @@ def resized() -> Outcome:
     losses = []
     for i, b in enumerate(batches):
         if i == 2:  # as the trainer does where it adapts
-            trainer._planning.rows = 40
+            trainer.planning.rows = 40
         if i == 3:
             trainer.switch("data; up=tensor")
         if i == 4:
