@@ -135,6 +135,17 @@ def test_each_epoch_each_accumulation_and_each_forgetting() -> None:
     trainer.close()
 
 
+def test_fit_begins_each_epoch_and_each_validation_anew_and_resumes(tmp_path: Path) -> None:
+    curve, held_out = plain(epochs=2)
+    with known(False):
+        first = sm.fit(workload(), plan="single", steps=4, checkpoints=tmp_path)
+        rest = sm.fit(workload(), plan="single", epochs=2, resume=first.checkpoint)
+    assert (*first.losses, *rest.losses) == pytest.approx(curve, rel=1e-12)
+    assert rest.metrics["loss"] == pytest.approx(held_out, rel=1e-12)
+    with pytest.raises(ValueError, match="train_data must be read by index .* for the carry goes"):
+        workload(train_data=torch.utils.data.IterableDataset())
+
+
 class Asking(Recurrent):
     """Cannot be traced: it branches on its state."""
 
