@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.trace.capture.comparison import mean
-from synchromesh.trace.capture.export import flat_outputs
+from synchromesh.trace.capture.outputs import flat_outputs
 from synchromesh.training.prepare import prepare
 from tests.ranks import run
 from tests.traces import shared

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from synchromesh.workloads import classification, coco, digits, multi30k, shakespeare, sst2
+from synchromesh.workloads import (
+    classification, coco, digits, multi30k, ptb, shakespeare, sst2,
+)  # fmt: skip
 from synchromesh.workloads.workload import Workload
 
 # name -> (data folder or None, synthetic rows instead of data) -> Workload
@@ -12,6 +14,8 @@ BUNDLED: dict[str, Callable[[Path | None, bool], Workload]] = {
     "digits/vit": digits.vit,
     **classification.WORKLOADS,
     **coco.WORKLOADS,
+    "ptb/lstm": ptb.lstm,
+    "ptb/lstm_small": ptb.lstm_small,
     **sst2.WORKLOADS,
     **shakespeare.WORKLOADS,
     **multi30k.WORKLOADS,
