@@ -19,7 +19,7 @@ from synchromesh.state.cursor import Cursor
 from synchromesh.state.fetch import Loading
 from synchromesh.state.loader import Loader
 from synchromesh.state.reading import Ranges
-from synchromesh.study.job import Job
+from synchromesh.study.job import CellJob
 from synchromesh.study.meter import Meter
 from synchromesh.study.replicated import data_parallel, fully_sharded
 from synchromesh.study.torch_pipeline import pipelined
@@ -62,7 +62,7 @@ BUILDERS: dict[str, Callable[[nn.Module, Loss, Any, World], Rival]] = {
 }
 
 
-def train(job: Job, meter: Meter) -> None:
+def train(job: CellJob, meter: Meter) -> None:
     """Trains until the epochs are over or the study ends the run."""
     workload, seed = job.workload(), job.cell.seed
     world = World.open(None, timedelta(minutes=5))
@@ -71,15 +71,15 @@ def train(job: Job, meter: Meter) -> None:
     example = workload.example(seed=seed)
     with torch.autocast(world.device.type, job.autocast, job.autocast is not None):
         rival = BUILDERS[job.cell.strategy](model.to(world.device), workload.loss, example, world)
-    _Loop(job, workload, world, rival, meter).run()
+    _PlainLoop(job, workload, world, rival, meter).run()
     world.close()
 
 
-class _Loop:
+class _PlainLoop:
     """The plain training loop."""
 
     def __init__(
-        self, job: Job, workload: Workload, world: World, rival: Rival, meter: Meter
+        self, job: CellJob, workload: Workload, world: World, rival: Rival, meter: Meter
     ) -> None:
         self.job, self.workload, self.world = job, workload, world
         self.rival, self.meter = rival, meter

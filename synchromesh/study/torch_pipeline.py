@@ -113,13 +113,13 @@ class _Call:
     def of(cls, model: nn.Module, loss: Loss, batch: Any) -> "_Call":
         found: list[_Call] = []
 
-        class Model(nn.Module):
+        class Listening(nn.Module):
             def forward(self, *args: Any, **kwargs: Any) -> Any:
                 found.append(cls(args, kwargs))
                 raise _Reached
 
         try:
-            loss(Model(), batch)
+            loss(Listening(), batch)
         except _Reached:
             return found[0]
         raise ValueError(
