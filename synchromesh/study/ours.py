@@ -4,10 +4,11 @@ from dataclasses import asdict
 from typing import Any
 
 from synchromesh.adapt.adapter import Decision
+from synchromesh.recording.memory import PeakMemory
 from synchromesh.study.job import CellJob
 from synchromesh.study.layouts import component_layouts
 from synchromesh.study.meter import Meter
-from synchromesh.study.watches import Recorded
+from synchromesh.study.watches import Recorded, Remembered
 from synchromesh.training import events
 from synchromesh.training.events import FitEvent
 from synchromesh.training.loop import fit
@@ -62,7 +63,10 @@ class _Reporter:
         )
         self._layouts("")
         world = trainer.world
-        self.meter.watches = {"recorded": Recorded(world.device, lambda: world.ledger.sent)}
+        self.meter.watches = {
+            "recorded": Recorded(world.device, lambda: world.ledger.sent),
+            "memory": Remembered(lambda: _memory(trainer)),
+        }
         self.meter.begin()
 
     def _layouts(self, reason: str, **moved: Any) -> None:
@@ -82,3 +86,9 @@ class _Reporter:
                 f"{decision.noticed}: {decision.reason}",
                 paused_seconds=decision.pause_seconds, moved_bytes=decision.bytes_moved,
             )  # fmt: skip
+
+
+def _memory(trainer: Trainer) -> PeakMemory:
+    """Of this rank, under the plan in force."""
+    model = trainer.model
+    return PeakMemory(model.parameters.values(), model.buffers.values(), trainer.optimizer)

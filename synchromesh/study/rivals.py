@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from synchromesh.engine.groups import World
+from synchromesh.recording.memory import PeakMemory
 from synchromesh.state.cursor import Cursor
 from synchromesh.state.fetch import Loading
 from synchromesh.state.loader import Loader
@@ -23,7 +24,7 @@ from synchromesh.study.job import CellJob
 from synchromesh.study.meter import Meter
 from synchromesh.study.replicated import data_parallel, fully_sharded
 from synchromesh.study.torch_pipeline import pipelined
-from synchromesh.study.watches import Recorded, interface_bytes
+from synchromesh.study.watches import Recorded, Remembered, interface_bytes
 from synchromesh.workloads.workload import Loss, Workload, is_stream
 
 READ_EVERY = 10  # steps between readings of the loss, as in `fit`
@@ -32,7 +33,7 @@ READ_EVERY = 10  # steps between readings of the loss, as in `fit`
 class Rival(Protocol):
     """One way of PyTorch's to train a model on the ranks of a run; all ranks call alike.
 
-    parameters  of this rank, as its optimizer has them
+    parameters  of this rank, as its optimizer has them; buffers: of this rank
     drop_last   whether the last batch of an epoch is left out where it is short
     """
 
@@ -97,7 +98,10 @@ class _PlainLoop:
         """All epochs, or until the study ends it."""
         size = self.world.size
         recorded = Recorded(self.world.device, partial(interface_bytes, size))
-        self.meter.watches = {"recorded": recorded}
+        memory = Remembered(
+            lambda: PeakMemory(self.rival.parameters, self.rival.buffers, self.optimizer)
+        )
+        self.meter.watches = {"recorded": recorded, "memory": memory}
         self.meter.channel.say("prepared", plan=None)
         self.meter.begin()
         epoch = 0

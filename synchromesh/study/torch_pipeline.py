@@ -41,6 +41,7 @@ class Pipelined:
         self._schedule = Schedule1F1B(stage, self.micro_batches, loss_fn=self._of_output)
         self._targets: list[Any] = []
         self.parameters = list(self._module.parameters())
+        self.buffers = list(self._module.buffers())
         self._model = model
 
     def own_rows(self, rows: int) -> Ranges:
