@@ -73,6 +73,11 @@ def add_parser(commands: options.Commands) -> None:
         help=f"to time, without validation; default {STEPS}",
     )  # fmt: skip
     parser.add_argument("--lab", metavar="FILE", help="emulated hosts, as of `lab up --file`")
+    parser.add_argument(
+        "--predict", action="append", default=[], metavar="DEVICE",
+        help="rows that are predicted, not run, for devices of the catalogue: v100, or "
+        "v100-ethernet25 with another network between hosts; repeatable",
+    )  # fmt: skip
     price = parser.add_mutually_exclusive_group()
     price.add_argument(
         "--hourly-price", type=dollars, metavar="DOLLARS", help="of one device for an hour"
@@ -135,6 +140,7 @@ class _Asked:
     """What the command line asks for, checked as far as it can be before anything runs."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        from synchromesh.study.prediction import cluster
         from synchromesh.study.target import Target
 
         self.args = args
@@ -142,6 +148,8 @@ class _Asked:
         for name in self.strategies:
             strategy.check(name)
         self.price = _price(args)
+        for kind in args.predict:
+            cluster(kind, 1)
         self.targets = tuple(Target.parse(text) for text in args.target)
         if self.targets and args.steps is not None:
             raise ValueError("--target needs validation, which --steps leaves out: use --epochs")
@@ -206,7 +214,8 @@ class _Asked:
             "strategies": list(self.strategies), "devices": list(self.devices),
             "batch_sizes": list(sizes), "scaling": args.scaling, "seeds": args.seeds,
             "epochs": self.epochs, "steps": self.steps, "targets": list(map(str, self.targets)),
-            "bf16": args.bf16, "lab": args.lab and Path(args.lab).read_text(),
+            "bf16": args.bf16, "predicted": args.predict,
+            "lab": args.lab and Path(args.lab).read_text(),
         }  # fmt: skip
 
 
@@ -290,6 +299,7 @@ def _study(asked: _Asked, folder: "StudyFolder", machines: _Machines) -> "StudyR
     from synchromesh.results.study import StudyResults
     from synchromesh.results.table import table
     from synchromesh.study.machine import machine, most_processes, versions
+    from synchromesh.study.prediction import predicted
     from synchromesh.study.study import Common, Study, Trained
 
     args = asked.args
@@ -305,6 +315,10 @@ def _study(asked: _Asked, folder: "StudyFolder", machines: _Machines) -> "StudyR
     groups = asked.groups(most_processes(models, max(asked.devices)))
     runs = Study(common, folder, StudyDisplay().take).run(groups)
     sizes = args.batch_sizes or tuple(dict.fromkeys(w.batch_size for w in models))
+    if args.predict:
+        for workload in models:
+            sizes_of = args.batch_sizes or (workload.batch_size,)
+            runs += predicted(workload, asked.settings(sizes_of), args.predict)
     results = derive(
         StudyResults(
             title=" and ".join(trained),

@@ -95,7 +95,7 @@ def fit(
     trainer = prepare(
         model, optimizer, workload.loss, workload.example(seed=seed), plan=plan,
         scheduler=workload.build_scheduler(optimizer),
-        seed=seed, autocast=autocast, say=say,
+        seed=seed, autocast=autocast, carry=workload.carry, say=say,
     )  # fmt: skip
     wish = Stop(trainer.world, stop)
     loop = _Loop(
@@ -152,6 +152,10 @@ class _Loop:
         require_alike(self.trainer.world.everyone, asked)
 
     @property
+    def _carries(self) -> bool:
+        return self.workload.carry is not None
+
+    @property
     def _validates(self) -> bool:
         return self.workload.valid_data is not None and self.workload.metric is not None
 
@@ -179,8 +183,8 @@ class _Loop:
         self._require_alike(resume, adapt)
         self.folder = self._agreed(self.folder)
         self.loader = trainer.loader(
-            w.train_data, w.batch_size, shuffle=not is_stream(w.train_data), seed=self.seed,
-            collate=w.collate, **w.loading,
+            w.train_data, w.batch_size, shuffle=not (is_stream(w.train_data) or self._carries),
+            seed=self.seed, collate=w.collate, continuing=self._carries, **w.loading,
         )  # fmt: skip
         if resume is not None:
             resume = self._found(resume)
@@ -292,7 +296,7 @@ class _Loop:
         w, metrics = self.workload, dict[str, float]()
         if w.valid_data is not None and w.metric is not None:
             loader = self.trainer.loader(
-                w.valid_data, w.batch_size, collate=w.collate,
+                w.valid_data, w.batch_size, collate=w.collate, continuing=self._carries,
                 **w.loading,
             )  # fmt: skip
             found = self.trainer.evaluate(loader, w.metric)
