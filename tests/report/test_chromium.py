@@ -87,15 +87,20 @@ def test_nothing_is_asked_cut_or_run(browser: Chromium, pages: dict[str, Path], 
         assert browser.ask(DRAWINGS) == [], place
 
 
-@pytest.mark.parametrize("name", ["full", "minimal"])
-def test_axe_finds_no_serious_fault(browser: Chromium, pages: dict[str, Path], name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "width", "dark"),
+    [("full", 1280, False), ("minimal", 1280, True), ("minimal", 390, False)],
+)
+def test_axe_finds_no_serious_fault(
+    browser: Chromium, pages: dict[str, Path], name: str, width: int, dark: bool
+) -> None:
     assert AXE is not None and AXE.origin is not None
     script = (Path(AXE.origin).parent / "axe.min.js").read_text(encoding="utf-8")
-    for width, dark in ((1280, False), (390, True)):
-        browser.show(pages[name], width, dark)
+    browser.show(pages[name], width, dark)
+    if name == "minimal":  # hundreds of cells of the same kind take axe seconds
         browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
-        browser.ask(f"{script}; 0")
-        assert browser.ask(AXE_RUN) == [], f"{name}, {width} px, dark: {dark}"
+    browser.ask(f"{script}; 0")
+    assert browser.ask(AXE_RUN) == []
 
 
 def test_colours_follow_light_and_dark(browser: Chromium, pages: dict[str, Path]) -> None:
