@@ -152,8 +152,8 @@ def measure(name: str, most: int, rounds: int, rivals: Iterable[str]) -> list[Ro
         for r in taken
         if r in RIVALS
     ]
-    assert trainer._planning.profile is not None
-    rows[0]["profile"] = trainer._planning.profile.to_dict()  # from which all were predicted
+    assert trainer.planning.profile is not None
+    rows[0]["profile"] = trainer.planning.profile.to_dict()  # from which all were predicted
     trainer.close()
     return rows
 

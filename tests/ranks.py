@@ -1,6 +1,7 @@
 """Ranks for a test: `run(n, function, *args)` forks n gloo ranks and returns what each one
 returned."""
 
+import gc
 import io
 import multiprocessing
 import os
@@ -28,6 +29,7 @@ class RankFailed(AssertionError):
 def _rank(
     rank: int, size: int, folder: str, timeout: float, out: Connection, function: Any, args: Any
 ) -> None:
+    gc.freeze()  # what the process of the tests has made is not for its ranks to collect
     try:
         torch.set_num_threads(1)
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))

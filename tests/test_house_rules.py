@@ -17,6 +17,8 @@ EVERYTHING = sorted(
 LAYERS = (
     "version",
     "values",  # what all speak of
+    "results",
+    "report",
     "workloads",
     "catalogue",
     "trace", "trace.guards", "trace.step",  # what a trace is
@@ -25,11 +27,13 @@ LAYERS = (
     "trace.partition",
     "cost",
     "planner",
-    # a local program that runs in one process, on real tensors or fake ones
+    # programs in one process, on real tensors or fake ones; what a recording means
     "engine.communicator", "engine.random", "engine.model", "engine.walk", "engine.async_move",
     "engine.batch_norm", "engine.collectives",
     "profiling.clock", "profiling.memory", "profiling.borders", "profiling.silent_group",
     "profiling.compute", "profiling.optimizer",
+    "recording.intervals", "recording.names", "recording.spans", "recording.profile_ranges",
+    "recording.shares", "recording.chrome",
     "estimate",  # up to here: facts and predictions, no torch.distributed
     "launch",
     "lab",
@@ -37,8 +41,10 @@ LAYERS = (
     "state",
     "profiling",
     "doctor",
+    "recording",
     "adapt",
     "training",
+    "study",
     "cli",
     "", "__main__",  # the package's own face
 )  # fmt: skip

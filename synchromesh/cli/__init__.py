@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from typing import NoReturn
 
-from synchromesh.cli import doctor, explain, lab, plan, run, train, verify
+from synchromesh.cli import compare, doctor, explain, lab, plan, run, trace, train, verify
 from synchromesh.cli.ranks import hush
 from synchromesh.launch.rank import launched, open_closed_streams
 from synchromesh.values.fault import Fault, Stopped, printable
 from synchromesh.version import VERSION
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of files; ours are named
-COMMANDS = (doctor, plan, train, explain, verify, run, lab)
+COMMANDS = (doctor, plan, train, trace, explain, verify, compare, run, lab)
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,7 +52,8 @@ def _run(args: argparse.Namespace) -> int:
     """Runs a command; `args.out` gets its document, beside which a TARGET may print nothing."""
     args.out = sys.stdout
     code: int
-    with redirect_stdout(sys.stderr) if "target" in args and args.json else nullcontext():
+    names_target = "target" in args or "targets" in args
+    with redirect_stdout(sys.stderr) if names_target and args.json else nullcontext():
         code = args.main(args)
     args.out.flush()
     return code

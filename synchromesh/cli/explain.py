@@ -67,6 +67,7 @@ def explained(
     from synchromesh.engine.model import Model
     from synchromesh.planner.stage_cut import cut_plan, estimated_work
     from synchromesh.trace.capture.capture import compare, opaque, trace
+    from synchromesh.trace.capture.carry import joined
     from synchromesh.trace.partition.explain import explain
     from synchromesh.trace.partition.partition import partition
     from synchromesh.values.layout import Layout
@@ -74,12 +75,12 @@ def explained(
 
     model = Model(stand_in(workload))
     rows = workload.batch_size
-    example = workload.example(rows)
+    loss, example = joined(workload.loss, workload.example(rows), workload.carry)
     step = trace(
-        model.module, workload.loss, example, training=True,
+        model.module, loss, example, training=True,
         cuts=plan.cuts(model.paths()), autocast=autocast,
     )  # fmt: skip
-    if fault := compare(model.module, workload.loss, example, step, autocast=autocast).fault:
+    if fault := compare(model.module, loss, example, step, autocast=autocast).fault:
         step = opaque(model.module, example, fault)
     plan.check_rows(rows)
     names = step.chain.names

@@ -54,6 +54,18 @@ def seconds(text: str) -> float:
     return number
 
 
+def add_targets(parser: argparse.ArgumentParser) -> None:
+    """TARGETs and the folders of their data."""
+    parser.add_argument(
+        "targets", metavar="TARGET", nargs="+",
+        help="a bundled workload, or path/to/file.py:function",
+    )  # fmt: skip
+    parser.add_argument(
+        "--data", metavar="DIR", action="append", default=[],
+        help="folder of a bundled workload's data; once, or once for each TARGET",
+    )  # fmt: skip
+
+
 def add_target(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """TARGET, --data and --batch-size."""
     parser.add_argument(

@@ -141,7 +141,7 @@ def _planned(args: argparse.Namespace) -> "Planned":
     return planning.plan(
         stand_in(workload), workload.loss, workload.example(), optimizer=workload.build_optimizer,
         cluster=cluster, memory=args.memory, explained=args.explain,
-        autocast=options.precision(args.bf16),
+        autocast=options.precision(args.bf16), carry=workload.carry,
     )  # fmt: skip
 
 

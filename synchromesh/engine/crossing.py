@@ -29,18 +29,19 @@ def send(
     groups: PlanGroups,
 ) -> Any:
     """Begins to send what this rank has of `items`, or their gradients; what to wait for."""
-    outward: list[Letter] = []
+    letters: list[Letter] = []
     for item in items:
         if not gradient:
-            outward += _outward(item, tensors[item.made], gradient, rows, groups)
+            letters += outward(item, tensors[item.made], gradient, rows, groups)
         elif item.flows:
-            outward += _outward(item, tensors[item.read], gradient, rows, groups)
-    return groups.everyone.post(outward, [])
+            letters += outward(item, tensors[item.read], gradient, rows, groups)
+    return groups.everyone.post(letters, [])
 
 
-def _outward(
+def outward(
     item: Exchange, x: Tensor, gradient: bool, rows: Rows, groups: PlanGroups
 ) -> list[Letter]:
+    """What this rank sends of `x`, its part of a value or of a gradient, by receiver."""
     position = _position(groups)
     x = x.detach()
     if item.value.rows is None:

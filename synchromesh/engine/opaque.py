@@ -24,10 +24,10 @@ from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Passage, RankOutputs, share
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.roll_call import RollCall
-from synchromesh.trace.capture.export import flat_outputs
 from synchromesh.trace.capture.gradients import OwnLeaves, refuse_foreign
 from synchromesh.trace.capture.model_snapshot import CONTAINERS, attributes_of
 from synchromesh.trace.capture.modes import in_mode
+from synchromesh.trace.capture.outputs import carried, flat_outputs
 from synchromesh.values.exchange import Border, Exchange
 from synchromesh.values.layout import Layout
 
@@ -38,6 +38,7 @@ class OpaqueProgram:
     # as of `Program`: one stage, whose loss is what the user's function returns
     coupled, of, group = True, (0,), 0
     crossings: Mapping[tuple[int, int], tuple[Exchange, ...]] = MappingProxyType({})
+    deliveries = ()  # every rank goes on with the rows that it has
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class OpaqueProgram:
         """synchronise: batch norm's statistics. changed: names of what a step changes in the model
         without regard to rows."""
         assert groups.position is not None, "an idle rank runs no program"
-        self.function, self.model, self.layout = function, model, layout
+        self.function, self.model, self.leaf_layout = function, model, layout
         self.streams, self.autocast = streams, autocast
         self.groups, self.position, self.device = groups, groups.position, groups.world.device
         equal = set(model.statistics) - set(model.never_synchronised) if synchronise else set()
@@ -94,13 +95,15 @@ class OpaqueProgram:
 
     def _run(self, batch: Any, rows: GlobalRows, step: int, micro_batch: int) -> list[RankOutputs]:
         training = torch.is_grad_enabled()
-        start, stop = rows.ranges(self.layout.data)[self.layout.data_index(self.position)]
+        start, stop = rows.ranges(self.leaf_layout.data)[
+            self.leaf_layout.data_index(self.position)
+        ]
         if start == stop:
             if training and self.roll_call is not None:
                 self.roll_call.follow()
             return []
         self.streams.begin(step, micro_batch)
-        self.streams.at(0, self.layout.data_index(self.position), 0)
+        self.streams.at(0, self.leaf_layout.data_index(self.position), 0)
         self.streams.seed(0, False)
         enabled = self.autocast is not None
         with (
@@ -109,14 +112,16 @@ class OpaqueProgram:
             torch.autocast(self.device.type, self.autocast, enabled),
             nullcontext() if self._checked else OwnLeaves() as own,
         ):
-            names, outputs = flat_outputs(self.function(self.model.module, batch))
+            result = self.function(self.model.module, batch)
+            names, outputs = flat_outputs(result)
         self.model.adopt_assigned()
         if training and self.roll_call is not None:
             self.roll_call.end()
         if training and own is not None:
             refuse_foreign(outputs[0], (*self.model.parameters.values(), *own.leaves))
             self._checked = True
-        return [RankOutputs(names, list(outputs), *share(self.layout, self.position, rows))]
+        covers = share(self.leaf_layout, self.position, rows)
+        return [RankOutputs(names, list(outputs), *covers, carried(result))]
 
     def _refuse_absent(self, micro_batches: Sequence[tuple[Any, GlobalRows]]) -> None:
         """ValueError on every rank where one could not follow what the forward changes."""
@@ -146,7 +151,7 @@ class OpaqueProgram:
 
     def _hand_over(self, rows: GlobalRows) -> None:
         """What a forward changed comes to the ranks that had no rows to run it on."""
-        indices = [self.layout.data_index(p) for p in range(self.layout.devices)]
+        indices = [self.leaf_layout.data_index(p) for p in range(self.leaf_layout.devices)]
         giver = next(p for p, i in enumerate(indices) if rows.counts[i])
         takers = [p for p, i in enumerate(indices) if not rows.counts[i]]
         hand_over(self.model, self.changed, self.groups.everyone, giver, takers)

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.crossing import Receipt, send
+from synchromesh.engine.delivery import deliver
 from synchromesh.engine.groups import Posted
 from synchromesh.engine.opaque import OpaqueProgram
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.engine.program import Passage, Program, RankOutputs
+from synchromesh.engine.program import Passage, Program, RankOutputs, share
 from synchromesh.values.exchange import Border
 from synchromesh.values.messages import Instruction, Message, Receive, Run, Send, instructions
 from synchromesh.values.schedule import Action, Schedule, forward_only, pipeline
@@ -56,6 +57,8 @@ class PipelineWalk:
         self._over: list[tuple[int, int]] = []  # passages whose gradients depart, or nothing does
         self._sent: dict[Message, Posted] = {}
         self._receipts: dict[Message, Receipt] = {}
+        # what each part of each micro-batch made of the carry
+        self._carry: list[list[dict[str, Tensor]]] = [[{} for _ in m.parts] for m in micro_batches]
 
     def forward(self) -> list[RankOutputs]:
         """The outputs of all micro-batches that are this rank's."""
@@ -128,6 +131,21 @@ class PipelineWalk:
             posted.wait()
         self._sent.clear()
 
+    def carry(self) -> dict[str, Tensor]:
+        """The carry of this rank's rows for the next batch, when all has been walked: the leaves
+        that it reads, by name. All ranks of the plan call alike."""
+        found: dict[str, list[Tensor]] = {}
+        for batch, of_parts in zip(self.micro_batches, self._carry, strict=True):
+            program = batch.program
+            for (_, rows), made in zip(batch.parts, of_parts, strict=True):
+                own, _ = share(program.leaf_layout, program.position, rows)
+                leaves = made
+                if program.deliveries:
+                    leaves = deliver(made, program.deliveries, rows, self.groups)
+                for name, x in leaves.items():
+                    found.setdefault(name, []).append(x[:own])  # not of a row that was lent to it
+        return {name: torch.cat(parts) for name, parts in found.items()}  # on memory of its own
+
     # Runs
 
     def _run_forward(self, action: Action) -> Passage:
@@ -152,6 +170,8 @@ class PipelineWalk:
             if source == stage and not items[0].crosses:
                 self._handed[source, target, m] = {i.made: passage.made[i.made] for i in items}
         self._passages[stage, m] = passage
+        for made, result in zip(self._carry[m], passage.results, strict=False):
+            made.update(result.carry)
         return passage
 
     def _run_backward(

@@ -16,7 +16,7 @@ another is under way between ranks:
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -31,7 +31,7 @@ from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.walk import Walk, pauses, walking
 from synchromesh.trace import meta
-from synchromesh.trace.partition.crossings import crossings, exchange_of
+from synchromesh.trace.partition.crossings import crossings, deliveries, exchange_of
 from synchromesh.trace.partition.local import LocalComponent, Output, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.exchange import Border, Exchange, border
@@ -78,6 +78,9 @@ class RankOutputs:
     outputs: list[Tensor]
     rows: int  # 0: the outputs are of a row that is not this rank's own (engine/absent.py)
     leads: bool  # whether it is the first of the ranks that have the same outputs
+    carry: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # leaves that this stage made, by name
 
 
 @dataclass
@@ -102,13 +105,15 @@ class StageParts:
     arriving: tuple[Border, ...]
     handed: tuple[Border, ...]
     outputs: list[tuple[Border, Layout]]
+    carry: dict[str, Border]  # leaves of the carry that it makes
     turns: int = 1  # of a forward
 
 
 class Program:
     """What this rank runs of the step; an idle rank has no program.
 
-    of: the group of devices of each stage. crossings: what goes from stage to stage.
+    of: the group of devices of each stage. crossings: what goes from stage to stage. deliveries:
+    where the carry goes.
     """
 
     def __init__(
@@ -128,7 +133,7 @@ class Program:
         self._make_axis, self._streams = make_axis, streams
         layouts = [local.layout for local in partition.components]
         self.of = groups_of(layouts)
-        self.crossings = crossings(partition)
+        self.crossings, self.deliveries = crossings(partition), deliveries(partition)
         self.leaf_layout = leaf_layout_at(partition.leaf_layouts, self.position)
         self._leaves = [border(name, self.leaf_layout, REPLICATED) for name in step.leaves]
         assert step.graph is not None
@@ -163,7 +168,14 @@ class Program:
         outputs = []
         if stage[-1] == len(self.partition.components) - 1:
             outputs = [self._output(bound, o) for o in self.partition.outputs]
-        made = StageParts(bound, tuple(arriving), tuple(handed), outputs)
+        carry = {
+            item.leaf: border(
+                item.value.name, self.partition.components[item.source].layout, REPLICATED
+            )
+            for item in self.partition.carry
+            if item.source in stage
+        }
+        made = StageParts(bound, tuple(arriving), tuple(handed), outputs, carry)
         made.turns = 1 + self._arrange(made)
         return made
 
@@ -197,7 +209,7 @@ class Program:
         for at, (_, part) in enumerate(stage.parts):
             read = (form for f in part.fetches for form in (f.made, f.read))
             last |= dict.fromkeys((*part.results, *read), at)
-        kept = {*stage.handed, *(form for form, _ in stage.outputs)}
+        kept = {*stage.handed, *(form for form, _ in stage.outputs), *stage.carry.values()}
         count, there = 0, {*self._leaves, *stage.arriving}
         for at, (_, part) in enumerate(stage.parts):
             part.dropped = tuple(b for b, i in last.items() if i == at and b not in kept)
@@ -303,7 +315,8 @@ class Program:
         outputs = [env[form] for form, _ in stage.outputs]
         finest = max((x for _, x in stage.outputs), key=lambda x: x.data, default=None)
         covers = (0, False) if finest is None else share(finest, self.position, rows)
-        return RankOutputs(self.step.outputs, outputs, *covers)
+        carry = {leaf: env[form] for leaf, form in stage.carry.items()}
+        return RankOutputs(self.step.outputs, outputs, *covers, carry)
 
     def _fetch(
         self, fetch: Exchange, axis: TensorAxis, x: Tensor, rows: GlobalRows

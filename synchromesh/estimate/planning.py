@@ -23,6 +23,7 @@ from synchromesh.planner.demand import Demand, collectives_of
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.trace.capture.batch import row_count
 from synchromesh.trace.capture.capture import trace
+from synchromesh.trace.capture.carry import Start, joined
 from synchromesh.trace.partition.local import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster
@@ -117,6 +118,7 @@ def plan(
     memory: float | None = None,
     explained: bool = True,
     autocast: torch.dtype | None = None,
+    carry: Start | None = None,
 ) -> Planned:
     """The plan of least predicted step time for `model` on `cluster`; no device is needed.
 
@@ -124,14 +126,15 @@ def plan(
     optimizer: one over the model's parameters, or what makes one of them.
     cluster: a Cluster, a name of the catalogue (`h100x16`), or a file that `synchromesh doctor`
     wrote. memory: bytes that a rank may use; default: those of its device.
-    explained: also finds each component's runner-up. autocast: as of `prepare`.
+    explained: also finds each component's runner-up. autocast, carry: as of `prepare`.
 
     Estimates are right to the catalogue's error band (`certainty`). ValueError for a cluster that
     is not known or does not say what is needed.
     """
     place = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
     rows = row_count(example_batch)
-    step = trace(model, loss, example_batch, training=True, autocast=autocast)
+    loss, example = joined(loss, example_batch, carry)
+    step = trace(model, loss, example, training=True, autocast=autocast)
     if step.opaque:
         return Planned(_opaque(step, place), place, rows)
     made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())

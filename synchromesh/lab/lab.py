@@ -195,11 +195,12 @@ class Lab:
         environment: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         listener: Listener | None = None,
+        hosts: int | None = None,
     ) -> Running:
-        """Start `command` once on every host. The process on host r has RANK, WORLD_SIZE,
-        LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and SYNCHROMESH_LAB (the file of
-        the lab's cluster) set and one thread per operator. It dies with this process where the
-        main thread starts it.
+        """Start `command` once on every host, or on the first `hosts`. The process on host r has
+        RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and
+        SYNCHROMESH_LAB (the file of the lab's cluster) set and one thread per operator. It dies
+        with this process where the main thread starts it.
         """
         for now in self._states():
             if now.state != "up":
@@ -208,9 +209,11 @@ class Lab:
                 )
         port = random.SystemRandom().randrange(*PORTS)  # an earlier run's may not be free yet
         processes: list[subprocess.Popen[bytes]] = []
+        used = self._hosts()[:hosts]
         try:
-            for host in self._hosts():
-                variables = {**os.environ, **self._variables(host, port), **(environment or {})}
+            for host in used:
+                given = self._variables(host, len(used), port)
+                variables = {**os.environ, **given, **(environment or {})}
                 processes.append(self._enter(host, command, variables, cwd))
         except BaseException:
             for process in processes:
@@ -219,7 +222,7 @@ class Lab:
             raise
         return Running(processes, timeout, self._thaw_all, listener)
 
-    def _variables(self, host: int, port: int) -> dict[str, str]:
+    def _variables(self, host: int, ranks: int, port: int) -> dict[str, str]:
         # sudo's path leaves out the folder of a virtual environment, and so `synchromesh` itself
         path = [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
         return {
@@ -227,7 +230,7 @@ class Lab:
             "OMP_NUM_THREADS": "1",
             "RANK": str(host),
             "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(len(self.description.hosts)),
+            "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": self._network.address(0),
             "MASTER_PORT": str(port),
             "GLOO_SOCKET_IFNAME": "eth0",

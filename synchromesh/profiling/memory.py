@@ -9,9 +9,17 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Mark(weakref.ref[Any]):
+    """One storage, alive or not; equal to itself alone."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
 
 class LiveBytes(TorchDispatchMode):
@@ -28,7 +36,8 @@ class LiveBytes(TorchDispatchMode):
         self.limit = limit
         self._staying = 0  # bytes that have died and should have stayed
         self._stay: set[int] = set()
-        self._seen: dict[int, weakref.ref[Any]] = {}
+        self._seen: dict[int, Mark] = {}
+        self._sizes: dict[Mark, int] = {}  # of those that count
         for x in known:
             self.add(x)
 
@@ -51,34 +60,55 @@ class LiveBytes(TorchDispatchMode):
         if known is not None and known() is storage:
             return
         size = storage.nbytes() if counts else 0
+
+        def gone(_: Any) -> None:
+            left = self._sizes.pop(mark, 0)
+            self._change(mark, -left)
+            if key in self._stay:
+                self._stay.remove(key)
+                self._staying += left
+            if self._seen.get(key) is mark:
+                del self._seen[key]
+
+        mark = Mark(storage, gone)
+        self._seen[key] = mark
+        if counts:
+            self._sizes[mark] = size
+            self._change(mark, size)
+
+    def resized(self, storage: Any) -> None:
+        """Counts what a known storage has become in place, which no operator shows."""
+        mark = self._seen.get(id(storage))
+        if mark is not None and mark in self._sizes:
+            change = storage.nbytes() - self._sizes[mark]
+            self._sizes[mark] += change
+            self._change(mark, change)
+
+    def _change(self, mark: "Mark", size: int) -> None:
         self.now += size
         self.peak = max(self.peak, self.now)
         self.peak_staying = max(self.peak_staying, self.now + self._staying)
 
-        def gone(_: Any) -> None:
-            self.now -= size
-            if key in self._stay:
-                self._stay.remove(key)
-                self._staying += size
-            if self._seen.get(key) is mark:
-                del self._seen[key]
-
-        mark = weakref.ref(storage, gone)
-        self._seen[key] = mark
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # DTensor: what it makes is made of plain tensors
         for x in pytree.tree_leaves((args, kwargs)):
-            if isinstance(x, Tensor):  # was there: views of it and writes into it make nothing
+            if _has_storage(x):  # was there: views of it and writes into it make nothing
                 self._know(x.untyped_storage(), counts=False)
         made = func(*args, **(kwargs or {}))
         for x in pytree.tree_leaves(made):
-            if isinstance(x, Tensor):
+            if _has_storage(x):
                 self.add(x)
         if self.now + self._staying > self.limit:
             raise MemoryError(
                 f"{self.now + self._staying} bytes are alive, {self.limit:.0f} may be"
             )
         return made
+
+
+def _has_storage(x: Any) -> bool:
+    """A sparse tensor has none of its own: its indices and values do."""
+    return isinstance(x, Tensor) and x.layout is torch.strided
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:

@@ -42,17 +42,24 @@ class Loader:
         loading: Loading | None = None,
         agree: Agree = alone,
         device: torch.device = CPU,
+        continuing: bool = False,
     ) -> None:
         """dataset: samples by index, or a stream (`state/stream.py`), of which all ranks iterate
         alike. batch_size: rows over all ranks. agree: gathers a value of each rank.
 
+        continuing: samples follow each other, as the parts of a text do, and are read as so many
+        streams as a batch has rows: row i of a batch is the sample behind row i of the last one.
+
+            10 samples, batches of 3     0 3 6 | 1 4 7 | 2 5 8      what is left, 9, is left out
+
         ValueError for a data set that is empty, can be read only once, or (where batches are
         shuffled or short ones dropped) is smaller than one batch; for a stream that is to be
-        shuffled.
+        shuffled, or shuffled samples that are to follow each other.
         """
         self.dataset, self.batch_size, self.rows_of = dataset, batch_size, rows_of
         self.cursor = cursor or Cursor()
-        self.shuffle, self.drop_last = shuffle, drop_last
+        self.shuffle, self.drop_last = shuffle, drop_last or continuing
+        self.continuing = continuing
         self.collate: Collate = collate or default_collate
         self.loading, self.agree = loading or Loading(), agree
         self.rows = 0
@@ -61,7 +68,12 @@ class Loader:
         self.samples = _stream_length(dataset, shuffle) if self.stream else sample_count(dataset)
         if batch_size < 1:
             raise ValueError(f"the batch size should be at least 1, not {batch_size}")
-        full = (shuffle or drop_last) and self.samples is not None
+        if continuing and (shuffle or self.stream):
+            raise ValueError(
+                "continuing=True reads samples by index, each behind the one before it: give a "
+                f"map-style data set, not {'shuffled' if shuffle else 'a stream'}"
+            )
+        full = (shuffle or self.drop_last) and self.samples is not None
         if full and batch_size > self.samples:  # type: ignore[operator]
             raise ValueError(
                 f"the batch size ({batch_size}) is larger than the data set "
@@ -103,6 +115,7 @@ class Loader:
         c = self.cursor
         data = "a stream" if self.stream else f"{self.samples} samples"
         order = f"shuffled by seed {c.seed}" if self.shuffle else "in their order"
+        order = "each row a stream" if self.continuing else order
         return (
             f"{data}, {order}, in batches of {self.batch_size}, at row {c.position} of epoch "
             f"{c.epoch + 1}"
@@ -138,7 +151,11 @@ class Loader:
 
     def _sample_source(self) -> SampleSource:
         assert self.samples is not None
-        order = self.cursor.order(self.samples, self.shuffle)
+        if self.continuing:
+            steps = self.samples // self.batch_size
+            order = torch.arange(steps * self.batch_size).view(-1, steps).t().flatten()
+        else:
+            order = self.cursor.order(self.samples, self.shuffle)
         batches = [
             order[start : start + self.batch_size].tolist()
             for start in range(self.cursor.position, self.samples, self.batch_size)

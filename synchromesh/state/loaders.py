@@ -1,7 +1,8 @@
 """The loaders of a trainer, each with its place in its data; checkpoints carry the places."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ class Loaders:
     def __init__(self, own_rows: OwnRows, world: World) -> None:
         self._own_rows, self._world = own_rows, world
         self.place = ""  # of the batch that was handed out last
+        self.begins = False  # whether that was the first one of an epoch, until it is trained on
         self._made: list[Loader] = []
         self._seeds: dict[int, int] = {}  # as they were asked for
         self._resumed: list[Cursor] = []  # of a checkpoint, for loaders to come
@@ -34,6 +36,7 @@ class Loaders:
         drop_last: bool,
         collate: Collate | None,
         options: LoadingOptions,
+        continuing: bool = False,
     ) -> Loader:
         """The loader that was made before, else a new one. All ranks call alike. ValueError
         where settings or ranks differ, TypeError for an option that there is not."""
@@ -44,9 +47,10 @@ class Loaders:
         collate, loading = collate or given_collate, Loading.of(given)
         for loader in self._made:
             if loader.dataset is dataset and loader.shuffle == shuffle:
-                asked = {"batch_size": batch_size, "drop_last": drop_last, "seed": seed}
+                asked = {"batch_size": batch_size, "drop_last": drop_last or continuing}
                 there = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-                there["seed"] = self._seeds[id(loader)]
+                asked |= {"seed": seed, "continuing": continuing}
+                there |= {"seed": self._seeds[id(loader)], "continuing": loader.continuing}
                 asked, there = {**asked, **vars(loading)}, {**there, **vars(loader.loading)}
                 odd = [f"{k}={asked[k]} (was {there[k]})" for k in asked if asked[k] != there[k]]
                 if odd:
@@ -58,7 +62,7 @@ class Loaders:
                 return loader
         loader = Loader(
             dataset, batch_size, self._own_rows, Cursor(seed), shuffle, drop_last, collate,
-            loading, self._world.everyone.all_gather_json, self._world.device,
+            loading, self._world.everyone.all_gather_json, self._world.device, continuing,
         )  # fmt: skip
         if self._resumed:
             self._go_on(loader, self._resumed.pop(0))
@@ -68,7 +72,22 @@ class Loaders:
         return loader
 
     def _note(self, loader: Loader) -> None:
-        self.place = loader.place
+        self.place, self.begins = loader.place, loader.cursor.position == loader.rows
+
+    @contextmanager
+    def evaluating(self, loader: Any) -> Iterator[None]:
+        """Inside, a loader of these begins its epoch anew; then it goes on where it was, for an
+        evaluation moves no order of data."""
+        begins, own = self.begins, isinstance(loader, Loader)
+        cursor = loader.cursor if own else None
+        if own:
+            loader.cursor = loader.cursor.epoch_start()
+        try:
+            yield
+        finally:
+            self.begins = begins
+            if own:
+                loader.cursor = cursor
 
     def places(self) -> tuple[Cursor, ...]:
         """Every loader's place, as a checkpoint keeps it; all ranks call alike."""
@@ -87,7 +106,7 @@ class Loaders:
 
     def go_on(self, places: Iterable[Cursor]) -> None:
         """Loaders go on from the places of a checkpoint; those to come take what is left."""
-        self._resumed = list(places)
+        self._resumed, self.begins = list(places), False
         for loader in self._made:
             if self._resumed:
                 self._go_on(loader, self._resumed.pop(0))

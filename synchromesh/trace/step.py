@@ -23,6 +23,7 @@ class Step:
     leaves: tuple[str, ...]  # the batch's tensor leaves in flattening order, rows or not
     shared: Mapping[str, str]  # a parameter's other names in the model -> its first name
     reason: str = ""  # why the step is opaque
+    carry: tuple[str, ...] = ()  # the leaves that it gives anew for the next batch, behind outputs
     guards: tuple[Guard, ...] = ()  # conditions on the rows of a global batch
     assumed: Mapping[str, str] = field(default_factory=dict)  # buffers folded into it: digests
     fed: tuple[str, ...] = ()  # what it changes by the values of its rows, but for norms

@@ -17,7 +17,7 @@ from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.model import Model
 from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.program import RankOutputs
-from synchromesh.trace.capture.export import refuse_metrics
+from synchromesh.trace.capture.outputs import refuse_metrics
 from synchromesh.training.active_plan import refuse_parts
 from synchromesh.training.execution import Execution
 from synchromesh.values.schedule import INTERLEAVED, Action
@@ -65,6 +65,7 @@ class Accumulation:
         """
         execution = self._execution
         parts = self._parts(rows, micro_batches)
+        batch = execution.carry.joined(batch, rows, execution.active)
         micro = execution.micro_batches(batch, parts)
         alone = last and len(parts) == 1 and not self.begun
         with execution.streams.preserved():
@@ -72,7 +73,8 @@ class Accumulation:
             if last:
                 execution.sync.begin()
             execution.unsettled_rows += sum(execution.active.local_rows(p) for p in parts)
-            self._walk(micro, alone, last, steps)
+            carry = self._walk(micro, alone, last, steps)
+            execution.carry.advance(carry)
             self.begun = True
         value = self._loss()
         if last:
@@ -105,12 +107,15 @@ class Accumulation:
         parts = rows.micro(by_hand) if by_hand > 1 else rows.micro_batches()
         return [part for part in parts if part.total]
 
-    def _walk(self, micro: Sequence[MicroBatch], alone: bool, last: bool, steps: int) -> None:
-        """Adds to gradients and to the loss. alone: these are all of the accumulation."""
+    def _walk(
+        self, micro: Sequence[MicroBatch], alone: bool, last: bool, steps: int
+    ) -> dict[str, Tensor]:
+        """Adds to gradients and to the loss; returns the carry of this rank's rows. alone: these
+        are all of the accumulation."""
         sums = torch.zeros(5, dtype=torch.float64, device=self._world.device)
         if not micro:
             self._send(sums)
-            return
+            return {}
         execution = self._execution
         walk = PipelineWalk(
             micro, execution.active.groups, steps, self._programs_run, apart=INTERLEAVED
@@ -139,6 +144,7 @@ class Accumulation:
         if late:
             self._send(sums)
         self._programs_run += INTERLEAVED * len(micro)
+        return walk.carry()
 
     def _add(self, result: RankOutputs, sums: Tensor, alone: bool) -> None:
         """Adds what a micro-batch gave to the sums over this rank."""

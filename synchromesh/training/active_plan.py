@@ -37,6 +37,20 @@ class ActivePlan:
         layout = self.leaf_layout
         return self.plan.own_rows(rows, layout.data, layout.data_index(position))
 
+    def global_rows(self, rows: GlobalRows, rank: int) -> Ranges:
+        """[start, stop) of the parts of an agreed batch that a rank of the world works on, as they
+        follow each other in its own batch; none of an idle rank."""
+        if rank not in self.groups.ranks:
+            return ()
+        position = self.groups.ranks.index(rank)
+        layout = leaf_layout_at(self.partition.leaf_layouts, position)
+        found, before = [], 0
+        for part in rows.micro_batches():
+            start, stop = part.ranges(layout.data)[layout.data_index(position)]
+            found.append((before + start, before + stop))
+            before += part.total
+        return tuple(found)
+
     def local_rows(self, rows: GlobalRows) -> int:
         """How many rows of an agreed batch this rank has; none on an idle rank."""
         position = self.groups.position

@@ -5,22 +5,25 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from synchromesh.engine import batches
 from synchromesh.engine.groups import World
 from synchromesh.engine.meeting import EVALUATE, EVALUATED, meet
 from synchromesh.engine.pipeline import PipelineWalk
+from synchromesh.trace.capture.carry import Carrying
+from synchromesh.training.carry import Carry
 from synchromesh.training.execution import Execution
 
-Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
+Metric = Callable[..., Any]  # (model, batch) -> {name: sum}, or with a carry
 
 
 def means(
     execution: Execution, loader: Iterable[Any], metric: Metric, steps: int,
     place: Callable[[], str] = str,
 ) -> dict[str, float]:  # fmt: skip
-    """Means over the rows of `loader`: metric(model, batch) -> {name: sum over the batch's rows}.
+    """Means over the rows of `loader`: metric(model, batch) -> {name: sum over the batch's rows};
+    with a carry, which begins anew, metric(model, batch, carry) -> ({name: sum}, carry).
 
     steps: updates that were done, for random operators. place: where in the data the last batch is
     of, which ranks compare.
@@ -28,6 +31,8 @@ def means(
     world = execution.world
     sums: dict[str, Tensor] = {}
     count = 0
+    carry = Carry(execution.options.carry, world)
+    function = Carrying(metric) if execution.options.carry else metric
     with torch.no_grad(), execution.streams.preserved():
         for raw in loader:
             marks = execution.marks(raw, steps, place())
@@ -36,8 +41,10 @@ def means(
             if not rows.total:
                 continue
             count += rows.total
-            micro = execution.micro_batches(batch, rows.micro_batches(), metric)
+            batch = carry.joined(batch, rows, execution.active)
+            micro = execution.micro_batches(batch, rows.micro_batches(), function)
             if not micro:
+                carry.advance({})
                 continue
             walk = PipelineWalk(micro, execution.active.groups, steps, 0, apart=1)
             for result in walk.forward():
@@ -45,6 +52,7 @@ def means(
                     for name, value in zip(result.names, result.outputs, strict=True):
                         known = sums.get(name, torch.zeros((), dtype=torch.float64))
                         sums[name] = known + value.double().cpu()
+            carry.advance(walk.carry())
     meet(world.everyone, EVALUATED, device=world.device)
     return _over_ranks(world, sums, count)
 

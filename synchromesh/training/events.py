@@ -42,6 +42,9 @@ class StepDone:
     step: int  # of the run, counted from 1
     done: int  # of the epoch
     loss: float | None
+    rows: int  # of the global batch
+    seconds: float  # of the step on this rank
+    waited: float  # seconds for its batch, before it
 
 
 @dataclass(frozen=True)

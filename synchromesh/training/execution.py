@@ -1,6 +1,7 @@
 """The execution of a plan: trace, partition, groups, shards and programs, and how it changes."""
 
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -20,17 +21,21 @@ from synchromesh.engine.program import Program
 from synchromesh.engine.random import RandomStreams
 from synchromesh.state import checkpoint, manifest
 from synchromesh.state.agreement import agreed, on_first
+from synchromesh.state.checkpoint import CheckpointError
 from synchromesh.state.export import load_safetensors
+from synchromesh.state.local_tensor import LocalTensor
 from synchromesh.state.model_state import ModelState
 from synchromesh.state.switch import TransferStats
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.partition import Partition, overlaps, partition, unsharded
 from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import ActivePlan, refuse_parts
+from synchromesh.training.carry import Carry
 from synchromesh.training.notices import Notices
 from synchromesh.training.options import Loss, Options
 from synchromesh.training.planning_session import PlanningSession
 from synchromesh.training.programs import Programs
+from synchromesh.training.record import Record
 from synchromesh.training.traces import Traces
 from synchromesh.values.holding import holdings
 from synchromesh.values.layout import Layout
@@ -53,6 +58,7 @@ class Execution:
         self.traces = Traces(model, loss, example, world, options, self.notices)
         self.sync = GradientSync([])
         self.state = ModelState(model, optimizer, world)
+        self.carry = Carry(options.carry, world)
         self.unsettled_rows = 0  # computed with on this rank since `settle` was called
         step = self.traces.training_step(plan, example)
         if options.weights is None:
@@ -77,7 +83,7 @@ class Execution:
         everyone = self.world.everyone
         if on_first(everyone, lambda: (path / manifest.NAME).exists(), ""):
             wanted = {f"model/{n}": h for n, h in self.state.model_tensors("model/").items()}
-            checkpoint.load(path, wanted, self.world, allow=("optimizer/*",))
+            checkpoint.load(path, wanted, self.world, allow=("optimizer/*", "carry/*"))
             return
         wanted = self.state.model_tensors()
         agreed(everyone, lambda: load_safetensors(path, wanted, self.model.aliases, cast=True), "")
@@ -285,6 +291,28 @@ class Execution:
         """What this rank runs for `function` on a `filled` (micro-)batch of `rows`, of a global
         batch of `total`; see `Programs.find`."""
         return self.programs.find(batch, function, rows, total, self.planning.rows)
+
+    # Checkpoints
+
+    def local_tensors(self) -> dict[str, LocalTensor]:
+        """Everything that a checkpoint carries, as this rank's boxes."""
+        return {**self.state.local_tensors(), **self.carry.local_tensors()}
+
+    def load(self, path: Path, saved: Record) -> None:
+        """The tensors of a checkpoint, and what belongs to them. CheckpointError where it does not
+        fit; nothing has changed then."""
+        stored = self.carry.stored(saved.carry)
+        with self.state.optimizer_state.undone_on_error():
+            try:
+                self.state.optimizer_state.adopt(saved.optimizer)
+            except (KeyError, TypeError, ValueError) as error:
+                raise CheckpointError(f"{path}: does not fit: {error}") from None
+            checkpoint.load(path, {**self.state.local_tensors(), **stored}, self.world)
+        self.carry.adopt(stored, saved.carry)
+        self.unsettled_rows = 0
+        if (saved.plan, saved.ranks) == (str(self.active.plan), self.world.size):
+            self.interleaving.resume(saved.overlap)
+        self.reseed(saved.seed)
 
     def reseed(self, seed: int) -> None:
         """Random streams of another seed, as of a checkpoint."""

@@ -95,7 +95,7 @@ def fit(
     trainer = prepare(
         model, optimizer, workload.loss, workload.example(seed=seed), plan=plan,
         scheduler=workload.build_scheduler(optimizer),
-        seed=seed, autocast=autocast, say=say,
+        seed=seed, autocast=autocast, carry=workload.carry, say=say,
     )  # fmt: skip
     wish = Stop(trainer.world, stop)
     loop = _Loop(
@@ -131,6 +131,7 @@ class _Loop:
     best: float | None = None
     ended: EpochEnded | None = None  # the last epoch
     step_seconds: list[float] = field(default_factory=list)  # of full-size steps after warm-up
+    aside: float = 0.0  # seconds of this epoch in which whoever sees the events did something
 
     def _agreed(self, path: Path | None) -> Path | None:
         """Rank 0's path: those with a time in their name differ."""
@@ -149,6 +150,10 @@ class _Loop:
             "whether there is validation": self._validates,
         }
         require_alike(self.trainer.world.everyone, asked)
+
+    @property
+    def _carries(self) -> bool:
+        return self.workload.carry is not None
 
     @property
     def _validates(self) -> bool:
@@ -178,8 +183,8 @@ class _Loop:
         self._require_alike(resume, adapt)
         self.folder = self._agreed(self.folder)
         self.loader = trainer.loader(
-            w.train_data, w.batch_size, shuffle=not is_stream(w.train_data), seed=self.seed,
-            collate=w.collate, **w.loading,
+            w.train_data, w.batch_size, shuffle=not (is_stream(w.train_data) or self._carries),
+            seed=self.seed, collate=w.collate, continuing=self._carries, **w.loading,
         )  # fmt: skip
         if resume is not None:
             resume = self._found(resume)
@@ -226,16 +231,19 @@ class _Loop:
         done, trained = loader.done, 0
         epoch, before = loader.cursor.epoch + 1, len(self.losses)
         self.emit(events.EpochStarted(epoch, done, loader.batches))
-        began = time.monotonic()
+        began, self.aside = time.monotonic(), 0.0
+        asked = began
         for batch in loader:
+            waited = time.monotonic() - asked
             trainer.steps_to_come = self._steps_left(done)
             done += 1
             trained += loader.rows
-            self._step(batch, full=loader.rows == loader.batch_size)
-            self._after_step(epoch, done)
+            seconds = self._step(batch, full=loader.rows == loader.batch_size)
+            self._after_step(epoch, done, loader.rows, seconds, waited)
+            asked = time.monotonic()
             if self.stopped or (self.steps == trainer.steps and not loader.last(done)):
                 break
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - began - self.aside
         self._read(epoch)
         self.emit(events.EpochTrained(epoch))
         if self.stopped:
@@ -245,27 +253,30 @@ class _Loop:
         ended = loader.cursor.epoch >= epoch
         self._save(f"epoch-{epoch}" if ended else f"step-{trainer.steps}")
 
-    def _step(self, batch: object, full: bool) -> None:
-        """One step. Times it where it is full and not the first ones; on a GPU its end is waited
-        for."""
+    def _step(self, batch: object, full: bool) -> float:
+        """Seconds of one step; on a GPU its end is waited for. Kept where it is full, not one of
+        the first, and held no measuring and no move."""
         trainer = self.trainer
         self.stop.ask()
         began, decisions = time.perf_counter(), len(trainer.decisions)
         self.unread.append(trainer.step(batch))
-        if len(trainer.decisions) > decisions:
-            return  # the step held measuring or a move
         if trainer.world.device.type == "cuda":
             torch.cuda.synchronize(trainer.world.device)
+        seconds = time.perf_counter() - began
         warm_up = min(WARM_UP_STEPS, (self.steps or WARM_UP_STEPS) // 2)
-        if full and trainer.steps > warm_up:
-            self.step_seconds.append(time.perf_counter() - began)
+        if full and trainer.steps > warm_up and len(trainer.decisions) == decisions:
+            self.step_seconds.append(seconds)
+        return seconds
 
-    def _after_step(self, epoch: int, done: int) -> None:
+    def _after_step(self, epoch: int, done: int, rows: int, seconds: float, waited: float) -> None:
         step, every = self.trainer.steps, self.checkpoint_every
         read = step % READ_EVERY == 0
         if read:
             self._read(epoch)
-        self.emit(events.StepDone(epoch, step, done, self.losses[-1] if read else None))
+        loss = self.losses[-1] if read else None
+        began = time.monotonic()
+        self.emit(events.StepDone(epoch, step, done, loss, rows, seconds, waited))
+        self.aside += time.monotonic() - began
         self.stopped = self.stop.answer()
         # the end of an epoch has a checkpoint of its own
         if every and step % every == 0 and not self.loader.last(done) and not self.stopped:
@@ -285,7 +296,7 @@ class _Loop:
         w, metrics = self.workload, dict[str, float]()
         if w.valid_data is not None and w.metric is not None:
             loader = self.trainer.loader(
-                w.valid_data, w.batch_size, collate=w.collate,
+                w.valid_data, w.batch_size, collate=w.collate, continuing=self._carries,
                 **w.loading,
             )  # fmt: skip
             found = self.trainer.evaluate(loader, w.metric)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from synchromesh.trace.capture.carry import Start
+
 Loss = Callable[[nn.Module, Any], Any]
 
 
@@ -19,4 +21,5 @@ class Options:
     sync_batch_norm: bool = False
     autocast: torch.dtype | None = None
     weights: Path | None = None  # a checkpoint, or safetensors, to begin with
+    carry: Start | None = None  # at the beginning of streams
     say: Callable[[str], None] = lambda _: None  # receives a sentence about each measurement

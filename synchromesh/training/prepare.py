@@ -19,6 +19,7 @@ from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.engine.optimizer import needed_arguments
+from synchromesh.trace.capture.carry import joined
 from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.options import Loss, Options
 from synchromesh.training.trainer import Trainer
@@ -39,13 +40,15 @@ def prepare(
     device: torch.device | str | None = None,
     timeout: timedelta = timedelta(minutes=5),
     weights: str | Path | None = None,
+    carry: Callable[[int], Any] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Trainer:
     """A trainer of `model` under `plan` on the ranks of this run (one, where nothing says
     otherwise).
 
     optimizer: over parameters of the model; it stays the caller's, schedulers go on working.
-    loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight).
+    loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight). With
+    `carry` loss(model, batch, carry) -> (such a loss, the carry for the next batch).
     example_batch: a global batch; the model is traced with it, and measured under `auto`.
     plan: a Plan or its text; `auto` measures the model and the links and takes what is predicted
     to be the quickest (`trainer.choice` says why). What was measured is kept for the next run
@@ -55,13 +58,15 @@ def prepare(
     seed: of dropout and other random operators. autocast: e.g. torch.bfloat16.
     timeout: of every collective.
     weights: a checkpoint, or a safetensors file or folder, to begin with.
+    carry: of a recurrent model, rows -> the carry at the beginning of streams: a tensor, or a
+    tuple or dict of tensors, whose dim 0 is rows (README: "Recurrent language models").
     say: receives on every rank, a sentence at a time, what is measured and what is reused.
 
     All ranks start from rank 0's weights. Of a model on the meta device only this rank's shards
     come into being, from `weights` or its own initialisers. Raises ValueError for a plan that does
     not fit or for ranks that disagree.
     """
-    _check_kinds(model, optimizer, loss, scheduler, seed, timeout)
+    _check_kinds(model, optimizer, loss, scheduler, seed, timeout, carry)
     chosen = checked_plan(plan)
     if scheduler is not None:
         _check_scheduler(scheduler, optimizer)
@@ -71,11 +76,12 @@ def prepare(
     wrapped: Model | None = None
     try:
         check_optimizer(optimizer, sharded=False)
+        loss, example_batch = joined(loss, example_batch, carry)
         wrapped = Model(model if _is_meta(model) else model.to(world.device))
         compare_ranks(world.everyone, wrapped, chosen, optimizer, seed, example_batch)
         _check_hooks(wrapped, world)
         source = None if weights is None else Path(weights)
-        options = Options(seed, sync_batch_norm, autocast, source)
+        options = Options(seed, sync_batch_norm, autocast, source, carry)
         options = options if say is None else replace(options, say=say)
         example = batches.to_device(example_batch, world.device)
         trainer = Trainer(wrapped, optimizer, loss, example, chosen, world, options)
@@ -90,7 +96,7 @@ def prepare(
 
 
 def _check_kinds(
-    model: Any, optimizer: Any, loss: Any, scheduler: Any, seed: Any, timeout: Any
+    model: Any, optimizer: Any, loss: Any, scheduler: Any, seed: Any, timeout: Any, carry: Any
 ) -> None:
     """ValueError for arguments of another kind than `prepare` says, all at once."""
     wanted = (
@@ -104,6 +110,10 @@ def _check_kinds(
             "scheduler", scheduler,
             scheduler is None or (hasattr(scheduler, "step") and not isinstance(scheduler, type)),
             "a scheduler over that optimizer, or None",
+        ),
+        (
+            "carry", carry, carry is None or callable(carry),
+            "a function of the number of rows, or None",
         ),
         ("seed", seed, isinstance(seed, int), "a whole number"),
         ("timeout", timeout, isinstance(timeout, timedelta), "a datetime.timedelta"),

@@ -11,6 +11,7 @@ from synchromesh.engine.program import Program
 from synchromesh.engine.random import RandomStreams
 from synchromesh.state.model_state import ModelState
 from synchromesh.trace.capture.capture import signature
+from synchromesh.trace.partition.crossings import deliveries
 from synchromesh.trace.partition.partition import Partition, partition
 from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import ActivePlan
@@ -29,6 +30,7 @@ class Programs:
     ) -> None:
         self.active, self.traces, self.state, self.streams = active, traces, state, streams
         self._made: dict[tuple[Any, Hashable, int], Program | OpaqueProgram | None] = {}
+        self._readers: dict[Any, Any] = {}  # of the carry, by function
 
     def __len__(self) -> int:
         return len(self._made)
@@ -51,6 +53,7 @@ class Programs:
             known = step is self.active.step
             learns = function is self.traces.loss
             made = self.active.partition if known else self._partition(step, planned_rows, learns)
+            self._check_carry(function, made)
             self._made[key] = self._program(step, made, function)
             shapes = [s for f, s, _ in self._made if f is function]
             if len(shapes) == MANY_SHAPES:
@@ -60,6 +63,16 @@ class Programs:
                     "each costs seconds: pad to a few lengths"
                 )
         return self._made[key]
+
+    def _check_carry(self, function: Any, made: Partition) -> None:
+        """ValueError on every rank where another shape of batch would be read by stages that an
+        earlier one has left without the carry."""
+        readers = [[way.target for way in ways] for _, ways in deliveries(made)]
+        if self._readers.setdefault(function, readers) != readers:
+            raise ValueError(
+                "this shape of batch reads the carry in other stages than an earlier one: train "
+                "on one stage, or pad batches to one length"
+            )
 
     def _check_blocks(self, step: Step, rows: GlobalRows) -> None:
         """ValueError on every rank where rows that belong together would come to other ranks."""

@@ -21,6 +21,7 @@ class Record:
     optimizer     but for its tensors (`OptimizerState.describe`)
     scheduler     its state_dict; None where there was none
     cursors       of the trainer's loaders, in their order
+    carry         rows of the carry among the tensors; 0: there is none
     extra         the caller's
     """
 
@@ -32,6 +33,7 @@ class Record:
     optimizer: Mapping[str, Any]
     scheduler: Mapping[str, Any] | None
     cursors: tuple[Cursor, ...]
+    carry: int
     extra: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
@@ -50,7 +52,7 @@ class Record:
     @classmethod
     def from_dict(cls, value: Any, path: Path) -> "Record":
         """The inverse of `to_dict`. CheckpointError, which names `path`, for anything else."""
-        names = [f.name for f in fields(cls)]
+        names = [f.name for f in fields(cls) if f.name != "carry"]  # which older ones have not
         if not isinstance(value, dict) or any(name not in value for name in names):
             raise CheckpointError(
                 f"{path}: is no checkpoint of a trainer: trainer.save writes them"
@@ -61,8 +63,11 @@ class Record:
             places = document.sequence(value["cursors"], "cursors")
             cursors = tuple(Cursor.from_dict(place) for place in places)
             steps, ranks = (document.integer(value[n], n) for n in ("steps", "ranks"))
+            carry = document.integer(value.get("carry", 0), "carry")
             seed = document.integer(value["seed"], "seed", -(2**64), 2**64)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: {error}") from None
         plan, overlap, optimizer = value["plan"], value["overlap"], value["optimizer"]
-        return cls(steps, seed, plan, ranks, overlap, optimizer, state, cursors, value["extra"])
+        return cls(
+            steps, seed, plan, ranks, overlap, optimizer, state, cursors, carry, value["extra"]
+        )

@@ -5,13 +5,17 @@ rounding alone moves what it computes.
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from synchromesh.trace.capture.batch import autocast_for, row_count
+from synchromesh.engine.batches import to_device
+from synchromesh.trace.capture.batch import autocast_for, row_count, take
+from synchromesh.trace.capture.carry import Carrying, join, started, with_leaves
+from synchromesh.trace.capture.outputs import Carried
 from synchromesh.training.random_rounding import RandomRounding
 from synchromesh.workloads.workload import Loss, Workload
 
@@ -21,7 +25,7 @@ Floors = dict[str, float]
 
 @dataclass(frozen=True)
 class Computed:
-    """What one process makes of a batch, by kind (loss, gradient, buffer) and name.
+    """What one process makes of a batch, by kind (loss, gradient, buffer, carry) and name.
 
     floors: of each tensor, how far rounding alone moves its entries, at most.
     """
@@ -84,24 +88,46 @@ class SingleProcess:
         device: torch.device,
         autocast: torch.dtype | None = None,
     ) -> None:
+        """workload: of which the loss, the carry and the optimizer are used."""
         self._autocast = autocast
         self.model, self.moved = model, copy.deepcopy(model)
         self.parameters = dict(model.named_parameters())
         self.optimizer = workload.build_optimizer(model.parameters())
-        self._loss = workload.loss
-        self._rounding = RandomRounding(device)
+        self._loss, self._start = workload.loss, workload.carry
+        if workload.carry is not None:
+            self._loss = Carrying(workload.loss)
+        self.forget_carry()
+        self._device, self._rounding = device, RandomRounding(device)
         self._noise = NoiseFloor()
 
+    def forget_carry(self) -> None:
+        """The next batch begins new streams."""
+        self._carry: Tensors = {}
+        self._moved_carry: Tensors = {}
+
+    def _joined(self, batches: Sequence[Any], leaves: Tensors) -> Sequence[Any]:
+        """Micro-batches, each with its rows of the carry: of `leaves`, or at the beginning."""
+        if self._start is None:
+            return batches
+        ends = [0, *accumulate(map(row_count, batches))]
+        carry = to_device(started(self._start, ends[-1]), self._device)
+        carry = with_leaves(carry, leaves) if leaves else carry
+        parts = (take(carry, start, stop) for start, stop in pairwise(ends))
+        return [join(batch, part) for batch, part in zip(batches, parts, strict=True)]
+
     def backward(self, *batches: Any) -> Computed:
-        """Loss, gradients and buffers of a global batch, with their noise floors; of its
+        """Loss, gradients, buffers and carry of a global batch, with their noise floors; of its
         micro-batches, where several are given."""
         with torch.no_grad():
             for name, p in self.moved.named_parameters():
                 p.copy_(self.parameters[name])
                 self._rounding.move_(p)
-        values = computed(self.model, self._loss, batches, self._autocast)
+        joined = self._joined(batches, self._carry)
+        values = computed(self.model, self._loss, joined, self._autocast)
+        joined = self._joined(batches, self._moved_carry)
         with self._rounding:
-            moved = computed(self.moved, self._loss, batches, self._autocast)
+            moved = computed(self.moved, self._loss, joined, self._autocast)
+        self._carry, self._moved_carry = values["carry"], moved["carry"]
         return Computed(values, self._noise.add(values, moved))
 
     def update(self, gradients: Mapping[str, Tensor]) -> None:
@@ -121,15 +147,20 @@ class SingleProcess:
 def computed(
     model: nn.Module, loss: Loss, batches: Sequence[Any], autocast: torch.dtype | None = None
 ) -> dict[str, Tensors]:
-    """Loss, gradients (zeros where a trained parameter has none) and buffers of a forward of each
-    micro-batch and one backward, in this process.
+    """Loss, gradients (zeros where a trained parameter has none), buffers and the next carry of a
+    forward of each micro-batch and one backward, in this process.
     """
     for p in model.parameters():
         p.grad = None
     total = weight = torch.zeros(())
+    carry: dict[str, list[Tensor]] = {}
     for batch in batches:
         with autocast_for(batch, autocast):
             result = loss(model, batch)
+        if isinstance(result, Carried):
+            for name, leaf in result.leaves.items():
+                carry.setdefault(name, []).append(leaf)
+            result = result.result
         if not isinstance(result, tuple):
             rows = row_count(batch) if len(batches) > 1 else 1
             result = result * rows, torch.tensor(rows)
@@ -140,6 +171,7 @@ def computed(
         "loss": {"": value.detach()},
         "gradient": dict(_gradients(model)),
         "buffer": {name: b.detach().clone() for name, b in model.named_buffers()},
+        "carry": {name: torch.cat(parts) for name, parts in carry.items()},
     }
 
 

@@ -15,6 +15,7 @@ from synchromesh.engine.model import Model
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.capture.capture import trace as capture
+from synchromesh.trace.capture.carry import Carrying
 from synchromesh.trace.capture.masks import digest
 from synchromesh.trace.capture.modes import training_modes
 from synchromesh.trace.step import Step
@@ -182,6 +183,8 @@ class Traces:
 
 def what_it_computes(function: Any) -> Hashable:
     """Equal for a function that is defined anew over the same values, as a lambda in a loop is."""
+    if isinstance(function, Carrying):
+        return "carry", what_it_computes(function.function)
     code = getattr(function, "__code__", None)
     if code is None or getattr(function, "__self__", None) is not None:
         return id(function)

@@ -24,7 +24,6 @@ from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.state import checkpoint
 from synchromesh.state.agreement import agreed
-from synchromesh.state.checkpoint import CheckpointError
 from synchromesh.state.cursor import Cursor
 from synchromesh.state.export import save_safetensors
 from synchromesh.state.fetch import LoadingOptions
@@ -64,9 +63,9 @@ class Trainer:
         self.steps = self.steps_to_come = 0
         self.on_event: Callable[[Decision], None] | None = None
         self._loaders = Loaders(self.own_rows, world)
-        self._planning = PlanningSession(model, optimizer, example, world, options.say)
+        self.planning = PlanningSession(model, optimizer, example, world, options.say)
         self._execution = Execution(
-            model, optimizer, loss, example, plan, world, options, self._planning
+            model, optimizer, loss, example, plan, world, options, self.planning
         )
         self.state = self._execution.state
         self._accumulation = Accumulation(self._execution)
@@ -97,7 +96,7 @@ class Trainer:
     @property
     def choice(self) -> Choice | None:
         """How the plan was found, where it was `auto`."""
-        return self._planning.choice
+        return self.planning.choice
 
     @property
     def adapter(self) -> Adapter | None:
@@ -113,12 +112,12 @@ class Trainer:
         """
         self._meet("predict")
         known = None if self.adapter is None else self.adapter.profile
-        return self._planning.predict(self.traced, self.plan, known)
+        return self.planning.predict(self.traced, self.plan, known)
 
     def explained(self) -> Choice | None:
         """How the plan was found, where it was `auto`, with what each component's next best layout
         would cost. On this rank alone: no other need call."""
-        return self._planning.explained(self.traced)
+        return self.planning.explained(self.traced)
 
     def adapt(self) -> None:
         """From now on `step` watches what steps take and may switch at its end (`decisions` says
@@ -130,7 +129,7 @@ class Trainer:
             why = self.traced.reason if self.traced.opaque else "there is one device"
             self.options.say(f"there is nothing to adapt: {why}")
             return
-        self._observer = Observer(Adapter(self._planning.surveyed(self.traced), self.switch))
+        self._observer = Observer(Adapter(self.planning.surveyed(self.traced), self.switch))
 
     @property
     def decisions(self) -> list[Decision]:
@@ -168,7 +167,7 @@ class Trainer:
 
     def _observe(self, observer: Observer, seconds: float, waited: float, rows: int) -> None:
         """Notes what a step on `rows` global rows took; the adapter acts on a drift."""
-        planning, overlap = self._planning, self._execution.interleaving
+        planning, overlap = self.planning, self._execution.interleaving
         if observer.resized(rows, planning.rows):
             planning.rows = rows
         if rows == planning.rows and overlap.chosen is not None:
@@ -191,7 +190,7 @@ class Trainer:
         """Forward and backward of this rank's rows; gradients add up until `update`.
 
         last: whether the accumulation ends here (gradients are summed over ranks then). Returns
-        the global mean loss of everything since the last update.
+        the global mean loss of everything since the last update. A carry goes on with every call.
         """
         return self._backward(batch, last, 1)[0]
 
@@ -222,6 +221,9 @@ class Trainer:
             )
         if not self._accumulation.begun:
             forget_gradients(self.model)
+        if self._loaders.begins:
+            execution.carry.forget()
+            self._loaders.begins = False
         try:
             return self._accumulation.add(batch, rows, last, micro_batches, self.steps), rows.total
         except BaseException:
@@ -232,6 +234,11 @@ class Trainer:
         self._execution.sync.abandon()
         forget_gradients(self.model)
         self._accumulation = Accumulation(self._execution)
+
+    def forget_carry(self) -> None:
+        """The next batch of a recurrent model begins new streams, as the first one of an epoch of
+        `loader` does by itself; all ranks call alike."""
+        self._execution.carry.forget()
 
     def clip(self, max_norm: float) -> Tensor:
         """Scales gradients so that their global norm is at most `max_norm`; returns the norm
@@ -256,23 +263,18 @@ class Trainer:
     # Evaluation and data
 
     def evaluate(self, loader: Iterable[Any], metric: Metric) -> dict[str, float]:
-        """Means over the rows of `loader`: metric(model, batch) -> {name: sum over its rows}."""
+        """Means over the rows of `loader`: metric(model, batch) -> {name: sum over its rows}; with
+        a carry, which begins anew, metric(model, batch, carry) -> ({name: sum}, carry)."""
         self._meet(EVALUATE)
-        cursor = loader.cursor if isinstance(loader, Loader) else None
-        if isinstance(loader, Loader):
-            loader.cursor = loader.cursor.epoch_start()
         if not self._accumulation.begun:
             forget_gradients(self.model)
         self._execution.settle()
-        try:
+        with self._loaders.evaluating(loader):
             return means(self._execution, loader, metric, self.steps, lambda: self._loaders.place)
-        finally:
-            if isinstance(loader, Loader) and cursor is not None:
-                loader.cursor = cursor  # evaluation is no training: the data order does not move
 
     def loader(
         self, dataset: Any, batch_size: int, shuffle: bool = False, seed: int = 0,
-        drop_last: bool = False, collate: Collate | None = None,
+        drop_last: bool = False, collate: Collate | None = None, continuing: bool = False,
         **loading: Unpack[LoadingOptions],
     ) -> Loader:  # fmt: skip
         """Global batches of `batch_size` rows, of which each rank loads its own under any plan, on
@@ -281,9 +283,13 @@ class Trainer:
         Iterating takes one epoch, or what is left of it after `resume`; the next iteration goes on
         with the next epoch. A second call for the same data set and `shuffle` gives the same
         loader; its `batch_size` may be set at any time. The order depends on `seed` and epoch
-        alone. loading: as of `Loading` (state/fetch.py); num_workers=1 or more loads ahead.
+        alone. continuing: row i of a batch is the sample behind row i of the batch before it, as
+        recurrent models want it. loading: as of `Loading` (state/fetch.py); num_workers=1 or more
+        loads ahead.
         """
-        return self._loaders.one(dataset, batch_size, shuffle, seed, drop_last, collate, loading)
+        return self._loaders.one(
+            dataset, batch_size, shuffle, seed, drop_last, collate, loading, continuing
+        )
 
     # Plans and state
 
@@ -297,7 +303,7 @@ class Trainer:
         forget_gradients(self.model)
         plan = checked_plan(plan)
         if plan.automatic:
-            plan = self._planning.choose(self.traced)
+            plan = self.planning.choose(self.traced)
         self._execution.settle()
         self._execution.share_attributes()
         moved = self._execution.shift(plan)
@@ -364,7 +370,7 @@ class Trainer:
         saved = agreed(everyone, lambda: self._record(cursors, extra or {}), str(path))
         saved["optimizer"] = self.state.described_optimizer(saved["optimizer"])
         saved = everyone.broadcast_json(saved, self._execution.active.groups.ranks[0])
-        checkpoint.save(path, self.state.local_tensors(), saved, self.world)
+        checkpoint.save(path, self._execution.local_tensors(), saved, self.world)
 
     def _record(self, cursors: tuple[Cursor, ...], extra: Mapping[str, Any]) -> dict[str, Any]:
         """What a checkpoint keeps beside tensors. ValueError where it cannot keep it."""
@@ -372,7 +378,8 @@ class Trainer:
         overlap = self._execution.interleaving.to_dict()
         return Record(
             self.steps, self.options.seed, str(self.plan), self.world.size, overlap,
-            self.state.optimizer_state.describe(), scheduler, cursors, extra,
+            self.state.optimizer_state.describe(), scheduler, cursors,
+            self._execution.carry.rows, extra,
         ).to_dict()  # fmt: skip
 
     def export(self, path: str | Path) -> None:
@@ -390,19 +397,10 @@ class Trainer:
         self._meet("resume")
         path = Path(path)
         saved = Record.from_dict(checkpoint.read_extra(path, self.world), path)
-        with self.state.optimizer_state.undone_on_error():
-            try:
-                self.state.optimizer_state.adopt(saved.optimizer)
-            except (KeyError, TypeError, ValueError) as error:
-                raise CheckpointError(f"{path}: does not fit: {error}") from None
-            checkpoint.load(path, self.state.local_tensors(), self.world)
+        self._execution.load(path, saved)
         self._forget_accumulation()
-        execution = self._execution
-        self.steps, execution.unsettled_rows = saved.steps, 0
-        if (saved.plan, saved.ranks) == (str(self.plan), self.world.size):
-            execution.interleaving.resume(saved.overlap)
+        self.steps = saved.steps
         self.options = replace(self.options, seed=saved.seed)
-        execution.reseed(saved.seed)
         if self.scheduler is not None and saved.scheduler is not None:
             self.scheduler.load_state_dict(dict(saved.scheduler))
         self._loaders.go_on(saved.cursors)

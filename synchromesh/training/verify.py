@@ -4,6 +4,7 @@ dtype.
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from synchromesh.engine.batches import checksum, to_device
 from synchromesh.trace.capture.batch import row_count, take
+from synchromesh.trace.capture.carry import joined
 from synchromesh.trace.partition.crossings import exchange_of
 from synchromesh.trace.partition.explain import explain
 from synchromesh.training.comparison import Comparison
@@ -90,6 +92,7 @@ def verify(
     dtype = dtype or ("float64" if autocast is None else "float32")
     assert autocast is None or dtype != "float64", "autocast leaves float64 as it is"
     kind = DTYPES[dtype]
+    workload = _cast_carry(workload, kind)
     torch.manual_seed(seed)
     model = cast_model(workload.build(), kind)
     dropped = without_dropout(model)
@@ -99,7 +102,7 @@ def verify(
     try:
         trainer = prepare(
             model, optimizer, workload.loss, example, plan=plan, seed=seed, sync_batch_norm=True,
-            autocast=autocast, say=say,
+            autocast=autocast, carry=workload.carry, say=say,
         )  # fmt: skip
         try:
             # CUDA convolutions would round float32 to 10 bits, more than what is allowed here
@@ -118,6 +121,14 @@ def verify(
         raise
 
 
+def _cast_carry(workload: Workload, dtype: torch.dtype) -> Workload:
+    """The workload with its carry in `dtype`."""
+    start = workload.carry
+    if start is None:
+        return workload
+    return replace(workload, carry=lambda rows: cast(start(rows), dtype))
+
+
 def _first_line(error: Exception) -> str:
     return next(iter(message(error).splitlines()), type(error).__name__)
 
@@ -127,8 +138,10 @@ def computes_in_float32_only(workload: Workload) -> bool:
 
     def works(dtype: torch.dtype) -> bool:
         model = cast_model(workload.build(), dtype)
+        start = _cast_carry(workload, dtype).carry
+        loss, batch = joined(workload.loss, cast(workload.example(), dtype), start)
         try:
-            computed(model, workload.loss, [cast(workload.example(), dtype)])
+            computed(model, loss, [batch])
         except RuntimeError:
             return False
         return True
@@ -178,7 +191,8 @@ def _train(
     trainer: Trainer, reference: nn.Module, comparison: Comparison, workload: Workload, steps: int,
     dtype: torch.dtype,
 ) -> list[int]:  # fmt: skip
-    """Trains both and compares them; the bytes that each rank sent in the first step."""
+    """Trains both and compares them; the bytes that each rank sent in the first step. A carry goes
+    from batch to batch, but for the last one, which begins new streams."""
     world = trainer.world
     alone = None
     if trainer.rank == 0:
@@ -187,6 +201,10 @@ def _train(
     sent: list[int] = []
     for step, batch in enumerate(global_batches(workload, steps, dtype), 1):
         _require_equal(trainer, batch, step)
+        if step == steps:
+            trainer.forget_carry()
+            if alone is not None:
+                alone.forget_carry()
         world.ledger.reset()
         value = trainer.backward(trainer.shard(batch))
         sent = sent or trainer.gather_numbers(world.ledger.sent)

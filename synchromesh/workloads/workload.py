@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
 
@@ -19,8 +19,8 @@ class MapDataset(Protocol):
 
 
 Data = MapDataset | Iterable[Any]
-Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
-Metric = Callable[[nn.Module, Any], Mapping[str, Tensor]]
+Loss = Callable[..., Any]  # (model, batch) -> a scalar or a pair; with a carry see `Workload`
+Metric = Callable[..., Any]  # (model, batch) -> {name: sum over the batch's rows}
 Parameters = Iterable[nn.Parameter]
 
 
@@ -49,6 +49,10 @@ class Workload:
     scheduler    (optimizer) -> LR scheduler, stepped once per update
     collate      (list of items) -> batch; None: torch's default
     loading      further arguments of `Trainer.loader`, as {"num_workers": 4}
+    carry        of a recurrent model: rows -> the carry at the beginning of streams, a tensor or a
+                 tuple or dict of tensors whose dim 0 is rows. Then loss(model, batch, carry) ->
+                 (loss, carry), metric(model, batch, carry) -> ({name: sum}, carry), and the items
+                 of a data set follow each other: each row of a batch is a stream of them
     """
 
     model: Callable[[], nn.Module]
@@ -63,6 +67,7 @@ class Workload:
     epochs: int = 1
     name: str | None = None
     loading: Mapping[str, Any] = field(default_factory=dict)
+    carry: Callable[[int], Any] | None = None
 
     def __post_init__(self) -> None:
         faults = [*self._faults()]
@@ -70,7 +75,7 @@ class Workload:
             raise ValueError(f"workload {self.name or '(without a name)'}: {'; '.join(faults)}")
 
     def _faults(self) -> Iterable[str]:
-        for name in ("model", "loss", "optimizer", "metric", "scheduler", "collate"):
+        for name in ("model", "loss", "optimizer", "metric", "scheduler", "collate", "carry"):
             value = getattr(self, name)
             required = name in ("model", "loss", "optimizer")
             if not callable(value) and (required or value is not None):
@@ -86,6 +91,12 @@ class Workload:
             yield from _data_faults("valid_data", self.valid_data)
         if self.name is not None and not isinstance(self.name, str):
             yield f"name must be text, not {self.name!r}"
+        for name in ("train_data", "valid_data") if self.carry is not None else ():
+            if is_stream(getattr(self, name)):
+                yield (
+                    f"{name} must be read by index (len and items), for the carry goes from an "
+                    "item to the next one: give a map-style data set whose items follow each other"
+                )
         if not isinstance(self.loading, Mapping):
             yield f"loading must be a dictionary, not {type(self.loading).__name__}"
 
@@ -132,17 +143,20 @@ class Workload:
             )
 
     def example(self, rows: int | None = None, seed: int = 0) -> Any:
-        """A global batch of `rows` rows (default: the batch size), drawn from the data by seed; of
-        a stream the first ones, in an order by seed. ValueError for a stream without items."""
+        """A global batch of `rows` rows (default: the batch size), drawn from the data by seed,
+        as is what its samples draw from torch's own generator; of a stream the first ones, in an
+        order by seed. ValueError for a stream without items."""
         count = self.batch_size if rows is None else rows
-        generator = torch.Generator().manual_seed(seed)
         data: Any = self.train_data
-        if is_stream(data):
-            data = list(islice(data, count))
-            if not data:
-                raise ValueError(f"the training data ({type(self.train_data).__name__}) is empty")
-        chosen = torch.randint(len(data), (count,), generator=generator).tolist()
-        return (self.collate or default_collate)([data[i] for i in chosen])
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            if is_stream(data):
+                data = list(islice(data, count))
+                if not data:
+                    kind = type(self.train_data).__name__
+                    raise ValueError(f"the training data ({kind}) is empty")
+            chosen = torch.randint(len(data), (count,)).tolist()
+            return (self.collate or default_collate)([data[i] for i in chosen])
 
 
 def _data_faults(name: str, data: Any) -> Iterable[str]:

@@ -95,7 +95,7 @@ class Machine:
             )  # fmt: skip
             predicted = trainer.predict().seconds
             trainer.close()
-        choice, profile = trainer.choice, trainer._planning.profile
+        choice, profile = trainer.choice, trainer.planning.profile
         assert profile is not None
         return {
             "plan": str(trainer.plan), "predicted": predicted, "said": said,

@@ -197,3 +197,16 @@ def test_rows_of_the_batch_in_use() -> None:
     loader = Loader(Numbers(5), 3, rows_of(0, 2))
     assert [loader.rows for _ in loader] == [3, 2]
     assert (loader.batches, loader.done) == (2, 0)
+
+
+def test_continuing_rows_are_streams_and_resume_in_their_middle() -> None:
+    read = Loader(Numbers(10), 3, everything, shuffle=False, continuing=True)
+    assert labels(read) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]] and len(read) == 3
+    again = Loader(
+        Numbers(10), 3, everything, Cursor(position=3), shuffle=False, continuing=True
+    )  # fmt: skip
+    assert labels(again) == [[1, 4, 7], [2, 5, 8]] and "each row a stream" in again.place
+    with pytest.raises(ValueError, match=r"reads samples by index, .* not shuffled"):
+        Loader(Numbers(10), 3, everything, continuing=True)
+    with pytest.raises(ValueError, match=r"batch size \(11\) is larger than the data set"):
+        Loader(Numbers(10), 11, everything, shuffle=False, continuing=True)

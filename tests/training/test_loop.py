@@ -94,6 +94,8 @@ def test_a_run_reports_its_epochs_and_leaves_checkpoints() -> None:
     assert isinstance(events[0], Started) and isinstance(events[-1], Finished)
     assert [(e.done, e.length) for e in seen(EpochStarted, events)] == [(0, 6)] * 3
     assert [e.step for e in seen(StepDone, events)] == list(range(1, 19))
+    assert sum(e.rows for e in seen(StepDone, events)) == 3 * len(TINY.train_data)  # type: ignore[arg-type]
+    assert all(e.seconds > 0 and e.waited >= 0 for e in seen(StepDone, events))
     assert tuple(x for e in seen(Losses, events) for x in e.values) == result.losses
 
 

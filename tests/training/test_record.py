@@ -19,7 +19,7 @@ Made = Callable[[torch.optim.Optimizer], schedules.LRScheduler]
 
 def record(scheduler: Any = None, **extra: Any) -> Record:
     cursors = (Cursor(3, 1, 20), Cursor())
-    return Record(7, -1, "data", 2, {"chosen": 1, "steps": 0}, {}, scheduler, cursors, extra)
+    return Record(7, -1, "data", 2, {"chosen": 1, "steps": 0}, {}, scheduler, cursors, 20, extra)
 
 
 def again(value: Record) -> Record:

@@ -18,12 +18,13 @@ from .comparison import compare
 from .components import component_modules
 from .coupling import coupling
 from .effects import row_dependent_buffers
-from .export import Function, Untraceable, export, refuse_metrics
+from .export import Function, Untraceable, export
 from .flatten import flatten, shared_names
 from .loss_reduction import LossReduction, reduce_to_sums
 from .masks import fold_masks
 from .modes import in_mode
 from .observed import observe
+from .outputs import refuse_metrics
 from .row_mean import uneven_rows
 from .rows import annotate
 from .run import run
@@ -63,14 +64,15 @@ def trace(
             folded = fold_masks(graph, constants, dict(model.named_buffers()))
             assumed = {**exported.assumed, **folded}
             annotate(graph, symbols)
-            reduction = reduce_to_sums(graph) if training else LossReduction()
+            count = len(exported.outputs)
+            reduction = reduce_to_sums(graph, count) if training else LossReduction()
             try:
                 grouped, chain, merged = split(graph, model, modules, constants)
             except UnorderedRows as unordered:
                 merged = str(unordered)
                 observe(graph, constants, exported.leaves, model, batch)
                 if reduction.doubt:  # of rows that may be known to lie in order now
-                    reduction = reduce_to_sums(graph)
+                    reduction = reduce_to_sums(graph, count)
                 grouped, chain, _ = split(graph, model, modules, constants, merge=True)
         except Untraceable as error:
             return opaque(model, batch, str(error))
@@ -83,7 +85,7 @@ def trace(
         fed=row_dependent_buffers(grouped), merged=merged, coupled=found.why,
         coupling=tuple(n for i, n in enumerate(chain.names) if i in found.components),
         undoable=found.undoable,
-        targets=reduction.targets, doubt=reduction.doubt,
+        targets=reduction.targets, doubt=reduction.doubt, carry=exported.carry,
     )  # fmt: skip
     if training and found.undoable and undone(model, function, batch, step, autocast):
         return replace(step, coupling=())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from synchromesh.trace.step import Step
 
 from .batch import autocast_for, copy_of, example
-from .export import BadOutput, Function, flat_outputs, quiet
+from .export import Function, quiet
 from .gradients import (
     OwnLeaves,
     deterministic,
@@ -26,6 +26,7 @@ from .gradients import (
     without_dropout,
 )
 from .model_snapshot import Attributes, preserved, untraced
+from .outputs import BadOutput, carried, flat_outputs
 from .run import run
 from .state_changes import close, counter
 
@@ -53,9 +54,11 @@ class Comparison:
 
 @dataclass
 class Outcome:
-    """What steps of a model gave: outputs and gradients of each, and what it keeps after them."""
+    """What steps of a model gave: outputs, carry and gradients of each, and what it keeps after
+    them."""
 
     outputs: list[Sequence[Tensor]]
+    carry: list[dict[str, Tensor]]
     gradients: list[dict[str, Tensor]]
     buffers: dict[str, Tensor]
     changed: str | None = None  # an attribute, or a parameter, that the forward changed
@@ -121,16 +124,18 @@ def _eager(
 ) -> Outcome:
     """read: the constants of the trace, among which an attribute is state."""
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    outcome = Outcome([], [], {})
+    outcome = Outcome([], [], [], {})
     with preserved(model) as writes, torch.enable_grad():
         before = Attributes(model)
         for sample in samples:
             with without_dropout(model), autocast_for(sample, autocast), OwnLeaves() as own:
-                _, outputs = flat_outputs(function(model, copy_of(sample)))
+                result = function(model, copy_of(sample))
+                _, outputs = flat_outputs(result)
             refuse_foreign(outputs[0], (*model.parameters(), *own.leaves))
             outcome.cause = likely_cause(model, trained, outputs[0])
             outcome.gradients.append(gradients(mean(outputs), trained))
             outcome.outputs.append([o.detach() for o in outputs])
+            outcome.carry.append(carried(result))
         outcome.buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
         lost = untraced(before.assigned(), read)
         changed = next((f"the parameter {n}" for n in writes.written()), lost)
@@ -157,12 +162,16 @@ def difference(
             n: p.detach().requires_grad_(p.requires_grad) for n, p in model.named_parameters()
         }
         trained = {n: p for n, p in leaves.items() if p.requires_grad}
-        for sample, outputs in zip(samples, eager.outputs, strict=True):
-            traced = run(without_chance, model, sample, parameters=leaves)
+        for sample, outputs, carry in zip(samples, eager.outputs, eager.carry, strict=True):
+            made = run(without_chance, model, sample, parameters=leaves)
+            traced = made[: len(step.outputs)]
             found, expected = gradients(mean(traced), trained), eager.gradients.pop(0)
             limit = tolerance(outputs[0].dtype, expected, autocast)
             if fault := differing_loss(outputs, traced, limit):
                 return fault
+            for (name, state), x in zip(carry.items(), made[len(step.outputs) :], strict=True):
+                if not close(x.detach(), state, limit):
+                    return f"{name} of the model and of its trace differ; {REMEDY}"
             if gap := first_gap(expected, found, limit):
                 name, size, largest = gap
                 return (

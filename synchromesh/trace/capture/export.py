@@ -26,6 +26,7 @@ from .batch import autocast_for, example, leaves, rows_of
 from .known_values import KnownValues
 from .masks import is_fake
 from .model_snapshot import Attributes, preserved, restored, untraced
+from .outputs import BadOutput, carried, flat_outputs
 from .symbolic import SymbolicFunctions
 
 Function = Callable[[nn.Module, Any], Any]
@@ -35,11 +36,6 @@ class Untraceable(Exception):
     """A step that cannot become a graph; the message is one sentence for the user."""
 
 
-class BadOutput(ValueError):
-    """The loss is none that can be trained (no 0-d tensors, learnable parameters of its own); the
-    message is for the user."""
-
-
 @dataclass(frozen=True)
 class Export:
     """The exported program, the names of its outputs, and of the batch's leaves.
@@ -47,6 +43,7 @@ class Export:
     guards: the conditions on the number of rows under which it is the model.
     assumed: buffers that its branches depend on, each with the digest of its content.
     fixed: the user's line, and its source, that made a number of the rows; empty where none did.
+    carry: the leaves whose new values follow the outputs.
     """
 
     program: torch.export.ExportedProgram
@@ -55,6 +52,7 @@ class Export:
     guards: tuple[Guard, ...]
     assumed: Mapping[str, str]
     fixed: tuple[str, ...] = ()
+    carry: tuple[str, ...] = ()
 
 
 @dataclass
@@ -66,12 +64,14 @@ class ForwardRecord:
     """
 
     outputs: tuple[str, ...] = ()
+    carry: tuple[str, ...] = ()
     assigned: Mapping[str, bool] = field(default_factory=dict)
     assumed: Mapping[str, str] = field(default_factory=dict)
 
 
 class StepModule(nn.Module):
-    """The training step as one module: forward(batch) is a flat tuple of 0-d tensors."""
+    """The training step as one module: forward(batch) is a flat tuple of 0-d tensors, and of the
+    carry's leaves."""
 
     def __init__(self, model: nn.Module, function: Function, autocast: torch.dtype | None) -> None:
         super().__init__()
@@ -90,49 +90,9 @@ class StepModule(nn.Module):
         self.record.assumed = known.read
         self.record.assigned = before.assigned()
         self.record.outputs, values = flat_outputs(result)
-        return values
-
-
-def flat_outputs(result: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
-    """Names and 0-d tensors of what the loss returned: a loss, (sum, weight), or metrics."""
-    names: tuple[str, ...]
-    if isinstance(result, Tensor):
-        names, values = ("loss",), [result]
-    elif isinstance(result, (tuple, list)) and len(result) == 2:
-        names, values = ("sum", "weight"), list(result)
-    elif isinstance(result, dict) and result:
-        names, values = tuple(str(k) for k in result), list(result.values())
-    else:
-        raise BadOutput(
-            f"the loss returned {type(result).__name__}: it should return a scalar tensor, a pair "
-            "(sum, weight), or for metrics a dict of scalar tensors"
-        )
-    like = next((v for v in values if isinstance(v, Tensor)), None)
-    if like is None:
-        raise BadOutput(
-            f"the loss or metric returned no tensor but {result!r}: return the tensor itself, "
-            "without .item()"
-        )
-    tensors = [
-        v if isinstance(v, Tensor) else torch.full((), v, dtype=like.dtype, device=like.device)
-        for v in values
-    ]
-    for name, value in zip(names, tensors, strict=True):
-        if value.dim() > 0:
-            raise BadOutput(
-                f"{name} has {value.dim()} dimensions: return a scalar (0-d tensor), for example "
-                "a mean over rows"
-            )
-    return names, tuple(tensors)
-
-
-def refuse_metrics(names: tuple[str, ...]) -> None:
-    """BadOutput where a loss gave several values by name: which of them trains is not known."""
-    if names not in (("loss",), ("sum", "weight")):
-        raise BadOutput(
-            f"the loss returned a dict ({', '.join(names)}), as metrics do: return the scalar "
-            "tensor that is to be trained, or a pair (sum, weight)"
-        )
+        carry = carried(result)
+        self.record.carry = tuple(carry)
+        return *values, *carry.values()
 
 
 def export(
@@ -170,7 +130,8 @@ def export(
         )
     record = module.record
     guards = guards_of(program)
-    return Export(program, record.outputs, names, guards, record.assumed, *fixed[:1])
+    at = fixed[0] if fixed else ()
+    return Export(program, record.outputs, names, guards, record.assumed, at, record.carry)
 
 
 def constants_of(program: torch.export.ExportedProgram) -> set[str]:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from synchromesh.trace.nodes import DROPOUTS, calls, schema, short_name
 from synchromesh.trace.step import Step
 
-from .export import BadOutput
+from .outputs import BadOutput
 
 REENTRANT = "CheckpointFunction"  # of torch.utils.checkpoint(use_reentrant=True)
 

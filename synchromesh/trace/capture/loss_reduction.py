@@ -71,11 +71,11 @@ class LossReduction:
     doubt: str = ""
 
 
-def reduce_to_sums(graph: Graph) -> LossReduction:
-    """Reads the annotated graph's loss, and gives it as a pair (sum, weight) where it is a
-    weighted mean."""
+def reduce_to_sums(graph: Graph, count: int) -> LossReduction:
+    """Reads the annotated graph's loss, its first `count` outputs, and gives it as a pair (sum,
+    weight) where it is a weighted mean."""
     (output,) = graph.find_nodes(op="output")
-    nodes = list(output.args[0])
+    nodes, carry = list(output.args[0][:count]), output.args[0][count:]
     analysis = ReductionAnalysis(graph)
     try:
         reductions = [analysis.reduction(node) for node in nodes]
@@ -92,7 +92,7 @@ def reduce_to_sums(graph: Graph) -> LossReduction:
     if meta.val(nodes[0]).dtype is torch.float16:  # whose range a sum may leave
         return LossReduction(doubt=f"{described(nodes[0])} is a mean over targets in float16")
     with graph.inserting_before(output):
-        output.args = (reduction.sums(),)
+        output.args = ((*reduction.sums(), *carry),)
     return LossReduction(targets=reduction.targets)
 
 

@@ -21,9 +21,10 @@ from synchromesh.trace.step import Step
 from synchromesh.values.component import Value
 
 from .batch import autocast_for, copy_of, pick, rows_of, take
-from .export import Function, flat_outputs, quiet
+from .export import Function, quiet
 from .gradients import deterministic, first_gap, gradients, tolerance, without_dropout
 from .model_snapshot import preserved
+from .outputs import flat_outputs
 from .run import run
 
 REMEDY = (
@@ -81,7 +82,7 @@ def uneven_rows(
 
     def outputs(sample: Any) -> Sequence[Tensor]:
         if graph_step is not None:
-            return run(graph_step, model, sample)
+            return run(graph_step, model, sample)[: len(step.outputs)]
         model.eval()
         with without_dropout(model), autocast_for(sample, autocast):
             return flat_outputs(function(model, copy_of(sample)))[1]

@@ -46,7 +46,10 @@ def split(
 
 
 def regroup(graph: Graph, owned: Ownership) -> Graph:
-    """A copy in the order of the components, each with its own copies of free and folded nodes."""
+    """A copy in the order of the components, each with its own copies of free and folded nodes.
+
+    The outputs are the last component's, but for those with rows: a carry stays where it is made.
+    """
     (output,) = graph.find_nodes(op="output")
     last = len(owned.names) - 1
     live = living(graph)
@@ -75,7 +78,9 @@ def regroup(graph: Graph, owned: Ownership) -> Graph:
     results = []
     for node in output.args[0]:
         source = local.get(node) or copied[node]
-        results.append(source if meta.component(source) == last else copy_out(new, source, last))
+        stays = source.op == "call_function" and meta.has_rows(source)
+        at_end = stays or meta.component(source) == last
+        results.append(source if at_end else copy_out(new, source, last))
     new.output(tuple(results))
     return new
 
@@ -100,7 +105,7 @@ def rename_value(node: Node) -> None:
 
 
 def copy_out(graph: Graph, source: Node, last: int) -> Node:
-    """Outputs come from the last component: what an earlier one (or the batch) made is copied."""
+    """What an earlier component, or the batch, made is copied in the last one."""
     node = graph.call_function(torch.ops.aten.clone.default, (source,))
     meta.copy(source, node)
     meta.component.set(node, last)
@@ -114,6 +119,12 @@ def copy_out(graph: Graph, source: Node, last: int) -> Node:
 def edges(graph: Graph, names: list[str]) -> tuple[Edge, ...]:
     """Leaves of the batch that components read, and values that cross from one to later ones."""
     found = []
+    (output,) = graph.find_nodes(op="output")
+    for node in filter(meta.why_irregular, output.all_input_nodes):
+        raise UnorderedRows(
+            f"the carry {node.name} {meta.why_irregular(node)}: its rows must lie as those of the "
+            "batch"
+        )
     for node in graph.nodes:
         if node.op == "output" or (node.op == "placeholder" and meta.role(node) != "leaf"):
             continue

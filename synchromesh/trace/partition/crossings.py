@@ -1,11 +1,12 @@
 """The crossings of a partition: which values go from stage to stage, each straight from the ranks
-that make it to those that read it.
+that make it to those that read it, and where a carry goes behind a step.
 """
 
 from collections.abc import Mapping
 
 from synchromesh.values.exchange import Border, Exchange
 from synchromesh.values.layout import stages_of
+from synchromesh.values.placement import REPLICATED
 
 from .local import Input, LocalComponent, Partition
 
@@ -37,3 +38,26 @@ def crossings(partition: Partition) -> Mapping[Pair, tuple[Exchange, ...]]:
             form = exchange.read if exchange.crosses else exchange.made
             found.setdefault(pair, {}).setdefault(form, exchange)
     return {pair: tuple(items.values()) for pair, items in sorted(found.items())}
+
+
+def deliveries(partition: Partition) -> tuple[tuple[str, tuple[Exchange, ...]], ...]:
+    """Each leaf of the carry, with how its new value comes to where the next batch is read: to the
+    ranks of each stage that reads the leaf, as they have the rows of a batch; nothing moves where
+    these are the ranks that make it and have them so. What none reads stays with its maker's."""
+    found = []
+    for item in partition.carry:
+        maker = partition.components[item.source].layout
+        readers = {
+            local.layout.positions: None
+            for local in partition.components
+            for read in local.inputs
+            if read.source is None and read.value.name == item.leaf
+        }
+        found.append((item.leaf, tuple(
+            Exchange(
+                item.value, REPLICATED, REPLICATED, maker, partition.leaf_layouts[positions],
+                flows=False,
+            )
+            for positions in readers or (maker.positions,)
+        )))  # fmt: skip
+    return tuple(found)

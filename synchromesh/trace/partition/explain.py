@@ -19,7 +19,7 @@ from synchromesh.values.traffic import (
     batch_norm_collectives,
 )
 
-from .crossings import crossings
+from .crossings import crossings, deliveries
 from .edges import edge_collectives
 from .local import Communication, Input, LocalComponent, Partition
 
@@ -135,6 +135,7 @@ def _sent(
     tally, messages = TrafficCount(), 0
     here = [c for c in made.components if position in c.layout.positions]
     between = [x for items in crossings(made).values() for x in items if x.crosses]
+    carry = [x for _, ways in deliveries(made) for x in ways if x.source.mesh != x.target.mesh]
     for start, stop in plan.micro_rows(rows):
         for component in here:
             for c in component.collectives:
@@ -142,7 +143,7 @@ def _sent(
                     block = _rows(c, component.layout, plan, stop - start, position)
                     tally.add(c.kind, c.payload(block), c.ranks)
         ranges = partial(plan.row_ranges, stop - start)
-        messages += sum(x.sent_bytes(ranges, False, position) for x in between)
+        messages += sum(x.sent_bytes(ranges, False, position) for x in (*between, *carry))
         messages += sum(x.sent_bytes(ranges, True, position) for x in between if x.flows)
     for h in trained:
         if position in h.positions:

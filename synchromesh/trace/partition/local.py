@@ -34,6 +34,15 @@ class Output:
 
 
 @dataclass(frozen=True)
+class CarryOutput:
+    """A leaf of the carry and its value for the next batch, made by a component, whole there."""
+
+    leaf: str
+    value: Value
+    source: int  # index of the component
+
+
+@dataclass(frozen=True)
 class Computation:
     """Computation between two moves: rough operations per batch row, for shares of time."""
 
@@ -84,6 +93,7 @@ class Partition:
     placements: Mapping[tuple[str, Layout], Placement]
     outputs: tuple[Output, ...]
     leaf_layouts: Mapping[range, Layout]  # in which the batch is there, by positions of a stage
+    carry: tuple[CarryOutput, ...] = ()
 
     def local_shape(self, local: LocalComponent, name: str) -> tuple[int, ...]:
         """The shape of one rank's part of parameter or buffer `name`, as `local` uses it."""

@@ -25,7 +25,16 @@ from synchromesh.values.placement import Placement
 from synchromesh.values.traffic import Collective
 
 from .edges import edge_collectives
-from .local import Communication, Computation, Event, Input, LocalComponent, Output, Partition
+from .local import (
+    CarryOutput,
+    Communication,
+    Computation,
+    Event,
+    Input,
+    LocalComponent,
+    Output,
+    Partition,
+)
 from .moves import move_collectives
 from .reasons import why_replicated
 from .step_problem import Assignment, StepProblem
@@ -289,5 +298,11 @@ def localise(problem: StepProblem, assignment: Assignment) -> Partition:
         for s in problem.subgraphs
         for node in (*s.parameters, *s.buffers)
     }
-    outputs = tuple(Output(value_of(t), R) for t in borders.outputs)
-    return Partition(components, placements, outputs, problem.leaf_layouts)
+    step = problem.step
+    results, carry = borders.outputs[: len(step.outputs)], borders.outputs[len(step.outputs) :]
+    carried = tuple(
+        CarryOutput(name, value_of(t), problem.makers[t])
+        for name, t in zip(step.carry, carry, strict=True)
+    )
+    outputs = tuple(Output(value_of(t), R) for t in results)
+    return Partition(components, placements, outputs, problem.leaf_layouts, carried)

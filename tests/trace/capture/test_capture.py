@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from synchromesh.trace.capture.batch import row_count
 from synchromesh.trace.capture.capture import compare, run, signature, trace
 from synchromesh.trace.capture.comparison import mean
-from synchromesh.trace.capture.export import flat_outputs
+from synchromesh.trace.capture.outputs import flat_outputs
 from synchromesh.trace.capture.row_mean import uneven_rows
 from synchromesh.trace.step import Step
 from tests.models import FAMILIES, family, traced

@@ -1,0 +1,58 @@
+"""Prices: what instances with accelerators cost per hour, with region, date and source."""
+
+from functools import cache
+from importlib import resources
+
+from synchromesh.results.study import Price
+from synchromesh.values import document
+from synchromesh.values.suggestion import near
+
+COLUMNS = 7  # of a row of prices.yaml
+
+
+def price(instance: str, region: str | None = None, date: str | None = None) -> Price:
+    """The price of an instance, the newest where no date is given. ValueError, with what there
+    is, for an instance, region or date that the table does not have."""
+    of_instance = [p for p in prices() if p.name == instance]
+    if not of_instance:
+        names = sorted({p.name for p in prices()})
+        raise ValueError(
+            f"there is no price of an instance {instance!r}{near(instance, names)}; known are "
+            f"{', '.join(names)}; --hourly-price DOLLARS says your own"
+        )
+    there = [p for p in of_instance if region in (None, p.region)]
+    found = [p for p in there if date in (None, p.date)]
+    if not found:
+        known = ", ".join(f"{p.region} of {p.date}" for p in of_instance)
+        asked = " ".join(filter(None, (region, date)))
+        raise ValueError(
+            f"there is no price of {instance} for {asked}: the table has {known}; "
+            "--hourly-price DOLLARS says your own"
+        )
+    return max(found, key=lambda p: (p.date != UNDATED, p.date))
+
+
+UNDATED = "undated"
+
+
+@cache
+def prices() -> tuple[Price, ...]:
+    """The table, in its order. ValueError names a row that is not of its form."""
+    text = resources.files("synchromesh.catalogue").joinpath("prices.yaml").read_text()
+    table = document.mapping(
+        document.read_yaml(text, "prices.yaml"), "prices.yaml", ("sources", "prices")
+    )
+    titles = {key: source["title"] for key, source in table["sources"].items()}
+    found = []
+    for i, row in enumerate(document.sequence(table["prices"], "prices")):
+        place = f"prices.yaml: prices[{i}]"
+        if len(document.sequence(row, place)) != COLUMNS:
+            raise ValueError(f"{place}: should have {COLUMNS} entries, not {len(row)}")
+        name, devices, device, dollars, region, date, source = row
+        found.append(
+            Price(
+                document.number(dollars, place), document.integer(devices, place, 1), name, region,
+                date, titles[source], device,
+            )
+        )  # fmt: skip
+    return tuple(found)

@@ -1,0 +1,57 @@
+"""Floating-point operations of a training step, and the part of a device's peak that they are.
+
+    model FLOPs utilisation = operations of the model for a step / (seconds x peak of the devices)
+
+(Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B): operations of forward and backward as
+the unsharded model needs them, whatever a plan computes twice.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from synchromesh.catalogue.sheet import sheets
+
+SLOWER_FORMS = {"pcie", "nvl"}  # words of names of devices that have a sheet of their own or none
+
+
+def step_flops(model: nn.Module, loss: Callable[[nn.Module, Any], Any], batch: Any) -> int:
+    """Operations (a multiplication and an addition are two) of forward and backward of `batch` on
+    the unsharded `model`, by torch's formulas for products, convolutions and attention.
+
+    A small batch is enough: operations grow with the rows. Gradients of the model are left unset.
+    """
+    with FlopCounterMode(display=False) as counter:
+        value = loss(model, batch)
+        total = value if isinstance(value, Tensor) else value[0]
+        total.backward()
+    model.zero_grad(set_to_none=True)
+    return int(counter.get_total_flops())
+
+
+def flops_utilisation(
+    flops: float, seconds: float, device: str, count: int, dtype: str
+) -> float | None:
+    """The part of the peak of `count` devices; None where the catalogue does not know theirs.
+
+    flops: of a step, on all its rows. device: a GPU's name, as torch.cuda.get_device_name has it.
+    dtype: that products are computed in, as the catalogue names it.
+    """
+    peak = peak_flops(device, dtype)
+    return None if peak is None or seconds <= 0 else flops / (seconds * count * peak)
+
+
+def peak_flops(device: str, dtype: str) -> float | None:
+    """Peak operations a second of the GPU of that name; None where the catalogue has no sheet of
+    it, as of the slower PCIe forms of most."""
+    words = re.split(r"[\s_-]+", device.lower())
+    slower = SLOWER_FORMS & set(words)
+    for name, sheet in sheets().devices.items():
+        parts = re.split(r"[_-]+", name.lower())
+        if parts[0] in words and slower <= set(parts):
+            figure = sheet.peak_flops.get(dtype)
+            return None if figure is None else figure.value
+    return None

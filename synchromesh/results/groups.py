@@ -1,0 +1,185 @@
+"""Runs that belong together: those of several seeds, and those that may be compared.
+
+Of seeds: times are medians, their quartiles medians of quartiles, metrics a mean and the sample
+standard deviation s = sqrt(sum (x_i - mean)^2 / (n - 1)). Two groups differ beyond noise where
+neither their quartiles nor the medians of their seeds overlap.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from statistics import fmean, median, stdev
+
+from synchromesh.results.run import Quartiles, RunResult
+from synchromesh.results.study import StudyResults
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A metric over seeds: the mean, the sample standard deviation (0 of one), how many."""
+
+    mean: float
+    deviation: float
+    count: int
+
+
+@dataclass(frozen=True)
+class MetricPoint:
+    """A metric at the end of an epoch; seconds of training until then, as a median of seeds."""
+
+    epoch: int
+    seconds: float
+    spread: Spread
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that differ in their seed alone, at least one."""
+
+    runs: tuple[RunResult, ...]
+
+    @property
+    def first(self) -> RunResult:
+        """The first of its runs, for what is the same of all."""
+        return self.runs[0]
+
+    @cached_property
+    def done(self) -> tuple[RunResult, ...]:
+        """Those that did not fail."""
+        return tuple(run for run in self.runs if run.status == "done")
+
+    def median(self, of: Callable[[RunResult], float | None]) -> float | None:
+        """The median of a figure over the runs that have it."""
+        found = [value for run in self.done if (value := of(run)) is not None]
+        return median(found) if found else None
+
+    @cached_property
+    def step_seconds(self) -> Quartiles | None:
+        """Of a step."""
+        return _quartiles([run.step_seconds for run in self.done])
+
+    @cached_property
+    def epoch_seconds(self) -> Quartiles | None:
+        """Of an epoch: measured, or the quartiles of a step times the steps of an epoch."""
+        measured = _quartiles([run.epoch_seconds for run in self.done])
+        epoch, step = self.median(lambda run: run.seconds_per_epoch), self.step_seconds
+        if measured or epoch is None:
+            return measured
+        if step is None or not step.median:
+            return Quartiles(epoch, epoch, epoch)
+        return Quartiles(epoch, epoch * step.q1 / step.median, epoch * step.q3 / step.median)
+
+    def ends(self, metric: str) -> Spread | None:
+        """A metric after the last epoch of each run."""
+        last = [run.metrics[-1].values.get(metric) for run in self.done if run.metrics]
+        return _spread([value for value in last if value is not None])
+
+    def curve(self, metric: str) -> tuple[MetricPoint, ...]:
+        """A metric by epoch."""
+        epochs = sorted({e.epoch for run in self.done for e in run.metrics if metric in e.values})
+        points = []
+        for number in epochs:
+            ends = [e for run in self.done for e in run.metrics if e.epoch == number]
+            known = [e for e in ends if metric in e.values]
+            spread = _spread([e.values[metric] for e in known])
+            if spread is not None:
+                points.append(MetricPoint(number, median(e.seconds for e in known), spread))
+        return tuple(points)
+
+    def within_noise_of(self, other: "RunGroup") -> bool:
+        """Whether the quartiles of step times overlap, or the medians of seeds do."""
+        ours, theirs = self.step_seconds, other.step_seconds
+        if ours is None or theirs is None:
+            return False
+        quartiles = ours.q1 <= theirs.q3 and theirs.q1 <= ours.q3
+        a, b = self._medians(), other._medians()
+        return quartiles or (min(a) <= max(b) and min(b) <= max(a))
+
+    def _medians(self) -> list[float]:
+        return [run.step_seconds.median for run in self.done if run.step_seconds]
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Groups that may be compared: of one workload on one cluster, with the same global batch
+    (strong scaling) or rows of a device (weak scaling).
+
+    rows: of the batch, or of a device's part of it.
+    """
+
+    workload: str
+    cluster: str
+    rows: Fraction
+    weak: bool
+    emulated: bool
+    predicted: bool
+    groups: tuple[RunGroup, ...]
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """The numbers of devices, ascending."""
+        return tuple(sorted({group.first.devices for group in self.groups}))
+
+    @cached_property
+    def strategies(self) -> tuple[str, ...]:
+        """In the order of the document."""
+        return tuple(dict.fromkeys(group.first.strategy for group in self.groups))
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of what was evaluated."""
+        ends = (e for group in self.groups for run in group.done for e in run.metrics)
+        return tuple(dict.fromkeys(name for end in ends for name in end.values))
+
+    @cached_property
+    def one_device(self) -> RunGroup | None:
+        """What others are compared with: `single` on one device, else what else ran on one."""
+        ran = [g for g in self.on(1) if g.step_seconds is not None]
+        return next((g for g in ran if g.first.strategy == "single"), ran[0] if ran else None)
+
+    def on(self, devices: int) -> tuple[RunGroup, ...]:
+        """The groups on so many devices."""
+        return tuple(g for g in self.groups if g.first.devices == devices)
+
+    def most_devices(self, has: Callable[[RunGroup], object]) -> int | None:
+        """The number of devices on which most groups have something; of equals the largest."""
+        counts = {n: sum(bool(has(g)) for g in self.on(n)) for n in self.devices}
+        best = max(counts, key=lambda n: (counts[n], n), default=None)
+        return best if best is not None and counts[best] else None
+
+
+def comparisons(results: StudyResults) -> tuple[RunComparison, ...]:
+    """The runs of a study, brought together; in the order of the document."""
+    weak = results.settings.scaling == "weak"
+    found: dict[tuple[str, str, Fraction, bool, bool], list[RunResult]] = {}
+    for run in results.runs:
+        rows = Fraction(run.batch, run.devices) if weak else Fraction(run.batch)
+        key = run.workload, run.cluster, rows, run.emulated, run.predicted
+        found.setdefault(key, []).append(run)
+    return tuple(
+        RunComparison(workload, cluster, rows, weak, emulated, predicted, _groups(runs))
+        for (workload, cluster, rows, emulated, predicted), runs in found.items()
+    )
+
+
+def _groups(runs: Iterable[RunResult]) -> tuple[RunGroup, ...]:
+    found: dict[tuple[str, int], list[RunResult]] = {}
+    for run in runs:
+        found.setdefault((run.strategy, run.devices), []).append(run)
+    return tuple(RunGroup(tuple(sorted(g, key=lambda run: run.seed))) for g in found.values())
+
+
+def _quartiles(of: Sequence[Quartiles | None]) -> Quartiles | None:
+    known = [q for q in of if q is not None]
+    if not known:
+        return None
+    return Quartiles(
+        median(q.median for q in known), median(q.q1 for q in known), median(q.q3 for q in known)
+    )
+
+
+def _spread(values: Sequence[float]) -> Spread | None:
+    if not values:
+        return None
+    return Spread(fmean(values), stdev(values) if len(values) > 1 else 0.0, len(values))

@@ -1,0 +1,184 @@
+"""A run's results: what was measured of one strategy on one setting; seconds, bytes, shares.
+
+Shares are parts of the wall time of a step, as the mean over the devices of a run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Status = Literal["done", "failed"]
+
+
+@dataclass(frozen=True)
+class Quartiles:
+    """The middle of some measurements, in their unit, and where a quarter lies below and above."""
+
+    median: float
+    q1: float
+    q3: float
+
+
+@dataclass(frozen=True)
+class Communication:
+    """The part of a step in which communication is in flight while a device computes nothing
+    (exposed), and while it computes (hidden)."""
+
+    exposed: float
+    hidden: float
+
+
+@dataclass(frozen=True)
+class MemoryByKind:
+    """What is alive on a device at its peak, in bytes; activations are all that is none of the
+    others."""
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    buffers: int = 0
+    activations: int = 0
+
+    @property
+    def total(self) -> int:
+        """Their sum, the peak."""
+        kinds = self.parameters, self.gradients, self.optimizer, self.buffers, self.activations
+        return sum(kinds)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The end of an epoch.
+
+    seconds: of training since the start, without validation, checkpoints and other runs' turns.
+    loss: mean over the epoch's steps. values: of each metric, over the validation data.
+    """
+
+    epoch: int
+    step: int
+    seconds: float
+    loss: float | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A target, as `accuracy=0.9`, and what it took; None where it was not reached, and dollars
+    where no price is known."""
+
+    target: str
+    epochs: int | None = None
+    seconds: float | None = None
+    dollars: float | None = None
+
+
+@dataclass(frozen=True)
+class ComponentLayout:
+    """How one component of the model is laid out: the plan's text for it, its pipeline stage."""
+
+    name: str
+    layout: str
+    stage: int = 0
+    parameter_bytes: int = 0  # of the whole component
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The layout of every component from a step on, and why the plan changed there (if it did)."""
+
+    step: int
+    plan: str
+    components: tuple[ComponentLayout, ...] = ()
+    reason: str = ""
+    seconds: float | None = None  # since the start, as `Epoch.seconds`
+    paused_seconds: float | None = None  # of moving parameters and states
+    moved_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class TimelineSpan:
+    """A piece of one recorded step: seconds since its start."""
+
+    device: int
+    start: float
+    end: float
+    kind: Literal["computation", "communication", "waiting"]
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One strategy on one setting. What was not or could not be measured is None or empty.
+
+    strategy               as asked: single, data, tensor, pipeline, hybrid, auto, ddp, fsdp2,
+                           torch-pipeline, or a plan's text
+    plan                   under which it ended; None for strategies that are not ours
+    batch                  rows of a global batch
+    reason                 why it failed, or what is to be known of it
+    step_seconds           of the slowest device, of `timed_steps` steps
+    samples_per_second     end to end: with waiting for data
+    data_waiting_share     of that time
+    seconds_per_epoch      measured, or the steps of an epoch times the median step
+    epoch_seconds          where epochs were measured
+    speedup, efficiency    over one device on the same batch (strong scaling) or on the batch of
+                           one device (weak); efficiency is that over the devices
+    computation_share      of a step, as are the next two
+    waiting_share          of the exposed communication: for slower devices, not for transfer
+    utilisation            of the devices; `utilisation_of` says of what
+    flops_utilisation      floating-point operations of the model over the devices' peak
+    predicted_step_seconds before the first step, from measurements of components and links
+    dollars                price per hour x `seconds`
+    seconds                of training, without validation and other runs' turns
+    predicted              nothing was run: all figures are predictions
+    cluster                what it ran on or is predicted for, in words, where a study has several;
+                           runs of different ones are not compared
+    trace                  the file with the trace of its recorded steps, beside the document
+    """
+
+    workload: str
+    strategy: str
+    devices: int
+    batch: int
+    seed: int
+    status: Status
+    plan: str | None = None
+    reason: str = ""
+    step_seconds: Quartiles | None = None
+    timed_steps: int = 0
+    samples_per_second: float | None = None
+    data_waiting_share: float | None = None
+    seconds_per_epoch: float | None = None
+    epoch_seconds: Quartiles | None = None
+    speedup: float | None = None
+    efficiency: float | None = None
+    communication_share: Communication | None = None
+    computation_share: float | None = None
+    waiting_share: float | None = None
+    utilisation: float | None = None
+    utilisation_of: str = ""
+    flops_utilisation: float | None = None
+    peak_memory_bytes: tuple[MemoryByKind, ...] = ()  # by device
+    sent_bytes_per_step: tuple[int, ...] = ()  # by device
+    metrics: tuple[Epoch, ...] = ()
+    to_target: Reached | None = None
+    further_targets: tuple[Reached, ...] = ()
+    predicted_step_seconds: float | None = None
+    predicted_peak_bytes: int | None = None  # of the device that needs most
+    dollars: float | None = None
+    seconds: float | None = None
+    layouts: tuple[Layouts, ...] = ()
+    timeline: tuple[TimelineSpan, ...] = ()
+    trace: str | None = None
+    emulated: bool = False
+    predicted: bool = False
+    cluster: str = ""
+
+    @property
+    def exposed_share(self) -> float | None:
+        """Of communication; None where it is not known."""
+        return None if self.communication_share is None else self.communication_share.exposed
+
+    @property
+    def hidden_share(self) -> float | None:
+        """Of communication; None where it is not known."""
+        return None if self.communication_share is None else self.communication_share.hidden

@@ -1,0 +1,97 @@
+"""A study's results, the document `results.json`: its runs, and how they were measured."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from synchromesh.results.run import RunResult
+from synchromesh.values import document, fields
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine that the study ran on; of several, the one of rank 0."""
+
+    processor: str = ""
+    cores: int = 0
+    memory_bytes: int = 0
+    devices: tuple[str, ...] = ()  # accelerators
+    system: str = ""
+
+
+@dataclass(frozen=True)
+class Price:
+    """Dollars per hour, and of what: an instance of so many devices, or one device."""
+
+    dollars_per_hour: float
+    devices: int = 1  # that it pays for
+    name: str = ""  # of the instance
+    region: str = ""
+    date: str = ""
+    source: str = ""
+    device: str = ""  # which accelerator it has
+
+    def dollars(self, seconds: float, devices: int) -> float:
+        """What `seconds` on so many devices cost: instances are paid for entirely.
+
+        price x ceil(devices / devices of an instance) x seconds / 3600
+        """
+        return self.dollars_per_hour * -(-devices // self.devices) * seconds / 3600
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for: of each list every combination was run."""
+
+    strategies: tuple[str, ...] = ()
+    devices: tuple[int, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    seeds: tuple[int, ...] = ()
+    scaling: Literal["strong", "weak"] = "strong"
+    epochs: int | None = None
+    steps: int | None = None
+    targets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StudyResults(document.Document):
+    """All of a study.
+
+    title      the workload, or what the user calls it
+    created    date and time, ISO 8601
+    command    that repeats it
+    cluster    the document of the cluster (of a lab: of its hosts); None for local processes
+    emulated   whether hosts were emulated on one machine; never left out of a report
+    versions   of synchromesh, torch, Python ...
+    note       the user's own words
+    """
+
+    title: str
+    created: str
+    command: str
+    machine: Machine
+    runs: tuple[RunResult, ...]
+    settings: Settings = field(default_factory=Settings)
+    cluster: Mapping[str, Any] | None = None
+    emulated: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
+    price: Price | None = None
+    note: str = ""
+    format: int = FORMAT
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `results.json` has it."""
+        plain: dict[str, Any] = fields.to_plain(self)
+        return plain
+
+    @classmethod
+    def from_dict(cls, value: Any, name: str) -> "StudyResults":
+        """The inverse of `to_dict`. ValueError begins with `name` and the key at fault."""
+        if isinstance(value, dict) and value.get("format", FORMAT) != FORMAT:
+            raise ValueError(
+                f"{name}: is of format {value['format']!r}, this version reads {FORMAT}: run the "
+                "study anew, or read it with the version that wrote it"
+            )
+        return fields.of_plain(cls, value, name)

@@ -1,0 +1,78 @@
+"""A study's folder: what was asked, the runs that have ended, and the results of all.
+
+study.json            what was asked; a study goes on where that is the same
+runs/KEY/job.json     what the ranks of a contestant were told, and log.txt, what they said
+runs/KEY/run.json     its results, once it has ended: done, or failed with a reason
+runs/KEY/trace.json.gz  the Chrome trace of its recorded steps
+results.json, results.csv, report.html
+"""
+
+import gzip
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synchromesh.results.run import RunResult
+from synchromesh.study.cell import Cell
+from synchromesh.values import document, fields
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """The folder, which may not be there yet."""
+
+    path: Path
+
+    @property
+    def results(self) -> Path:
+        """The document of the study."""
+        return self.path / "results.json"
+
+    def open(self, asked: dict[str, Any]) -> None:
+        """Makes the folder, or goes on in it. ValueError where another study lies there."""
+        known = self.path / "study.json"
+        if known.exists():
+            before = document.read(known)
+            if before != json.loads(json.dumps(asked)):
+                changed = [k for k in {**before, **asked} if before.get(k) != _plain(asked, k)]
+                raise ValueError(
+                    f"{self.path} holds another study, which differs in {', '.join(changed)}: "
+                    "name another folder with --output, or remove this one"
+                )
+            return
+        if self.path.is_dir() and any(self.path.iterdir()):
+            raise ValueError(
+                f"{self.path} is no folder of a study and not empty: name another with --output"
+            )
+        (self.path / "runs").mkdir(parents=True, exist_ok=True)
+        document.write(known, json.dumps(asked, indent=2))
+
+    def run(self, cell: Cell) -> Path:
+        """The folder of a run."""
+        return self.path / "runs" / cell.key
+
+    def begin(self, cell: Cell) -> Path:
+        """A fresh folder of a run that has not ended."""
+        shutil.rmtree(self.run(cell), ignore_errors=True)
+        self.run(cell).mkdir(parents=True)
+        return self.run(cell)
+
+    def ended(self, cell: Cell) -> RunResult | None:
+        """The results of a run that has ended; None of others."""
+        path = self.run(cell) / "run.json"
+        if not path.exists():
+            return None
+        return fields.of_plain(RunResult, document.read(path), str(path))
+
+    def keep(self, cell: Cell, result: RunResult, trace: dict[str, Any] | None) -> None:
+        """Writes what came of a run; its results last, and entirely or not at all."""
+        if trace is not None:
+            with gzip.open(self.run(cell) / "trace.json.gz", "wt") as file:
+                json.dump(trace, file)
+        document.write(self.run(cell) / "run.json", json.dumps(fields.to_plain(result), indent=1))
+
+
+def _plain(asked: dict[str, Any], key: str) -> Any:
+    return json.loads(json.dumps(asked.get(key)))

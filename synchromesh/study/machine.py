@@ -1,0 +1,51 @@
+"""The machine that a study runs on, the versions that it runs, and how many processes it holds."""
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import torch
+
+from synchromesh.profiling.machine import device_bytes, processor
+from synchromesh.results.study import Machine
+from synchromesh.version import VERSION
+from synchromesh.workloads.workload import Workload
+
+# Bytes that a rank needs besides its model: 0.2 GB of its own on a CPU beside what forks share,
+# 1.5 GB for a CUDA context and its libraries; measured with torch 2.13, rounded up.
+PROCESS_BYTES, CUDA_BYTES = 250_000_000, 1_500_000_000
+# Times the bytes of parameters: themselves, gradients, two states of the optimizer, and as much
+# again for activations and what communication holds; chosen.
+COPIES = 8
+
+
+def machine() -> Machine:
+    """Processor, cores, memory, accelerators and system of this machine."""
+    count = torch.cuda.device_count()
+    return Machine(
+        processor(), os.cpu_count() or 0, device_bytes(torch.device("cpu")),
+        tuple(torch.cuda.get_device_name(i) for i in range(count)),
+        f"{platform.system()} {platform.release()}",
+    )  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Of what figures may depend on."""
+    return {
+        "synchromesh": VERSION, "torch": torch.__version__, "python": platform.python_version(),
+        "transformers": version("transformers"),
+    }  # fmt: skip
+
+
+def most_processes(workloads: Sequence[Workload], devices: int) -> int:
+    """How many ranks may be there at once, most of them waiting for their turn."""
+    with torch.device("meta"):
+        sizes = [
+            sum(p.numel() * p.element_size() for p in w.build().parameters()) for w in workloads
+        ]
+    model = COPIES * max(sizes)
+    if torch.cuda.is_available():
+        free = torch.cuda.mem_get_info()[0]
+        return devices * max(1, free // (CUDA_BYTES + model))
+    return device_bytes(torch.device("cpu")) // (PROCESS_BYTES + model)

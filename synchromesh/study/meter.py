@@ -1,0 +1,94 @@
+"""A rank's meter: what its steps take, in the turns that the study grants it."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from synchromesh.study.channel import Channel
+from synchromesh.study.turns import Turn
+
+ENDLESS = 10**9
+
+
+class Watch(Protocol):
+    """What looks at the steps of one turn, which are not timed."""
+
+    def begin(self) -> None: ...
+
+    def after_step(self, left: int) -> None: ...
+
+    def end(self) -> dict[str, Any]: ...
+
+
+class Meter:
+    """Counts the steps of a turn, and waits for the next one between two steps.
+
+    over      the study has ended the run
+    seconds   of training so far: steps, and waiting for their data; a step that is watched counts
+              as the last one that was not
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel, self.over, self.seconds = channel, False, 0.0
+        self.watches: Mapping[str, Watch] = {}  # by the mode of their turns
+        self._turn = Turn("warm-up", 0)
+        self._left = 0
+        self._steps: list[tuple[float, float, int]] = []  # seconds, waited, rows
+        self._processor = self._granted = self._usual = 0.0
+
+    def begin(self) -> None:
+        """Before the first step."""
+        self._next()
+
+    def step(self, seconds: float, waited: float, rows: int) -> None:
+        """After each step. rows: of the global batch."""
+        watched = self._turn.mode in self.watches
+        self._usual = self._usual if watched else seconds
+        self.seconds += waited + (self._usual if watched else seconds)
+        self._steps.append((seconds, waited, rows))
+        self._left -= 1
+        if watched:
+            self.watches[self._turn.mode].after_step(self._left)
+        if not self._left:
+            self._end_turn()
+            self._next()
+
+    def epoch(
+        self, epoch: int, step: int, loss: float | None, values: Mapping[str, float]
+    ) -> None:
+        """After an epoch and its validation."""
+        self.channel.say(
+            "epoch", epoch=epoch, step=step, seconds=self.seconds, loss=loss, values=dict(values)
+        )
+
+    def finish(self, **values: Any) -> None:
+        """After the last step."""
+        if self._steps and self._turn.mode not in self.watches:
+            self._end_turn()
+        self.channel.say("ended", **values)
+
+    def _next(self) -> None:
+        turn = None if self.over else self.channel.turn()
+        if turn is None:
+            self.over, self._left = True, ENDLESS
+            return
+        self._turn, self._left = turn, turn.steps
+        if turn.mode in self.watches:
+            self.watches[turn.mode].begin()
+        self._processor, self._granted = time.process_time(), time.perf_counter()
+
+    def _end_turn(self) -> None:
+        processor = time.process_time() - self._processor
+        wall = time.perf_counter() - self._granted
+        seen: dict[str, Any] = {}
+        if self._turn.mode in self.watches:
+            seen = self.watches[self._turn.mode].end()
+        self.channel.say(
+            "turn",
+            mode=self._turn.mode,
+            steps=self._steps,
+            processor=processor,
+            wall=wall,
+            seen=seen,
+        )
+        self._steps = []

@@ -1,0 +1,84 @@
+"""A contestant of ours: `fit` under the strategy's plan, metered."""
+
+from dataclasses import asdict
+from typing import Any
+
+from synchromesh.adapt.adapter import Decision
+from synchromesh.study.job import Job
+from synchromesh.study.layouts import component_layouts
+from synchromesh.study.meter import Meter
+from synchromesh.study.watches import Recorded
+from synchromesh.training import events
+from synchromesh.training.events import FitEvent
+from synchromesh.training.loop import fit
+from synchromesh.training.quickest import quickest
+from synchromesh.training.trainer import Trainer
+from synchromesh.values import fields
+
+ENDLESS = 10**9
+
+
+def train(job: Job, meter: Meter) -> None:
+    """Trains until the epochs are over or the study ends the run."""
+    first = job.plans[0] if len(job.plans) == 1 else "data"
+    run = _Run(job, meter)
+    fit(
+        job.workload(), first, epochs=job.epochs, steps=None if job.epochs else ENDLESS,
+        seed=job.cell.seed, autocast=job.autocast, on_event=run.take, stop=lambda: meter.over,
+    )  # fmt: skip
+
+
+class _Run:
+    """What the events of `fit` say, for the study."""
+
+    def __init__(self, job: Job, meter: Meter) -> None:
+        self.job, self.meter = job, meter
+        self.trainer: Trainer | None = None
+
+    def take(self, event: FitEvent) -> None:
+        """One event; all ranks call alike."""
+        match event:
+            case events.Started():
+                self._started(event.trainer)
+            case events.StepDone():
+                self.meter.step(event.seconds, event.waited, event.rows)
+            case events.EpochEnded():
+                self.meter.epoch(event.epoch, event.step, event.loss, event.metrics)
+            case Decision():
+                self._decided(event)
+            case events.Finished():
+                self.meter.finish(plan=str(event.trainer.plan))
+
+    def _started(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        if len(self.job.plans) > 1:
+            trainer.switch(quickest(trainer, self.job.plans).plan)
+        found = trainer.predict()
+        self.meter.channel.say(
+            "prepared",
+            plan=str(trainer.plan),
+            predicted_seconds=None if found.time is None else found.seconds,
+            predicted_bytes=max((m.peak for m in found.memory), default=None),
+        )
+        self._layouts("")
+        world = trainer.world
+        self.meter.watches = {"recorded": Recorded(world.device, lambda: world.ledger.sent)}
+        self.meter.begin()
+
+    def _layouts(self, reason: str, **moved: Any) -> None:
+        trainer = self.trainer
+        assert trainer is not None
+        self.meter.channel.say(
+            "layouts", step=trainer.steps, plan=str(trainer.plan), reason=reason,
+            seconds=self.meter.seconds, components=fields.to_plain(component_layouts(trainer)),
+            **moved,
+        )  # fmt: skip
+
+    def _decided(self, decision: Decision) -> None:
+        if decision.measured_after is not None:
+            self.meter.channel.say("switched", **asdict(decision))
+        elif decision.switched:
+            self._layouts(
+                f"{decision.noticed}: {decision.reason}",
+                paused_seconds=decision.pause_seconds, moved_bytes=decision.bytes_moved,
+            )  # fmt: skip

@@ -1,0 +1,169 @@
+"""A record: what the ranks of one contestant have said, and the run's results that follow."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean, quantiles
+from typing import Any
+
+from synchromesh.recording.chrome import chrome_trace
+from synchromesh.recording.shares import mean, shares
+from synchromesh.recording.spans import Recording
+from synchromesh.results.run import (
+    Communication,
+    Epoch,
+    Layouts,
+    MemoryByKind,
+    Quartiles,
+    RunResult,
+)
+from synchromesh.study.cell import Cell
+from synchromesh.study.target import Target
+from synchromesh.study.timeline import timeline
+from synchromesh.values import fields
+
+
+@dataclass
+class Record:
+    """What ranks said, by rank and kind of message, in order.
+
+    processors   cores that each rank may use, for the utilisation of processors
+    """
+
+    cell: Cell
+    processors: Sequence[float]
+    emulated: bool = False
+    said: dict[tuple[int, str], list[dict[str, Any]]] = field(default_factory=dict)
+
+    def add(self, rank: int, message: dict[str, Any]) -> None:
+        """One message."""
+        self.said.setdefault((rank, message["says"]), []).append(message)
+
+    def of(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
+        """The messages of a kind of one rank."""
+        return self.said.get((rank, kind), [])
+
+    def step_seconds(self) -> float | None:
+        """Of the last turn's last step, on the slowest rank."""
+        last = [self.of("turn", rank)[-1:] for rank in range(self.cell.devices)]
+        times = [turn[0]["steps"][-1][0] for turn in last if turn and turn[0]["steps"]]
+        return max(times, default=None)
+
+    def failed(self, why: str) -> RunResult:
+        """A run that did not end well."""
+        c = self.cell
+        return RunResult(
+            c.workload, c.strategy, c.devices, c.batch, c.seed, "failed", reason=why,
+            emulated=self.emulated,
+        )  # fmt: skip
+
+    def result(self, targets: Sequence[Target], steps_of_epoch: int | None) -> RunResult:
+        """What was measured. steps_of_epoch: None where it is not known."""
+        c = self.cell
+        steps, samples, waiting, wall = self._timed()
+        prepared, ended = self.of("prepared")[0], self.of("ended")[0]
+        epochs = [fields.of_plain(Epoch, _bare(m), "epoch") for m in self.of("epoch")]
+        lengths = [b - a for a, b in pairwise([0.0, *(e.seconds for e in epochs)])]
+        reached = [target.reached(epochs) for target in targets]
+        each = _quartiles(lengths)
+        known = steps and steps_of_epoch
+        return RunResult(
+            c.workload, c.strategy, c.devices, c.batch, c.seed, "done", plan=ended["plan"],
+            step_seconds=_quartiles(steps), timed_steps=len(steps),
+            samples_per_second=samples / wall if wall else None,
+            data_waiting_share=waiting / wall if wall else None,
+            seconds_per_epoch=each.median if each else _middle(steps) * known if known else None,
+            epoch_seconds=each, metrics=tuple(epochs),
+            to_target=reached[0] if reached else None, further_targets=tuple(reached[1:]),
+            predicted_step_seconds=prepared.get("predicted_seconds"),
+            predicted_peak_bytes=prepared.get("predicted_bytes"),
+            seconds=epochs[-1].seconds if epochs else wall or None,
+            layouts=tuple(
+                fields.of_plain(Layouts, _bare(m), "layouts") for m in self.of("layouts")
+            ),
+            emulated=self.emulated, **self._utilisation(wall), **self._observed(),
+        )  # fmt: skip
+
+    def _turns(self, mode: str) -> list[list[dict[str, Any]]]:
+        """The turns of a mode, of each rank."""
+        ranks = range(self.cell.devices)
+        return [[t for t in self.of("turn", rank) if t["mode"] == mode] for rank in ranks]
+
+    def _timed(self) -> tuple[list[float], int, float, float]:
+        """Seconds of the timed steps of full size, samples, seconds of waiting for data, seconds
+        end to end; of the slowest rank each. The first step of a turn is not timed."""
+        steps: list[float] = []
+        samples, waiting, wall = 0, 0.0, 0.0
+        for turns in zip(*self._turns("timed"), strict=True):
+            taken = list(zip(*(turn["steps"][1:] for turn in turns), strict=True))
+            for of_ranks in taken:
+                rows = of_ranks[0][2]
+                samples += rows
+                if rows == self.cell.batch:
+                    steps.append(max(seconds for seconds, _, _ in of_ranks))
+                waiting += fmean(waited for _, waited, _ in of_ranks)
+                wall += max(seconds + waited for seconds, waited, _ in of_ranks)
+        return steps, samples, waiting, wall
+
+    def _utilisation(self, wall: float) -> dict[str, Any]:
+        """Processor time over wall time, of the cores that a rank may use."""
+        shares_of_ranks = []
+        for rank, turns in enumerate(self._turns("timed")):
+            spent = sum(turn["processor"] for turn in turns)
+            took = sum(turn["wall"] for turn in turns)
+            if took:
+                shares_of_ranks.append(spent / took / self.processors[rank])
+        if not shares_of_ranks or not wall:
+            return {}
+        return {"utilisation": fmean(shares_of_ranks), "utilisation_of": "processor time"}
+
+    def _observed(self) -> dict[str, Any]:
+        """Memory, traffic, and the shares of the recorded steps."""
+        found: dict[str, Any] = {}
+        memory = [t[-1]["seen"] for t in self._turns("memory") if t]
+        if memory and all("memory" in seen for seen in memory):
+            found["peak_memory_bytes"] = tuple(
+                fields.of_plain(MemoryByKind, seen["memory"], "memory") for seen in memory
+            )
+        if recordings := self.recordings():
+            whole = mean(shares(recordings))
+            found["communication_share"] = Communication(whole.exposed, whole.hidden)
+            found["computation_share"] = whole.computation
+            found["waiting_share"] = whole.waiting
+            if self.cell.seed == 0:  # one picture of each strategy is enough
+                found["timeline"] = timeline(recordings)
+        sent = [t[-1]["seen"].get("sent") for t in self._turns("recorded") if t]
+        if sent and all(n is not None for n in sent):
+            found["sent_bytes_per_step"] = tuple(int(n) for n in sent if n is not None)
+        return found
+
+    def recordings(self) -> list[Recording]:
+        """What every rank recorded, if all did."""
+        turns = [t[-1]["seen"].get("recording") for t in self._turns("recorded") if t]
+        if len(turns) < self.cell.devices or None in turns:
+            return []
+        return [Recording.from_dict(found) for found in turns]
+
+    def trace(self) -> dict[str, Any] | None:
+        """The Chrome trace of the recorded steps, if there are any."""
+        found = self.recordings()
+        return chrome_trace(found) if found else None
+
+
+def _bare(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key != "says"}
+
+
+def _middle(values: Sequence[float]) -> float:
+    found = _quartiles(values)
+    return found.median if found else 0.0
+
+
+def _quartiles(values: Sequence[float]) -> Quartiles | None:
+    """None of nothing; of one value that value."""
+    if not values:
+        return None
+    if len(values) == 1:
+        return Quartiles(values[0], values[0], values[0])
+    q1, middle, q3 = quantiles(values, n=4, method="inclusive")
+    return Quartiles(middle, q1, q3)

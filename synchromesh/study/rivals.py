@@ -1,0 +1,173 @@
+"""Contestants that are PyTorch's own: the plain training loop that their users write, metered.
+
+They see the batches that ours see: the same seed draws the same weights, and the same loader the
+same order of samples, of which each rank takes its rows.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from synchromesh.engine.groups import World
+from synchromesh.state.cursor import Cursor
+from synchromesh.state.fetch import Loading
+from synchromesh.state.loader import Loader
+from synchromesh.state.reading import Ranges
+from synchromesh.study.job import Job
+from synchromesh.study.meter import Meter
+from synchromesh.study.replicated import data_parallel, fully_sharded
+from synchromesh.study.torch_pipeline import pipelined
+from synchromesh.study.watches import Recorded, interface_bytes
+from synchromesh.workloads.workload import Loss, Workload, is_stream
+
+READ_EVERY = 10  # steps between readings of the loss, as in `fit`
+
+
+class Rival(Protocol):
+    """One way of PyTorch's to train a model on the ranks of a run; all ranks call alike.
+
+    parameters  of this rank, as its optimizer has them
+    drop_last   whether the last batch of an epoch is left out where it is short
+    """
+
+    drop_last: bool
+
+    parameters: list[nn.Parameter]
+
+    def own_rows(self, rows: int) -> Ranges:
+        """[start, stop) of the rows of a global batch that this rank is given."""
+        ...
+
+    def backward(self, batch: Any) -> Tensor:
+        """Forward and backward; this rank's part of the global mean loss, which all ranks' parts
+        add up to."""
+        ...
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Parameters and buffers by the model's own names: on rank 0 all of them."""
+        ...
+
+
+# (model, loss, example batch, world) -> Rival
+BUILDERS: dict[str, Callable[[nn.Module, Loss, Any, World], Rival]] = {
+    "ddp": data_parallel,
+    "fsdp2": fully_sharded,
+    "torch-pipeline": pipelined,
+}
+
+
+def train(job: Job, meter: Meter) -> None:
+    """Trains until the epochs are over or the study ends the run."""
+    workload, seed = job.workload(), job.cell.seed
+    world = World.open(None, timedelta(minutes=5))
+    torch.manual_seed(seed)
+    model = workload.build()
+    example = workload.example(seed=seed)
+    with torch.autocast(world.device.type, job.autocast, job.autocast is not None):
+        rival = BUILDERS[job.cell.strategy](model.to(world.device), workload.loss, example, world)
+    _Loop(job, workload, world, rival, meter).run()
+    world.close()
+
+
+class _Loop:
+    """The plain training loop."""
+
+    def __init__(
+        self, job: Job, workload: Workload, world: World, rival: Rival, meter: Meter
+    ) -> None:
+        self.job, self.workload, self.world = job, workload, world
+        self.rival, self.meter = rival, meter
+        self.optimizer: Optimizer = workload.build_optimizer(rival.parameters)
+        self.scheduler = workload.build_scheduler(self.optimizer)
+        data = workload.train_data
+        self.loader = Loader(
+            data, job.cell.batch, rival.own_rows, Cursor(job.cell.seed), not is_stream(data),
+            rival.drop_last, collate=workload.collate, loading=Loading.of(dict(workload.loading)),
+            agree=world.everyone.all_gather_json, device=world.device,
+        )  # fmt: skip
+        self.steps = 0
+
+    def run(self) -> None:
+        """All epochs, or until the study ends it."""
+        size = self.world.size
+        recorded = Recorded(self.world.device, partial(interface_bytes, size))
+        self.meter.watches = {"recorded": recorded}
+        self.meter.channel.say("prepared", plan=None)
+        self.meter.begin()
+        epoch = 0
+        while not self.meter.over and (self.job.epochs is None or epoch < self.job.epochs):
+            epoch += 1
+            losses = self._epoch()
+            if not self.meter.over and self.job.epochs is not None:
+                loss, values = self._evaluated(losses)
+                self.meter.epoch(epoch, self.steps, loss, values)
+        self.meter.finish(plan=None)
+
+    def _epoch(self) -> list[Tensor]:
+        losses: list[Tensor] = []
+        asked = time.perf_counter()
+        for batch in self.loader:
+            began = time.perf_counter()
+            losses.append(self._step(batch))
+            if len(losses) % READ_EVERY == 0:
+                losses[-1].item()
+            ended = time.perf_counter()
+            self.steps += 1
+            self.meter.step(ended - began, began - asked, self.loader.rows)
+            if self.meter.over:
+                break
+            asked = time.perf_counter()
+        return losses
+
+    def _step(self, batch: Any) -> Tensor:
+        self.optimizer.zero_grad()
+        kind = self.world.device.type
+        with torch.autocast(kind, self.job.autocast, self.job.autocast is not None):
+            loss = self.rival.backward(batch)
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        if kind == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        return loss.detach()
+
+    def _evaluated(self, losses: list[Tensor]) -> tuple[float, dict[str, float]]:
+        """The mean loss of the epoch, and the metrics of a plain model with the trained weights,
+        which rank 0 computes alone."""
+        mean = torch.stack(losses).double().mean()
+        self.world.everyone.all_reduce(mean, counted=False)
+        weights = self.rival.weights()
+        values: dict[str, float] = {}
+        w = self.workload
+        if self.world.rank == 0 and w.valid_data is not None and w.metric is not None:
+            values = _metrics(w, weights, self.world.device)
+        found: dict[str, float] = self.world.everyone.broadcast_json(values)
+        return float(mean), found
+
+
+def _metrics(
+    workload: Workload, weights: Mapping[str, Tensor], device: torch.device
+) -> dict[str, float]:
+    assert workload.metric is not None
+    model = workload.build().to(device)
+    model.load_state_dict(dict(weights))
+    model.eval()
+    data = workload.valid_data
+    loader = Loader(
+        data, workload.batch_size, lambda rows: ((0, rows),), shuffle=False,
+        collate=workload.collate, device=device,
+    )  # fmt: skip
+    sums: dict[str, float] = {}
+    rows = 0
+    with torch.no_grad():
+        for batch in loader:
+            rows += loader.rows
+            for name, value in workload.metric(model, batch).items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+    return {name: total / rows for name, total in sums.items()}

@@ -1,0 +1,71 @@
+"""The strategies of a study: what each name runs on so many devices.
+
+    single           one device
+    data, tensor     every component alike, by that kind of parallelism alone
+    pipeline         a stage on each device; the planner chooses the number of micro-batches
+    hybrid           the best mixture of these that is the same for every component, by the planner
+    auto             the planner's plan, which may change while training runs
+    ddp, fsdp2       torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp.fully_shard
+    torch-pipeline   torch.distributed.pipelining, a stage on each device, 1F1B
+
+Anything else is the text of a plan.
+"""
+
+from collections.abc import Sequence
+
+from synchromesh.values.plan import Plan
+from synchromesh.values.suggestion import near
+
+OURS = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
+RIVALS = ("ddp", "fsdp2", "torch-pipeline")
+NAMES = (*OURS, *RIVALS)
+DEFAULT = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
+# Micro-batches per stage that are tried for pipelines: 1 leaves (p-1)/(2p-1) of the step idle, 4
+# leaves (p-1)/(5p-1), and more of them are smaller and less efficient each.
+MICRO_BATCHES = (1, 2, 4)
+
+
+def check(name: str) -> None:
+    """ValueError for what is neither a strategy nor a plan."""
+    if name in NAMES:
+        return
+    try:
+        plan = Plan.parse(name)
+    except ValueError as error:
+        raise ValueError(
+            f"{name!r} is no strategy{near(name, NAMES, brackets=True)}: choose of "
+            f"{', '.join(NAMES)}, or write a plan ({error})"
+        ) from None
+    if missing := plan.unsupported():
+        raise ValueError(f"strategy {name!r}: {'; '.join(missing)}")
+
+
+def plans(name: str, devices: int, batch: int) -> list[str]:
+    """The plans that a strategy of ours stands for, of which the planner takes the quickest.
+    ValueError where there is none on so many devices."""
+    if name == "pipeline":
+        return _needing(devices, 2, name, _pipelines(devices, 1, batch))
+    if name == "hybrid":
+        inner = [d for d in range(2, devices) if devices % d == 0]
+        mixed = [f"hybrid:tensor={m}" for m in inner]
+        for stages in inner:
+            for tensor in (d for d in range(1, devices) if (devices // stages) % d == 0):
+                mixed += _pipelines(stages, tensor, batch)
+        return _needing(devices, 4, name, mixed)
+    return [name]
+
+
+def _pipelines(stages: int, tensor: int, batch: int) -> list[str]:
+    """Plans of so many stages, each with that tensor degree and data parallelism for the rest."""
+    degrees = f"stages={stages}" + (f",tensor={tensor}" if tensor > 1 else "")
+    counts = [stages * m for m in MICRO_BATCHES if stages * m <= batch]
+    return [f"pipeline:{degrees},microbatches={count}" for count in counts]
+
+
+def _needing(devices: int, least: int, name: str, found: Sequence[str]) -> list[str]:
+    if not found:
+        raise ValueError(
+            f"{name} has no plan on {devices} devices: it needs at least {least} of them, a "
+            "number that can be divided, and as many rows as stages"
+        )
+    return list(found)

@@ -1,0 +1,245 @@
+"""A study: its contestants in turns, and their results; goes on where it stopped."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from synchromesh.results.run import RunResult
+from synchromesh.study import strategy, turns
+from synchromesh.study.cell import Cell
+from synchromesh.study.channel import Listener
+from synchromesh.study.folder import StudyFolder
+from synchromesh.study.job import Job
+from synchromesh.study.processes import Processes, Start, reason
+from synchromesh.study.record import Record
+from synchromesh.study.target import Target
+from synchromesh.study.turns import Turn
+
+POLL_SECONDS = 0.5  # between looks at processes that say nothing
+SILENT_SECONDS = 1800.0  # after which a contestant that says nothing is taken to hang; chosen
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a study is, for whoever watches.
+
+    left   seconds until the group's end, by the turns so far; None: not known yet
+    stays  whether it is news that should stay: a run has ended, another one is prepared
+    """
+
+    doing: str
+    done: int  # runs that have ended
+    runs: int
+    left: float | None = None
+    stays: bool = False
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A workload: its TARGET, the folder of its data, samples of an epoch where that is known."""
+
+    target: str
+    data: str | None = None
+    samples: int | None = None
+
+    def steps_of_epoch(self, batch: int) -> int | None:
+        """None where it is not known."""
+        return None if self.samples is None else -(-self.samples // batch)
+
+
+@dataclass(frozen=True)
+class Common:
+    """What the runs of a study share.
+
+    epochs, steps   one of them
+    processors      cores that rank r of a contestant on N devices may use
+    """
+
+    workloads: Mapping[str, Trained]
+    start: Start
+    targets: tuple[Target, ...] = ()
+    bf16: bool = False
+    epochs: int | None = None
+    steps: int | None = None
+    emulated: bool = False
+    processors: Callable[[int, int], float] = lambda rank, ranks: 1.0
+
+
+@dataclass
+class _Contestant:
+    """One that runs: its processes, what it has said, and the turns that it is to have."""
+
+    cell: Cell
+    processes: Processes
+    log: Path
+    record: Record
+    turns: "Iterator[Turn | None]"
+    waiting: set[int] = field(default_factory=set)  # ranks that wait for their turn
+    silent: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether every rank has come to its end."""
+        return all(self.record.of("ended", rank) for rank in range(self.cell.devices))
+
+
+class Study:
+    """Runs the cells of a study in groups. progress: is called before each turn."""
+
+    def __init__(
+        self, common: Common, folder: StudyFolder, progress: Callable[[Progress], None]
+    ) -> None:
+        self.common, self.folder, self._progress = common, folder, progress
+        self._done = self._runs = 0
+
+    def run(self, groups: Sequence[Sequence[Cell]]) -> list[RunResult]:
+        """The results of every cell, in order; those that have ended before are not run again."""
+        cells = [cell for group in groups for cell in group]
+        self._runs = len(cells)
+        self._done = sum(self.folder.ended(cell) is not None for cell in cells)
+        for group in groups:
+            left = [cell for cell in group if self.folder.ended(cell) is None]
+            if left:
+                self._group(left)
+        found = [self.folder.ended(cell) for cell in cells]
+        return [result for result in found if result is not None]
+
+    def _group(self, cells: Sequence[Cell]) -> None:
+        scratch = Path(tempfile.mkdtemp(prefix="synchromesh-study-"))
+        listener = Listener(scratch)
+        running: list[_Contestant] = []
+        try:
+            for cell in cells:
+                self._say(f"preparing {cell}", stays=True)
+                contestant = self._begin(cell, listener)
+                if contestant is not None:
+                    running.append(contestant)
+            self._turns(running, listener)
+        finally:
+            listener.close()
+            for contestant in running:
+                contestant.processes.end()
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _begin(self, cell: Cell, listener: Listener) -> _Contestant | None:
+        """The contestant, ready for its first turn; None where it has failed."""
+        common, trained = self.common, self.common.workloads[cell.workload]
+        record = Record(
+            cell, [common.processors(rank, cell.devices) for rank in range(cell.devices)],
+            common.emulated,
+        )  # fmt: skip
+        folder = self.folder.begin(cell)
+        try:
+            ours = cell.strategy not in strategy.RIVALS
+            plans = strategy.plans(cell.strategy, cell.devices, cell.batch) if ours else []
+        except ValueError as error:
+            self._keep(cell, record.failed(str(error)))
+            return None
+        job = Job(
+            cell, trained.target, listener.path, tuple(plans), trained.data, common.epochs,
+            common.bf16,
+        )  # fmt: skip
+        job.write(folder / "job.json")
+        log = folder / "log.txt"
+        processes = common.start(cell.devices, (folder / "job.json").absolute(), log)
+        schedule: Iterator[Turn | None]
+        schedule = (
+            turns.by_epochs() if common.steps is None else iter(turns.by_steps(common.steps))
+        )
+        contestant = _Contestant(cell, processes, log, record, schedule)
+        if self._wait(contestant, listener):
+            return contestant
+        self._end(contestant, listener)
+        return None
+
+    def _turns(self, running: list[_Contestant], listener: Listener) -> None:
+        """One turn of each, and back in the other order, until all have ended."""
+        forward = True
+        began, granted = time.monotonic(), 0
+        while running:
+            for contestant in list(running if forward else reversed(running)):
+                turn = self._next(contestant)
+                left = self._left(began, granted, running)
+                doing = "ending" if turn is None else f"{turn.steps} steps of"
+                self._say(f"{doing} {contestant.cell}", left)
+                contestant.waiting.clear()
+                listener.grant(contestant.cell.key, turn)
+                granted += 1
+                if not self._wait(contestant, listener):
+                    self._end(contestant, listener)
+                    running.remove(contestant)
+            forward = not forward
+
+    def _next(self, contestant: _Contestant) -> Turn | None:
+        """Its next turn; None where it has had all."""
+        turn = next(contestant.turns, None)
+        if turn is None and self.common.steps is None:
+            step = contestant.record.step_seconds() or 0.0
+            return Turn("timed", turns.steps_in(turns.TURN_SECONDS, step))
+        return turn
+
+    def _left(self, began: float, granted: int, running: Sequence[_Contestant]) -> float | None:
+        """Seconds until the group's end: the mean turn times those to come."""
+        if self.common.steps is None or granted < len(running):
+            return None
+        each = len(turns.by_steps(self.common.steps)) + 1
+        total = each * len(running)
+        return (time.monotonic() - began) / granted * max(0, total - granted)
+
+    def _wait(self, contestant: _Contestant, listener: Listener) -> bool:
+        """Until all of its ranks wait for their next turn. False where it has ended or failed."""
+        heard = time.monotonic()
+        while len(contestant.waiting) < contestant.cell.devices:
+            over = (
+                contestant.processes.code() is not None
+            )  # asked first: what it said last is read
+            if self._hear(contestant, listener, POLL_SECONDS):
+                heard = time.monotonic()
+            elif contestant.ended or over:
+                return False
+            contestant.silent = time.monotonic() - heard > SILENT_SECONDS
+            if contestant.silent:
+                return False
+        return True
+
+    def _hear(self, contestant: _Contestant, listener: Listener, seconds: float) -> bool:
+        """Notes what its ranks say within so many seconds; whether they said anything."""
+        messages = listener.messages(contestant.cell.key, seconds)
+        for rank, message in messages:
+            if message["says"] == "waiting":
+                contestant.waiting.add(rank)
+            else:
+                contestant.record.add(rank, message)
+        return bool(messages)
+
+    def _end(self, contestant: _Contestant, listener: Listener) -> None:
+        """Keeps what came of one that has ended, failed, or hangs."""
+        cell, record = contestant.cell, contestant.record
+        contestant.processes.end()
+        while self._hear(contestant, listener, 0.0):
+            pass
+        code = contestant.processes.code()
+        if contestant.ended:
+            steps = self.common.workloads[cell.workload].steps_of_epoch(cell.batch)
+            try:
+                result = record.result(self.common.targets, steps)
+                return self._keep(cell, result, record)
+            except ValueError as error:
+                return self._keep(cell, record.failed(str(error)))
+        why = f"it said nothing for {SILENT_SECONDS:.0f} s" if contestant.silent else ""
+        self._keep(cell, record.failed(why or reason(code or 0, contestant.log)))
+
+    def _keep(self, cell: Cell, result: RunResult, record: Record | None = None) -> None:
+        trace = None if record is None else record.trace()
+        if trace is not None:
+            result = replace(result, trace=f"runs/{cell.key}/trace.json.gz")
+        self.folder.keep(cell, result, trace)
+        self._done += 1
+        failed = f"failed: {result.reason}"
+        self._say(f"{cell}: {failed if result.status == 'failed' else 'done'}", stays=True)
+
+    def _say(self, doing: str, left: float | None = None, stays: bool = False) -> None:
+        self._progress(Progress(doing, self._done, self._runs, left, stays))

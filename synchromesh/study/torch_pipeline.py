@@ -1,0 +1,163 @@
+"""torch.distributed.pipelining: the model cut by its tracer into a stage on each rank, 1F1B."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from synchromesh.engine.groups import World
+from synchromesh.state.reading import Ranges
+from synchromesh.study.replicated import local_mean
+from synchromesh.trace.capture.batch import row_count, take
+from synchromesh.workloads.workload import Loss
+
+# Micro-batches for each stage, at most: two leave (p-1)/(3p-1) of a step idle, below a third.
+PER_STAGE = 2
+
+
+class Pipelined:
+    """Every rank is given the whole batch; the first reads the model's inputs from it, the last
+    the loss's. All batches have the same size: what the last one of an epoch lacks is left out.
+    """
+
+    drop_last = True
+
+    def __init__(self, model: nn.Module, loss: Loss, example: Any, world: World) -> None:
+        from torch.distributed.pipelining import SplitPoint, pipeline
+        from torch.distributed.pipelining.schedules import Schedule1F1B
+
+        self._loss, self._world = loss, world
+        self.micro_batches = _micro_batches(row_count(example), world.size)
+        part = take(example, 0, row_count(example) // self.micro_batches)
+        call = _Call.of(model, loss, part)
+        spec = {name: SplitPoint.BEGINNING for name in cuts(model, world.size)}
+        piped: Any = pipeline(model, call.args, call.kwargs, split_spec=spec)
+        _send_contiguous(piped, world.size)
+        stage = piped.build_stage(world.rank, world.device)
+        self._module: nn.Module = stage.submod
+        self._schedule = Schedule1F1B(stage, self.micro_batches, loss_fn=self._of_output)
+        self._targets: list[Any] = []
+        self.parameters = list(self._module.parameters())
+        self._model = model
+
+    def own_rows(self, rows: int) -> Ranges:
+        return ((0, rows),)
+
+    def backward(self, batch: Any) -> Tensor:
+        rows = row_count(batch) // self.micro_batches
+        self._targets = [take(batch, i * rows, (i + 1) * rows) for i in range(self.micro_batches)]
+        losses: list[Tensor] = []
+        index = torch.arange(self.micro_batches)
+        first, last = self._world.rank == 0, self._world.rank == self._world.size - 1
+        call = _Call.of(self._model, self._loss, batch) if first else _Call((), {})
+        wanted: dict[str, Any] = {"target": index, "losses": losses} if last else {}
+        self._schedule.step(*call.args, **call.kwargs, **wanted, return_outputs=False)
+        return torch.stack(losses).mean() if losses else torch.zeros(())
+
+    def _of_output(self, output: Any, index: Tensor) -> Tensor:
+        """The loss of a micro-batch whose model output is there already."""
+        return local_mean(self._loss, _Answer(output), self._targets[int(index)])
+
+    def weights(self) -> Mapping[str, Tensor]:
+        parts: list[Any] = [None] * self._world.size if self._world.rank == 0 else []
+        mine = {name: value.cpu() for name, value in self._module.state_dict().items()}
+        dist.gather_object(mine, parts if self._world.rank == 0 else None)
+        return {name: value for part in parts for name, value in part.items()}
+
+
+def _send_contiguous(piped: Any, stages: int) -> None:
+    """What one stage sends to the next becomes contiguous, as its users write it into the model:
+    messages need it, and the tracer keeps strides as they come."""
+    for index in range(stages):
+        module = piped.get_stage_module(index)
+        for node in list(module.graph.nodes):
+            if node.op == "placeholder" and index:
+                node.meta["val"] = node.meta["val"].contiguous()
+            elif node.op == "output" and index < stages - 1:
+                with module.graph.inserting_before(node):
+                    node.args = torch.fx.map_arg(node.args, partial(_contiguous, module.graph))
+        module.recompile()
+
+
+def _contiguous(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
+    made = graph.call_method("contiguous", (node,))
+    made.meta["val"] = node.meta["val"].contiguous()
+    return made
+
+
+def _micro_batches(rows: int, stages: int) -> int:
+    """As many as divide a batch into equal ones, which torch.distributed.pipelining needs."""
+    for count in range(PER_STAGE * stages, 1, -1):
+        if rows % count == 0:
+            return count
+    raise ValueError(
+        f"torch.distributed.pipelining needs equal micro-batches, and no number from 2 to "
+        f"{PER_STAGE * stages} divides a batch of {rows} rows: choose another batch size"
+    )
+
+
+class _Reached(Exception):
+    pass
+
+
+class _Call:
+    """What the loss gives to the model."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args, self.kwargs = args, kwargs
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: Loss, batch: Any) -> "_Call":
+        found: list[_Call] = []
+
+        class Model(nn.Module):
+            def forward(self, *args: Any, **kwargs: Any) -> Any:
+                found.append(cls(args, kwargs))
+                raise _Reached
+
+        try:
+            loss(Model(), batch)
+        except _Reached:
+            return found[0]
+        raise ValueError(
+            "torch.distributed.pipelining needs a loss that calls the model once, as "
+            "model(inputs): this one does not call it"
+        )
+
+
+class _Answer(nn.Module):
+    """Stands for the model in the loss: its output is there already."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self._output = output
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._output
+
+
+def cuts(model: nn.Module, stages: int) -> list[str]:
+    """The modules that begin the second and later stages: of the longest list of modules, cut
+    into runs of as equally many as can be. ValueError where it has too few."""
+    lists = [
+        (name, m)
+        for name, m in model.named_modules()
+        if isinstance(m, nn.ModuleList | nn.Sequential)
+    ]
+    name, longest = max(lists, key=lambda item: len(item[1]), default=("", nn.Sequential()))
+    if len(longest) < stages:
+        raise ValueError(
+            f"torch.distributed.pipelining is cut here between the members of the model's longest "
+            f"list of modules, and {len(longest)} of them are too few for {stages} stages"
+        )
+    prefix = f"{name}." if name else ""
+    members = [member for member, _ in longest.named_children()]
+    return [prefix + members[len(members) * s // stages] for s in range(1, stages)]
+
+
+def pipelined(model: nn.Module, loss: Loss, example: Any, world: World) -> Pipelined:
+    """A stage on each rank."""
+    return Pipelined(model, loss, example, world)

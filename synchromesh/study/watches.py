@@ -1,0 +1,72 @@
+"""What looks at the steps of a turn that is not timed: recorded steps, and peak memory."""
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from synchromesh.recording.recorder import Recorder
+
+LOOPBACK = "lo"
+
+
+class Recorded:
+    """The spans of all steps of a turn but the first, which brings the ranks together after the
+    profiler has started; and the bytes that this rank sent in them.
+
+    sent: bytes so far; None where it is not known.
+    """
+
+    def __init__(self, device: torch.device, sent: Callable[[], int | None]) -> None:
+        self._device, self._sent = device, sent
+        self._recorder: Recorder | None = None
+        self._step: AbstractContextManager[None] | None = None
+        self._steps = 0
+        self._before: int | None = None
+
+    def begin(self) -> None:
+        """Before the turn's first step."""
+        self._recorder = Recorder(self._device)
+        self._recorder.__enter__()
+
+    def after_step(self, left: int) -> None:
+        """After each step. left: steps of the turn that are still to come."""
+        assert self._recorder is not None
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+            self._steps += 1
+        else:
+            self._before = self._sent()
+        if left:
+            self._step = self._recorder.step()
+            self._step.__enter__()
+
+    def end(self) -> dict[str, Any]:
+        """After its last step."""
+        assert self._recorder is not None
+        sent, self._recorder = self._sent(), self._finished(self._recorder)
+        found: dict[str, Any] = {"recording": self._recorder.recording.to_dict()}
+        if sent is not None and self._before is not None and self._steps:
+            found["sent"] = (sent - self._before) // self._steps
+        return found
+
+    @staticmethod
+    def _finished(recorder: Recorder) -> Recorder:
+        recorder.__exit__(None, None, None)
+        return recorder
+
+
+def interface_bytes(ranks: int) -> int | None:
+    """Bytes that this rank has sent by the network interface's own count, headers and all: those
+    of a host of its own (as in a lab), else its even share of what the loopback has carried. None
+    where the system does not tell."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)
+    try:
+        count = int(Path(f"/sys/class/net/{name}/statistics/tx_bytes").read_text())
+    except (OSError, ValueError):
+        return None
+    return count // ranks if name == LOOPBACK else count

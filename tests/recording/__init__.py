@@ -1,0 +1,1 @@
+"""Tests of adaptation: monitor, policy, adapter."""

@@ -1,0 +1,70 @@
+"""Speedup, efficiency and dollars, by sums one can do in one's head."""
+
+from dataclasses import replace
+
+from synchromesh.results.derive import derive
+from synchromesh.results.run import Quartiles, Reached, RunResult
+from synchromesh.results.study import Machine, Price, Settings, StudyResults
+
+
+def run(strategy: str, devices: int, step: float | None, **more: object) -> RunResult:
+    step_seconds = None if step is None else Quartiles(step, step, step)
+    plain = RunResult("digits/cnn", strategy, devices, 64, 0, "done", step_seconds=step_seconds)
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def derived(*runs: RunResult, **more: object) -> tuple[RunResult, ...]:
+    study = StudyResults("digits/cnn", "2026-11-22", "synchromesh compare", Machine(), runs)
+    return derive(replace(study, **more)).runs  # type: ignore[arg-type]
+
+
+def speedups(*runs: RunResult, **more: object) -> list[float | None]:
+    return [r.speedup for r in derived(*runs, **more)]
+
+
+def test_strong_scaling_divides_step_times_of_the_same_batch() -> None:
+    one, four = derived(run("single", 1, 0.6), run("auto", 4, 0.2))
+    assert (one.speedup, one.efficiency) == (1.0, 1.0)
+    assert four.speedup == 0.6 / 0.2 and four.efficiency == 0.6 / 0.2 / 4
+
+
+def test_one_device_is_single_where_it_ran_and_the_median_of_its_seeds() -> None:
+    seeds = [run("single", 1, step, seed=i) for i, step in enumerate((0.5, 0.6, 9.0))]
+    assert speedups(run("data", 1, 0.1), *seeds, run("auto", 2, 0.3))[-1] == 0.6 / 0.3
+    assert speedups(run("data", 1, 0.6), run("auto", 2, 0.3))[-1] == 2.0
+
+
+def test_like_is_compared_with_like() -> None:
+    """Another batch, another model, a failed run, hosts that were emulated, a prediction."""
+    others: tuple[dict[str, object], ...] = (
+        {"batch": 128}, {"workload": "digits/vit"}, {"status": "failed"}, {"emulated": True},
+        {"predicted": True}, {"devices": 2}, {"cluster": "v100x8"},
+    )  # fmt: skip
+    for other in others:
+        one = replace(run("single", 1, 0.6), **other)  # type: ignore[arg-type]
+        assert speedups(one, run("data", 2, 0.3))[-1] is None, other
+    assert speedups(run("single", 1, 0.6), run("data", 2, None, status="failed"))[-1] is None
+
+
+def test_weak_scaling_divides_throughputs_of_the_same_rows_per_device() -> None:
+    weak = Settings(scaling="weak")
+    one, four = run("single", 1, 0.2, batch=16), run("data", 4, 0.25)
+    assert speedups(one, four, settings=weak) == [1.0, (64 / 0.25) / (16 / 0.2)]
+    waited = replace(four, samples_per_second=200.0)  # data was waited for
+    assert speedups(one, waited, settings=weak)[1] == 200 / (16 / 0.2)
+    assert speedups(one, run("data", 3, 0.25), settings=weak)[1] is None  # 64 is not 3 x 16
+
+
+def test_dollars_are_those_of_the_price() -> None:
+    target = Reached("accuracy=0.9", 2, 1800.0)
+    cost = run("data", 2, 0.1, seconds=3600.0, to_target=target, further_targets=(target,))
+    priced = derived(cost, price=Price(12.0, devices=4))[0]
+    assert priced.dollars == 12.0 and priced.to_target == replace(target, dollars=6.0)
+    assert priced.further_targets[0].dollars == 6.0
+    free = derived(cost)[0]
+    assert free.dollars is None and free.to_target == target
+
+
+def test_derived_twice_is_derived_once() -> None:
+    study = StudyResults("t", "", "", Machine(), (run("single", 1, 0.6), run("data", 2, 0.3)))
+    assert derive(derive(study)) == derive(study) != study

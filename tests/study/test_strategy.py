@@ -1,0 +1,42 @@
+"""Strategies: the plans that a name stands for, each of them valid on its devices."""
+
+import pytest
+
+from synchromesh.study.strategy import NAMES, OURS, check, plans
+from synchromesh.values.plan import Plan
+
+
+@pytest.mark.parametrize("name", [n for n in OURS if n != "auto"])
+@pytest.mark.parametrize("devices", [4, 6, 8])
+def test_plans_are_valid_and_use_all_devices(name: str, devices: int) -> None:
+    found = plans(name, devices, 64)
+    assert len(set(found)) == len(found) >= 1
+    for text in found:
+        plan = Plan.parse(text)
+        assert not plan.unsupported()
+        if name in ("pipeline", "hybrid"):
+            assert plan.stage_count > 1 or plan.default.tensor > 1
+            assert (devices // plan.stage_count) % (plan.default.tensor or 1) == 0
+
+
+def test_the_families() -> None:
+    assert plans("pipeline", 2, 64) == [f"pipeline:stages=2,microbatches={m}" for m in (2, 4, 8)]
+    assert plans("pipeline", 4, 8) == [f"pipeline:stages=4,microbatches={m}" for m in (4, 8)]
+    mixed = plans("hybrid", 4, 8)
+    assert mixed[0] == "hybrid:tensor=2" and "pipeline:stages=2,tensor=2,microbatches=4" in mixed
+    assert not any("stages=4" in text or "tensor=4" in text for text in mixed)
+
+
+@pytest.mark.parametrize(("name", "devices"), [("hybrid", 2), ("hybrid", 3)])
+def test_where_there_is_no_such_plan_it_says_so(name: str, devices: int) -> None:
+    with pytest.raises(ValueError, match=f"{name} has no plan on {devices} devices"):
+        plans(name, devices, 64)
+
+
+def test_what_is_no_strategy_is_refused_with_the_nearest() -> None:
+    for name in (*NAMES, "data; classifier=tensor"):
+        check(name)
+    with pytest.raises(ValueError, match=r"'dpd' is no strategy.*ddp.*choose of single, data"):
+        check("dpd")
+    with pytest.raises(ValueError, match="sharded"):
+        check("sharded-data")

@@ -1,0 +1,164 @@
+"""A study's turns, failures and restarts, with threads as contestants that compute nothing."""
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from synchromesh.results.run import RunResult
+from synchromesh.study import turns
+from synchromesh.study.cell import Cell
+from synchromesh.study.channel import Channel
+from synchromesh.study.folder import StudyFolder
+from synchromesh.study.job import Job
+from synchromesh.study.meter import Meter
+from synchromesh.study.study import Common, Progress, Study, Trained
+from synchromesh.study.target import Target
+
+STEP = {"single": 0.004, "data": 0.003, "ddp": 0.002}  # seconds that a step is said to take
+GROUP = [Cell("w", "single", 1, 8, 0), Cell("w", "data", 2, 8, 0), Cell("w", "ddp", 2, 8, 0)]
+
+
+class Threads:
+    """A contestant whose ranks are threads; `failing` may end one of them at a step."""
+
+    begun: list[str]
+    order: list[str]
+
+    def __init__(self, ranks: int, job: Path, log: Path) -> None:
+        self.job, self.log = Job.load(str(job)), log
+        self.failed = False
+        type(self).begun.append(self.job.cell.strategy)
+        self._ranks = [threading.Thread(target=self._run, args=(r,)) for r in range(ranks)]
+        for rank in self._ranks:
+            rank.start()
+
+    def _run(self, rank: int) -> None:
+        channel = Channel(self.job.socket, self.job.cell.key, rank)
+        name, meter = self.job.cell.strategy, Meter(channel)
+        channel.say("prepared", plan=name, predicted_seconds=0.5, predicted_bytes=7)
+        meter.begin()
+        for step in range(1, 10_000):
+            if meter.over or step > 60 * (self.job.epochs or 1000):
+                break
+            if failing(name, step):
+                self.log.write_text("Traceback ...\nsynchromesh: out of memory: 3 GB lacking\n")
+                self.failed = True
+                return
+            if rank == 0 and type(self).order[-1:] != [name]:
+                type(self).order.append(name)
+            meter.step(STEP[name] * (1 + rank / 10), 0.001, 8)
+            if step % 60 == 0 and self.job.epochs:
+                meter.epoch(step // 60, step, 1.0, {"accuracy": 0.4 * step / 60})
+        meter.finish(plan=name)
+
+    def code(self) -> int | None:
+        if any(rank.is_alive() for rank in self._ranks):
+            return None
+        return 1 if self.failed else 0
+
+    def end(self) -> None:
+        for rank in self._ranks:
+            rank.join(5)
+
+
+def never(name: str, step: int) -> bool:
+    return False
+
+
+failing: Callable[[str, int], bool] = never
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    Threads.begun, Threads.order = [], []
+    monkeypatch.setitem(globals(), "failing", never)
+    monkeypatch.setattr("synchromesh.study.study.POLL_SECONDS", 0.02)
+
+
+def study(folder: Path, seen: list[Progress] | None = None, **changes: object) -> list[RunResult]:
+    common = Common(**{"workloads": {"w": Trained("t", None, 80)}, "start": Threads, **changes})  # type: ignore[arg-type]
+    kept = StudyFolder(folder)
+    kept.open({"asked": "this"})
+    return Study(common, kept, (seen if seen is not None else []).append).run([GROUP])
+
+
+def test_contestants_take_turns_there_and_back(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    single, data, ddp = study(tmp_path / "s", seen, steps=30)
+    a, b, c = "single", "data", "ddp"
+    assert Threads.begun == [a, b, c]
+    assert Threads.order[:10] == [a, b, c, b, a, b, c, b, a, b]  # ABC CBA ABC: neighbours join
+    assert [r.status for r in (single, data, ddp)] == ["done"] * 3
+    assert single.timed_steps == data.timed_steps == 30
+    assert data.step_seconds is not None and single.step_seconds is not None
+    assert single.step_seconds.median == pytest.approx(0.004)
+    assert data.step_seconds.median == pytest.approx(0.0033), "the slowest rank's"
+    assert data.samples_per_second == pytest.approx(8 / 0.0043)
+    assert data.data_waiting_share == pytest.approx(0.001 / 0.0043)
+    assert data.seconds_per_epoch == pytest.approx(10 * 0.0033)
+    assert (data.plan, data.predicted_step_seconds, data.predicted_peak_bytes) == ("data", 0.5, 7)
+    assert [p.done for p in seen if p.stays][-1] == 3 and any(p.left for p in seen)
+
+
+def test_epochs_end_by_themselves_and_targets_are_found(tmp_path: Path) -> None:
+    targets = (Target.parse("accuracy=0.7"), Target.parse("accuracy=0.9"))
+    results = study(tmp_path / "s", epochs=2, targets=targets)
+    for result in results:
+        assert [e.epoch for e in result.metrics] == [1, 2]
+        first, second = result.to_target, result.further_targets[0]
+        assert first is not None and (first.epochs, first.seconds) == (2, result.seconds)
+        assert (second.epochs, second.seconds) == (None, None)
+        seconds = 60 * (STEP[result.strategy] + 0.001)
+        assert result.seconds_per_epoch == pytest.approx(seconds)
+
+
+def test_a_run_that_fails_is_a_row_and_others_go_on(tmp_path: Path) -> None:
+    globals()["failing"] = lambda name, step: name == "data" and step == 20
+    seen: list[Progress] = []
+    single, data, ddp = study(tmp_path / "s", seen, steps=5)
+    assert (single.status, data.status, ddp.status) == ("done", "failed", "done")
+    assert data.reason == "out of memory: 3 GB lacking" and data.step_seconds is None
+    assert any("data on 2 devices" in p.doing and "out of memory" in p.doing for p in seen)
+
+
+def test_a_strategy_without_a_plan_here_is_a_row_that_says_why(tmp_path: Path) -> None:
+    kept = StudyFolder(tmp_path / "s")
+    kept.open({})
+    common = Common({"w": Trained("t")}, Threads, steps=2)
+    (result,) = Study(common, kept, [].append).run([[Cell("w", "hybrid", 2, 8, 0)]])
+    assert result.status == "failed" and "hybrid has no plan on 2 devices" in result.reason
+    assert not Threads.begun
+
+
+def test_what_has_ended_is_not_run_again(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    globals()["failing"] = lambda name, step: name == "single" and step == 2
+    first = study(folder, steps=5)
+    (StudyFolder(folder).run(GROUP[2]) / "run.json").unlink()  # as if it had been killed
+    Threads.begun, Threads.order = [], []
+    again = study(folder, steps=5)
+    assert Threads.begun == ["ddp"] and [r.status for r in again] == ["failed", "done", "done"]
+    assert first[:2] == again[:2]
+
+
+def test_another_study_is_not_mixed_in(tmp_path: Path) -> None:
+    kept = StudyFolder(tmp_path / "s")
+    kept.open({"steps": 30, "seeds": [0]})
+    kept.open({"steps": 30, "seeds": [0]})
+    with pytest.raises(ValueError, match="holds another study, which differs in steps: name"):
+        kept.open({"steps": 10, "seeds": [0]})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(ValueError, match="is no folder of a study and not empty"):
+        StudyFolder(tmp_path / "other").open({})
+    assert json.loads((tmp_path / "s" / "study.json").read_text())["steps"] == 30
+
+
+def test_turns_time_as_many_steps_as_were_asked_for() -> None:
+    for steps in (1, 2, 5, 7, 30):
+        timed = [t for t in turns.by_steps(steps) if t.mode == "timed"]
+        assert sum(t.steps - 1 for t in timed) == steps and len(timed) <= turns.ROUNDS
+    assert turns.steps_in(5.0, 0.1) == 50 and turns.steps_in(5.0, 60.0) == 2
