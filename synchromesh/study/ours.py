@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from synchromesh.adapt.adapter import Decision
-from synchromesh.recording.memory import PeakMemory
+from synchromesh.recording.memory import MemoryTracker
 from synchromesh.study.job import CellJob
 from synchromesh.study.layouts import component_layouts
 from synchromesh.study.meter import Meter
@@ -88,7 +88,7 @@ class _Reporter:
             )  # fmt: skip
 
 
-def _memory(trainer: Trainer) -> PeakMemory:
+def _memory(trainer: Trainer) -> MemoryTracker:
     """Of this rank, under the plan in force."""
     model = trainer.model
-    return PeakMemory(model.parameters.values(), model.buffers.values(), trainer.optimizer)
+    return MemoryTracker(model.parameters.values(), model.buffers.values(), trainer.optimizer)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from synchromesh.engine.groups import World
-from synchromesh.recording.memory import PeakMemory
+from synchromesh.recording.memory import MemoryTracker
 from synchromesh.state.cursor import Cursor
 from synchromesh.state.fetch import Loading
 from synchromesh.state.loader import Loader
@@ -38,8 +38,8 @@ class Rival(Protocol):
     """
 
     drop_last: bool
-
     parameters: list[nn.Parameter]
+    buffers: list[Tensor]
 
     def own_rows(self, rows: int) -> Ranges:
         """[start, stop) of the rows of a global batch that this rank is given."""
@@ -99,7 +99,7 @@ class _PlainLoop:
         size = self.world.size
         recorded = Recorded(self.world.device, partial(interface_bytes, size))
         memory = Remembered(
-            lambda: PeakMemory(self.rival.parameters, self.rival.buffers, self.optimizer)
+            lambda: MemoryTracker(self.rival.parameters, self.rival.buffers, self.optimizer)
         )
         self.meter.watches = {"recorded": recorded, "memory": memory}
         self.meter.channel.say("prepared", plan=None)

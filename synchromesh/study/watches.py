@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from synchromesh.recording.memory import PeakMemory
+from synchromesh.recording.memory import MemoryTracker
 from synchromesh.recording.recorder import Recorder
 from synchromesh.values.fields import to_plain
 
@@ -63,12 +63,11 @@ class Recorded:
 
 
 class Remembered:
-    """Peak memory by kind, of the step of a turn. of: what `PeakMemory` is told of, when the turn
-    begins."""
+    """Peak memory by kind, of the step of a turn. of: a tracker, made when the turn begins."""
 
-    def __init__(self, of: Callable[[], PeakMemory]) -> None:
+    def __init__(self, of: Callable[[], MemoryTracker]) -> None:
         self._of = of
-        self._memory: PeakMemory | None = None
+        self._memory: MemoryTracker | None = None
 
     def begin(self) -> None:
         """Before the turn's first step."""
