@@ -230,8 +230,11 @@ def metric_names(workload: "Workload") -> tuple[str, ...]:
 
     if workload.metric is None or workload.valid_data is None:
         return ()
+    model, batch = workload.build().eval(), workload.example(1)
     with torch.no_grad():
-        return tuple(workload.metric(workload.build().eval(), workload.example(1)))
+        if workload.carry is None:
+            return tuple(workload.metric(model, batch))
+        return tuple(workload.metric(model, batch, workload.carry(1))[0])
 
 
 def _price(args: argparse.Namespace) -> "Price | None":
