@@ -167,6 +167,7 @@ class _Asked:
         self.workloads = self._loaded()
         self.epochs = args.epochs or (self._usual_epochs() if self.targets else None)
         self.steps = None if self.epochs else args.steps or STEPS
+        self.groups(1)  # says what is wrong with batches
 
     def _loaded(self) -> "dict[str, tuple[str, str | None, Workload]]":
         """By name: TARGET, the folder of its data, and the workload."""
