@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Mark(weakref.ref[Any]):
+class StorageMark(weakref.ref[Any]):
     """One storage, alive or not; equal to itself alone."""
 
     __hash__ = object.__hash__
@@ -36,8 +36,8 @@ class LiveBytes(TorchDispatchMode):
         self.limit = limit
         self._staying = 0  # bytes that have died and should have stayed
         self._stay: set[int] = set()
-        self._seen: dict[int, Mark] = {}
-        self._sizes: dict[Mark, int] = {}  # of those that count
+        self._seen: dict[int, StorageMark] = {}
+        self._sizes: dict[StorageMark, int] = {}  # of those that count
         for x in known:
             self.add(x)
 
@@ -70,7 +70,7 @@ class LiveBytes(TorchDispatchMode):
             if self._seen.get(key) is mark:
                 del self._seen[key]
 
-        mark = Mark(storage, gone)
+        mark = StorageMark(storage, gone)
         self._seen[key] = mark
         if counts:
             self._sizes[mark] = size
@@ -84,7 +84,7 @@ class LiveBytes(TorchDispatchMode):
             self._sizes[mark] += change
             self._change(mark, change)
 
-    def _change(self, mark: "Mark", size: int) -> None:
+    def _change(self, mark: "StorageMark", size: int) -> None:
         self.now += size
         self.peak = max(self.peak, self.now)
         self.peak_staying = max(self.peak_staying, self.now + self._staying)

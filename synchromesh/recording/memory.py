@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from synchromesh.profiling.memory import LiveBytes, Mark
+from synchromesh.profiling.memory import LiveBytes, StorageMark
 from synchromesh.results.run import MemoryByKind
 
 
@@ -85,11 +85,11 @@ class _Journal(LiveBytes):
     """Live bytes with every change of them, and the kinds of storages as far as they are named."""
 
     def __init__(self) -> None:
-        self._changes: list[tuple[Mark, int]] = []
-        self._kinds: dict[Mark, str] = {}
+        self._changes: list[tuple[StorageMark, int]] = []
+        self._kinds: dict[StorageMark, str] = {}
         super().__init__()
 
-    def _change(self, mark: Mark, size: int) -> None:
+    def _change(self, mark: StorageMark, size: int) -> None:
         super()._change(mark, size)
         self._changes.append((mark, size))
 

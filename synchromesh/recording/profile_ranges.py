@@ -28,6 +28,7 @@ from synchromesh.recording.spans import Span, by_start
 
 NOT_COMPUTING = ("c10d", "_c10d_functional", "autograd", "profiler", "synchromesh")
 GLOO = "gloo:"
+AUTOGRAD = "autograd::engine::"
 BUILT_OF = {"reduce_scatter": "all_reduce"}  # what gloo carries a collective out by, if not itself
 HOST = "host"
 
@@ -67,8 +68,9 @@ def cpu_spans(
     collectives = [r for r in of_gloo if communication_name(r.name) not in MESSAGES]
     messages = [r for r in of_gloo if communication_name(r.name) in MESSAGES]
     calls = _calls(ordered, everyone)
-    workers = {r.thread for r in collectives} - {main}
-    operators = _outermost(r for r in ordered if _computes(r) and r.thread not in workers)
+    # not the threads of gloo, in which operators run, too
+    computing = {main} | {r.thread for r in ordered if r.name.startswith(AUTOGRAD)}
+    operators = _outermost(r for r in ordered if _computes(r) and r.thread in computing)
     gaps = minus(union(steps), union((s.start, s.end) for s in operators))
     reduced, inferred = _inferred_waits(_collectives(collectives, calls), gaps)
     annotated = [(r.start, r.end) for r in ordered if r.name == WAIT and r.thread == main]
