@@ -113,6 +113,10 @@ def test_each_epoch_each_accumulation_and_each_forgetting() -> None:
     with known(False):
         trainer = prepared("single")
     loader = trainer.loader(workload().train_data, ROWS, continuing=True)
+    with pytest.raises(
+        ValueError, match="a carry goes from row i of a batch to row i of the next"
+    ):
+        trainer.loader(workload().train_data, ROWS, shuffle=True)
     with known(False):
         losses = [trainer.step(batch).item() for _ in range(2) for batch in loader]
     assert losses == pytest.approx(plain(epochs=2)[0], rel=1e-12)
