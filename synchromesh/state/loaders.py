@@ -16,11 +16,12 @@ from synchromesh.state.reading import Collate, OwnRows
 class Loaders:
     """One loader for each data set and order of rows, in the order in which they were asked for.
 
-    own_rows(rows): the rows of a global batch that this rank works on.
+    own_rows(rows): the rows of a global batch that this rank works on. carries: whether a row of a
+    batch goes on in the same row of the next one.
     """
 
-    def __init__(self, own_rows: OwnRows, world: World) -> None:
-        self._own_rows, self._world = own_rows, world
+    def __init__(self, own_rows: OwnRows, world: World, carries: bool = False) -> None:
+        self._own_rows, self._world, self._carries = own_rows, world, carries
         self.place = ""  # of the batch that was handed out last
         self.begins = False  # whether that was the first one of an epoch, until it is trained on
         self._made: list[Loader] = []
@@ -40,6 +41,11 @@ class Loaders:
     ) -> Loader:
         """The loader that was made before, else a new one. All ranks call alike. ValueError
         where settings or ranks differ, TypeError for an option that there is not."""
+        if self._carries and shuffle:
+            raise ValueError(
+                "a carry goes from row i of a batch to row i of the next, and shuffled samples do "
+                "not follow each other: give continuing=True in place of shuffle=True"
+            )
         given = dict(options)
         given_collate: Any = given.pop("collate_fn", None)  # as torch calls it
         if collate is not None and given_collate is not None:

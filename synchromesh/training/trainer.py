@@ -62,7 +62,7 @@ class Trainer:
         self.scheduler: LRScheduler | None = None
         self.steps = self.steps_to_come = 0
         self.on_event: Callable[[Decision], None] | None = None
-        self._loaders = Loaders(self.own_rows, world)
+        self._loaders = Loaders(self.own_rows, world, options.carry is not None)
         self.planning = PlanningSession(model, optimizer, example, world, options.say)
         self._execution = Execution(
             model, optimizer, loss, example, plan, world, options, self.planning

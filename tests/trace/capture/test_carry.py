@@ -51,6 +51,13 @@ def test_a_carry_unlike_the_one_that_was_given(carry: Any, told: str) -> None:
         returning(carry)(None, join(H, H))
 
 
+def test_a_loss_that_returns_no_carry() -> None:
+    with pytest.raises(ValueError, match="returned a tensor, but it takes a carry: it should"):
+        Carrying(lambda model, batch, given: batch.sum())(None, join(H, H))
+    with pytest.raises(ValueError, match="returned 3 values, but it takes a carry"):
+        Carrying(lambda model, batch, given: (1, 2, given))(None, join(H, H))
+
+
 @pytest.mark.parametrize(
     ("start", "told"),
     [

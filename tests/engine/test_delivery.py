@@ -1,0 +1,64 @@
+"""A delivery: whoever makes a leaf of the carry, those that read it have it of their own rows."""
+
+from itertools import pairwise
+
+import torch
+
+from synchromesh.engine.batches import GlobalRows
+from synchromesh.engine.delivery import deliver
+from synchromesh.engine.groups import World
+from synchromesh.engine.plan_groups import PlanGroups
+from synchromesh.values.component import Rows, Value
+from synchromesh.values.exchange import Exchange
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import REPLICATED
+from synchromesh.values.plan import Plan
+from tests.ranks import run
+
+H = Value("h", (1, 2), "float64", Rows(), False)
+ROWS = 3
+# maker, and the layouts in which stages have the rows of a batch
+WAYS = (
+    (Layout(1, 4), (Layout(4, 1),)),
+    (Layout(2, 2), (Layout(4, 1),)),
+    (Layout(1, 2, first=2), (Layout(2, 1), Layout(2, 1, first=2))),
+    (Layout(2, 1), (Layout(1, 2, first=2),)),
+    (Layout(1, 1, first=3), (Layout(3, 1),)),
+)
+
+
+def delivered() -> list[dict[str, list[float]]]:
+    """Of each way, what this rank has; -1 and what was lent to it where it has no row."""
+    world = World.open("cpu")
+    values = torch.arange(1.0, ROWS + 1).double().view(-1, 1).expand(-1, 2)
+    found = []
+    for maker, readers in WAYS:
+        groups = PlanGroups(world, (0, 1, 2, 3), {maker, *readers})
+        rows = GlobalRows.of(ROWS, max(x.data for x in (maker, *readers)), Plan.parse("data"))
+        made = {}
+        if world.rank in maker.positions:
+            start, stop = rows.ranges(maker.data)[maker.data_index(world.rank)]
+            own = values[start:stop].contiguous()
+            made["h"] = own if len(own) else torch.full((1, 2), -1.0).double()
+        ways = [Exchange(H, REPLICATED, REPLICATED, maker, x, flows=False) for x in readers]
+        got = deliver(made, [("h", ways)], rows, groups)
+        found.append({name: x[:, 0].tolist() for name, x in got.items()})
+    world.close()
+    return found
+
+
+def test_readers_have_their_rows_whoever_made_them() -> None:
+    by_rank = run(4, delivered)
+    for number, (_, readers) in enumerate(WAYS):
+        for rank, found in enumerate(by_rank):
+            reader = next((x for x in readers if rank in x.positions), None)
+            if reader is None:
+                assert not found[number]
+                continue
+            each, more = divmod(ROWS, reader.data)
+            ends = [0]
+            for i in range(reader.data):
+                ends.append(ends[-1] + each + (i < more))
+            start, stop = list(pairwise(ends))[reader.data_index(rank)]
+            if start < stop:
+                assert found[number]["h"] == list(map(float, range(start + 1, stop + 1)))
