@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from synchromesh.trace.capture.batch import row_count
 
 
-class Carried:
+class CarriedCalls:
     """`function(model, batch, carry) -> (result, carry)` as a function of model and batch, which
     hands the carry on from one batch to the next, detached.
 

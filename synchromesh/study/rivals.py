@@ -20,7 +20,7 @@ from synchromesh.state.cursor import Cursor
 from synchromesh.state.fetch import Loading
 from synchromesh.state.loader import Loader
 from synchromesh.state.reading import Ranges
-from synchromesh.study.carried import Carried
+from synchromesh.study.carried import CarriedCalls
 from synchromesh.study.job import CellJob
 from synchromesh.study.meter import Meter
 from synchromesh.study.replicated import data_parallel, fully_sharded
@@ -78,7 +78,7 @@ def train(job: CellJob, meter: Meter) -> None:
                 "torch.distributed.pipelining has no state that goes from batch to batch, and "
                 f"{workload.name} carries one"
             )
-        loss = Carried(workload.loss, workload.carry, world.device)
+        loss = CarriedCalls(workload.loss, workload.carry, world.device)
     with torch.autocast(world.device.type, job.autocast, job.autocast is not None):
         rival = BUILDERS[job.cell.strategy](model.to(world.device), loss, example, world)
     _PlainLoop(job, workload, world, rival, meter, loss).run()
@@ -132,7 +132,7 @@ class _PlainLoop:
 
     def _epoch(self) -> list[Tensor]:
         losses: list[Tensor] = []
-        if isinstance(self.loss, Carried):
+        if isinstance(self.loss, CarriedCalls):
             self.loss.restart()
         asked = time.perf_counter()
         for batch in self.loader:
@@ -183,7 +183,7 @@ def _metrics(
     model.eval()
     metric: Any = workload.metric
     if workload.carry is not None:
-        metric = Carried(metric, workload.carry, device)
+        metric = CarriedCalls(metric, workload.carry, device)
     data = workload.valid_data
     loader = Loader(
         data, workload.batch_size, lambda rows: ((0, rows),), shuffle=False,
