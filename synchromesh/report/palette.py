@@ -101,7 +101,7 @@ def marks(strategies: Iterable[str]) -> dict[str, StrategyMark]:
     """How each strategy is drawn; plans that were given as text share the further inks."""
     found: dict[str, StrategyMark] = {}
     others = 0
-    for strategy in strategies:
+    for strategy in dict.fromkeys(strategies):
         name = strategy.partition(":")[0]
         if name in _MARKERS and not any(found[s].ink.name == name for s in found):
             found[strategy] = StrategyMark(INKS[name], _MARKERS[name], name in _RIVALS)

@@ -32,8 +32,9 @@ def test_inks_are_seen_on_both_grounds(name: str) -> None:
 def test_each_strategy_has_a_mark_of_its_own() -> None:
     names = ("single", "data", "tensor", "pipeline", "hybrid", "auto", "ddp", "fsdp2",
              "torch-pipeline", "data; a=tensor", "hybrid:tensor=2", "b", "c")  # fmt: skip
-    found = marks(names)
+    found = marks(names * 3)  # of several runs
     assert list(found) == list(names)
+    assert all(found[name].ink.name == name for name in names[:9])
     looks = {(mark.ink.name, mark.marker, mark.rival) for mark in found.values()}
     assert len(looks) == len(names)
 
