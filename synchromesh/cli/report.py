@@ -101,7 +101,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path}: is not UTF-8 text") from None
-    found = []
+    found: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
             event = document.read_json(line, f"{path}, line {number}")

@@ -14,7 +14,7 @@ def answer(comparison: RunComparison) -> tuple[str, ...]:
     runs = sum(len(g.runs) for g in comparison.groups)
     said = [_quickest(comparison, timed)] if timed else ["No run has timed steps."]
     if timed:
-        said += _alike(comparison, timed)
+        said += _alone(comparison, timed) + _alike(comparison, timed)
     said += _accuracy(comparison)
     if failed:
         said.append(f"Failed: {failed} of {runs} runs; the summary has the reasons.")
@@ -78,6 +78,17 @@ def _cost(best: RunGroup) -> str:
         return f"; {dollars(target)} to {goal}"
     total = best.median(lambda run: run.dollars)
     return f"; the run cost {dollars(total)}" if total is not None else ""
+
+
+def _alone(comparison: RunComparison, timed: list[RunGroup]) -> list[str]:
+    """Where one device is quickest: by how much more of them are slower."""
+    best = _best(comparison, timed)
+    others = [g for g in timed if g.first.devices > 1]
+    if best.first.devices > 1 or not others:
+        return []
+    second = _best(comparison, others)
+    name = f"{second.first.strategy} on {devices(second.first.devices)}"
+    return [f"More devices do not pay here: {name} takes {seconds(_seconds(second))} a step."]
 
 
 def _alike(comparison: RunComparison, timed: list[RunGroup]) -> list[str]:

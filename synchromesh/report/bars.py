@@ -16,7 +16,7 @@ from synchromesh.report.drawing import (
     marker,
     width_of,
 )
-from synchromesh.report.palette import INKS, Fill, Mark
+from synchromesh.report.palette import INKS, Fill, StrategyMark
 
 ROW = 24  # pixels
 
@@ -50,7 +50,7 @@ def bars(
     panels: Sequence[Panel],
     legend: Sequence[Fill],
     number: Callable[[float], str],
-    marks: Mapping[str, Mark],
+    marks: Mapping[str, StrategyMark],
 ) -> Drawing:
     """The picture; `number` writes values of the axis below."""
     names = list(dict.fromkeys(bar.strategy for panel in panels for bar in panel.bars))
@@ -84,7 +84,7 @@ def bars(
     return sheet
 
 
-def _panel(axes: Any, panel: Panel, longest: float, marks: Mapping[str, Mark]) -> None:
+def _panel(axes: Any, panel: Panel, longest: float, marks: Mapping[str, StrategyMark]) -> None:
     count = len(panel.bars)
     axes.set(xlim=(0, longest), ylim=(count - 0.5, -0.5), yticks=[])
     axes.grid(True, axis="x")

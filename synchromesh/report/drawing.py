@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 from xml.etree import ElementTree
 
-from synchromesh.report.palette import INKS, Fill, Mark
+from synchromesh.report.palette import INKS, Fill, StrategyMark
 
 WIDE, NARROW = 720, 350  # pixels: of the page's column, of a phone's screen
 TEXT, SMALL = 12.0, 11.0  # pixels
@@ -111,7 +111,7 @@ def lines(axes: Any, ends: Sequence[Box], ink: str = "text", **style: Any) -> No
         axes.plot(xs, ys, color=INKS[ink].paint, clip_on=False, **style)
 
 
-def marker(mark: Mark, size: float = 7.0) -> dict[str, Any]:
+def marker(mark: StrategyMark, size: float = 7.0) -> dict[str, Any]:
     """The style of a strategy's marker."""
     face = INKS["ground"] if mark.rival else mark.ink
     return {

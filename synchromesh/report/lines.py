@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synchromesh.report.drawing import LINE, Drawing, labels, marker, width_of
-from synchromesh.report.palette import INKS, Mark, marks
+from synchromesh.report.palette import INKS, StrategyMark, marks
 from synchromesh.report.subject import Subject
 
 Point = tuple[float, float]
 
 
-def style(mark: Mark) -> dict[str, Any]:
+def style(mark: StrategyMark) -> dict[str, Any]:
     """The style of a strategy's line: rivals are dashed."""
     return {
         "marker": mark.marker, "color": mark.ink.paint, "clip_on": False,
@@ -18,7 +18,9 @@ def style(mark: Mark) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def legend(sheet: Drawing, drawn: Mapping[str, Mark], names: Sequence[str], top: float) -> float:
+def legend(
+    sheet: Drawing, drawn: Mapping[str, StrategyMark], names: Sequence[str], top: float
+) -> float:
     """Markers with names, in rows from `top` on; the pixels below them."""
     x, y = 0.0, top
     short = labels(names, sheet.width / 2 - 24)
@@ -75,7 +77,7 @@ def spaced(wanted: list[float], first: float, last: float, gap: float = LINE - 2
     return places
 
 
-def _dot(sheet: Drawing, x: float, y: float, mark: Mark) -> Any:
+def _dot(sheet: Drawing, x: float, y: float, mark: StrategyMark) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D(

@@ -20,7 +20,7 @@ from synchromesh.report.answer import answer
 from synchromesh.report.figure import PageFigure, Section
 from synchromesh.report.method import method, notices
 from synchromesh.report.numbers import NONE, devices
-from synchromesh.report.palette import Mark, marks, style
+from synchromesh.report.palette import StrategyMark, marks, style
 from synchromesh.report.subject import Subject
 from synchromesh.report.summary import Summary, summary
 from synchromesh.results.groups import RunComparison, comparisons
@@ -86,7 +86,7 @@ def page(results: StudyResults) -> str:
 
 
 def _chapter(
-    workload: str, found: list[RunComparison], drawn: dict[str, Mark], name: str
+    workload: str, found: list[RunComparison], drawn: dict[str, StrategyMark], name: str
 ) -> Chapter:
     places = _places(found)
     subjects = [

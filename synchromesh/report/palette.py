@@ -23,7 +23,7 @@ class Ink:
 
 
 @dataclass(frozen=True)
-class Mark:
+class StrategyMark:
     """How a strategy is drawn everywhere: ink, marker; rivals are hollow and dashed."""
 
     ink: Ink
@@ -97,17 +97,17 @@ LAYOUTS: Mapping[str, Fill] = {
 _LAYOUT = Fill(INKS["other-1"], "\\\\", "other layouts")
 
 
-def marks(strategies: Iterable[str]) -> dict[str, Mark]:
+def marks(strategies: Iterable[str]) -> dict[str, StrategyMark]:
     """How each strategy is drawn; plans that were given as text share the further inks."""
-    found: dict[str, Mark] = {}
+    found: dict[str, StrategyMark] = {}
     others = 0
-    for strategy in strategies:
+    for strategy in dict.fromkeys(strategies):
         name = strategy.partition(":")[0]
         if name in _MARKERS and not any(found[s].ink.name == name for s in found):
-            found[strategy] = Mark(INKS[name], _MARKERS[name], name in _RIVALS)
+            found[strategy] = StrategyMark(INKS[name], _MARKERS[name], name in _RIVALS)
         else:
             ink, marker = _OTHERS[others % len(_OTHERS)]
-            found[strategy] = Mark(INKS[ink], marker)
+            found[strategy] = StrategyMark(INKS[ink], marker)
             others += 1
     return found
 

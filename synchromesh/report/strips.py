@@ -208,8 +208,8 @@ def _strip(sheet: Drawing, axes: Any, plan: tuple[ComponentLayout, ...], y: floa
                 sheet.text(middle, y + 16, layout, ha="center")
             x, i = x + wide, i + count
         if stages > 1:
-            label = f"stage {stage}" if width_of(f"stage {stage}") < x - start else str(stage)
-            if width_of(label) <= x - start + STAGE_GAP:
+            label = f"stage {stage}" if width_of(f"stage {stage}") + 8 < x - start else str(stage)
+            if width_of(label) + 4 <= x - start + STAGE_GAP:
                 sheet.text(start, y + STRIP + 12, label, "muted")
         x += STAGE_GAP
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from synchromesh.report.numbers import devices
-from synchromesh.report.palette import Mark
+from synchromesh.report.palette import StrategyMark
 from synchromesh.results.groups import RunComparison, RunGroup
 
 
@@ -14,7 +14,7 @@ class Subject:
     in words, "" where there is no other."""
 
     comparison: RunComparison
-    marks: Mapping[str, Mark]
+    marks: Mapping[str, StrategyMark]
     name: str
     place: str = ""
 

@@ -24,22 +24,23 @@ REASON = 600  # characters that are shown
 
 
 @dataclass(frozen=True)
-class FailedRun:
-    """A run that failed: what it was, and why."""
+class RunRemark:
+    """Of a run that failed, or of which something is to be known: what it was, and that."""
 
     strategy: str
     devices: int
     seed: int
-    reason: str
+    failed: bool
+    text: str
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Columns in groups (label, columns), rows of as many cells, and the runs that failed."""
+    """Columns in groups (label, columns), rows of as many cells, and remarks on runs."""
 
     groups: tuple[tuple[str, tuple[str, ...]], ...]
     rows: tuple[tuple[str, ...], ...]
-    failures: tuple[FailedRun, ...]
+    remarks: tuple[RunRemark, ...]
 
     @property
     def columns(self) -> int:
@@ -66,12 +67,16 @@ def summary(subject: Subject) -> Summary:
         ),
         tuple(tuple(row[i] for i in kept) for row in rows),
         tuple(
-            FailedRun(
-                run.strategy, run.devices, run.seed, short(run.reason or "no reason", REASON)
+            RunRemark(
+                run.strategy,
+                run.devices,
+                run.seed,
+                run.status == "failed",
+                short(run.reason or "no reason is known", REASON),
             )
             for group in subject.comparison.groups
             for run in group.runs
-            if run.status == "failed"
+            if run.status == "failed" or run.reason
         ),
     )
 

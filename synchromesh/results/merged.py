@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from synchromesh.results.derive import derive
+from synchromesh.results.run import RunResult
 from synchromesh.results.study import Settings, StudyResults
 
 
@@ -22,7 +23,7 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
             "strong and weak scaling are not compared on one page: report on each by itself"
         )
     machines = list(dict.fromkeys(study.machine for study in studies))
-    runs = []
+    runs: list[RunResult] = []
     for study in studies:
         where = f"{study.machine.processor} ({study.machine.cores} cores)"
         if len(machines) > 1:

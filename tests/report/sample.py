@@ -74,6 +74,25 @@ def minimal() -> StudyResults:
     )  # fmt: skip
 
 
+def several() -> StudyResults:
+    """Two workloads, one measured in a lab, without one and predicted; plans as strategies."""
+    study = full()
+    few = ("single", "data", "auto", "ddp")
+    fast = [r for r in study.runs if r.strategy in few and r.seed == 0 and r.devices < 4]
+    here = [replace(run, emulated=False, metrics=()) for run in fast if run.devices == 2]
+    absent = [
+        replace(run, predicted=True, emulated=False, cluster="8 V100 with NVLink", timeline=())
+        for run in fast
+    ]
+    plan = "data; encoder.layer.*.attention=tensor; encoder.layer.1*=hybrid:tensor=2; head=tensor"
+    other = [
+        replace(run, workload="a/very/long/name/of/a/workload/in/a/file.py:function",
+                strategy=f"{plan}{i}", plan=plan)
+        for i, run in enumerate(here)
+    ]  # fmt: skip
+    return derive(replace(study, runs=(*fast, *here, *absent, *other)))
+
+
 ATTACKS = (
     "<script>alert(1)</script>",
     "<img onerror=alert(1) src=x>",
@@ -87,8 +106,9 @@ ATTACKS = (
 def hostile() -> StudyResults:
     """The full study with an attack in every text that a user or a machine may choose."""
     model, note, path, host, link, template = ATTACKS
-    runs = [run for run in full().runs if run.devices in (1, 8) and run.seed in (0, 2)]
-    study = replace(full(), runs=tuple(runs))
+    study, few = full(), ("single", "tensor", "hybrid", "auto")
+    runs = [r for r in study.runs if r.strategy in few and r.devices in (1, 8) and r.seed != 1]
+    study = replace(study, runs=tuple(runs))
     names = {"auto": template, "hybrid": host}
 
     def changed(run: RunResult) -> RunResult:

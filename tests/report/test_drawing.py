@@ -1,0 +1,71 @@
+"""Drawings: inks for colours, ids of their own, places that do not overlap."""
+
+import re
+from itertools import pairwise
+
+from synchromesh.report.drawing import (
+    NARROW,
+    WIDE,
+    Drawing,
+    boxes,
+    drawn,
+    fitted,
+    labels,
+    width_of,
+)
+from synchromesh.report.lines import spaced
+from synchromesh.report.palette import PARTS
+from synchromesh.report.steps import merged
+from synchromesh.report.strips import LEAST, _widths
+from synchromesh.results.run import ComponentLayout, TimelineSpan
+
+
+def picture(width: int) -> Drawing:
+    sheet = Drawing(width, 80)
+    axes = sheet.axes(20, 10, width - 40, 40)
+    boxes(axes, PARTS["transfer"], [(0, 1, 0, 1)])
+    sheet.text(5, 70, "<b>$x$ & y")
+    return sheet
+
+
+def test_a_drawing_is_small_and_has_the_inks_of_the_page() -> None:
+    wide, narrow = drawn("name", picture)
+    assert f'viewBox="0 0 {WIDE} 80"' in wide and f'viewBox="0 0 {NARROW} 80"' in narrow
+    assert "var(--transfer)" in wide and "var(--text)" in wide
+    assert not re.search(r"#[0-9a-f]{6}", wide), "each colour is an ink"
+    assert "&lt;b&gt;$x$ &amp; y" in wide
+    ids = set(re.findall(r'id="([^"]+)"', wide))
+    used = set(re.findall(r'(?:url\(#|href="#)([\w-]+)', wide))
+    assert ids == used and all(i.startswith("name-w") for i in ids)
+    assert len(wide) < 12_000
+
+
+def test_texts_fit_and_differ() -> None:
+    assert fitted("short", 100) == "short" and fitted("anything", 1) == ""
+    assert width_of(fitted("a long name of a plan " * 4, 90)) <= 90
+    names = ["data; encoder.layer.1=tensor", "data; encoder.layer.2=tensor"]
+    found = labels(names, 80)
+    assert len(set(found.values())) == 2 and max(map(width_of, found.values())) <= 81
+
+
+def test_labels_are_moved_apart_and_stay_inside() -> None:
+    assert spaced([10, 50, 90], 0, 100) == [10, 50, 90]
+    places = spaced([50, 50, 51, 99], 0, 100)
+    assert all(b - a >= 16 for a, b in pairwise(places))
+    assert places[-1] <= 100
+
+
+def test_widths_are_shares_of_parameters_with_a_least() -> None:
+    parts = tuple(ComponentLayout(n, "data", 0, b) for n, b in (("a", 0), ("b", 30), ("c", 10)))
+    widths = _widths(parts, 100)
+    assert abs(sum(widths) - 100) < 1e-9 and widths[0] == LEAST
+    assert (widths[1] - LEAST) / (widths[2] - LEAST) == 3
+    assert _widths(parts[:1], 50) == [50]
+    assert min(_widths(parts * 100, 100)) > 0
+
+
+def test_spans_that_are_seen_as_one_are_one() -> None:
+    spans = [
+        TimelineSpan(0, a, b, "computation") for a, b in ((0, 1), (1.05, 2), (3, 4), (3.5, 3.6))
+    ]
+    assert merged(spans, 0.1) == [(0, 2), (3, 4)]

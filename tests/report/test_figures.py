@@ -1,0 +1,148 @@
+"""The numbers under the pictures, against the runs that they are of."""
+
+from collections.abc import Callable
+from statistics import median
+
+import pytest
+
+from synchromesh.report import (
+    communication,
+    curves,
+    memory,
+    predictions,
+    scaling,
+    speedup,
+    steps,
+    strips,
+    summary,
+    training_time,
+)
+from synchromesh.report.figure import PageFigure
+from synchromesh.report.numbers import plain, seconds, share, size
+from synchromesh.report.palette import marks
+from synchromesh.report.subject import Subject
+from synchromesh.results.groups import comparisons
+from synchromesh.results.run import RunResult
+from tests.report import sample
+
+STUDY = sample.full()
+(COMPARISON,) = comparisons(STUDY)
+SUBJECT = Subject(COMPARISON, marks(run.strategy for run in STUDY.runs), "name")
+EMPTY = Subject(comparisons(sample.minimal())[0], marks(["data", "auto"]), "name")
+AUTO = [run for run in STUDY.runs if run.strategy == "auto" and run.devices == 8]
+MODULES = (
+    training_time,
+    speedup,
+    communication,
+    curves,
+    memory,
+    strips,
+    predictions,
+    scaling,
+    steps,
+)
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are looked at in `test_chromium.py`."""
+    for module in MODULES:
+        monkeypatch.setattr(module, "drawn", lambda name, paint: (name,))
+
+
+def row(figure: PageFigure, *heads: str) -> dict[str, str]:
+    """The row of a figure's table that begins so, by columns."""
+    (cells,) = [r for r in figure.table.rows if r[: len(heads)] == heads]
+    return dict(zip(figure.table.columns, cells, strict=True))
+
+
+def of_auto(value: Callable[[RunResult], float]) -> float:
+    return median(map(value, AUTO))
+
+
+def step(run: RunResult) -> float:
+    assert run.step_seconds is not None
+    return run.step_seconds.median
+
+
+def test_every_table_has_as_many_cells_as_columns() -> None:
+    for module in MODULES:
+        for figure in module.figures(SUBJECT):
+            assert figure.alternative and figure.table.rows
+            assert {len(r) for r in figure.table.rows} == {len(figure.table.columns)}
+
+
+def test_where_nothing_was_measured_there_is_no_figure() -> None:
+    names = {module.__name__: module.figures(EMPTY) for module in MODULES}
+    assert [n.rpartition(".")[2] for n, figures in names.items() if figures] == ["training_time"]
+
+
+def test_times_speedups_and_shares_are_those_of_the_runs() -> None:
+    (figure,) = training_time.figures(SUBJECT)
+    assert row(figure, "auto", "8")["median"] == seconds(of_auto(step) * sample.STEPS)
+    (figure,) = speedup.figures(SUBJECT)
+    one = median(step(run) for run in STUDY.runs if run.strategy == "single")
+    ratio = median(one / step(run) for run in AUTO)
+    assert row(figure, "auto", "8")["speedup"] == plain(ratio)
+    assert row(figure, "auto", "8")["efficiency"] == share(ratio / 8)
+    (figure,) = communication.figures(SUBJECT)
+    cells = row(figure, "auto", "8")
+    assert cells["share of communication, exposed"] == "25.0 %"
+    assert cells["waiting"] == seconds(0.25 * 0.25 * of_auto(step))
+    assert cells["of it with hidden communication"] == seconds(0.13 * of_auto(step))
+    (figure,) = scaling.figures(SUBJECT)
+    cells = row(figure, "auto", "8")
+    assert cells["T₁/N"] == seconds(one / 8)
+    assert cells["T_comm"] == seconds(of_auto(step) - one / 8)
+
+
+def test_memory_and_predictions_are_those_of_the_runs() -> None:
+    (figure,) = memory.figures(SUBJECT)
+    peak = AUTO[0].peak_memory_bytes[0]
+    cells = row(figure, "auto", "8", "0")
+    assert (cells["activations"], cells["all"]) == (size(peak.activations), size(peak.total))
+    (figure,) = predictions.figures(SUBJECT)
+    predicted = of_auto(lambda run: run.predicted_step_seconds or 0)
+    assert row(figure, "auto", "8")["predicted / measured"] == plain(predicted / of_auto(step))
+
+
+def test_metrics_are_means_over_seeds() -> None:
+    accuracy, top5 = curves.figures(SUBJECT)
+    assert (accuracy.title, top5.title) == ("Accuracy on 8 devices", "Top5_accuracy on 8 devices")
+    ends = [run.metrics[-1].values["accuracy"] for run in AUTO]
+    cells = row(accuracy, "auto", "8")
+    assert cells["accuracy"].startswith(f"{sum(ends) / 3:.4f} ± ") and cells["seeds"] == "3"
+
+
+def test_strips_show_each_plan_and_when_it_was_switched() -> None:
+    titles = [strip.title for strip in strips.strips(SUBJECT)]
+    assert titles == [
+        "single on 1 device", "auto on 2 devices", "auto on 4 devices", "data on 8 devices",
+        "tensor on 8 devices", "pipeline on 8 devices", "hybrid on 8 devices",
+        "auto on 8 devices, until step 390", "auto on 8 devices, from step 391",
+    ]  # fmt: skip
+    (figure,) = strips.figures(SUBJECT)
+    cells = row(figure, "encoder.layer.11")
+    assert cells["auto on 8 devices, until step 390"] == "data"
+    assert cells["auto on 8 devices, from step 391"] == "hybrid:tensor=2, stage 1"
+    assert "paused for 410 ms, 29.6 MiB moved" in figure.note
+    assert "messages between host 3 and host 4" in figure.note
+
+
+def test_the_quickest_timelines_are_shown() -> None:
+    (figure,) = steps.figures(SUBJECT)
+    assert list(dict.fromkeys(r[0] for r in figure.table.rows))[:2] == ["auto", "pipeline"]
+    assert "The 3 slower are left out." in figure.note
+
+
+def test_the_summary_has_all_groups_and_what_failed() -> None:
+    found = summary.summary(SUBJECT)
+    names = [name for _, columns in found.groups for name in columns]
+    assert len(found.rows) == len(COMPARISON.groups) and found.columns == len(names)
+    cells = dict(zip(names, next(r for r in found.rows if r[:2] == ("auto", "8")), strict=True))
+    assert cells["target"] == "accuracy=0.6 (not reached by 1 of 3)"
+    assert cells["peak memory"] == size(AUTO[0].peak_memory_bytes[0].total)
+    (failed,) = found.remarks
+    assert (failed.strategy, failed.devices, failed.seed, failed.failed) == ("tensor", 8, 2, True)
+    slim = [name for _, columns in summary.summary(EMPTY).groups for name in columns]
+    assert "speedup" not in slim and "strategy" in slim
