@@ -17,7 +17,7 @@ from synchromesh.values import document
 
 if TYPE_CHECKING:
     from synchromesh.results.study import Price, Settings, StudyResults
-    from synchromesh.study.cell import Cell
+    from synchromesh.study.cell import StudyCell
     from synchromesh.study.folder import StudyFolder
     from synchromesh.study.processes import Start
     from synchromesh.workloads.workload import Workload
@@ -72,6 +72,16 @@ def add_parser(commands: options.Commands) -> None:
         "--steps", type=options.positive, metavar="N",
         help=f"to time, without validation; default {STEPS}",
     )  # fmt: skip
+    _add_places(parser)
+    options.add_precision(parser)
+    parser.add_argument("--note", default="", metavar="TEXT", help="for the report")
+    parser.add_argument("-o", "--output", default="study", metavar="DIR", help="default study")
+    options.add_json(parser)
+    parser.set_defaults(main=main)
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    """On what it runs, is predicted, and what that costs."""
     parser.add_argument("--lab", metavar="FILE", help="emulated hosts, as of `lab up --file`")
     parser.add_argument(
         "--predict", action="append", default=[], metavar="DEVICE",
@@ -85,11 +95,6 @@ def add_parser(commands: options.Commands) -> None:
     price.add_argument("--instance", metavar="NAME", help="of AWS or Google, as p3.2xlarge")
     parser.add_argument("--region", metavar="R", help="of the instance's price")
     parser.add_argument("--price-date", metavar="DATE", help="of the instance's price")
-    options.add_precision(parser)
-    parser.add_argument("--note", default="", metavar="TEXT", help="for the report")
-    parser.add_argument("-o", "--output", default="study", metavar="DIR", help="default study")
-    options.add_json(parser)
-    parser.set_defaults(main=main)
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -192,11 +197,11 @@ class _Asked:
             self.args.scaling, self.epochs, self.steps, tuple(map(str, self.targets)),
         )  # fmt: skip
 
-    def groups(self, most: int) -> "list[list[Cell]]":
+    def groups(self, most: int) -> "list[list[StudyCell]]":
         """The cells, by those that take turns. ValueError for batches that data cannot fill."""
         from synchromesh.study.cell import grid, groups
 
-        found: list[list[Cell]] = []
+        found: list[list[StudyCell]] = []
         for name, (_, _, workload) in self.workloads.items():
             settings = self.settings(self.args.batch_sizes or (workload.batch_size,))
             cells = grid(name, settings)
@@ -298,9 +303,9 @@ def _study(asked: _Asked, folder: "StudyFolder", machines: _Machines) -> "StudyR
     from synchromesh.results.derive import derive
     from synchromesh.results.study import StudyResults
     from synchromesh.results.table import table
+    from synchromesh.study.contest import Common, Contest, Trained
     from synchromesh.study.machine import machine, most_processes, versions
     from synchromesh.study.prediction import predicted
-    from synchromesh.study.study import Common, Study, Trained
 
     args = asked.args
     trained = {
@@ -313,7 +318,7 @@ def _study(asked: _Asked, folder: "StudyFolder", machines: _Machines) -> "StudyR
     )  # fmt: skip
     models = [workload for _, _, workload in asked.workloads.values()]
     groups = asked.groups(most_processes(models, max(asked.devices)))
-    runs = Study(common, folder, StudyDisplay().take).run(groups)
+    runs = Contest(common, folder, StudyDisplay().take).run(groups)
     sizes = args.batch_sizes or tuple(dict.fromkeys(w.batch_size for w in models))
     if args.predict:
         for workload in models:

@@ -17,8 +17,7 @@ def answer(comparison: RunComparison) -> tuple[str, ...]:
         said += _alike(comparison, timed)
     said += _accuracy(comparison)
     if failed:
-        have = "run has failed: its reason is" if failed == 1 else "runs have failed: reasons are"
-        said.append(f"{failed} of {runs} {have} in the summary.")
+        said.append(f"Failed: {failed} of {runs} runs; the summary has the reasons.")
     return tuple(said)
 
 

@@ -7,10 +7,12 @@ from typing import Any
 from synchromesh.report.drawing import (
     LINE,
     SMALL,
+    Box,
     Drawing,
-    filled,
+    boxes,
     labels,
     legend_height,
+    lines,
     marker,
     width_of,
 )
@@ -88,25 +90,30 @@ def _panel(axes: Any, panel: Panel, longest: float, marks: Mapping[str, Mark]) -
     axes.grid(True, axis="x")
     axes.spines["bottom"].set_visible(False)
     axes.spines["left"].set_color(INKS["muted"].paint)
+    pieces: dict[Fill, list[Box]] = {}
+    ends: list[Box] = []
+    ticks: list[Box] = []
     for y, bar in enumerate(panel.bars):
         start = 0.0
         for fill, value in bar.parts:
-            axes.barh(y, value, 0.62, left=start, linewidth=0, **filled(fill))
+            pieces.setdefault(fill, []).append((start, start + value, y - 0.31, y + 0.31))
             start += value
         if bar.whiskers:
-            style = {"color": INKS["text"].paint, "linewidth": 1.2, "clip_on": False}
-            axes.plot(bar.whiskers, (y, y), **style)
-            for end in bar.whiskers:
-                axes.plot((end, end), (y - 0.14, y + 0.14), **style)
+            ends.append((*bar.whiskers, y, y))
+            ends += [(end, end, y - 0.14, y + 0.14) for end in bar.whiskers]
         if bar.tick is not None:
-            style = {"color": INKS["text"].paint, "linewidth": 2, "clip_on": False}
-            axes.plot((bar.tick, bar.tick), (y - 0.42, y + 0.42), **style)
+            ticks.append((bar.tick, bar.tick, y - 0.42, y + 0.42))
         mark = marks.get(bar.strategy)
         if mark:
             axes.plot(
                 -9 * longest / axes.get_window_extent().width, y, mark.marker, clip_on=False,
                 **marker(mark),
             )  # fmt: skip
+
+    for fill, places in pieces.items():
+        boxes(axes, fill, places)
+    lines(axes, ends, linewidth=1.2)
+    lines(axes, ticks, linewidth=2)
 
 
 def _ticks(most: float, count: int) -> list[float]:

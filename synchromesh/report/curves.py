@@ -2,7 +2,7 @@
 
 from synchromesh.report.drawing import LINE, Drawing, drawn
 from synchromesh.report.figure import PageFigure, PageTable
-from synchromesh.report.lines import Point, end_labels, label_room, style
+from synchromesh.report.lines import legend, legend_rows, style
 from synchromesh.report.numbers import NONE, devices, metric, seconds, spread
 from synchromesh.report.subject import Subject
 from synchromesh.results.groups import MetricPoint, RunGroup
@@ -61,24 +61,23 @@ def _row(subject: Subject, group: RunGroup, curve: tuple[MetricPoint, ...]) -> t
 def _draw(
     width: int, subject: Subject, name: str, shown: dict[str, tuple[MetricPoint, ...]]
 ) -> Drawing:
-    room = label_room(list(shown), width)
     stacked = Drawing(width, 1).narrow
-    sheet = Drawing(width, (2 * HEIGHT if stacked else HEIGHT) + LINE)
+    rows = legend_rows(list(shown), width)
+    sheet = Drawing(width, (2 * HEIGHT if stacked else HEIGHT) + LINE * rows + 12)
+    top = legend(sheet, subject.marks, list(shown), 0) + 8
     left, tall = 48, HEIGHT - LINE - 44
     if stacked:
-        wide = width - left - room
-        places = [(float(left), LINE + 8), (left, HEIGHT + LINE + 8)]
+        wide = float(width - left - 14)
+        places = [(float(left), top + LINE + 8), (float(left), top + HEIGHT + LINE + 8)]
     else:
-        wide = (width - 2 * left - room - 24) / 2
-        places = [(float(left), LINE + 8), (2 * left + 24 + wide, LINE + 8)]
+        wide = (width - 2 * left - 38) / 2
+        places = [(float(left), top + LINE + 8), (2 * left + 24 + wide, top + LINE + 8)]
     lowest = min(p.spread.mean for curve in shown.values() for p in curve)
     for i, (x, y) in enumerate(places):
         axes = sheet.axes(x, y, wide, tall)
-        lines: dict[str, list[Point]] = {}
         for strategy, curve in shown.items():
             mark, across = subject.marks[strategy], [_across(p, i) for p in curve]
             means = [p.spread.mean for p in curve]
-            lines[strategy] = list(zip(across, means, strict=True))
             low = [p.spread.mean - p.spread.deviation for p in curve]
             high = [p.spread.mean + p.spread.deviation for p in curve]
             axes.fill_between(across, low, high, color=mark.ink.paint, alpha=0.15, linewidth=0)
@@ -91,8 +90,6 @@ def _draw(
             axes.set_ylim(bottom=max(axes.get_ylim()[0], 0))
         axes.locator_params(axis="x", nbins=5)
         sheet.text(x - left, y - 12, name, "muted")
-        if stacked or i:
-            end_labels(sheet, axes, lines, subject, room)
     return sheet
 
 

@@ -16,7 +16,9 @@ from synchromesh.report.palette import INKS, Fill, Mark
 
 WIDE, NARROW = 720, 350  # pixels: of the page's column, of a phone's screen
 TEXT, SMALL = 12.0, 11.0  # pixels
+BOLD = 0.86  # width of a text over that of the same in bold letters
 LINE = 18  # pixels between lines of text
+Box = tuple[float, float, float, float]
 _SVG = "{http://www.w3.org/2000/svg}"
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "synchromesh", "text.parse_math": False,
@@ -84,6 +86,29 @@ def filled(fill: Fill) -> dict[str, Any]:
     """The colours of a patch: its ink, the pattern in that of the ground."""
     pattern = {"hatch": fill.hatch} if fill.hatch else {}
     return {"facecolor": fill.ink.paint, "edgecolor": INKS["ground"].paint, **pattern}
+
+
+def boxes(axes: Any, fill: Fill, places: Sequence[Box]) -> None:
+    """Rectangles of one fill, (left, right, one end, the other end) each, as one path."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    if places:
+        paths = [
+            Path([(a, low), (b, low), (b, high), (a, high), (a, low)], closed=True)
+            for a, b, low, high in places
+        ]
+        whole = Path.make_compound_path(*paths)
+        axes.add_patch(PathPatch(whole, linewidth=0, clip_on=False, **filled(fill)))
+
+
+def lines(axes: Any, ends: Sequence[Box], ink: str = "text", **style: Any) -> None:
+    """Straight lines, (x from, x to, y from, y to) each, as one path."""
+    nan = float("nan")
+    if ends:
+        xs = [x for a, b, _, _ in ends for x in (a, b, nan)]
+        ys = [y for _, _, a, b in ends for y in (a, b, nan)]
+        axes.plot(xs, ys, color=INKS[ink].paint, clip_on=False, **style)
 
 
 def marker(mark: Mark, size: float = 7.0) -> dict[str, Any]:

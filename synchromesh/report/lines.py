@@ -1,9 +1,10 @@
 """Lines of strategies: their style, and their names beside the last points."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synchromesh.report.drawing import LINE, Drawing, labels, marker, width_of
-from synchromesh.report.palette import INKS, Mark
+from synchromesh.report.palette import INKS, Mark, marks
 from synchromesh.report.subject import Subject
 
 Point = tuple[float, float]
@@ -15,6 +16,25 @@ def style(mark: Mark) -> dict[str, Any]:
         "marker": mark.marker, "color": mark.ink.paint, "clip_on": False,
         "linestyle": "--" if mark.rival else "-", **marker(mark),
     }  # fmt: skip
+
+
+def legend(sheet: Drawing, drawn: Mapping[str, Mark], names: Sequence[str], top: float) -> float:
+    """Markers with names, in rows from `top` on; the pixels below them."""
+    x, y = 0.0, top
+    short = labels(names, sheet.width / 2 - 24)
+    for name in names:
+        wide = width_of(short[name]) + 36
+        if x and x + wide - 18 > sheet.width:
+            x, y = 0.0, y + LINE
+        sheet.figure.add_artist(_dot(sheet, x + 6, y + 7, drawn[name]))
+        sheet.text(x + 15, y + 11, short[name])
+        x += wide
+    return y + LINE
+
+
+def legend_rows(names: Sequence[str], width: int) -> int:
+    """How many rows `legend` takes."""
+    return round(legend(Drawing(width, 100), marks(names), names, 0) / LINE)
 
 
 def label_room(names: list[str], width: float) -> float:

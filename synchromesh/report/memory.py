@@ -2,10 +2,20 @@
 
 from typing import Any
 
-from synchromesh.report.drawing import LINE, Drawing, drawn, filled, fitted, legend_height
+from synchromesh.report.drawing import (
+    BOLD,
+    LINE,
+    Box,
+    Drawing,
+    boxes,
+    drawn,
+    fitted,
+    legend_height,
+    lines,
+)
 from synchromesh.report.figure import PageFigure, PageTable
 from synchromesh.report.numbers import devices, size
-from synchromesh.report.palette import INKS, MEMORY
+from synchromesh.report.palette import MEMORY
 from synchromesh.report.subject import Subject
 from synchromesh.results.groups import RunGroup
 from synchromesh.results.run import MemoryByKind, RunResult
@@ -78,13 +88,11 @@ def _draw(width: int, shown: list[RunResult]) -> Drawing:
     for i, run in enumerate(shown):
         x, y = left + (i % across) * (wide + gap), top + (i // across) * tall
         axes = sheet.axes(x, y + LINE + 2, wide, TALL)
-        for device, parts in enumerate(run.peak_memory_bytes):
-            _bar(axes, device, parts)
+        _bars(axes, run.peak_memory_bytes)
         count = len(run.peak_memory_bytes)
         predicted = _predicted(run)
         if predicted:
-            ends = (-0.5, count - 0.5)
-            axes.plot(ends, (predicted,) * 2, color=INKS["text"].paint, linewidth=1.2)
+            lines(axes, [(-0.5, count - 0.5, predicted, predicted)], linewidth=1.2)
         axes.set(xlim=(-0.6, max(count, 4) - 0.4), ylim=(0, most))
         step = -(-count // 8)
         axes.set_xticks(range(0, count, step), [str(n) for n in range(0, count, step)])
@@ -92,19 +100,22 @@ def _draw(width: int, shown: list[RunResult]) -> Drawing:
         ticks = _ticks(most)
         axes.set_yticks(ticks, [size(t) if i % across == 0 else "" for t in ticks])
         name = run.strategy if run.devices > 1 or len(shown) == 1 else f"{run.strategy}, alone"
-        sheet.text(x, y + 12, fitted(name, wide), fontweight="bold")
+        sheet.text(x, y + 12, fitted(name, BOLD * wide), fontweight="bold")
         if i >= len(shown) - across:
             axes.set_xlabel("device", labelpad=1)
     return sheet
 
 
-def _bar(axes: Any, x: int, parts: MemoryByKind) -> None:
-    bottom = 0
-    for kind, fill in MEMORY.items():
-        value = getattr(parts, kind)
-        if value:
-            axes.bar(x, value, 0.7, bottom=bottom, linewidth=0, **filled(fill))
+def _bars(axes: Any, devices: tuple[MemoryByKind, ...]) -> None:
+    places: dict[str, list[Box]] = {kind: [] for kind in MEMORY}
+    for x, parts in enumerate(devices):
+        bottom = 0
+        for kind in MEMORY:
+            value = getattr(parts, kind)
+            places[kind].append((x - 0.35, x + 0.35, bottom, bottom + value))
             bottom += value
+    for kind, fill in MEMORY.items():
+        boxes(axes, fill, [box for box in places[kind] if box[3] > box[2]])
 
 
 def _ticks(most: float) -> list[float]:

@@ -1,6 +1,6 @@
 """How a study was measured, on what, and the command that repeats it: terms and descriptions."""
 
-from synchromesh.report.numbers import NONE, devices, listed, plain, short, size
+from synchromesh.report.numbers import NONE, count, devices, listed, short, size
 from synchromesh.results.study import Machine, Price, Settings, StudyResults
 
 EMULATED = (
@@ -86,7 +86,7 @@ def _runs(results: StudyResults) -> str:
     steps = sum(run.timed_steps for run in results.runs)
     parts = [f"{len(results.runs)} runs"]
     parts += [f"{failed} of them failed"] if failed else []
-    parts += [f"{plain(steps, 9)} timed steps"] if steps else []
+    parts += [f"{count(steps)} timed steps"] if steps else []
     return ", ".join(parts)
 
 

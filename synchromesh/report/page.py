@@ -74,7 +74,7 @@ def page(results: StudyResults) -> str:
     )
     text = _template().render(
         results=results, chapters=chapters, notices=notices(results), method=method(results),
-        marks=drawn, light=style(False), dark=style(True), none=NONE,
+        marks=drawn, light=style(False), dark=style(True), unknown=NONE,
     )  # fmt: skip
     size = len(text.encode())
     if size > MOST:
@@ -147,4 +147,4 @@ def _template() -> "jinja2.Template":
 
 def _is_number(cell: Any) -> bool:
     text = str(cell)
-    return text == NONE or (text[:1] in "0123456789$−" and len(text) < 40)
+    return text[:1] in "0123456789$−" and len(text) < 40

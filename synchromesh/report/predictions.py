@@ -4,7 +4,7 @@ from math import exp, log
 
 from synchromesh.report.drawing import LINE, Drawing, drawn, marker
 from synchromesh.report.figure import PageFigure, PageTable
-from synchromesh.report.lines import end_labels, label_room
+from synchromesh.report.lines import legend, legend_rows
 from synchromesh.report.memory import peak
 from synchromesh.report.numbers import plain, seconds, share, size
 from synchromesh.report.palette import INKS
@@ -51,18 +51,16 @@ def _times(group: RunGroup) -> tuple[float, float] | None:
 
 def _draw(width: int, subject: Subject, known: list[tuple[RunGroup, float, float]]) -> Drawing:
     names = list(dict.fromkeys(group.first.strategy for group, _, _ in known))
-    room = label_room(names, width)
-    side = min(width - 58 - room, 380)
-    sheet = Drawing(width, side + LINE + 52)
-    axes = sheet.axes(58, LINE + 8, side, side)
+    side = min(width - 58 - 14, 380)
+    sheet = Drawing(width, side + LINE * (1 + legend_rows(names, width)) + 60)
+    top = legend(sheet, subject.marks, names, 0) + 8
+    axes = sheet.axes(58, top + LINE + 8, side, side)
     values = [value for _, *pair in known for value in pair]
     ends = min(values) / 1.3, max(values) * 1.3
     axes.plot(ends, ends, color=INKS["muted"].paint, linewidth=1.2)
-    last: dict[str, list[tuple[float, float]]] = {}
     for group, predicted, measured in known:
         mark = subject.marks[group.first.strategy]
         axes.plot(predicted, measured, linestyle="", marker=mark.marker, **marker(mark))
-        last.setdefault(group.first.strategy, []).append((predicted, measured))
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     ticks = _ticks(*ends, count=4 if sheet.narrow else 6)
     for axis in (axes.xaxis, axes.yaxis):
@@ -70,8 +68,7 @@ def _draw(width: int, subject: Subject, known: list[tuple[RunGroup, float, float
         axis.set_ticks([], minor=True)
     axes.grid(True)
     axes.set_xlabel("predicted")
-    sheet.text(0, 12, "measured", "muted")
-    end_labels(sheet, axes, last, subject, room)
+    sheet.text(0, top + 12, "measured", "muted")
     return sheet
 
 

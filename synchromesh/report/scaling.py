@@ -5,10 +5,20 @@ T_N = T_1 / N + T_comm      [results/breakdown.py has the equations of the parts
 
 from typing import Any
 
-from synchromesh.report.drawing import LINE, Drawing, drawn, filled, fitted, legend_height
+from synchromesh.report.drawing import (
+    BOLD,
+    LINE,
+    Box,
+    Drawing,
+    boxes,
+    drawn,
+    fitted,
+    legend_height,
+    lines,
+)
 from synchromesh.report.figure import PageFigure, PageTable
 from synchromesh.report.numbers import seconds
-from synchromesh.report.palette import INKS, PARTS, Fill
+from synchromesh.report.palette import PARTS, Fill
 from synchromesh.report.subject import Subject
 from synchromesh.results.breakdown import Overhead, overhead
 from synchromesh.results.groups import RunGroup
@@ -68,35 +78,36 @@ def _draw(width: int, subject: Subject, known: list[tuple[RunGroup, Overhead]]) 
     left, gap = 46, 14
     wide = (width - left - gap * (across - 1)) / across
     rows = -(-len(panels) // across)
-    tall = TALL + LINE + 30
+    tall = TALL + LINE + 38
     sheet = Drawing(width, top + rows * tall)
     sheet.legend(LEGEND, 0)
     most = max(max(parts.step, parts.ideal) for _, parts in known) * 1.05
     for i, (strategy, found) in enumerate(panels.items()):
         x, y = left + (i % across) * (wide + gap), top + (i // across) * tall
         axes = sheet.axes(x, y + LINE + 2, wide, TALL)
-        for n, parts in found:
-            _bar(axes, numbers.index(n), parts)
+        _bars(axes, [(numbers.index(n), parts) for n, parts in found])
         axes.set(xlim=(-0.6, len(numbers) - 0.4), ylim=(0, most))
         axes.set_xticks(range(len(numbers)), [str(n) for n in numbers])
         axes.grid(True, axis="y")
         ticks = [t for t in axes.get_yticks() if 0 <= t <= most]
         axes.set_yticks(ticks, [seconds(t) if i % across == 0 else "" for t in ticks])
-        sheet.text(x, y + 12, fitted(strategy, wide), fontweight="bold")
+        sheet.text(x, y + 12, fitted(strategy, BOLD * wide), fontweight="bold")
         if i >= len(panels) - across:
             axes.set_xlabel("N devices", labelpad=1)
     return sheet
 
 
-def _bar(axes: Any, x: int, parts: Overhead) -> None:
-    start = min(parts.ideal, parts.step - parts.transfer - parts.waiting)
-    pieces = (
-        (IDEAL, max(start, 0.0)), (PARTS["transfer"], parts.transfer),
-        (PARTS["waiting"], parts.waiting), (PARTS["other"], parts.other),
-    )  # fmt: skip
-    bottom = 0.0
-    for fill, value in pieces:
-        if value > 0:
-            axes.bar(x, value, 0.66, bottom=bottom, linewidth=0, **filled(fill))
-            bottom += value
-    axes.plot((x - 0.42, x + 0.42), (parts.ideal,) * 2, color=INKS["text"].paint, linewidth=1.5)
+def _bars(axes: Any, found: list[tuple[int, Overhead]]) -> None:
+    places: dict[Fill, list[Box]] = {fill: [] for fill in LEGEND}
+    for x, parts in found:
+        start = min(parts.ideal, parts.step - parts.transfer - parts.waiting)
+        bottom = 0.0
+        for fill, value in zip(
+            LEGEND, (start, parts.transfer, parts.waiting, parts.other), strict=True
+        ):
+            if value > 0:
+                places[fill].append((x - 0.33, x + 0.33, bottom, bottom + value))
+                bottom += value
+    for fill, of_fill in places.items():
+        boxes(axes, fill, of_fill)
+    lines(axes, [(x - 0.42, x + 0.42, p.ideal, p.ideal) for x, p in found], linewidth=1.5)

@@ -64,7 +64,7 @@ def _draw(width: int, subject: Subject, known: list[tuple[RunGroup, float]]) -> 
     for name, points in ends.items():
         axes.plot(*zip(*points, strict=True), **style(subject.marks[name]))
     axes.grid(True)
-    axes.set(xscale="log", ylim=(0, max(top * 1.08, 1.1)), xlim=(1, most))
+    axes.set(xscale="log", ylim=(0, max(top * 1.08, 1.1)), xlim=(0.94, most))
     axes.set_xticks(numbers, [str(n) for n in numbers])
     axes.set_xticks([], minor=True)
     axes.set_xlabel("devices")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from synchromesh.report.drawing import LINE, Drawing, drawn, filled, fitted, legend_height
+from synchromesh.report.drawing import BOLD, LINE, Drawing, boxes, drawn, fitted, legend_height
 from synchromesh.report.figure import PageFigure, PageTable
 from synchromesh.report.numbers import devices, seconds, short
 from synchromesh.report.palette import PARTS, Fill
@@ -14,10 +14,11 @@ SHOWN = 4  # strategies
 ROW = 20  # pixels of a device
 LISTED = 5  # spans of a device in the table, the longest
 KINDS = {
-    "computation": PARTS["computation"],
-    "communication": Fill(PARTS["transfer"].ink, PARTS["transfer"].hatch, "communication"),
-    "waiting": Fill(PARTS["waiting"].ink, PARTS["waiting"].hatch, "waiting for slower devices"),
+    "computation": Fill(PARTS["computation"].ink, "", "computation (upper row)"),
+    "communication": Fill(PARTS["transfer"].ink, "", "communication"),
+    "waiting": Fill(PARTS["waiting"].ink, "", "waiting for slower devices (thin)"),
 }
+LANES = {"computation": (-0.42, 0.02), "communication": (0.06, 0.42), "waiting": (0.17, 0.31)}
 
 
 def figures(subject: Subject) -> tuple[PageFigure, ...]:
@@ -89,7 +90,7 @@ def _draw(width: int, shown: list[RunResult]) -> Drawing:
     longest = max(map(_length, shown)) or 1.0
     for i, (run, height) in enumerate(zip(shown, heights, strict=True)):
         last = i == len(shown) - 1
-        sheet.text(0, top + 12, fitted(run.strategy, width), fontweight="bold")
+        sheet.text(0, top + 12, fitted(run.strategy, BOLD * width), fontweight="bold")
         inner = height - LINE - 12
         axes = sheet.axes(left, top + LINE + 2, width - left - 24, inner)
         named = sorted({span.device for span in run.timeline})
@@ -109,16 +110,7 @@ def _draw(width: int, shown: list[RunResult]) -> Drawing:
 
 def _device(axes: Any, row: int, spans: list[TimelineSpan], pixel: float) -> None:
     """Computation in the upper half of the row, communication and waiting in the lower."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
     for kind, fill in KINDS.items():
-        low, high = (row - 0.42, row + 0.02) if kind == "computation" else (row + 0.06, row + 0.42)
+        low, high = (row + LANES[kind][0], row + LANES[kind][1])
         pieces = merged((s for s in spans if s.kind == kind), pixel / 2)
-        boxes = [
-            Path([(a, low), (b, low), (b, high), (a, high), (a, low)], closed=True)
-            for a, b in ((a, max(b, a + pixel / 2)) for a, b in pieces)
-        ]
-        if boxes:
-            path = Path.make_compound_path(*boxes)
-            axes.add_patch(PathPatch(path, linewidth=0, **filled(fill)))
+        boxes(axes, fill, [(a, max(b, a + pixel / 2), low, high) for a, b in pieces])

@@ -10,6 +10,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from synchromesh.report.drawing import (
+    BOLD,
     LINE,
     SMALL,
     Drawing,
@@ -145,9 +146,9 @@ def _draw(width: int, found: list[Strip]) -> Drawing:
     _model(sheet, axes, found[0].layouts.components, top + LINE)
     y = top + LINE + STRIP + 10
     for strip, height in zip(found, heights, strict=True):
-        title = fitted(strip.title, width, SMALL + 1)
+        title = fitted(strip.title, BOLD * width, SMALL + 1)
         sheet.text(0, y + 14, title, fontweight="bold")
-        wide = width_of(title) * 1.12 + 12
+        wide = width_of(title) / BOLD + 12
         plan = fitted(strip.subtitle, width - wide)
         if plan:
             sheet.text(wide, y + 14, plan, "muted")

@@ -89,7 +89,8 @@ def _columns(subject: Subject) -> dict[str, tuple[str, ...]]:
             "waiting for slower devices",
         ),
         "Devices": (
-            "utilisation", "model FLOPs utilisation", "peak memory", "sent in a step, most",
+            _utilisation(subject), "model FLOPs utilisation", "peak memory",
+            "sent in a step, most",
         ),
         "Predicted": ("step (predicted)", "peak memory (predicted)"),
         "Metrics at the end": subject.comparison.metrics,
@@ -98,13 +99,17 @@ def _columns(subject: Subject) -> dict[str, tuple[str, ...]]:
     }  # fmt: skip
 
 
+def _utilisation(subject: Subject) -> str:
+    """The column's name, with what it is a share of where all say the same."""
+    runs = [run for group in subject.comparison.groups for run in group.done]
+    of = {run.utilisation_of for run in runs if run.utilisation is not None}
+    return f"utilisation: {short(of.pop(), 60)}" if len(of) == 1 else "utilisation"
+
+
 def _cells(subject: Subject, group: RunGroup) -> tuple[str, ...]:
     epoch = group.epoch_seconds
     run, step, comparison = group.first, group.step_seconds, subject.comparison
     cost = overhead(group, comparison.one_device, comparison.weak) if run.devices > 1 else None
-    utilisation = share(group.median(lambda r: r.utilisation))
-    if utilisation != NONE and run.utilisation_of:
-        utilisation += f" ({short(run.utilisation_of, 40)})"
     return (
         run.strategy, str(run.devices), _plans(group), str(run.batch), str(len(group.done)),
         seconds(step.median if step else None), _range(step),
@@ -118,7 +123,8 @@ def _cells(subject: Subject, group: RunGroup) -> tuple[str, ...]:
         share(group.median(lambda r: r.exposed_share)),
         share(group.median(lambda r: r.hidden_share)),
         share(group.median(lambda r: r.waiting_share)),
-        utilisation, share(group.median(lambda r: r.flops_utilisation)),
+        share(group.median(lambda r: r.utilisation)),
+        share(group.median(lambda r: r.flops_utilisation)),
         size(group.median(peak)),
         size(group.median(lambda r: max(r.sent_bytes_per_step, default=None))),
         seconds(group.median(lambda r: r.predicted_step_seconds)),

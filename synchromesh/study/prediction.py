@@ -9,7 +9,7 @@ from synchromesh.planner.candidate import Candidate
 from synchromesh.results.run import Quartiles, RunResult
 from synchromesh.results.study import Settings
 from synchromesh.study import strategy
-from synchromesh.study.cell import Cell, grid
+from synchromesh.study.cell import StudyCell, grid
 from synchromesh.values.cluster import Cluster
 from synchromesh.workloads.stand_in import stand_in
 from synchromesh.workloads.workload import Workload
@@ -45,7 +45,7 @@ def predicted(workload: Workload, settings: Settings, kinds: Sequence[str]) -> l
     return found
 
 
-def _families(cells: Sequence[Cell]) -> tuple[dict[str, list[str]], dict[str, str]]:
+def _families(cells: Sequence[StudyCell]) -> tuple[dict[str, list[str]], dict[str, str]]:
     """The plans of each strategy, and why others have none."""
     families, failed = dict[str, list[str]](), dict[str, str]()
     for cell in cells:
@@ -56,7 +56,7 @@ def _families(cells: Sequence[Cell]) -> tuple[dict[str, list[str]], dict[str, st
     return families, failed
 
 
-def _row(cell: Cell, kind: str, found: Candidate | None, why: str) -> RunResult:
+def _row(cell: StudyCell, kind: str, found: Candidate | None, why: str) -> RunResult:
     reason = why if found is None else "" if found.fits else found.reason
     row = RunResult(
         cell.workload, cell.strategy, cell.devices, cell.batch, cell.seed, "failed",

@@ -15,15 +15,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from synchromesh.engine.groups import World
+from synchromesh.recording.memory import MemoryTracker
 from synchromesh.state.cursor import Cursor
 from synchromesh.state.fetch import Loading
 from synchromesh.state.loader import Loader
 from synchromesh.state.reading import Ranges
-from synchromesh.study.job import Job
+from synchromesh.study.job import CellJob
 from synchromesh.study.meter import Meter
 from synchromesh.study.replicated import data_parallel, fully_sharded
 from synchromesh.study.torch_pipeline import pipelined
-from synchromesh.study.watches import Recorded, interface_bytes
+from synchromesh.study.watches import Recorded, Remembered, interface_bytes
 from synchromesh.workloads.workload import Loss, Workload, is_stream
 
 READ_EVERY = 10  # steps between readings of the loss, as in `fit`
@@ -32,13 +33,13 @@ READ_EVERY = 10  # steps between readings of the loss, as in `fit`
 class Rival(Protocol):
     """One way of PyTorch's to train a model on the ranks of a run; all ranks call alike.
 
-    parameters  of this rank, as its optimizer has them
+    parameters  of this rank, as its optimizer has them; buffers: of this rank
     drop_last   whether the last batch of an epoch is left out where it is short
     """
 
     drop_last: bool
-
     parameters: list[nn.Parameter]
+    buffers: list[Tensor]
 
     def own_rows(self, rows: int) -> Ranges:
         """[start, stop) of the rows of a global batch that this rank is given."""
@@ -62,7 +63,7 @@ BUILDERS: dict[str, Callable[[nn.Module, Loss, Any, World], Rival]] = {
 }
 
 
-def train(job: Job, meter: Meter) -> None:
+def train(job: CellJob, meter: Meter) -> None:
     """Trains until the epochs are over or the study ends the run."""
     workload, seed = job.workload(), job.cell.seed
     world = World.open(None, timedelta(minutes=5))
@@ -71,15 +72,15 @@ def train(job: Job, meter: Meter) -> None:
     example = workload.example(seed=seed)
     with torch.autocast(world.device.type, job.autocast, job.autocast is not None):
         rival = BUILDERS[job.cell.strategy](model.to(world.device), workload.loss, example, world)
-    _Loop(job, workload, world, rival, meter).run()
+    _PlainLoop(job, workload, world, rival, meter).run()
     world.close()
 
 
-class _Loop:
+class _PlainLoop:
     """The plain training loop."""
 
     def __init__(
-        self, job: Job, workload: Workload, world: World, rival: Rival, meter: Meter
+        self, job: CellJob, workload: Workload, world: World, rival: Rival, meter: Meter
     ) -> None:
         self.job, self.workload, self.world = job, workload, world
         self.rival, self.meter = rival, meter
@@ -97,7 +98,10 @@ class _Loop:
         """All epochs, or until the study ends it."""
         size = self.world.size
         recorded = Recorded(self.world.device, partial(interface_bytes, size))
-        self.meter.watches = {"recorded": recorded}
+        memory = Remembered(
+            lambda: MemoryTracker(self.rival.parameters, self.rival.buffers, self.optimizer)
+        )
+        self.meter.watches = {"recorded": recorded, "memory": memory}
         self.meter.channel.say("prepared", plan=None)
         self.meter.begin()
         epoch = 0

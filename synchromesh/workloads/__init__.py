@@ -4,7 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from synchromesh.workloads import (
-    classification, coco, digits, multi30k, ptb, shakespeare, sst2,
+    classification,
+    coco,
+    digits,
+    multi30k,
+    ptb,
+    shakespeare,
+    sst2,
 )  # fmt: skip
 from synchromesh.workloads.workload import Workload
 

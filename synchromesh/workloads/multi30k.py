@@ -78,7 +78,7 @@ def gnmt_small(folder: Path | None, synthetic: bool) -> Workload:
     return Workload(
         model=lambda: Gnmt(words, 64, 3, 0.0, sentences.PAD), loss=loss, metric=metric,
         train_data=train, valid_data=valid, name="multi30k/gnmt_small",
-        optimizer=adamw(3e-3), scheduler=warm_up(50), batch_size=64, epochs=3,
+        optimizer=adamw(6e-3), scheduler=warm_up(50), batch_size=64, epochs=3,
     )  # fmt: skip
 
 

@@ -142,7 +142,9 @@ def test_fit_begins_each_epoch_and_each_validation_anew_and_resumes(tmp_path: Pa
         rest = sm.fit(workload(), plan="single", epochs=2, resume=first.checkpoint)
     assert (*first.losses, *rest.losses) == pytest.approx(curve, rel=1e-12)
     assert rest.metrics["loss"] == pytest.approx(held_out, rel=1e-12)
-    with pytest.raises(ValueError, match="train_data must be read by index .* for the carry goes"):
+    with pytest.raises(
+        ValueError, match=r"train_data must be read by index .* for the carry goes"
+    ):
         workload(train_data=torch.utils.data.IterableDataset())
 
 
