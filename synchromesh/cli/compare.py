@@ -167,6 +167,7 @@ class _Asked:
         self.workloads = self._loaded()
         self.epochs = args.epochs or (self._usual_epochs() if self.targets else None)
         self.steps = None if self.epochs else args.steps or STEPS
+        self.groups(1)  # says what is wrong with batches
 
     def _loaded(self) -> "dict[str, tuple[str, str | None, Workload]]":
         """By name: TARGET, the folder of its data, and the workload."""
@@ -230,8 +231,11 @@ def metric_names(workload: "Workload") -> tuple[str, ...]:
 
     if workload.metric is None or workload.valid_data is None:
         return ()
+    model, batch = workload.build().eval(), workload.example(1)
     with torch.no_grad():
-        return tuple(workload.metric(workload.build().eval(), workload.example(1)))
+        if workload.carry is None:
+            return tuple(workload.metric(model, batch))
+        return tuple(workload.metric(model, batch, workload.carry(1))[0])
 
 
 def _price(args: argparse.Namespace) -> "Price | None":

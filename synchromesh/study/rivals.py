@@ -20,6 +20,7 @@ from synchromesh.state.cursor import Cursor
 from synchromesh.state.fetch import Loading
 from synchromesh.state.loader import Loader
 from synchromesh.state.reading import Ranges
+from synchromesh.study.carried import Carried
 from synchromesh.study.job import CellJob
 from synchromesh.study.meter import Meter
 from synchromesh.study.replicated import data_parallel, fully_sharded
@@ -70,9 +71,17 @@ def train(job: CellJob, meter: Meter) -> None:
     torch.manual_seed(seed)
     model = workload.build()
     example = workload.example(seed=seed)
+    loss: Any = workload.loss
+    if workload.carry is not None:
+        if job.cell.strategy == "torch-pipeline":
+            raise ValueError(
+                "torch.distributed.pipelining has no state that goes from batch to batch, and "
+                f"{workload.name} carries one"
+            )
+        loss = Carried(workload.loss, workload.carry, world.device)
     with torch.autocast(world.device.type, job.autocast, job.autocast is not None):
-        rival = BUILDERS[job.cell.strategy](model.to(world.device), workload.loss, example, world)
-    _PlainLoop(job, workload, world, rival, meter).run()
+        rival = BUILDERS[job.cell.strategy](model.to(world.device), loss, example, world)
+    _PlainLoop(job, workload, world, rival, meter, loss).run()
     world.close()
 
 
@@ -80,17 +89,25 @@ class _PlainLoop:
     """The plain training loop."""
 
     def __init__(
-        self, job: CellJob, workload: Workload, world: World, rival: Rival, meter: Meter
+        self,
+        job: CellJob,
+        workload: Workload,
+        world: World,
+        rival: Rival,
+        meter: Meter,
+        loss: Any,
     ) -> None:
         self.job, self.workload, self.world = job, workload, world
-        self.rival, self.meter = rival, meter
+        self.rival, self.meter, self.loss = rival, meter, loss
         self.optimizer: Optimizer = workload.build_optimizer(rival.parameters)
         self.scheduler = workload.build_scheduler(self.optimizer)
         data = workload.train_data
+        self.carries = workload.carry is not None
+        shuffle = not (is_stream(data) or self.carries)
         self.loader = Loader(
-            data, job.cell.batch, rival.own_rows, Cursor(job.cell.seed), not is_stream(data),
-            rival.drop_last, collate=workload.collate, loading=Loading.of(dict(workload.loading)),
-            agree=world.everyone.all_gather_json, device=world.device,
+            data, job.cell.batch, rival.own_rows, Cursor(job.cell.seed), shuffle, rival.drop_last,
+            collate=workload.collate, loading=Loading.of(dict(workload.loading)),
+            continuing=self.carries, agree=world.everyone.all_gather_json, device=world.device,
         )  # fmt: skip
         self.steps = 0
 
@@ -115,6 +132,8 @@ class _PlainLoop:
 
     def _epoch(self) -> list[Tensor]:
         losses: list[Tensor] = []
+        if isinstance(self.loss, Carried):
+            self.loss.restart()
         asked = time.perf_counter()
         for batch in self.loader:
             began = time.perf_counter()
@@ -162,16 +181,19 @@ def _metrics(
     model = workload.build().to(device)
     model.load_state_dict(dict(weights))
     model.eval()
+    metric: Any = workload.metric
+    if workload.carry is not None:
+        metric = Carried(metric, workload.carry, device)
     data = workload.valid_data
     loader = Loader(
         data, workload.batch_size, lambda rows: ((0, rows),), shuffle=False,
-        collate=workload.collate, device=device,
+        collate=workload.collate, device=device, continuing=workload.carry is not None,
     )  # fmt: skip
     sums: dict[str, float] = {}
     rows = 0
     with torch.no_grad():
         for batch in loader:
             rows += loader.rows
-            for name, value in workload.metric(model, batch).items():
+            for name, value in metric(model, batch).items():
                 sums[name] = sums.get(name, 0.0) + float(value)
     return {name: total / rows for name, total in sums.items()}

@@ -23,6 +23,7 @@ from synchromesh.workloads.workload import Workload
 CLASSES = 2
 LONG, SHORT = 64, 32  # the longest training sentence has 52 words, nine in ten at most 32
 SMALL_VOCABULARY = 8000
+EPOCH = 217  # updates by 32 of the 6,920 training rows each
 Batch = tuple[Tensor, Tensor, Tensor]  # ids, attention mask (rows, length), labels (rows)
 
 
@@ -118,7 +119,7 @@ def bert(folder: Path | None, synthetic: bool) -> Workload:
     """BERT-base (arXiv:1810.04805), 109 M parameters."""
     return _workload(
         "sst2/bert", _bert(vocab_size=30522), 30522, LONG, folder, synthetic,
-        optimizer=adamw(1e-4), scheduler=warm_up(200, decay=700), epochs=3,
+        optimizer=adamw(1e-4), scheduler=warm_up(200, decay=3 * EPOCH), epochs=3,
     )  # fmt: skip
 
 
@@ -126,7 +127,7 @@ def bert_small(folder: Path | None, synthetic: bool) -> Workload:
     """0.6 M parameters: two layers of width 64."""
     return _workload(
         "sst2/bert_small", _bert(max_position_embeddings=SHORT, **SMALL), SMALL_VOCABULARY, SHORT,
-        folder, synthetic, optimizer=adamw(1e-3), scheduler=warm_up(50), epochs=2,
+        folder, synthetic, optimizer=adamw(1e-3), scheduler=warm_up(50, decay=2 * EPOCH), epochs=2,
     )  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def roberta(folder: Path | None, synthetic: bool) -> Workload:
     model = _roberta(vocab_size=50265, max_position_embeddings=514)
     return _workload(
         "sst2/roberta", model, 50265, LONG, folder, synthetic,
-        optimizer=adamw(1e-4), scheduler=warm_up(200, decay=700), epochs=3,
+        optimizer=adamw(1e-4), scheduler=warm_up(200, decay=3 * EPOCH), epochs=3,
     )  # fmt: skip
 
 
@@ -144,13 +145,13 @@ def roberta_small(folder: Path | None, synthetic: bool) -> Workload:
     model = _roberta(max_position_embeddings=SHORT + 1, **SMALL)
     return _workload(
         "sst2/roberta_small", model, SMALL_VOCABULARY, SHORT, folder, synthetic,
-        optimizer=adamw(1e-3), scheduler=warm_up(50), epochs=2,
+        optimizer=adamw(1e-3), scheduler=warm_up(50, decay=2 * EPOCH), epochs=2,
     )  # fmt: skip
 
 
 def lstm(folder: Path | None, synthetic: bool) -> Workload:
     """12 M parameters: two layers of width 512 on the words of the training sentences."""
-    size = 15000  # 14,830 words and the marks
+    size = 15000  # 14,828 words and the marks
     return _workload(
         "sst2/lstm", lambda: LstmClassifier(size, 512, 2, CLASSES, 0.5), size, LONG, folder,
         synthetic, optimizer=adamw(1e-3), epochs=5,

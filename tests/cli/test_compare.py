@@ -1,0 +1,86 @@
+"""`synchromesh compare`, and the tutorial: its commands run as they stand there."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from synchromesh.cli import main
+
+ROOT = Path(__file__).parents[2]
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+
+
+def commands() -> list[str]:
+    """The commands of the tutorial, in their order."""
+    blocks = re.findall(r"```sh\n(.*?)```", TUTORIAL, re.DOTALL)
+    joined = "".join(blocks).replace("\\\n", " ")
+    return [line for line in joined.splitlines() if line]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_tutorial_works_as_it_stands(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n# mine.py\n(.*?)```", TUTORIAL, re.DOTALL)
+    (tmp_path / "mine.py").write_text(code)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "SYNCHROMESH_CACHE": str(tmp_path / "cache")}
+    for command in commands():
+        ran = subprocess.run(
+            command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert ran.returncode == 0, f"{command}\n{ran.stderr[-3000:]}"
+    results = json.loads((tmp_path / "study" / "results.json").read_text())
+    runs = {(r["strategy"], r["predicted"]): r for r in results["runs"]}
+    assert all(r["status"] == "done" for r in runs.values())
+    ours = {(s, False) for s in ("single", "data", "auto", "ddp")}
+    assert set(runs) == ours | {(s, True) for s in ("single", "data", "auto")}
+    for strategy in ("single", "data", "auto", "ddp"):
+        run = runs[strategy, False]
+        assert run["timed_steps"] == 10 and run["peak_memory_bytes"][0]["parameters"] > 0
+        shares = run["communication_share"]
+        assert 0 <= shares["exposed"] <= 1 - run["computation_share"] + 1e-9
+        assert (tmp_path / "study" / run["trace"]).exists()
+    sent = runs["data", False]["sent_bytes_per_step"]
+    assert runs["ddp", False]["sent_bytes_per_step"][0] == pytest.approx(sent[0], rel=0.1)
+    reached = json.loads((tmp_path / "to-target" / "results.json").read_text())["runs"]
+    for run in reached:
+        assert [e["epoch"] for e in run["metrics"]] == [1, 2]
+        assert run["to_target"]["target"] == "accuracy=0.6" and run["dollars"] > 0
+    assert reached[0]["metrics"][0]["loss"] == pytest.approx(
+        reached[1]["metrics"][0]["loss"], 1e-3
+    )
+    for page in ("first.html", "study/report.html", "to-target/report.html"):
+        assert (tmp_path / page).read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--strategies", "dpd"], "'dpd' is no strategy (did you mean ddp?)"),
+        (["--target", "acuracy=0.9", "--epochs", "1"], "the workload's metric gives accuracy"),
+        (["--target", "accuracy=0.9", "--steps", "3"], "--target needs validation"),
+        (["--instance", "p3.2xlrge"], "there is no price of an instance 'p3.2xlrge'"),
+        (["--instance", "p3.2xlarge", "--region", "mars"], "for mars: the table has us-east-1"),
+        (["--region", "us-east-1"], "--region and --price-date are those of an --instance"),
+        (["--batch-sizes", "64,5000"], "batch_size(5000) > 1437 items"),
+        (["--predict", "v10"], "the catalogue has no cluster 'v10x1'"),
+        (["--lab", "none.yaml"], "none.yaml: cannot be read"),
+        (["--data", "/nowhere"], "digits come with scikit-learn and read no folder"),
+        (["digits/cnn"], "the workload digits/cnn is there twice"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_made(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "digits/cnn", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.startswith("synchromesh: ") and error.count("\n") == 1
+    assert not any(tmp_path.iterdir())
