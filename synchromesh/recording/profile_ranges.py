@@ -3,15 +3,16 @@
 On CPUs, of the ranges that PyTorch's profiler writes:
 
     main thread    aten::mm ..  [annotation [c10d::allreduce_]] .. aten::mm .......... aten::add_
-    gloo's thread                        gloo:all_reduce -------------------|
+    gloo's thread                                 gloo:all_reduce ----------|
                    computation  host                            host  waits  host
 
-gloo's ranges last from when one of its threads takes up a collective to its end; those of messages
-from the call to the end of the wait for it, to which an awaited collective lasts, too. Annotations
-(calls.py) say the name and ranks of a collective (within a process group they are carried out in
-the order of the calls), and when a thread waits. Computation is operators, and as `host` what goes
-on between two operators of a step but waiting: Python, autograd, calls. DDP's reducer calls and
-waits in C++, where nothing is annotated: a gap in which such a collective ends counts as a wait.
+gloo's ranges last from when one of its threads takes up a collective to its end; those of
+messages from the call to the end of the wait for it. A collective counts from the end of its
+call, and where it is awaited to the end of the wait. Annotations (calls.py) say the name and
+ranks of a collective (within a process group they are carried out in the order of the calls), and
+when a thread waits. Computation is operators, and as `host` what goes on between two operators of
+a step but waiting: Python, autograd, calls. DDP's reducer calls and waits in C++, where nothing
+is annotated: a gap in which such a collective ends counts as a wait.
 
 On CUDA, kernels and copies of the device's streams; those of NCCL communicate (not tested here).
 """
@@ -138,7 +139,8 @@ def _collectives(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[tupl
         heads.sort(key=lambda call: (call.ranks != serves.get(r.thread), call.start))
         call = open_[heads[0].ranks].popleft() if heads else _Issued(*r[:2], r.thread, title, ())
         serves[r.thread] = call.ranks
-        span = Span(r.start, r.end, "communication", call.name, _lane(r.thread), call.ranks)
+        begun = min(r.start, call.end)
+        span = Span(begun, r.end, "communication", call.name, _lane(r.thread), call.ranks)
         found.append((span, call.annotated))
     return found
 

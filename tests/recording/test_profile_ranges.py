@@ -26,7 +26,7 @@ def test_host_and_a_wait_that_is_inferred() -> None:
         Range(18, 19, "aten::add_", MAIN, True),
     )
     assert pictures(found) == [
-        ("host", 0, 1), ("aten::linear", 1, 4), ("host", 4, 10), ("all_reduce", 7, 16),
+        ("host", 0, 1), ("aten::linear", 1, 4), ("host", 4, 10), ("all_reduce", 6, 16),
         ("aten::mm", 10, 12), ("host", 16, 18), ("aten::add_", 18, 19), ("host", 19, 20),
     ]  # fmt: skip
     reduced = next(s for s in found if s.kind == "communication")
