@@ -3,14 +3,14 @@
 from functools import cache
 from importlib import resources
 
-from synchromesh.results.study import Price
+from synchromesh.results.study import HourlyPrice
 from synchromesh.values import document
 from synchromesh.values.suggestion import near
 
 COLUMNS = 7  # of a row of prices.yaml
 
 
-def price(instance: str, region: str | None = None, date: str | None = None) -> Price:
+def price(instance: str, region: str | None = None, date: str | None = None) -> HourlyPrice:
     """The price of an instance, the newest where no date is given. ValueError, with what there
     is, for an instance, region or date that the table does not have."""
     of_instance = [p for p in prices() if p.name == instance]
@@ -36,7 +36,7 @@ UNDATED = "undated"
 
 
 @cache
-def prices() -> tuple[Price, ...]:
+def prices() -> tuple[HourlyPrice, ...]:
     """The table, in its order. ValueError names a row that is not of its form."""
     text = resources.files("synchromesh.catalogue").joinpath("prices.yaml").read_text()
     table = document.mapping(
@@ -50,7 +50,7 @@ def prices() -> tuple[Price, ...]:
             raise ValueError(f"{place}: should have {COLUMNS} entries, not {len(row)}")
         name, devices, device, dollars, region, date, source = row
         found.append(
-            Price(
+            HourlyPrice(
                 document.number(dollars, place), document.integer(devices, place, 1), name, region,
                 date, titles[source], device,
             )

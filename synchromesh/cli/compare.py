@@ -16,7 +16,7 @@ from synchromesh.study import strategy
 from synchromesh.values import document
 
 if TYPE_CHECKING:
-    from synchromesh.results.study import Price, Settings, StudyResults
+    from synchromesh.results.study import HourlyPrice, Settings, StudyResults
     from synchromesh.study.cell import StudyCell
     from synchromesh.study.folder import StudyFolder
     from synchromesh.study.processes import Start
@@ -238,14 +238,14 @@ def metric_names(workload: "Workload") -> tuple[str, ...]:
         return tuple(workload.metric(model, batch, workload.carry(1))[0])
 
 
-def _price(args: argparse.Namespace) -> "Price | None":
+def _price(args: argparse.Namespace) -> "HourlyPrice | None":
     from synchromesh.catalogue.prices import price
-    from synchromesh.results.study import Price
+    from synchromesh.results.study import HourlyPrice
 
     if args.instance is None and (args.region or args.price_date):
         raise ValueError("--region and --price-date are those of an --instance: name one")
     if args.hourly_price is not None:
-        return Price(args.hourly_price, source="--hourly-price")
+        return HourlyPrice(args.hourly_price, source="--hourly-price")
     return args.instance and price(args.instance, args.region, args.price_date)
 
 

@@ -1,7 +1,7 @@
 """How a study was measured, on what, and the command that repeats it: terms and descriptions."""
 
 from synchromesh.report.numbers import NONE, count, devices, listed, short, size
-from synchromesh.results.study import Machine, Price, Settings, StudyResults
+from synchromesh.results.study import HourlyPrice, Settings, StudyMachine, StudyResults
 
 EMULATED = (
     "Hosts are emulated: their links and speed are limited on one machine. Times are of that "
@@ -35,7 +35,7 @@ def method(results: StudyResults) -> tuple[tuple[str, str], ...]:
     return tuple((term, text) for term, text in found if text)
 
 
-def _machine(machine: Machine) -> str:
+def _machine(machine: StudyMachine) -> str:
     parts = [
         machine.processor,
         f"{machine.cores} cores" if machine.cores else "",
@@ -90,7 +90,7 @@ def _runs(results: StudyResults) -> str:
     return ", ".join(parts)
 
 
-def _price(price: Price | None) -> str:
+def _price(price: HourlyPrice | None) -> str:
     if price is None:
         return ""
     what = f"{price.name}, " if price.name else ""

@@ -6,7 +6,7 @@ are those of `single` where there are any (Grama et al., Introduction to Paralle
     strong scaling   speedup = step_1(B) / step_N(B)               the same batch on more devices
     weak scaling     speedup = samples/s_N(B) / samples/s_1(B/N)   the same rows for each device
     efficiency       speedup / N
-    dollars          price per hour x instances x seconds / 3600   [`Price.dollars`]
+    dollars          price per hour x instances x seconds / 3600   [`HourlyPrice.dollars`]
 
 Of several runs on one device (seeds), step_1 and samples/s_1 are medians. What ran on emulated
 hosts is compared with what did alike, predictions with predictions, a cluster with itself.
@@ -17,7 +17,7 @@ from dataclasses import replace
 from statistics import median
 
 from synchromesh.results.run import Reached, RunResult
-from synchromesh.results.study import Price, StudyResults
+from synchromesh.results.study import HourlyPrice, StudyResults
 
 
 def derive(results: StudyResults) -> StudyResults:
@@ -80,7 +80,7 @@ def _timed(run: RunResult) -> bool:
     return run.step_seconds is not None and run.step_seconds.median > 0
 
 
-def _priced(run: RunResult, price: Price | None) -> RunResult:
+def _priced(run: RunResult, price: HourlyPrice | None) -> RunResult:
     if price is None:
         return run
 

@@ -20,7 +20,7 @@ class Quartiles:
 
 
 @dataclass(frozen=True)
-class Communication:
+class CommunicationShares:
     """The part of a step in which communication is in flight while a device computes nothing
     (exposed), and while it computes (hidden)."""
 
@@ -151,7 +151,7 @@ class RunResult:
     epoch_seconds: Quartiles | None = None
     speedup: float | None = None
     efficiency: float | None = None
-    communication_share: Communication | None = None
+    communication_share: CommunicationShares | None = None
     computation_share: float | None = None
     waiting_share: float | None = None
     utilisation: float | None = None

@@ -11,7 +11,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Machine:
+class StudyMachine:
     """The machine that the study ran on; of several, the one of rank 0."""
 
     processor: str = ""
@@ -22,7 +22,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Price:
+class HourlyPrice:
     """Dollars per hour, and of what: an instance of so many devices, or one device."""
 
     dollars_per_hour: float
@@ -73,13 +73,13 @@ class StudyResults(document.Document):
     title: str
     created: str
     command: str
-    machine: Machine
+    machine: StudyMachine
     runs: tuple[RunResult, ...]
     settings: Settings = field(default_factory=Settings)
     cluster: Mapping[str, Any] | None = None
     emulated: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
-    price: Price | None = None
+    price: HourlyPrice | None = None
     note: str = ""
     format: int = FORMAT
 

@@ -12,7 +12,7 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from synchromesh.results.run import (
-    Communication,
+    CommunicationShares,
     ComponentLayout,
     Epoch,
     Layouts,
@@ -21,7 +21,7 @@ from synchromesh.results.run import (
     RunResult,
     TimelineSpan,
 )
-from synchromesh.results.study import Machine, Settings, StudyResults
+from synchromesh.results.study import Settings, StudyMachine, StudyResults
 from synchromesh.values import document, fields
 
 WARM_UP = 13  # steps; as training/loop.py, which does not time them either
@@ -97,7 +97,7 @@ def _run(
         epoch_seconds=_quartiles(epochs),
         communication_share=None
         if exposed is None or hidden is None
-        else Communication(exposed, hidden),
+        else CommunicationShares(exposed, hidden),
         computation_share=_number(shares, "computation"),
         waiting_share=_number(shares, "waiting"),
         utilisation=utilisation,
@@ -189,9 +189,9 @@ def _utilisation(events: Sequence[Event], start: Event) -> tuple[float | None, s
     return (fmean(numbers), of) if numbers else (None, "")
 
 
-def _machine(machine: Mapping[str, Any]) -> Machine:
+def _machine(machine: Mapping[str, Any]) -> StudyMachine:
     device = str(machine.get("device", "cpu"))
-    return Machine(
+    return StudyMachine(
         str(machine.get("processor") or ""),
         int(machine.get("cores") or 0),
         int(machine.get("memory_bytes") or 0),

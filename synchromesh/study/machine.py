@@ -8,7 +8,7 @@ from importlib.metadata import version
 import torch
 
 from synchromesh.profiling.machine import device_bytes, processor
-from synchromesh.results.study import Machine
+from synchromesh.results.study import StudyMachine
 from synchromesh.version import VERSION
 from synchromesh.workloads.workload import Workload
 
@@ -20,10 +20,10 @@ PROCESS_BYTES, CUDA_BYTES = 250_000_000, 1_500_000_000
 COPIES = 8
 
 
-def machine() -> Machine:
+def machine() -> StudyMachine:
     """Processor, cores, memory, accelerators and system of this machine."""
     count = torch.cuda.device_count()
-    return Machine(
+    return StudyMachine(
         processor(), os.cpu_count() or 0, device_bytes(torch.device("cpu")),
         tuple(torch.cuda.get_device_name(i) for i in range(count)),
         f"{platform.system()} {platform.release()}",

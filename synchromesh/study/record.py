@@ -10,7 +10,7 @@ from synchromesh.recording.chrome import chrome_trace
 from synchromesh.recording.shares import mean, shares
 from synchromesh.recording.spans import Recording
 from synchromesh.results.run import (
-    Communication,
+    CommunicationShares,
     Epoch,
     Layouts,
     MemoryByKind,
@@ -127,7 +127,7 @@ class RunRecord:
             )
         if recordings := self.recordings():
             whole = mean(shares(recordings))
-            found["communication_share"] = Communication(whole.exposed, whole.hidden)
+            found["communication_share"] = CommunicationShares(whole.exposed, whole.hidden)
             found["computation_share"] = whole.computation
             found["waiting_share"] = whole.waiting
             if self.cell.seed == 0:  # one picture of each strategy is enough

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from synchromesh.results.derive import derive
 from synchromesh.results.run import (
-    Communication,
+    CommunicationShares,
     ComponentLayout,
     Epoch,
     Layouts,
@@ -16,7 +16,7 @@ from synchromesh.results.run import (
     RunResult,
     TimelineSpan,
 )
-from synchromesh.results.study import Machine, Price, Settings, StudyResults
+from synchromesh.results.study import HourlyPrice, Settings, StudyMachine, StudyResults
 
 OURS = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
 RIVALS = ("ddp", "fsdp2")
@@ -47,13 +47,13 @@ def full() -> StudyResults:
             "sudo synchromesh compare cifar100/vit_tiny --strategies "
             "single,data,tensor,pipeline,hybrid,auto,ddp,fsdp2 --nproc 1,2,4,8 --seeds 3 "
             "--epochs 6 --target accuracy=0.6 --lab lab.yaml --instance p3.2xlarge -o study/",
-            Machine("AMD EPYC 7B13", 2, 8 * 2**30, (), "Linux 6.1"),
+            StudyMachine("AMD EPYC 7B13", 2, 8 * 2**30, (), "Linux 6.1"),
             runs,
             Settings((*OURS, *RIVALS), (1, 2, 4, 8), (256,), (0, 1, 2), "strong", EPOCHS,
                      targets=("accuracy=0.6",)),
             {"hosts": [{"name": f"host{i}"} for i in range(8)]}, True,
             {"synchromesh": "0.1.0", "torch": "2.13.0", "python": "3.12.3"},
-            Price(3.06, 1, "p3.2xlarge", "us-east-1", "2026-10-01", "aws.amazon.com"),
+            HourlyPrice(3.06, 1, "p3.2xlarge", "us-east-1", "2026-10-01", "aws.amazon.com"),
             "Ratio of computation to bandwidth as of V100 on 10 Gbit Ethernet.",
         )
     )  # fmt: skip
@@ -70,7 +70,7 @@ def minimal() -> StudyResults:
     return derive(
         StudyResults("digits/cnn", "2026-11-22T12:00:00+00:00",
                      "synchromesh compare digits/cnn --strategies data,auto --steps 30 -o study/",
-                     Machine("cpu", 2), runs, Settings(("data", "auto"), (2,), (64,), (0,)))
+                     StudyMachine("cpu", 2), runs, Settings(("data", "auto"), (2,), (64,), (0,)))
     )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def hostile() -> StudyResults:
         study, title=model, note=note, command=f"synchromesh compare {path} {template}",
         machine=replace(study.machine, processor=host, devices=(link, note), system=path),
         versions={host: model}, created=template,
-        price=Price(3.06, 1, note, host, link, path),
+        price=HourlyPrice(3.06, 1, note, host, link, path),
         settings=replace(study.settings, strategies=(model, host), targets=(note,)),
         runs=tuple(map(changed, study.runs)),
     )  # fmt: skip
@@ -173,7 +173,7 @@ def _run(strategy: str, devices: int, seed: int, draw: random.Random) -> RunResu
         samples_per_second=256 / step / 1.02, data_waiting_share=0.015,
         seconds_per_epoch=step * STEPS,
         epoch_seconds=Quartiles(step * STEPS, step * STEPS * 0.98, step * STEPS * 1.03),
-        communication_share=Communication(exposed, hidden),
+        communication_share=CommunicationShares(exposed, hidden),
         computation_share=1 - exposed - 0.02, waiting_share=waiting,
         utilisation=0.97 - exposed, utilisation_of="processor time over wall time",
         flops_utilisation=0.31 * (1 - exposed),

@@ -6,7 +6,7 @@ from synchromesh.report.answer import answer
 from synchromesh.results.derive import derive
 from synchromesh.results.groups import comparisons
 from synchromesh.results.run import Epoch, Quartiles, RunResult
-from synchromesh.results.study import Machine, Price, Settings, StudyResults
+from synchromesh.results.study import HourlyPrice, Settings, StudyMachine, StudyResults
 from tests.report import sample
 
 
@@ -17,7 +17,7 @@ def run(strategy: str, devices: int, step: float, seed: int = 0, **more: object)
 
 
 def said(*runs: RunResult, **more: object) -> tuple[str, ...]:
-    study = derive(replace(StudyResults("m", "", "", Machine(), runs), **more))  # type: ignore[arg-type]
+    study = derive(replace(StudyResults("m", "", "", StudyMachine(), runs), **more))  # type: ignore[arg-type]
     (found,) = comparisons(study)
     return answer(found)
 
@@ -36,7 +36,7 @@ def test_the_full_study() -> None:
 
 def test_ratios_and_costs_are_those_of_the_runs() -> None:
     runs = run("single", 1, 0.6), run("data", 2, 0.4), run("auto", 2, 0.2, seconds=7200.0)
-    (first,) = said(*runs, price=Price(3.0))
+    (first,) = said(*runs, price=HourlyPrice(3.0))
     assert first == (
         "auto on 2 devices is quickest: 200 ms a step, 300 samples per second; 2.00 times as fast "
         "as data parallelism and 3.00 times as fast as one device; the run cost $12.0."

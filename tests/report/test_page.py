@@ -9,7 +9,7 @@ import pytest
 
 from synchromesh.report import page as module
 from synchromesh.report.page import page
-from synchromesh.results.study import Machine, StudyResults
+from synchromesh.results.study import StudyMachine, StudyResults
 from tests.report import sample
 
 
@@ -96,4 +96,4 @@ def test_too_much_for_a_page_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_study_of_nothing_is_a_page() -> None:
-    assert "<h1>t</h1>" in page(StudyResults("t", "", "", Machine(), ()))
+    assert "<h1>t</h1>" in page(StudyResults("t", "", "", StudyMachine(), ()))

@@ -6,7 +6,7 @@ import pytest
 
 from synchromesh.results.breakdown import overhead, step_parts
 from synchromesh.results.groups import RunGroup
-from synchromesh.results.run import Communication, Quartiles, RunResult
+from synchromesh.results.run import CommunicationShares, Quartiles, RunResult
 
 
 def group(devices: int, step: float, **shares: object) -> RunGroup:
@@ -17,7 +17,11 @@ def group(devices: int, step: float, **shares: object) -> RunGroup:
 
 
 FOUR = group(
-    4, 0.5, communication_share=Communication(0.4, 0.2), computation_share=0.5, waiting_share=0.1
+    4,
+    0.5,
+    communication_share=CommunicationShares(0.4, 0.2),
+    computation_share=0.5,
+    waiting_share=0.1,
 )
 
 

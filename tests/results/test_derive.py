@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from synchromesh.results.derive import derive
 from synchromesh.results.run import Quartiles, Reached, RunResult
-from synchromesh.results.study import Machine, Price, Settings, StudyResults
+from synchromesh.results.study import HourlyPrice, Settings, StudyMachine, StudyResults
 
 
 def run(strategy: str, devices: int, step: float | None, **more: object) -> RunResult:
@@ -14,7 +14,7 @@ def run(strategy: str, devices: int, step: float | None, **more: object) -> RunR
 
 
 def derived(*runs: RunResult, **more: object) -> tuple[RunResult, ...]:
-    study = StudyResults("digits/cnn", "2026-11-22", "synchromesh compare", Machine(), runs)
+    study = StudyResults("digits/cnn", "2026-11-22", "synchromesh compare", StudyMachine(), runs)
     return derive(replace(study, **more)).runs  # type: ignore[arg-type]
 
 
@@ -58,7 +58,7 @@ def test_weak_scaling_divides_throughputs_of_the_same_rows_per_device() -> None:
 def test_dollars_are_those_of_the_price() -> None:
     target = Reached("accuracy=0.9", 2, 1800.0)
     cost = run("data", 2, 0.1, seconds=3600.0, to_target=target, further_targets=(target,))
-    priced = derived(cost, price=Price(12.0, devices=4))[0]
+    priced = derived(cost, price=HourlyPrice(12.0, devices=4))[0]
     assert priced.dollars == 12.0 and priced.to_target == replace(target, dollars=6.0)
     assert priced.further_targets[0].dollars == 6.0
     free = derived(cost)[0]
@@ -66,5 +66,5 @@ def test_dollars_are_those_of_the_price() -> None:
 
 
 def test_derived_twice_is_derived_once() -> None:
-    study = StudyResults("t", "", "", Machine(), (run("single", 1, 0.6), run("data", 2, 0.3)))
+    study = StudyResults("t", "", "", StudyMachine(), (run("single", 1, 0.6), run("data", 2, 0.3)))
     assert derive(derive(study)) == derive(study) != study

@@ -6,7 +6,7 @@ import pytest
 
 from synchromesh.results.groups import RunGroup, Spread, comparisons
 from synchromesh.results.run import Epoch, Quartiles, RunResult
-from synchromesh.results.study import Machine, Settings, StudyResults
+from synchromesh.results.study import Settings, StudyMachine, StudyResults
 
 
 def run(strategy: str = "data", devices: int = 2, seed: int = 0, **more: object) -> RunResult:
@@ -55,7 +55,7 @@ def test_noise_is_overlap_of_quartiles_or_of_seeds() -> None:
 
 
 def study(*runs: RunResult, **more: object) -> StudyResults:
-    plain = StudyResults("t", "", "", Machine(), runs)
+    plain = StudyResults("t", "", "", StudyMachine(), runs)
     return replace(plain, **more)  # type: ignore[arg-type]
 
 

@@ -7,12 +7,12 @@ import pytest
 from synchromesh.results.groups import comparisons
 from synchromesh.results.merged import merged
 from synchromesh.results.run import Quartiles
-from synchromesh.results.study import Machine, Price, Settings
+from synchromesh.results.study import HourlyPrice, Settings, StudyMachine
 from tests.report import sample
 
 TWO = sample.minimal()
 ONE = replace(
-    TWO, command="other", price=Price(3600.0), created="2026-11-23",
+    TWO, command="other", price=HourlyPrice(3600.0), created="2026-11-23",
     runs=(replace(TWO.runs[0], strategy="single", devices=1, seconds=2.0,
                   step_seconds=Quartiles(0.0426, 0.04, 0.05)),),
 )  # fmt: skip
@@ -28,7 +28,7 @@ def test_runs_of_one_machine_are_compared() -> None:
 
 
 def test_runs_of_two_machines_are_not() -> None:
-    both = merged([TWO, replace(ONE, machine=Machine("gpu host", 64))])
+    both = merged([TWO, replace(ONE, machine=StudyMachine("gpu host", 64))])
     assert len(comparisons(both)) == 2 and both.runs[0].speedup is None
     assert both.runs[2].cluster == "machine 2: gpu host (64 cores)"
 

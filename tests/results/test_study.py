@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from synchromesh.results.run import (
-    Communication,
+    CommunicationShares,
     ComponentLayout,
     Epoch,
     Layouts,
@@ -15,23 +15,23 @@ from synchromesh.results.run import (
     RunResult,
     TimelineSpan,
 )
-from synchromesh.results.study import Machine, Price, Settings, StudyResults
+from synchromesh.results.study import HourlyPrice, Settings, StudyMachine, StudyResults
 from synchromesh.values import document
 
 RUN = RunResult(
     "digits/cnn", "auto", 2, 64, 0, "done", "data; classifier=tensor",
     step_seconds=Quartiles(0.02, 0.019, 0.022), timed_steps=30, samples_per_second=3000.0,
-    communication_share=Communication(0.2, 0.1), computation_share=0.7, waiting_share=0.05,
+    communication_share=CommunicationShares(0.2, 0.1), computation_share=0.7, waiting_share=0.05,
     peak_memory_bytes=(MemoryByKind(1, 2, 3, 4, 5),) * 2, sent_bytes_per_step=(10, 12),
     metrics=(Epoch(1, 23, 1.5, 0.4, {"accuracy": 0.9}),), to_target=Reached("accuracy=0.9", 1),
     layouts=(Layouts(0, "data", (ComponentLayout("classifier", "tensor"),)),),
     timeline=(TimelineSpan(0, 0.0, 0.1, "computation", "aten::mm"),),
 )  # fmt: skip
 STUDY = StudyResults(
-    "digits/cnn", "2026-11-22T12:00:00+00:00", "synchromesh compare digits/cnn", Machine("cpu", 2),
+    "digits/cnn", "2026-11-22T12:00:00+00:00", "synchromesh compare digits/cnn", StudyMachine("cpu", 2),
     (RUN, RunResult("digits/cnn", "single", 1, 64, 0, "failed", reason="out of memory")),
     Settings(("single", "auto"), (2,), (64,), (0,), steps=30), cluster={"hosts": []},
-    versions={"torch": "2.13.0"}, price=Price(3.06, 1, "p3.2xlarge"),
+    versions={"torch": "2.13.0"}, price=HourlyPrice(3.06, 1, "p3.2xlarge"),
 )  # fmt: skip
 
 
@@ -62,5 +62,5 @@ def test_a_large_study_is_read() -> None:
 
 def test_instances_are_paid_for_entirely() -> None:
     """Nine devices in instances of four are three instances."""
-    assert Price(12.0, devices=4).dollars(1800, 9) == 12.0 * 3 / 2
+    assert HourlyPrice(12.0, devices=4).dollars(1800, 9) == 12.0 * 3 / 2
     assert MemoryByKind(1, 2, 3, 4, 5).total == 15

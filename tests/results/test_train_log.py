@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from synchromesh.results.run import Communication, MemoryByKind, Quartiles
+from synchromesh.results.run import CommunicationShares, MemoryByKind, Quartiles
 from synchromesh.results.train_log import WARM_UP, of_log
 
 START: dict[str, Any] = {
@@ -57,7 +57,7 @@ def test_a_log_is_one_run() -> None:
     assert run.step_seconds == Quartiles(0.3, 0.25, 0.35) and run.timed_steps == 3
     assert run.samples_per_second == pytest.approx(3 * 64 / (0.9 + 0.3))
     assert run.data_waiting_share == pytest.approx(0.25)
-    assert run.communication_share == Communication(0.4, 0.1) and run.waiting_share == 0.3
+    assert run.communication_share == CommunicationShares(0.4, 0.1) and run.waiting_share == 0.3
     assert run.peak_memory_bytes == (MemoryByKind(1, 1, 1, 1, 1),) * 2
     assert (run.predicted_step_seconds, run.predicted_peak_bytes) == (0.2, 9)
     assert run.metrics[0].values == {"accuracy": 0.8, "loss": 0.7} and run.seconds == 3.0

@@ -3,7 +3,7 @@
 import pytest
 
 from synchromesh.results.derive import derive
-from synchromesh.results.study import Machine, Settings, StudyResults
+from synchromesh.results.study import Settings, StudyMachine, StudyResults
 from synchromesh.study.prediction import cluster, predicted
 from synchromesh.workloads.target import load
 
@@ -21,7 +21,7 @@ def test_strategies_of_ours_are_predicted_for_devices_of_the_catalogue() -> None
     least = min(r.step_seconds.median for r in done if r.step_seconds)
     auto = rows["auto"].step_seconds
     assert auto is not None and auto.median <= 1.05 * least
-    study = derive(StudyResults("t", "now", "c", Machine(), tuple(rows.values()), ASKED))
+    study = derive(StudyResults("t", "now", "c", StudyMachine(), tuple(rows.values()), ASKED))
     assert [r.speedup for r in study.runs if r.strategy == "single"] == [1.0]
 
 
