@@ -28,7 +28,8 @@ RUN = RunResult(
     timeline=(TimelineSpan(0, 0.0, 0.1, "computation", "aten::mm"),),
 )  # fmt: skip
 STUDY = StudyResults(
-    "digits/cnn", "2026-11-22T12:00:00+00:00", "synchromesh compare digits/cnn", StudyMachine("cpu", 2),
+    "digits/cnn", "2026-11-22T12:00:00+00:00", "synchromesh compare digits/cnn",
+    StudyMachine("cpu", 2),
     (RUN, RunResult("digits/cnn", "single", 1, 64, 0, "failed", reason="out of memory")),
     Settings(("single", "auto"), (2,), (64,), (0,), steps=30), cluster={"hosts": []},
     versions={"torch": "2.13.0"}, price=HourlyPrice(3.06, 1, "p3.2xlarge"),
