@@ -1,7 +1,7 @@
 # make setup   own .venv with pinned versions      make test    the whole test suite
 # make demo    trains digits/cnn on two processes; as root it also shows a live switch in emulated hosts
 # make lint, make types, make house (the form of the package against its limits), make format
-# make picture   the picture of the README, from the tables
+# make picture   the picture of the README, from the tables      make study   the study of docs/study
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 # tests start Python dozens of times: without bytecode each compiles torch anew, for 3 to 5 s
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint types house format picture
+.PHONY: setup demo test lint types house format picture study
 
 setup: $(STAMP)
 
@@ -46,3 +46,7 @@ format: setup
 
 picture: setup
 	$(BIN)/python -m benchmarks.picture
+
+# as root; an hour and a half on two cores, goes on where it stopped
+study: setup
+	$(BIN)/python -m benchmarks.study

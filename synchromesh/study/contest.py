@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from synchromesh.results.run import RunResult
-from synchromesh.study import strategy, turns
+from synchromesh.study import curves, strategy, turns
 from synchromesh.study.cell import StudyCell
 from synchromesh.study.channel import Listener
 from synchromesh.study.folder import StudyFolder
@@ -234,6 +234,8 @@ class Contest:
 
     def _keep(self, cell: StudyCell, result: RunResult, record: RunRecord | None = None) -> None:
         trace = None if record is None else record.trace()
+        if record is not None:
+            curves.write(record, result, self.folder.run(cell) / "tensorboard")
         if trace is not None:
             result = replace(result, trace=f"runs/{cell.key}/trace.json.gz")
         self.folder.keep(cell, result, trace)

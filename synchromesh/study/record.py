@@ -7,7 +7,7 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from synchromesh.recording.chrome import chrome_trace
-from synchromesh.recording.shares import mean, shares
+from synchromesh.recording.shares import Shares, mean, shares
 from synchromesh.recording.spans import Recording
 from synchromesh.results.run import (
     CommunicationShares,
@@ -125,8 +125,8 @@ class RunRecord:
             found["peak_memory_bytes"] = tuple(
                 fields.of_plain(MemoryByKind, seen["memory"], "memory") for seen in memory
             )
-        if recordings := self.recordings():
-            whole = mean(shares(recordings))
+        recordings, whole = self.recordings(), self.shares()
+        if whole is not None:
             found["communication_share"] = CommunicationShares(whole.exposed, whole.hidden)
             found["computation_share"] = whole.computation
             found["waiting_share"] = whole.waiting
@@ -136,6 +136,11 @@ class RunRecord:
         if sent and all(n is not None for n in sent):
             found["sent_bytes_per_step"] = tuple(int(n) for n in sent if n is not None)
         return found
+
+    def shares(self) -> Shares | None:
+        """Of the recorded steps, the mean over the ranks; None where they were not recorded."""
+        found = self.recordings()
+        return mean(shares(found)) if found else None
 
     def recordings(self) -> list[Recording]:
         """What every rank recorded, if all did."""

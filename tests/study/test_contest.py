@@ -117,6 +117,7 @@ def test_epochs_end_by_themselves_and_targets_are_found(tmp_path: Path) -> None:
         assert (second.epochs, second.seconds) == (None, None)
         seconds = 60 * (STEP[result.strategy] + 0.001)
         assert result.seconds_per_epoch == pytest.approx(seconds)
+    assert len(list((tmp_path / "s").glob("runs/*/tensorboard/events.*"))) == 3
 
 
 def test_a_run_that_fails_is_a_row_and_others_go_on(tmp_path: Path) -> None:
