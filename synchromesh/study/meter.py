@@ -4,6 +4,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import torch
+
+from synchromesh.recording.utilisation import Utilisation
 from synchromesh.study.channel import Channel
 from synchromesh.study.turns import Turn
 
@@ -24,6 +27,7 @@ class Meter:
     """Counts the steps of a turn, and waits for the next one between two steps.
 
     over      the study has ended the run
+    device    of this rank, once it is known
     seconds   of training so far: steps, and waiting for their data; a step that is watched counts
               as the last one that was not
     """
@@ -34,7 +38,9 @@ class Meter:
         self._turn = Turn("warm-up", 0)
         self._left = 0
         self._steps: list[tuple[float, float, int]] = []  # seconds, waited, rows
-        self._processor = self._granted = self._usual = 0.0
+        self._granted = self._usual = 0.0
+        self.device = torch.device("cpu")
+        self._used = Utilisation(self.device)
 
     def begin(self) -> None:
         """Before the first step."""
@@ -75,10 +81,12 @@ class Meter:
         self._turn, self._left = turn, turn.steps
         if turn.mode in self.watches:
             self.watches[turn.mode].begin()
-        self._processor, self._granted = time.process_time(), time.perf_counter()
+        self._used = Utilisation(self.device)
+        self._used.__enter__()
+        self._granted = time.perf_counter()
 
     def _end_turn(self) -> None:
-        processor = time.process_time() - self._processor
+        self._used.__exit__()
         wall = time.perf_counter() - self._granted
         seen: dict[str, Any] = {}
         if self._turn.mode in self.watches:
@@ -87,7 +95,7 @@ class Meter:
             "turn",
             mode=self._turn.mode,
             steps=self._steps,
-            processor=processor,
+            used=self._used.share,
             wall=wall,
             seen=seen,
         )

@@ -55,8 +55,10 @@ class _Reporter:
         if len(self.job.plans) > 1:
             trainer.switch(quickest(trainer, self.job.plans).plan)
         found = trainer.predict()
+        self.meter.device = trainer.world.device
         self.meter.channel.say(
             "prepared",
+            device=trainer.world.device.type,
             plan=str(trainer.plan),
             predicted_seconds=None if found.time is None else found.seconds,
             predicted_bytes=max((m.peak for m in found.memory), default=None),

@@ -106,16 +106,23 @@ class RunRecord:
         return steps, samples, waiting, wall
 
     def _utilisation(self, wall: float) -> dict[str, Any]:
-        """Processor time over wall time, of the cores that a rank may use."""
+        """Processor time over wall time and cores of a rank; of GPUs what NVML says."""
         shares_of_ranks = []
         for rank, turns in enumerate(self._turns("timed")):
-            spent = sum(turn["processor"] for turn in turns)
-            took = sum(turn["wall"] for turn in turns)
+            told = [(t["used"], t["wall"]) for t in turns if t["used"] is not None]
+            took = sum(seconds for _, seconds in told)
             if took:
-                shares_of_ranks.append(spent / took / self.processors[rank])
+                used = sum(share * seconds for share, seconds in told) / took
+                shares_of_ranks.append(used if self.cuda else used / self.processors[rank])
         if not shares_of_ranks or not wall:
             return {}
-        return {"utilisation": fmean(shares_of_ranks), "utilisation_of": "processor time"}
+        of = "NVML: time with a kernel running" if self.cuda else "processor time"
+        return {"utilisation": fmean(shares_of_ranks), "utilisation_of": of}
+
+    @property
+    def cuda(self) -> bool:
+        """Whether its ranks ran on GPUs."""
+        return any(m.get("device") == "cuda" for m in self.of("prepared"))
 
     def _observed(self) -> dict[str, Any]:
         """Memory, traffic, and the shares of the recorded steps."""

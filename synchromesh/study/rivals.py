@@ -119,7 +119,8 @@ class _PlainLoop:
             lambda: MemoryTracker(self.rival.parameters, self.rival.buffers, self.optimizer)
         )
         self.meter.watches = {"recorded": recorded, "memory": memory}
-        self.meter.channel.say("prepared", plan=None)
+        self.meter.device = self.world.device
+        self.meter.channel.say("prepared", device=self.world.device.type, plan=None)
         self.meter.begin()
         epoch = 0
         while not self.meter.over and (self.job.epochs is None or epoch < self.job.epochs):
