@@ -45,5 +45,4 @@ format: setup
 	$(BIN)/ruff format .
 
 picture: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	$(BIN)/python -m benchmarks.picture

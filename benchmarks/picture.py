@@ -3,7 +3,7 @@
 Left: step time of DistributedDataParallel and of the best uniform plan over that of the chosen
 plan (tables/choice.txt). Right: predicted and measured step time of every candidate that was
 measured (tables/prediction.txt). Writes docs/results-light.svg and docs/results-dark.svg; equal
-tables give equal files. Needs the extra `docs`: `pip install -c constraints.txt -e '.[docs]'`.
+tables give equal files.
 """
 
 import re

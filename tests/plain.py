@@ -48,9 +48,9 @@ class Case:
         """The example batch."""
         return self.batches[0] if self.example is None else self.example
 
-    def one_trace(self, plan: str) -> AbstractContextManager[None]:
+    def one_trace(self, plan: str, ranks: int = 1) -> AbstractContextManager[None]:
         """Inside, all ranks and plans take one trace: equal builds compute the same."""
-        return shared(self.build, self.build(), self.loss, self.first(), plan)
+        return shared(self.build, self.build(), self.loss, self.first(), plan, ranks=ranks)
 
 
 @dataclass
@@ -98,7 +98,7 @@ def under(case: Case, plan: str) -> Outcome:
 
 
 def on_ranks(case: Case, plan: str, ranks: int, timeout: float = 60.0) -> list[Outcome]:
-    with case.one_trace(plan):
+    with case.one_trace(plan, ranks):
         return run(ranks, under, case, plan, timeout=timeout) if ranks > 1 else [under(case, plan)]
 
 

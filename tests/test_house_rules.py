@@ -18,6 +18,7 @@ LAYERS = (
     "version",
     "values",  # what all speak of
     "results",
+    "report",
     "workloads",
     "catalogue",
     "trace", "trace.guards", "trace.step",  # what a trace is

@@ -1,25 +1,37 @@
-"""Traces that tests share: a model of a test is traced once a process, and once for all its ranks.
+"""Traces that tests share, and what follows from them: made once a process, for all its ranks.
 
-To trace a small model takes longer than all else that a rank does with it. Equal models of equal
-ranks have equal traces (tests/trace/partition/test_partition.py), so `with shared(...)`
-makes them before ranks are forked, and `prepare` takes them in place of its own. It still compares
-each with the gradients of its rank's model.
+To trace a small model takes longer than all else that a rank does with it; then come comparing
+the trace with its model, and the partition. Equal models of equal ranks have equal traces and
+partitions (tests/trace/partition/test_partition.py), so `with shared(...)` makes them before
+ranks are forked, and `prepare` takes them in place of its own. What it asks for with other
+weights, rows or layouts is made when it asks.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from synchromesh.state.model_state import checksum
+from synchromesh.trace.capture import comparison, row_mean
+from synchromesh.trace.capture.batch import row_count
 from synchromesh.trace.capture.capture import signature, trace
+from synchromesh.trace.partition import partition as partitioning
+from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
+from synchromesh.training import execution, trust
 from synchromesh.training import traces as making
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import Placement
 from synchromesh.values.plan import Plan
 
 _KNOWN: dict[Hashable, tuple[Any, Step]] = {}  # beside each its function: the key has its id
+_FOLLOWING: dict[Hashable, Any] = {}  # comparisons and partitions: the keys have ids of graphs
 
 
 def remembered(
@@ -40,8 +52,7 @@ def remembered(
     tensors = (*model.named_parameters(), *model.named_buffers())
     described = tuple((n, x.shape, x.dtype, x.device, x.requires_grad) for n, x in tensors)
     computes = making.what_it_computes(function)
-    modes = tuple(module.training for module in model.modules())
-    settings = (modes, training, tuple(cuts), autocast, rows)
+    settings = (_modes(model), training, tuple(cuts), autocast, rows)
     key = (name, described, computes, signature(batch), settings)
     if key not in _KNOWN:
         step = trace(
@@ -51,16 +62,56 @@ def remembered(
     return _KNOWN[key][1]
 
 
+def _modes(model: nn.Module) -> tuple[bool, ...]:
+    return tuple(module.training for module in model.modules())
+
+
+def _once(step: Step, what: Hashable, make: Callable[[], Any]) -> Any:
+    """What `make` gives for a trace that is remembered and `what`."""
+    if step.opaque or not any(step.graph is known.graph for _, known in _KNOWN.values()):
+        return make()
+    key = id(step.graph), what
+    if key not in _FOLLOWING:
+        _FOLLOWING[key] = make()
+    return _FOLLOWING[key]
+
+
+def _compared(
+    compare: Callable[..., Any], model: nn.Module, function: Any, batch: Any, step: Step,
+    autocast: torch.dtype | None,
+) -> Any:  # fmt: skip
+    """What `compare` says of a model and its trace, once for equal weights, modes and rows."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    weights = tuple((n, x.is_meta, checksum(x)) for n, x in tensors)
+    leaves = [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
+    rows = (signature(batch), row_count(batch), tuple(map(checksum, leaves)))
+    computes = making.what_it_computes(function)
+    what = (compare, computes, weights, _modes(model), rows, autocast, step.guards)
+    return _once(step, what, lambda: compare(model, function, batch, step, autocast))
+
+
+def _partition(
+    step: Step, layouts: Sequence[Layout], *, rows: int,
+    pins: Mapping[tuple[str, Layout], Placement],
+) -> Partition:  # fmt: skip
+    what = (tuple(layouts), rows, frozenset(pins.items()))
+    make = partitioning.partition
+    return _once(step, what, lambda: make(step, layouts, rows=rows, pins=pins))  # type: ignore[no-any-return]
+
+
 @contextmanager
 def known(name: Hashable) -> Iterator[None]:
     """Inside, also in ranks that are forked, `prepare` of the model that `name` stands for takes
-    traces that were made before, and keeps those that it makes."""
+    what was made before, and keeps what it makes."""
 
     def capture(model: nn.Module, function: Any, batch: Any, **settings: Any) -> Step:
         return remembered(name, model, function, batch, **settings)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(making, "capture", capture)
+        for compare in (comparison.compare, row_mean.uneven_rows):
+            patch.setattr(trust, compare.__name__, partial(_compared, compare))
+        patch.setattr(execution, "partition", _partition)
         yield
 
 
@@ -71,11 +122,25 @@ def shared(
     function: Any,
     example: Any,
     *plans: str,
+    ranks: int = 1,
     autocast: torch.dtype | None = None,
 ) -> Iterator[None]:
-    """`known(name)`, with the traces of the training step under `plans` made at once."""
+    """`known(name)`, with the traces of the training step under `plans` made at once, and what
+    follows from them for so many ranks."""
     paths = [path for path, _ in model.named_modules() if path]
-    for cuts in dict.fromkeys(Plan.parse(plan).cuts(paths) for plan in plans):
-        remembered(name, model, function, example, training=True, cuts=cuts, autocast=autocast)
+    for plan in map(Plan.parse, plans):
+        cuts = plan.cuts(paths)
+        step = remembered(
+            name, model, function, example, training=True, cuts=cuts, autocast=autocast
+        )
+        if step.opaque:
+            continue
+        with suppress(Exception):  # for a rank to say
+            for compare in (comparison.compare, row_mean.uneven_rows):
+                _compared(compare, model, function, example, step, autocast)
+        inside = {n: [p for p in paths if p.startswith(f"{n}.")] for n in step.chain.names}
+        with suppress(ValueError):  # plans for other numbers of ranks, or left open
+            layouts = step.undivided(plan.layouts(step.chain.names, ranks, inside))
+            _partition(step, layouts, rows=row_count(example), pins={})
     with known(name):
         yield

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from typing import NoReturn
 
-from synchromesh.cli import compare, doctor, explain, lab, plan, run, train, verify
+from synchromesh.cli import compare, doctor, explain, lab, plan, report, run, trace, train, verify
 from synchromesh.cli.ranks import hush
 from synchromesh.launch.rank import launched, open_closed_streams
 from synchromesh.values.fault import Fault, Stopped, printable
 from synchromesh.version import VERSION
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of files; ours are named
-COMMANDS = (doctor, plan, train, explain, verify, compare, run, lab)
+COMMANDS = (doctor, plan, train, trace, explain, verify, compare, report, run, lab)
 
 
 class Parser(argparse.ArgumentParser):

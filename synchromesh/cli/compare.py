@@ -17,7 +17,7 @@ from synchromesh.values import document
 
 if TYPE_CHECKING:
     from synchromesh.results.study import Price, Settings, StudyResults
-    from synchromesh.study.cell import Cell
+    from synchromesh.study.cell import StudyCell
     from synchromesh.study.folder import StudyFolder
     from synchromesh.study.processes import Start
     from synchromesh.workloads.workload import Workload
@@ -72,7 +72,22 @@ def add_parser(commands: options.Commands) -> None:
         "--steps", type=options.positive, metavar="N",
         help=f"to time, without validation; default {STEPS}",
     )  # fmt: skip
+    _add_places(parser)
+    options.add_precision(parser)
+    parser.add_argument("--note", default="", metavar="TEXT", help="for the report")
+    parser.add_argument("-o", "--output", default="study", metavar="DIR", help="default study")
+    options.add_json(parser)
+    parser.set_defaults(main=main)
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    """On what it runs, is predicted, and what that costs."""
     parser.add_argument("--lab", metavar="FILE", help="emulated hosts, as of `lab up --file`")
+    parser.add_argument(
+        "--predict", action="append", default=[], metavar="DEVICE",
+        help="rows that are predicted, not run, for devices of the catalogue: v100, or "
+        "v100-ethernet25 with another network between hosts; repeatable",
+    )  # fmt: skip
     price = parser.add_mutually_exclusive_group()
     price.add_argument(
         "--hourly-price", type=dollars, metavar="DOLLARS", help="of one device for an hour"
@@ -80,11 +95,6 @@ def add_parser(commands: options.Commands) -> None:
     price.add_argument("--instance", metavar="NAME", help="of AWS or Google, as p3.2xlarge")
     parser.add_argument("--region", metavar="R", help="of the instance's price")
     parser.add_argument("--price-date", metavar="DATE", help="of the instance's price")
-    options.add_precision(parser)
-    parser.add_argument("--note", default="", metavar="TEXT", help="for the report")
-    parser.add_argument("-o", "--output", default="study", metavar="DIR", help="default study")
-    options.add_json(parser)
-    parser.set_defaults(main=main)
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -135,6 +145,7 @@ class _Asked:
     """What the command line asks for, checked as far as it can be before anything runs."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        from synchromesh.study.prediction import cluster
         from synchromesh.study.target import Target
 
         self.args = args
@@ -142,6 +153,8 @@ class _Asked:
         for name in self.strategies:
             strategy.check(name)
         self.price = _price(args)
+        for kind in args.predict:
+            cluster(kind, 1)
         self.targets = tuple(Target.parse(text) for text in args.target)
         if self.targets and args.steps is not None:
             raise ValueError("--target needs validation, which --steps leaves out: use --epochs")
@@ -184,11 +197,11 @@ class _Asked:
             self.args.scaling, self.epochs, self.steps, tuple(map(str, self.targets)),
         )  # fmt: skip
 
-    def groups(self, most: int) -> "list[list[Cell]]":
+    def groups(self, most: int) -> "list[list[StudyCell]]":
         """The cells, by those that take turns. ValueError for batches that data cannot fill."""
         from synchromesh.study.cell import grid, groups
 
-        found: list[list[Cell]] = []
+        found: list[list[StudyCell]] = []
         for name, (_, _, workload) in self.workloads.items():
             settings = self.settings(self.args.batch_sizes or (workload.batch_size,))
             cells = grid(name, settings)
@@ -206,7 +219,8 @@ class _Asked:
             "strategies": list(self.strategies), "devices": list(self.devices),
             "batch_sizes": list(sizes), "scaling": args.scaling, "seeds": args.seeds,
             "epochs": self.epochs, "steps": self.steps, "targets": list(map(str, self.targets)),
-            "bf16": args.bf16, "lab": args.lab and Path(args.lab).read_text(),
+            "bf16": args.bf16, "predicted": args.predict,
+            "lab": args.lab and Path(args.lab).read_text(),
         }  # fmt: skip
 
 
@@ -216,8 +230,11 @@ def metric_names(workload: "Workload") -> tuple[str, ...]:
 
     if workload.metric is None or workload.valid_data is None:
         return ()
+    model, batch = workload.build().eval(), workload.example(1)
     with torch.no_grad():
-        return tuple(workload.metric(workload.build().eval(), workload.example(1)))
+        if workload.carry is None:
+            return tuple(workload.metric(model, batch))
+        return tuple(workload.metric(model, batch, workload.carry(1))[0])
 
 
 def _price(args: argparse.Namespace) -> "Price | None":
@@ -289,8 +306,9 @@ def _study(asked: _Asked, folder: "StudyFolder", machines: _Machines) -> "StudyR
     from synchromesh.results.derive import derive
     from synchromesh.results.study import StudyResults
     from synchromesh.results.table import table
+    from synchromesh.study.contest import Common, Contest, Trained
     from synchromesh.study.machine import machine, most_processes, versions
-    from synchromesh.study.study import Common, Study, Trained
+    from synchromesh.study.prediction import predicted
 
     args = asked.args
     trained = {
@@ -303,8 +321,12 @@ def _study(asked: _Asked, folder: "StudyFolder", machines: _Machines) -> "StudyR
     )  # fmt: skip
     models = [workload for _, _, workload in asked.workloads.values()]
     groups = asked.groups(most_processes(models, max(asked.devices)))
-    runs = Study(common, folder, StudyDisplay().take).run(groups)
+    runs = Contest(common, folder, StudyDisplay().take).run(groups)
     sizes = args.batch_sizes or tuple(dict.fromkeys(w.batch_size for w in models))
+    if args.predict:
+        for workload in models:
+            sizes_of = args.batch_sizes or (workload.batch_size,)
+            runs += predicted(workload, asked.settings(sizes_of), args.predict)
     results = derive(
         StudyResults(
             title=" and ".join(trained),

@@ -3,8 +3,12 @@
 runs/digits-cnn-20260102-030405/
     run.json       workload, seed, batch size, bf16: what a resumed run takes over
     plan.yaml      the plan
-    log.jsonl      one JSON object a line: step, epoch, checkpoint, resume, stop, end
+    log.jsonl      one JSON object a line: step, epoch, checkpoint, resume, stop, end ...
+    trace.json.gz  a Chrome trace of the recorded steps
+    tensorboard/   the same as log.jsonl, as curves (`--tensorboard`)
     checkpoints/   epoch-N, step-N, best
+
+docs/runs.md has every event and field.
 """
 
 import errno
@@ -63,6 +67,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Where its checkpoints lie."""
         return self.path / "checkpoints"
+
+    @property
+    def trace(self) -> Path:
+        """The Chrome trace of its recorded steps."""
+        return self.path / "trace.json.gz"
 
     def holds_run(self) -> bool:
         """Whether a run has written here."""
@@ -173,3 +182,6 @@ class Job:
     resumed: Resumed | None
     bf16: bool
     adapt: bool  # whether the plan may change while training runs
+    trace_steps: tuple[int, int] | None = None  # that are recorded; None: one, after warm-up
+    tensorboard: bool = False
+    command: tuple[str, ...] = ()  # the words of the command line

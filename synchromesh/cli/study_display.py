@@ -13,7 +13,7 @@ from synchromesh.cli.console import Console
 from synchromesh.planner.candidate import readable
 from synchromesh.results.groups import RunGroup, comparisons
 from synchromesh.results.study import StudyResults
-from synchromesh.study.study import Progress as Report
+from synchromesh.study.contest import Progress as Report
 from synchromesh.values.fault import printable
 
 

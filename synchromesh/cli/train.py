@@ -43,8 +43,29 @@ def add_parser(commands: options.Commands) -> None:
         help="watch what steps take and shift to a better plan when links or devices change; "
         "default: where the plan is `auto`",
     )  # fmt: skip
+    parser.add_argument(
+        "--trace-steps", type=span, metavar="A-B",
+        help="steps that are recorded for `synchromesh trace`; default: one, the twentieth",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="TensorBoard logs in the run folder, too"
+    )
     options.add_json(parser)
     parser.set_defaults(main=main)
+
+
+def span(text: str) -> tuple[int, int]:
+    """The first and last of some steps: `20-24`, or `20`."""
+    first, dash, last = text.partition("-")
+    try:
+        found = int(first), int(last if dash else first)
+    except ValueError:
+        found = 0, 0
+    if not 1 <= found[0] <= found[1]:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no range of steps: give the first and the last, counted from 1, as 20-24"
+        )
+    return found
 
 
 def main(args: argparse.Namespace) -> int:
@@ -99,7 +120,8 @@ class Asked:
             epochs=args.epochs or workload.epochs, steps=args.steps, every=args.checkpoint_every,
             resumed=self.resumed,
             bf16=bool(before.get("bf16") if args.bf16 is None else args.bf16),
-            adapt=self._adapts(),
+            adapt=self._adapts(), trace_steps=args.trace_steps, tensorboard=args.tensorboard,
+            command=tuple(args.words),
         )  # fmt: skip
 
     def _adapts(self) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
@@ -11,6 +12,11 @@ from synchromesh.cli import options, ranks
 from synchromesh.cli.choice import choice_table, component_table, prediction_text
 from synchromesh.cli.progress import Display, summary
 from synchromesh.cli.run_folder import Job, RunFolder, finite
+from synchromesh.cli.start import layout_values, start_values
+from synchromesh.cli.step_log import StepLog
+from synchromesh.cli.step_watch import DEFAULT_STEP, StepWatch
+from synchromesh.recording.tensorboard import TensorBoard
+from synchromesh.recording.utilisation import Utilisation
 from synchromesh.training import events
 from synchromesh.training.events import FitEvent
 from synchromesh.training.loop import fit
@@ -22,7 +28,7 @@ LOGGED = frozenset(
     {
         "event", "time", "epoch", "epochs", "step", "steps", "loss", "seconds", "workload", "plan",
         "ranks", "best", "samples_per_second", "stopped", "samples per second",
-        "run folder",
+        "run folder", "trained_seconds", "elapsed_seconds", "utilisation",
     }
 )  # fmt: skip
 
@@ -31,14 +37,16 @@ def train(job: Job, document: TextIO | None) -> int:
     """Trains to the end, or to a signal: Stopped, on all ranks. document: gets the result as
     JSON, which else is shown."""
     display = Display(ranks.first())
-    workload = job.workload
-    result = fit(
-        workload, job.plan, epochs=None if job.steps else job.epochs, steps=job.steps,
-        seed=job.seed, checkpoints=job.folder.checkpoints, checkpoint_every=job.every,
-        resume=None if job.resumed is None else job.resumed.checkpoint, adapt=job.adapt,
-        autocast=options.precision(job.bf16),
-        on_event=_Report(job, display, document).take, say=display.say,
-    )  # fmt: skip
+    report = _Report(job, display, document)
+    try:
+        result = fit(
+            job.workload, job.plan, epochs=None if job.steps else job.epochs, steps=job.steps,
+            seed=job.seed, checkpoints=job.folder.checkpoints, checkpoint_every=job.every,
+            resume=None if job.resumed is None else job.resumed.checkpoint, adapt=job.adapt,
+            autocast=options.precision(job.bf16), on_event=report.take, say=display.say,
+        )  # fmt: skip
+    finally:
+        report.close()
     if result.stopped:
         for number in SIGNALS:  # one that comes late, to ranks that have stopped already
             signal.signal(number, signal.SIG_IGN)
@@ -55,14 +63,19 @@ class _Report:
         self.trainer: Trainer | None = None
         self.predicted: float | None = None  # seconds of a step, before the first one
         self.unwritten = False  # whether the log misses something
+        self.began = time.monotonic()
+        self.watch: StepWatch | None = None
+        self.steps: StepLog | None = None
+        self.used: Utilisation | None = None  # of the epoch that goes on
+        self.board: TensorBoard | None = None
+        self.epoch: events.EpochStarted | None = None
+        self._decided_in_step = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Started: self._started,
-            events.EpochStarted: lambda e: display.start_epoch(
-                f"epoch {e.epoch}", e.done, e.length
-            ),
+            events.EpochStarted: self._epoch_started,
             events.Losses: self._losses,
-            events.StepDone: lambda e: display.step(e.done, e.loss),
-            events.EpochTrained: lambda _: display.end_epoch(),
+            events.StepDone: self._step_done,
+            events.EpochTrained: self._epoch_trained,
             events.EpochEnded: self._epoch_ended,
             events.Saved: lambda e: self._log("checkpoint", path=str(e.path), step=e.step),
             events.NotSaved: self._not_saved,
@@ -71,6 +84,13 @@ class _Report:
             Decision: self._decided,
         }
 
+    def close(self) -> None:
+        """Ends what goes on, however the run has ended."""
+        if self.watch is not None:
+            self.watch.close()
+        if self.board is not None:
+            self.board.close()
+
     def take(self, event: FitEvent) -> None:
         """One event; all ranks call alike."""
         self._handlers[type(event)](event)
@@ -78,6 +98,8 @@ class _Report:
     def _log(self, event: str, **values: Any) -> None:
         if self.display.shown:
             self._write(lambda: self.folder.log(event, **values))
+        if self.board is not None:
+            self.board.log(event, values)
 
     def _write(self, do: Callable[[], None]) -> None:
         """Training goes on where the run folder has no room; that is said once."""
@@ -97,7 +119,12 @@ class _Report:
         self.folder = RunFolder(Path(path))
         if self.display.shown:
             self.folder.make()
+            if job.tensorboard:
+                self.board = TensorBoard(self.folder.path / "tensorboard")
         self._note_plan(trainer)
+        self._log("start", **start_values(job, trainer))
+        self._log("layout", **layout_values(trainer))
+        self._watch(trainer)
         if event.resumed is not None:
             self._log("resume", checkpoint=str(event.resumed), step=trainer.steps)
             self.display.say(f"resumed from {event.resumed} at step {trainer.steps}")
@@ -109,6 +136,15 @@ class _Report:
         self._predict(trainer)
         if not event.more:
             self.display.say(self._nothing_left(trainer.steps, event.epochs))
+
+    def _watch(self, trainer: Trainer) -> None:
+        """Which steps are looked at: those asked for, else one after warm-up. On CUDA, where that
+        has not been tried, only those asked for."""
+        self.steps = StepLog(trainer.world)
+        asked = self.job.trace_steps
+        if asked is not None or trainer.world.device.type == "cpu":
+            first, last = asked or (trainer.steps + DEFAULT_STEP,) * 2
+            self.watch = StepWatch(trainer, first, last)
 
     def _note_plan(self, trainer: Trainer) -> None:
         if self.display.shown:
@@ -147,6 +183,44 @@ class _Report:
             f"and {asked} were asked for; ask for {more}"
         )
 
+    def _epoch_started(self, event: events.EpochStarted) -> None:
+        assert self.trainer is not None and self.steps is not None
+        self.epoch = event
+        self.display.start_epoch(f"epoch {event.epoch}", event.done, event.length)
+        self.used = Utilisation(self.trainer.world.device)
+        self.used.__enter__()
+        self.steps.begin()
+        if self.watch is not None:
+            self.watch.ahead(self.trainer.steps + 1)
+
+    def _step_done(self, event: events.StepDone) -> None:
+        assert self.steps is not None and self.epoch is not None
+        watch = self.watch
+        self.display.step(event.done, event.loss)
+        watched = watch is not None and watch.special(event.step)
+        self.steps.add(event, self._decided_in_step or watched)
+        self._decided_in_step = False
+        if event.loss is not None:
+            self._log_steps()
+        if watch is None:
+            return
+        seen = watch.done(event.step, event.seconds, self.folder, self._write)
+        if seen is not None:
+            self._log(seen.event, **seen.values)
+        if event.done != self.epoch.length:
+            watch.ahead(event.step + 1)
+
+    def _log_steps(self) -> None:
+        values = None if self.steps is None else self.steps.take()
+        if values is not None:
+            self._log("steps", **values)
+
+    def _epoch_trained(self, event: events.EpochTrained) -> None:
+        self._log_steps()
+        self.display.end_epoch()
+        if self.used is not None:
+            self.used.__exit__(None, None, None)
+
     def _losses(self, event: events.Losses) -> None:
         for step, loss in enumerate(event.values, event.first):
             self._log("step", step=step, epoch=event.epoch, loss=loss)
@@ -173,8 +247,14 @@ class _Report:
                 f"before; {decision.predicted_after * 1e3:.0f} ms were predicted)"
             )
         self._log("adapt", **decision.to_dict())
+        self._decided_in_step = True
         if decision.switched:
             self._note_plan(self.trainer)
+            self._log(
+                "layout", **layout_values(self.trainer),
+                reason=f"{decision.noticed}: {decision.reason}",
+                pause_seconds=decision.pause_seconds, bytes_moved=decision.bytes_moved,
+            )  # fmt: skip
             self.predicted = decision.predicted_after
         done = f"switched to {decision.plan_to}" if decision.switched else "kept the plan"
         pause = f"; {decision.bytes_moved:,} bytes in {decision.pause_seconds:.2f} s"
@@ -185,11 +265,15 @@ class _Report:
         )
 
     def _epoch_ended(self, event: events.EpochEnded) -> None:
+        assert self.trainer is not None and self.steps is not None and self.used is not None
         metrics = _named(event.metrics)
+        used = self.trainer.world.everyone.all_gather_json(self.used.share)
         self._log(
             "epoch", epoch=event.epoch, step=event.step, loss=event.loss,
             seconds=round(event.seconds, 3),
-            samples_per_second=round(event.samples_per_second, 1), **metrics,
+            samples_per_second=round(event.samples_per_second, 1),
+            trained_seconds=round(self.steps.trained_seconds, 3),
+            elapsed_seconds=round(time.monotonic() - self.began, 3), utilisation=used, **metrics,
         )  # fmt: skip
         shown = "".join(f"  {name} {_shown(value)}" for name, value in metrics.items())
         self.display.say(
@@ -199,10 +283,19 @@ class _Report:
 
     def _finished(self, event: events.Finished) -> None:
         result = event.result
+        asked = self.job.trace_steps
+        if asked is not None and self.watch is not None and not self.watch.recorded:
+            self.display.say(self._not_recorded(asked, result.steps))
         if self.display.shown:
             self._conclude(event.trainer, result)
         if result.stopped:  # what starts ranks may end them all with the first: rank 0 is done
             event.trainer.world.everyone.broadcast_json(None)
+
+    def _not_recorded(self, asked: tuple[int, int], steps: int) -> str:
+        return (
+            f"--trace-steps {asked[0]}-{asked[1]}: nothing was recorded, since this call did not "
+            f"begin and end these steps (it ended after step {steps})"
+        )
 
     def _conclude(self, trainer: Trainer, result: events.FitResult) -> None:
         metrics, speed = _named(result.metrics), result.samples_per_second

@@ -89,7 +89,7 @@ def machine_of(rank: int, device: torch.device) -> Machine:
         rank=rank,
         host=socket.gethostname(),
         place=place(),
-        boot=_boot(),
+        boot=boot(),
         device=kind,
         cuda=torch.cuda.is_available(),
         nccl=dist.is_available() and dist.is_nccl_available(),
@@ -125,7 +125,7 @@ def _physical() -> int:
 
 def place() -> str:
     """Equal for all processes of one host, as `Machine.place`."""
-    return f"{socket.gethostname()} {_boot()} {_namespace()}"
+    return f"{socket.gethostname()} {boot()} {_namespace()}"
 
 
 def processor() -> str:
@@ -143,7 +143,8 @@ def cores() -> float:
     return min(float(len(_processors())), _quota() or float("inf"))
 
 
-def _boot() -> str:
+def boot() -> str:
+    """Equal for all that run on one kernel, and so have one clock; as `Machine.boot`."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -9,12 +9,13 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Mark(weakref.ref[Any]):
+class StorageMark(weakref.ref[Any]):
     """One storage, alive or not; equal to itself alone."""
 
     __hash__ = object.__hash__
@@ -35,8 +36,8 @@ class LiveBytes(TorchDispatchMode):
         self.limit = limit
         self._staying = 0  # bytes that have died and should have stayed
         self._stay: set[int] = set()
-        self._seen: dict[int, Mark] = {}
-        self._sizes: dict[Mark, int] = {}  # of those that count
+        self._seen: dict[int, StorageMark] = {}
+        self._sizes: dict[StorageMark, int] = {}  # of those that count
         for x in known:
             self.add(x)
 
@@ -69,7 +70,7 @@ class LiveBytes(TorchDispatchMode):
             if self._seen.get(key) is mark:
                 del self._seen[key]
 
-        mark = Mark(storage, gone)
+        mark = StorageMark(storage, gone)
         self._seen[key] = mark
         if counts:
             self._sizes[mark] = size
@@ -78,12 +79,12 @@ class LiveBytes(TorchDispatchMode):
     def resized(self, storage: Any) -> None:
         """Counts what a known storage has become in place, which no operator shows."""
         mark = self._seen.get(id(storage))
-        if mark is not None and mark() is storage and mark in self._sizes:
+        if mark is not None and mark in self._sizes:
             change = storage.nbytes() - self._sizes[mark]
             self._sizes[mark] += change
             self._change(mark, change)
 
-    def _change(self, mark: "Mark", size: int) -> None:
+    def _change(self, mark: "StorageMark", size: int) -> None:
         self.now += size
         self.peak = max(self.peak, self.now)
         self.peak_staying = max(self.peak_staying, self.now + self._staying)
@@ -92,17 +93,22 @@ class LiveBytes(TorchDispatchMode):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # DTensor: what it makes is made of plain tensors
         for x in pytree.tree_leaves((args, kwargs)):
-            if isinstance(x, Tensor):  # was there: views of it and writes into it make nothing
+            if _has_storage(x):  # was there: views of it and writes into it make nothing
                 self._know(x.untyped_storage(), counts=False)
         made = func(*args, **(kwargs or {}))
         for x in pytree.tree_leaves(made):
-            if isinstance(x, Tensor):
+            if _has_storage(x):
                 self.add(x)
         if self.now + self._staying > self.limit:
             raise MemoryError(
                 f"{self.now + self._staying} bytes are alive, {self.limit:.0f} may be"
             )
         return made
+
+
+def _has_storage(x: Any) -> bool:
+    """A sparse tensor has none of its own: its indices and values do."""
+    return isinstance(x, Tensor) and x.layout is torch.strided
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:

@@ -21,16 +21,19 @@ STEPS = 0  # the thread of the steps
 def chrome_trace(
     recordings: Sequence[Recording], shortest_us: float = SHORTEST_US, **notes: Any
 ) -> dict[str, Any]:
-    """The document, with times since the first step's start.
+    """The document of what went on in the steps, with times since the earliest.
 
     shortest_us: microseconds below which computations are left out, and said so in `otherData`,
     which has `notes` besides. What runs between operators (`host`) is never drawn.
     """
-    origin = min(start for r in recordings for start, _ in r.steps)
+    starts = [s.start for r in recordings for s in r.spans if s.end > r.steps[0][0]]
+    origin = min(starts + [start for r in recordings for start, _ in r.steps])
     events: list[dict[str, Any]] = []
     dropped = 0
     for r in recordings:
-        drawn = [s for s in r.spans if s.name != HOST]
+        first, last = r.steps[0][0], r.steps[-1][1]
+        inside = (s for s in r.spans if s.start < last and s.end > first)
+        drawn = [s for s in inside if s.name != HOST]
         kept = [
             s for s in drawn
             if s.kind == "communication" or (s.end - s.start) * 1e6 >= shortest_us

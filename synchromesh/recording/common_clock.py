@@ -6,13 +6,12 @@ the answer is there at `b`; rank 0's clock then shows t + (b - a) / 2, and is of
 most. The exchange with the smallest round trip counts.
 """
 
-import socket
 import time
-from pathlib import Path
 
 import torch
 
 from synchromesh.engine.groups import Group
+from synchromesh.profiling.machine import boot
 from synchromesh.recording.spans import Recording
 
 EXCHANGES = 16  # per rank; chosen: the smallest of so many round trips is near the least possible
@@ -21,7 +20,7 @@ EXCHANGES = 16  # per rank; chosen: the smallest of so many round trips is near 
 def common_clock(group: Group) -> float:
     """Seconds that rank 0's system clock (of the group) shows more than this rank's; all members
     call alike."""
-    machines = group.all_gather_json(_machine())
+    machines = group.all_gather_json(boot())
     offset = 0.0
     with group.world.ledger.paused():
         for index in range(1, group.size):
@@ -38,14 +37,6 @@ def gathered(recording: Recording, group: Group) -> list[Recording]:
     """The recordings of all members, on one clock; all members call alike."""
     own = recording.later(common_clock(group)).to_dict()
     return [Recording.from_dict(value) for value in group.all_gather_json(own)]
-
-
-def _machine() -> str:
-    """Equal for processes that share a system clock."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()
 
 
 def _number(group: Group, value: int = 0) -> torch.Tensor:

@@ -27,9 +27,9 @@ def step_flops(model: nn.Module, loss: Callable[[nn.Module, Any], Any], batch: A
     with FlopCounterMode(display=False) as counter:
         value = loss(model, batch)
         total = value if isinstance(value, Tensor) else value[0]
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
     model.zero_grad(set_to_none=True)
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def flops_utilisation(

@@ -1,6 +1,8 @@
 """Intervals of time: sets of seconds as sorted, disjoint pairs (start, end)."""
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 Interval = tuple[float, float]
 Intervals = tuple[Interval, ...]
@@ -44,3 +46,15 @@ def minus(a: Sequence[Interval], b: Sequence[Interval]) -> Intervals:
 def length(intervals: Iterable[Interval]) -> float:
     """Seconds that disjoint intervals cover."""
     return sum(end - start for start, end in intervals)
+
+
+def covered_before(intervals: Sequence[Interval]) -> Callable[[float], float]:
+    """The function from a time to the seconds that sorted, disjoint intervals cover before it."""
+    starts = [start for start, _ in intervals]
+    sums = [0.0, *accumulate(end - start for start, end in intervals)]
+
+    def covered(time: float) -> float:
+        at = bisect_right(starts, time) - 1
+        return 0.0 if at < 0 else sums[at] + min(time, intervals[at][1]) - starts[at]
+
+    return covered

@@ -18,8 +18,54 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from synchromesh.profiling.memory import LiveBytes, Mark
+from synchromesh.profiling.memory import LiveBytes, StorageMark
 from synchromesh.results.run import MemoryByKind
+
+
+class MemoryTracker:
+    """`with MemoryTracker(...) as memory: step()`, then `memory.by_kind`: bytes by kind at the
+    peak of what ran inside, on the device of `parameters`.
+
+    parameters, buffers: of this rank (DTensors count what is local). batch: tensors that exist
+    before and stay; they are activations. A gradient is one from when its tensor is made.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        buffers: Iterable[Tensor],
+        optimizer: Optimizer,
+        batch: Any = (),
+    ) -> None:
+        self.parameters, self.optimizer = [*parameters], optimizer
+        self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
+        self.by_kind = MemoryByKind()
+        self._live = _Journal()
+        self._live.label(pytree.tree_leaves(batch), "activations")
+        self._live.label(buffers, "buffers")
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "MemoryTracker":
+        live = self._live
+        live.label(_gradients(self.parameters), "gradients")
+        live.label(_states(self.optimizer), "optimizer")
+        live.label(self.parameters, "parameters")
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        self._stack.enter_context(_gradients_labelled(self.parameters, live))
+        self._stack.enter_context(_resizes_counted(live))
+        self._stack.enter_context(live)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+        self._live.name(_gradients(self.parameters), "gradients")
+        self._live.name(_states(self.optimizer), "optimizer")
+        kinds = self._live.at_peak()
+        if self.device.type == "cuda":
+            beyond = torch.cuda.max_memory_allocated(self.device) - kinds.total()
+            kinds["activations"] = max(0, kinds["activations"] + beyond)
+        self.by_kind = MemoryByKind(**kinds)
 
 
 def peak_memory(
@@ -29,44 +75,21 @@ def peak_memory(
     optimizer: Optimizer,
     batch: Any = (),
 ) -> MemoryByKind:
-    """Runs `step` once and returns the bytes by kind at its peak, on the device of `parameters`.
-
-    parameters, buffers: of this rank (DTensors count what is local). batch: tensors that exist
-    before and stay; they are activations. A gradient is one from when its tensor is made.
-    """
-    weights = [*parameters]
-    device = weights[0].device if weights else torch.device("cpu")
-    live = _Journal()
-    live.label([*pytree.tree_leaves(batch)], "activations")
-    live.label(buffers, "buffers")
-    live.label(_gradients(weights), "gradients")
-    live.label(_states(optimizer), "optimizer")
-    live.label(weights, "parameters")
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    with ExitStack() as stack:
-        stack.enter_context(_gradients_labelled(weights, live))
-        stack.enter_context(_resizes_counted(live))
-        stack.enter_context(live)
+    """`MemoryTracker` of `step`, which runs once."""
+    with MemoryTracker(parameters, buffers, optimizer, batch) as memory:
         step()
-    live.name(_gradients(weights), "gradients")
-    live.name(_states(optimizer), "optimizer")
-    kinds = live.at_peak()
-    if device.type == "cuda":
-        beyond = torch.cuda.max_memory_allocated(device) - kinds.total()
-        kinds["activations"] = max(0, kinds["activations"] + beyond)
-    return MemoryByKind(**kinds)
+    return memory.by_kind
 
 
 class _Journal(LiveBytes):
     """Live bytes with every change of them, and the kinds of storages as far as they are named."""
 
     def __init__(self) -> None:
-        self._changes: list[tuple[Mark, int]] = []
-        self._kinds: dict[Mark, str] = {}
+        self._changes: list[tuple[StorageMark, int]] = []
+        self._kinds: dict[StorageMark, str] = {}
         super().__init__()
 
-    def _change(self, mark: Mark, size: int) -> None:
+    def _change(self, mark: StorageMark, size: int) -> None:
         super()._change(mark, size)
         self._changes.append((mark, size))
 
@@ -102,7 +125,9 @@ def _plain(tensor: Any) -> Iterator[Tensor]:
     """The tensors with memory of their own that a tensor consists of: a DTensor's local one."""
     if not isinstance(tensor, Tensor):
         return
-    if is_traceable_wrapper_subclass(tensor):
+    if tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _plain(getattr(tensor, name))
     else:
@@ -146,7 +171,7 @@ def _resizes_counted(live: LiveBytes) -> Iterator[None]:
         live.resized(storage)
         return result
 
-    torch.UntypedStorage.resize_ = counted  # type: ignore[method-assign]
+    torch.UntypedStorage.resize_ = counted  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -28,6 +28,7 @@ from synchromesh.recording.spans import Span, by_start
 
 NOT_COMPUTING = ("c10d", "_c10d_functional", "autograd", "profiler", "synchromesh")
 GLOO = "gloo:"
+AUTOGRAD = "autograd::engine::"
 BUILT_OF = {"reduce_scatter": "all_reduce"}  # what gloo carries a collective out by, if not itself
 HOST = "host"
 
@@ -43,7 +44,7 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Call:
+class _Issued:
     """A collective or message as this rank called it."""
 
     start: float
@@ -67,8 +68,9 @@ def cpu_spans(
     collectives = [r for r in of_gloo if communication_name(r.name) not in MESSAGES]
     messages = [r for r in of_gloo if communication_name(r.name) in MESSAGES]
     calls = _calls(ordered, everyone)
-    workers = {r.thread for r in collectives} - {main}
-    operators = _outermost(r for r in ordered if _computes(r) and r.thread not in workers)
+    # not the threads of gloo, in which operators run, too
+    computing = {main} | {r.thread for r in ordered if r.name.startswith(AUTOGRAD)}
+    operators = _outermost(r for r in ordered if _computes(r) and r.thread in computing)
     gaps = minus(union(steps), union((s.start, s.end) for s in operators))
     reduced, inferred = _inferred_waits(_collectives(collectives, calls), gaps)
     annotated = [(r.start, r.end) for r in ordered if r.name == WAIT and r.thread == main]
@@ -99,28 +101,28 @@ def _outermost(operators: Iterable[Range]) -> list[Span]:
     return found
 
 
-def _calls(ordered: Iterable[Range], everyone: tuple[int, ...]) -> list[_Call]:
+def _calls(ordered: Iterable[Range], everyone: tuple[int, ...]) -> list[_Issued]:
     """By their starts; an operator inside an annotation is the same call."""
-    found: list[_Call] = []
+    found: list[_Issued] = []
     annotated: dict[int, float] = {}  # until when, by thread
     for r in ordered:
         if r.name.startswith(ANNOTATION) and r.name != WAIT:
             name, _, ranks = r.name.removeprefix(ANNOTATION).partition(" ")
             annotated[r.thread] = r.end
             members = tuple(int(n) for n in ranks.split(","))
-            found.append(_Call(r.start, r.end, r.thread, name, members))
+            found.append(_Issued(r.start, r.end, r.thread, name, members))
         elif r.name.startswith("c10d::") and r.start >= annotated.get(r.thread, 0.0):
             known = communication_name(r.name)
             if known is not None:
-                found.append(_Call(r.start, r.end, r.thread, known, everyone, annotated=False))
+                found.append(_Issued(r.start, r.end, r.thread, known, everyone, annotated=False))
     return found
 
 
-def _collectives(ranges: Iterable[Range], calls: Iterable[_Call]) -> list[tuple[Span, bool]]:
+def _collectives(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[tuple[Span, bool]]:
     """Each range with the name and the ranks of its call, of each process group the first that is
     open, and whether that was annotated. A worker thread serves one process group, which decides
     where several are possible."""
-    open_: dict[tuple[int, ...], deque[_Call]] = {}
+    open_: dict[tuple[int, ...], deque[_Issued]] = {}
     for call in calls:
         if call.name not in MESSAGES:
             open_.setdefault(call.ranks, deque()).append(call)
@@ -134,7 +136,7 @@ def _collectives(ranges: Iterable[Range], calls: Iterable[_Call]) -> list[tuple[
             if waiting and waiting[0].start <= r.start and title in _titles(waiting[0].name)
         ]
         heads.sort(key=lambda call: (call.ranks != serves.get(r.thread), call.start))
-        call = open_[heads[0].ranks].popleft() if heads else _Call(*r[:2], r.thread, title, ())
+        call = open_[heads[0].ranks].popleft() if heads else _Issued(*r[:2], r.thread, title, ())
         serves[r.thread] = call.ranks
         span = Span(r.start, r.end, "communication", call.name, _lane(r.thread), call.ranks)
         found.append((span, call.annotated))
@@ -145,7 +147,7 @@ def _titles(name: str) -> tuple[str, ...]:
     return name, BUILT_OF.get(name, name)
 
 
-def _messages(ranges: Iterable[Range], calls: Iterable[_Call]) -> list[Span]:
+def _messages(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[Span]:
     """Each range with the ranks of the call that it begins in."""
     sorted_calls = [call for call in calls if call.name in MESSAGES]
     starts = [call.start for call in sorted_calls]

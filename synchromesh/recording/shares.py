@@ -22,7 +22,14 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from synchromesh.recording.intervals import Intervals, common, length, minus, union
+from synchromesh.recording.intervals import (
+    Intervals,
+    common,
+    covered_before,
+    length,
+    minus,
+    union,
+)
 from synchromesh.recording.spans import Recording, Span
 
 SENT_AS = {"receive": "send"}  # what the other rank calls it
@@ -119,12 +126,12 @@ def _by_name(exposed: Intervals, traffic: Sequence[Span]) -> dict[str, float]:
     lasting = [s for s in traffic if s.end > s.start]
     edges = [(s.start, 1, s.name) for s in lasting] + [(s.end, -1, s.name) for s in lasting]
     found: dict[str, float] = defaultdict(float)
-    going_on, before = Counter[str](), 0.0
+    going_on, before, covered = Counter[str](), 0.0, covered_before(exposed)
     for at, change, name in sorted(edges):
         count = going_on.total()
-        seconds = length(common(exposed, ((before, at),))) if count else 0.0
-        for other, times in going_on.items():
-            found[other] += seconds * times / count if times else 0.0
+        seconds = covered(at) - covered(before) if count else 0.0
+        for other, times in going_on.items() if seconds else ():
+            found[other] += seconds * times / count
         going_on[name] += change
         before = at
     return found

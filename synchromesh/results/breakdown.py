@@ -57,12 +57,8 @@ class Overhead:
 def step_parts(group: RunGroup) -> StepParts | None:
     """Of a step of a group; None where step or shares are not known."""
     step = group.step_seconds
-    exposed = group.median(
-        lambda r: r.communication_share.exposed if r.communication_share else None
-    )
-    hidden = group.median(
-        lambda r: r.communication_share.hidden if r.communication_share else None
-    )
+    exposed = group.median(lambda run: run.exposed_share)
+    hidden = group.median(lambda run: run.hidden_share)
     if step is None or exposed is None or hidden is None:
         return None
     computation = group.median(lambda r: r.computation_share)

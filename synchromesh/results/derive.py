@@ -22,7 +22,8 @@ from synchromesh.results.study import Price, StudyResults
 
 def derive(results: StudyResults) -> StudyResults:
     """The document with `speedup`, `efficiency`, `dollars` and the dollars of each target of its
-    runs worked out; None where something that they follow from is not known."""
+    runs worked out; None where something that they follow from is not known. Without a price,
+    dollars stay as they are."""
     weak = results.settings.scaling == "weak"
     done = tuple(run for run in results.runs if run.status == "done")
     return replace(
@@ -80,8 +81,11 @@ def _timed(run: RunResult) -> bool:
 
 
 def _priced(run: RunResult, price: Price | None) -> RunResult:
+    if price is None:
+        return run
+
     def dollars(seconds: float | None) -> float | None:
-        return None if seconds is None or not price else price.dollars(seconds, run.devices)
+        return None if seconds is None else price.dollars(seconds, run.devices)
 
     def reached(target: Reached) -> Reached:
         return replace(target, dollars=dollars(target.seconds))

@@ -101,7 +101,7 @@ class RunGroup:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Groups that may be compared: of one workload on one cluster, with the same global batch
     (strong scaling) or rows of a device (weak scaling).
 
@@ -149,7 +149,7 @@ class Comparison:
         return best if best is not None and counts[best] else None
 
 
-def comparisons(results: StudyResults) -> tuple[Comparison, ...]:
+def comparisons(results: StudyResults) -> tuple[RunComparison, ...]:
     """The runs of a study, brought together; in the order of the document."""
     weak = results.settings.scaling == "weak"
     found: dict[tuple[str, str, Fraction, bool, bool], list[RunResult]] = {}
@@ -158,7 +158,7 @@ def comparisons(results: StudyResults) -> tuple[Comparison, ...]:
         key = run.workload, run.cluster, rows, run.emulated, run.predicted
         found.setdefault(key, []).append(run)
     return tuple(
-        Comparison(workload, cluster, rows, weak, emulated, predicted, _groups(runs))
+        RunComparison(workload, cluster, rows, weak, emulated, predicted, _groups(runs))
         for (workload, cluster, rows, emulated, predicted), runs in found.items()
     )
 

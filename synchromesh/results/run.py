@@ -172,3 +172,13 @@ class RunResult:
     emulated: bool = False
     predicted: bool = False
     cluster: str = ""
+
+    @property
+    def exposed_share(self) -> float | None:
+        """Of communication; None where it is not known."""
+        return None if self.communication_share is None else self.communication_share.exposed
+
+    @property
+    def hidden_share(self) -> float | None:
+        """Of communication; None where it is not known."""
+        return None if self.communication_share is None else self.communication_share.hidden

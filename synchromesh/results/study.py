@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from synchromesh.results.run import RunResult
 from synchromesh.values import document, fields
@@ -67,6 +67,8 @@ class StudyResults(document.Document):
     versions   of synchromesh, torch, Python ...
     note       the user's own words
     """
+
+    most_bytes: ClassVar[int] = 100_000_000  # hundreds of runs with the timeline of a step each
 
     title: str
     created: str

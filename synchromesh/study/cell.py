@@ -14,7 +14,7 @@ SINGLE = "single"
 
 
 @dataclass(frozen=True)
-class Cell:
+class StudyCell:
     """What one run of a study is; workload: its name; batch: rows of a global batch."""
 
     workload: str
@@ -37,14 +37,14 @@ class Cell:
         )
 
 
-def grid(workload: str, settings: Settings) -> list[Cell]:
+def grid(workload: str, settings: Settings) -> list[StudyCell]:
     """Every combination that is asked for of a workload, each once, in the order of their runs.
 
     `single` has one device whatever is asked for, and on one device every other strategy of ours
     is `single`. Under weak scaling a batch size is that of one device. ValueError where two plans
     would share a name.
     """
-    found: dict[Cell, None] = {}
+    found: dict[StudyCell, None] = {}
     for seed in settings.seeds:
         for batch in settings.batch_sizes:
             for devices in sorted(settings.devices):
@@ -53,8 +53,8 @@ def grid(workload: str, settings: Settings) -> list[Cell]:
                     if count == 1 and strategy != SINGLE:
                         continue
                     rows = batch * count if settings.scaling == "weak" else batch
-                    found[Cell(workload, strategy, count, rows, seed)] = None
-    keys: dict[str, Cell] = {}
+                    found[StudyCell(workload, strategy, count, rows, seed)] = None
+    keys: dict[str, StudyCell] = {}
     for cell in found:
         other = keys.setdefault(cell.key, cell)
         if other is not cell:
@@ -65,18 +65,18 @@ def grid(workload: str, settings: Settings) -> list[Cell]:
     return list(found)
 
 
-def groups(cells: Sequence[Cell], settings: Settings, most: int) -> list[list[Cell]]:
+def groups(cells: Sequence[StudyCell], settings: Settings, most: int) -> list[list[StudyCell]]:
     """The cells of a workload by seed and batch size (weak: of one device), in order; one whose
     processes would be more than `most` is cut into several, between numbers of devices where that
     is possible, so that what is compared with each other stays together."""
     weak = settings.scaling == "weak"
-    alike: dict[tuple[int, int], list[Cell]] = {}
+    alike: dict[tuple[int, int], list[StudyCell]] = {}
     for cell in cells:
         rows = cell.batch // cell.devices if weak else cell.batch
         alike.setdefault((cell.seed, rows), []).append(cell)
-    found: list[list[Cell]] = []
+    found: list[list[StudyCell]] = []
     for together in alike.values():
-        group: list[Cell] = []
+        group: list[StudyCell] = []
         for devices in dict.fromkeys(c.devices for c in together):
             same = [c for c in together if c.devices == devices]
             if group and _processes([*group, *same]) > most:
@@ -91,5 +91,5 @@ def groups(cells: Sequence[Cell], settings: Settings, most: int) -> list[list[Ce
     return found
 
 
-def _processes(cells: Sequence[Cell]) -> int:
+def _processes(cells: Sequence[StudyCell]) -> int:
     return sum(cell.devices for cell in cells)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from synchromesh.results.run import RunResult
-from synchromesh.study.cell import Cell
+from synchromesh.study.cell import StudyCell
 from synchromesh.values import document, fields
 
 
@@ -49,24 +49,24 @@ class StudyFolder:
         (self.path / "runs").mkdir(parents=True, exist_ok=True)
         document.write(known, json.dumps(asked, indent=2))
 
-    def run(self, cell: Cell) -> Path:
+    def run(self, cell: StudyCell) -> Path:
         """The folder of a run."""
         return self.path / "runs" / cell.key
 
-    def begin(self, cell: Cell) -> Path:
+    def begin(self, cell: StudyCell) -> Path:
         """A fresh folder of a run that has not ended."""
         shutil.rmtree(self.run(cell), ignore_errors=True)
         self.run(cell).mkdir(parents=True)
         return self.run(cell)
 
-    def ended(self, cell: Cell) -> RunResult | None:
+    def ended(self, cell: StudyCell) -> RunResult | None:
         """The results of a run that has ended; None of others."""
         path = self.run(cell) / "run.json"
         if not path.exists():
             return None
         return fields.of_plain(RunResult, document.read(path), str(path))
 
-    def keep(self, cell: Cell, result: RunResult, trace: dict[str, Any] | None) -> None:
+    def keep(self, cell: StudyCell, result: RunResult, trace: dict[str, Any] | None) -> None:
         """Writes what came of a run; its results last, and entirely or not at all."""
         if trace is not None:
             with gzip.open(self.run(cell) / "trace.json.gz", "wt") as file:

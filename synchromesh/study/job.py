@@ -6,14 +6,14 @@ from pathlib import Path
 
 import torch
 
-from synchromesh.study.cell import Cell
+from synchromesh.study.cell import StudyCell
 from synchromesh.values import document, fields
 from synchromesh.workloads.target import load
 from synchromesh.workloads.workload import Workload
 
 
 @dataclass(frozen=True)
-class Job:
+class CellJob:
     """One cell, and where its study is reached.
 
     target, data  as on the command line
@@ -22,7 +22,7 @@ class Job:
     socket        the study's
     """
 
-    cell: Cell
+    cell: StudyCell
     target: str
     socket: str
     plans: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Job:
         document.write(path, json.dumps(fields.to_plain(self), indent=2))
 
     @classmethod
-    def load(cls, path: str) -> "Job":
+    def load(cls, path: str) -> "CellJob":
         """The job in a file. ValueError where it is none."""
         return fields.of_plain(cls, document.read(path), path)
 

@@ -4,10 +4,11 @@ from dataclasses import asdict
 from typing import Any
 
 from synchromesh.adapt.adapter import Decision
-from synchromesh.study.job import Job
+from synchromesh.recording.memory import MemoryTracker
+from synchromesh.study.job import CellJob
 from synchromesh.study.layouts import component_layouts
 from synchromesh.study.meter import Meter
-from synchromesh.study.watches import Recorded
+from synchromesh.study.watches import Recorded, Remembered
 from synchromesh.training import events
 from synchromesh.training.events import FitEvent
 from synchromesh.training.loop import fit
@@ -18,20 +19,20 @@ from synchromesh.values import fields
 ENDLESS = 10**9
 
 
-def train(job: Job, meter: Meter) -> None:
+def train(job: CellJob, meter: Meter) -> None:
     """Trains until the epochs are over or the study ends the run."""
     first = job.plans[0] if len(job.plans) == 1 else "data"
-    run = _Run(job, meter)
+    run = _Reporter(job, meter)
     fit(
         job.workload(), first, epochs=job.epochs, steps=None if job.epochs else ENDLESS,
         seed=job.cell.seed, autocast=job.autocast, on_event=run.take, stop=lambda: meter.over,
     )  # fmt: skip
 
 
-class _Run:
+class _Reporter:
     """What the events of `fit` say, for the study."""
 
-    def __init__(self, job: Job, meter: Meter) -> None:
+    def __init__(self, job: CellJob, meter: Meter) -> None:
         self.job, self.meter = job, meter
         self.trainer: Trainer | None = None
 
@@ -62,7 +63,10 @@ class _Run:
         )
         self._layouts("")
         world = trainer.world
-        self.meter.watches = {"recorded": Recorded(world.device, lambda: world.ledger.sent)}
+        self.meter.watches = {
+            "recorded": Recorded(world.device, lambda: world.ledger.sent),
+            "memory": Remembered(lambda: _memory(trainer)),
+        }
         self.meter.begin()
 
     def _layouts(self, reason: str, **moved: Any) -> None:
@@ -82,3 +86,9 @@ class _Run:
                 f"{decision.noticed}: {decision.reason}",
                 paused_seconds=decision.pause_seconds, moved_bytes=decision.bytes_moved,
             )  # fmt: skip
+
+
+def _memory(trainer: Trainer) -> MemoryTracker:
+    """Of this rank, under the plan in force."""
+    model = trainer.model
+    return MemoryTracker(model.parameters.values(), model.buffers.values(), trainer.optimizer)

@@ -7,7 +7,7 @@ import torch
 
 from synchromesh.study import ours, rivals
 from synchromesh.study.channel import Channel
-from synchromesh.study.job import Job
+from synchromesh.study.job import CellJob
 from synchromesh.study.meter import Meter
 from synchromesh.study.strategy import RIVALS
 from synchromesh.values.fault import Fault
@@ -17,7 +17,7 @@ def main() -> int:
     """Trains as the job says; returns the exit code."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    job = Job.load(sys.argv[1])
+    job = CellJob.load(sys.argv[1])
     meter = Meter(Channel(job.socket, job.cell.key, int(os.environ["RANK"])))
     train = rivals.train if job.cell.strategy in RIVALS else ours.train
     train(job, meter)

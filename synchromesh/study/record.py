@@ -17,20 +17,20 @@ from synchromesh.results.run import (
     Quartiles,
     RunResult,
 )
-from synchromesh.study.cell import Cell
+from synchromesh.study.cell import StudyCell
 from synchromesh.study.target import Target
 from synchromesh.study.timeline import timeline
 from synchromesh.values import fields
 
 
 @dataclass
-class Record:
+class RunRecord:
     """What ranks said, by rank and kind of message, in order.
 
     processors   cores that each rank may use, for the utilisation of processors
     """
 
-    cell: Cell
+    cell: StudyCell
     processors: Sequence[float]
     emulated: bool = False
     said: dict[tuple[int, str], list[dict[str, Any]]] = field(default_factory=dict)

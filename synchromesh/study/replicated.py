@@ -29,7 +29,7 @@ class Replicated:
     ) -> None:  # fmt: skip
         self._wrapped, self._loss, self._world = wrapped, loss, world
         self.weights = weights
-        self.parameters = list(wrapped.parameters())
+        self.parameters, self.buffers = list(wrapped.parameters()), list(wrapped.buffers())
 
     def own_rows(self, rows: int) -> Ranges:
         ranks, rank = self._world.size, self._world.rank

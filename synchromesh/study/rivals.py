@@ -15,15 +15,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from synchromesh.engine.groups import World
+from synchromesh.recording.memory import MemoryTracker
 from synchromesh.state.cursor import Cursor
 from synchromesh.state.fetch import Loading
 from synchromesh.state.loader import Loader
 from synchromesh.state.reading import Ranges
-from synchromesh.study.job import Job
+from synchromesh.study.carried import Carried
+from synchromesh.study.job import CellJob
 from synchromesh.study.meter import Meter
 from synchromesh.study.replicated import data_parallel, fully_sharded
 from synchromesh.study.torch_pipeline import pipelined
-from synchromesh.study.watches import Recorded, interface_bytes
+from synchromesh.study.watches import Recorded, Remembered, interface_bytes
 from synchromesh.workloads.workload import Loss, Workload, is_stream
 
 READ_EVERY = 10  # steps between readings of the loss, as in `fit`
@@ -32,13 +34,13 @@ READ_EVERY = 10  # steps between readings of the loss, as in `fit`
 class Rival(Protocol):
     """One way of PyTorch's to train a model on the ranks of a run; all ranks call alike.
 
-    parameters  of this rank, as its optimizer has them
+    parameters  of this rank, as its optimizer has them; buffers: of this rank
     drop_last   whether the last batch of an epoch is left out where it is short
     """
 
     drop_last: bool
-
     parameters: list[nn.Parameter]
+    buffers: list[Tensor]
 
     def own_rows(self, rows: int) -> Ranges:
         """[start, stop) of the rows of a global batch that this rank is given."""
@@ -62,34 +64,50 @@ BUILDERS: dict[str, Callable[[nn.Module, Loss, Any, World], Rival]] = {
 }
 
 
-def train(job: Job, meter: Meter) -> None:
+def train(job: CellJob, meter: Meter) -> None:
     """Trains until the epochs are over or the study ends the run."""
     workload, seed = job.workload(), job.cell.seed
     world = World.open(None, timedelta(minutes=5))
     torch.manual_seed(seed)
     model = workload.build()
     example = workload.example(seed=seed)
+    loss: Any = workload.loss
+    if workload.carry is not None:
+        if job.cell.strategy == "torch-pipeline":
+            raise ValueError(
+                "torch.distributed.pipelining has no state that goes from batch to batch, and "
+                f"{workload.name} carries one"
+            )
+        loss = Carried(workload.loss, workload.carry, world.device)
     with torch.autocast(world.device.type, job.autocast, job.autocast is not None):
-        rival = BUILDERS[job.cell.strategy](model.to(world.device), workload.loss, example, world)
-    _Loop(job, workload, world, rival, meter).run()
+        rival = BUILDERS[job.cell.strategy](model.to(world.device), loss, example, world)
+    _PlainLoop(job, workload, world, rival, meter, loss).run()
     world.close()
 
 
-class _Loop:
+class _PlainLoop:
     """The plain training loop."""
 
     def __init__(
-        self, job: Job, workload: Workload, world: World, rival: Rival, meter: Meter
+        self,
+        job: CellJob,
+        workload: Workload,
+        world: World,
+        rival: Rival,
+        meter: Meter,
+        loss: Any,
     ) -> None:
         self.job, self.workload, self.world = job, workload, world
-        self.rival, self.meter = rival, meter
+        self.rival, self.meter, self.loss = rival, meter, loss
         self.optimizer: Optimizer = workload.build_optimizer(rival.parameters)
         self.scheduler = workload.build_scheduler(self.optimizer)
         data = workload.train_data
+        self.carries = workload.carry is not None
+        shuffle = not (is_stream(data) or self.carries)
         self.loader = Loader(
-            data, job.cell.batch, rival.own_rows, Cursor(job.cell.seed), not is_stream(data),
-            rival.drop_last, collate=workload.collate, loading=Loading.of(dict(workload.loading)),
-            agree=world.everyone.all_gather_json, device=world.device,
+            data, job.cell.batch, rival.own_rows, Cursor(job.cell.seed), shuffle, rival.drop_last,
+            collate=workload.collate, loading=Loading.of(dict(workload.loading)),
+            continuing=self.carries, agree=world.everyone.all_gather_json, device=world.device,
         )  # fmt: skip
         self.steps = 0
 
@@ -97,7 +115,10 @@ class _Loop:
         """All epochs, or until the study ends it."""
         size = self.world.size
         recorded = Recorded(self.world.device, partial(interface_bytes, size))
-        self.meter.watches = {"recorded": recorded}
+        memory = Remembered(
+            lambda: MemoryTracker(self.rival.parameters, self.rival.buffers, self.optimizer)
+        )
+        self.meter.watches = {"recorded": recorded, "memory": memory}
         self.meter.channel.say("prepared", plan=None)
         self.meter.begin()
         epoch = 0
@@ -111,6 +132,8 @@ class _Loop:
 
     def _epoch(self) -> list[Tensor]:
         losses: list[Tensor] = []
+        if isinstance(self.loss, Carried):
+            self.loss.restart()
         asked = time.perf_counter()
         for batch in self.loader:
             began = time.perf_counter()
@@ -158,16 +181,19 @@ def _metrics(
     model = workload.build().to(device)
     model.load_state_dict(dict(weights))
     model.eval()
+    metric: Any = workload.metric
+    if workload.carry is not None:
+        metric = Carried(metric, workload.carry, device)
     data = workload.valid_data
     loader = Loader(
         data, workload.batch_size, lambda rows: ((0, rows),), shuffle=False,
-        collate=workload.collate, device=device,
+        collate=workload.collate, device=device, continuing=workload.carry is not None,
     )  # fmt: skip
     sums: dict[str, float] = {}
     rows = 0
     with torch.no_grad():
         for batch in loader:
             rows += loader.rows
-            for name, value in workload.metric(model, batch).items():
+            for name, value in metric(model, batch).items():
                 sums[name] = sums.get(name, 0.0) + float(value)
     return {name: total / rows for name, total in sums.items()}

@@ -41,6 +41,7 @@ class Pipelined:
         self._schedule = Schedule1F1B(stage, self.micro_batches, loss_fn=self._of_output)
         self._targets: list[Any] = []
         self.parameters = list(self._module.parameters())
+        self.buffers = list(self._module.buffers())
         self._model = model
 
     def own_rows(self, rows: int) -> Ranges:
@@ -113,13 +114,13 @@ class _Call:
     def of(cls, model: nn.Module, loss: Loss, batch: Any) -> "_Call":
         found: list[_Call] = []
 
-        class Model(nn.Module):
+        class Listening(nn.Module):
             def forward(self, *args: Any, **kwargs: Any) -> Any:
                 found.append(cls(args, kwargs))
                 raise _Reached
 
         try:
-            loss(Model(), batch)
+            loss(Listening(), batch)
         except _Reached:
             return found[0]
         raise ValueError(

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from synchromesh.recording.memory import MemoryTracker
 from synchromesh.recording.recorder import Recorder
+from synchromesh.values.fields import to_plain
 
 LOOPBACK = "lo"
 
@@ -58,6 +60,29 @@ class Recorded:
     def _finished(recorder: Recorder) -> Recorder:
         recorder.__exit__(None, None, None)
         return recorder
+
+
+class Remembered:
+    """Peak memory by kind, of the step of a turn. of: a tracker, made when the turn begins."""
+
+    def __init__(self, of: Callable[[], MemoryTracker]) -> None:
+        self._of = of
+        self._memory: MemoryTracker | None = None
+
+    def begin(self) -> None:
+        """Before the turn's first step."""
+        self._memory = self._of()
+        self._memory.__enter__()
+
+    def after_step(self, left: int) -> None:
+        """After each step."""
+
+    def end(self) -> dict[str, Any]:
+        """After its last step."""
+        assert self._memory is not None
+        memory, self._memory = self._memory, None
+        memory.__exit__(None, None, None)
+        return {"memory": to_plain(memory.by_kind)}
 
 
 def interface_bytes(ranks: int) -> int | None:

@@ -131,6 +131,7 @@ class _Loop:
     best: float | None = None
     ended: EpochEnded | None = None  # the last epoch
     step_seconds: list[float] = field(default_factory=list)  # of full-size steps after warm-up
+    aside: float = 0.0  # seconds of this epoch in which whoever sees the events did something
 
     def _agreed(self, path: Path | None) -> Path | None:
         """Rank 0's path: those with a time in their name differ."""
@@ -230,7 +231,8 @@ class _Loop:
         done, trained = loader.done, 0
         epoch, before = loader.cursor.epoch + 1, len(self.losses)
         self.emit(events.EpochStarted(epoch, done, loader.batches))
-        began = asked = time.monotonic()
+        began, self.aside = time.monotonic(), 0.0
+        asked = began
         for batch in loader:
             waited = time.monotonic() - asked
             trainer.steps_to_come = self._steps_left(done)
@@ -241,7 +243,7 @@ class _Loop:
             asked = time.monotonic()
             if self.stopped or (self.steps == trainer.steps and not loader.last(done)):
                 break
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - began - self.aside
         self._read(epoch)
         self.emit(events.EpochTrained(epoch))
         if self.stopped:
@@ -272,7 +274,9 @@ class _Loop:
         if read:
             self._read(epoch)
         loss = self.losses[-1] if read else None
+        began = time.monotonic()
         self.emit(events.StepDone(epoch, step, done, loss, rows, seconds, waited))
+        self.aside += time.monotonic() - began
         self.stopped = self.stop.answer()
         # the end of an epoch has a checkpoint of its own
         if every and step % every == 0 and not self.loader.last(done) and not self.stopped:

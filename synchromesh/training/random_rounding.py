@@ -28,6 +28,11 @@ EXACT = frozenset(
     }
 )  # fmt: skip
 
+# Operators that add the values of a channel one after another, n of them: their order matters by
+# far more than one rounding, about sqrt(n) of them. They run from the last value to the first:
+# name -> which arguments, and which results, have the rows.
+SEQUENTIAL = {"native_batch_norm": ((0,), 0), "native_batch_norm_backward": ((0, 1), 0)}
+
 
 class RandomRounding(TorchDispatchMode):
     """Inside, results that depend on parameters become x (1 + e), e at random plus or minus the
@@ -49,7 +54,7 @@ class RandomRounding(TorchDispatchMode):
         x.mul_(factor.masked_fill_(x.abs() > kind.max / 2, 1.0))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        made = _reversed(func, args, kwargs or {})
         moves = _in_backward() or (_rounds(func) and any(map(_trained, _tensors((args, kwargs)))))
         if _is_view(func) or not moves:
             return made
@@ -57,6 +62,19 @@ class RandomRounding(TorchDispatchMode):
             if (x.is_floating_point() or x.is_complex()) and x.layout is torch.strided:
                 self.move_(x)
         return made
+
+
+def _reversed(func: Any, args: Any, kwargs: Any) -> Any:
+    """The results of an operator, in the other order of its sums where they are sequential."""
+    name = func._overloadpacket.__name__
+    if name not in SEQUENTIAL:
+        return func(*args, **kwargs)
+    given, result = SEQUENTIAL[name]
+    rows = [d for d in range(args[0].dim()) if d != 1]
+    made = [*func(*(x.flip(rows) if i in given else x for i, x in enumerate(args)), **kwargs)]
+    if made[result] is not None:  # a gradient that nobody asks for
+        made[result] = made[result].flip(rows)
+    return tuple(made)
 
 
 def _tensors(values: Any) -> list[Tensor]:

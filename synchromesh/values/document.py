@@ -12,6 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -25,6 +26,7 @@ class Document(ABC):
     """A value that a document describes; the JSON and the YAML form say the same."""
 
     yaml_flow: ClassVar[bool | None] = False  # None: lists and mappings without others in a line
+    most_bytes: ClassVar[int] = MAX_BYTES  # of a file of this kind
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
@@ -48,7 +50,7 @@ class Document(ABC):
     def from_json(cls, text: str, name: str = "") -> Self:
         """The value in a JSON text; without `name` messages begin with the class's own."""
         name = name or cls.__name__.lower()
-        return cls.from_dict(read_json(text, name), name)
+        return cls.from_dict(read_json(text, name, cls.most_bytes), name)
 
     @classmethod
     def from_yaml(cls, text: str, name: str = "") -> Self:
@@ -59,7 +61,7 @@ class Document(ABC):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """The value in a `.json`, `.yaml` or `.yml` file."""
-        return cls.from_dict(read(path), str(path))
+        return cls.from_dict(read(path, cls.most_bytes), str(path))
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -89,9 +91,9 @@ _StrictLoader.add_implicit_resolver(  # YAML 1.1 reads 1e-3 as text
 )
 
 
-def read_json(text: str, name: str = "document") -> Any:
-    """The value of a JSON text."""
-    _refuse_size(text, name)
+def read_json(text: str, name: str = "document", most: int = MAX_BYTES) -> Any:
+    """The value of a JSON text of at most so many characters."""
+    _refuse_size(text, name, most)
 
     def constant(name: str) -> Any:
         raise ValueError(f"{name} is not a number that this format has")
@@ -112,7 +114,7 @@ def read_json(text: str, name: str = "document") -> Any:
 
 def read_yaml(text: str, name: str = "document") -> Any:
     """The value of a YAML text (safe types alone, no aliases)."""
-    _refuse_size(text, name)
+    _refuse_size(text, name, MAX_BYTES)
     try:
         depth = 0
         for event in yaml.parse(text, Loader=_StrictLoader):  # events: nothing is built yet
@@ -131,11 +133,11 @@ def read_yaml(text: str, name: str = "document") -> Any:
     return value
 
 
-def read(path: str | Path) -> Any:
-    """The value of a `.json`, `.yaml` or `.yml` file."""
+def read(path: str | Path, most: int = MAX_BYTES) -> Any:
+    """The value of a `.json`, `.yaml` or `.yml` file; of JSON at most so many bytes."""
     path = Path(path)
     readers: dict[str, Callable[[str, str], Any]] = {
-        ".json": read_json,
+        ".json": partial(read_json, most=most),
         ".yaml": read_yaml,
         ".yml": read_yaml,
     }
@@ -143,8 +145,8 @@ def read(path: str | Path) -> Any:
         raise ValueError(f"{path}: the name should end in .json, .yaml or .yml")
     try:
         size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise ValueError(f"{path}: {size} bytes are more than the {MAX_BYTES} allowed")
+        if size > most:
+            raise ValueError(f"{path}: {size} bytes are more than the {most} allowed")
         text = path.read_text(encoding="utf-8-sig")  # as editors on Windows write it
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
@@ -266,9 +268,9 @@ def _refuse_duplicates(keys: list[Any]) -> None:
         seen.add(key)
 
 
-def _refuse_size(text: str, name: str) -> None:
-    if len(text) > MAX_BYTES:
-        raise ValueError(f"{name}: {len(text)} characters are more than the {MAX_BYTES} allowed")
+def _refuse_size(text: str, name: str, most: int) -> None:
+    if len(text) > most:
+        raise ValueError(f"{name}: {len(text)} characters are more than the {most} allowed")
 
 
 def _refuse_depth(value: Any, name: str, depth: int = 0) -> None:

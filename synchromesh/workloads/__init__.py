@@ -3,19 +3,26 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from synchromesh.workloads import cifar100, digits, mnist, ptb, sst2
+from synchromesh.workloads import (
+    classification,
+    coco,
+    digits,
+    multi30k,
+    ptb,
+    shakespeare,
+    sst2,
+)  # fmt: skip
 from synchromesh.workloads.workload import Workload
 
 # name -> (data folder or None, synthetic rows instead of data) -> Workload
 BUNDLED: dict[str, Callable[[Path | None, bool], Workload]] = {
     "digits/cnn": digits.cnn,
     "digits/vit": digits.vit,
-    "mnist/vgg11": mnist.vgg11,
-    "cifar100/resnet18": cifar100.resnet18,
-    "cifar100/resnet50": cifar100.resnet50,
-    "cifar100/vit_tiny": cifar100.vit_tiny,
-    "cifar100/vit_b16": cifar100.vit_b16,
+    **classification.WORKLOADS,
+    **coco.WORKLOADS,
     "ptb/lstm": ptb.lstm,
     "ptb/lstm_small": ptb.lstm_small,
     **sst2.WORKLOADS,
+    **shakespeare.WORKLOADS,
+    **multi30k.WORKLOADS,
 }

@@ -1,8 +1,12 @@
-"""CIFAR-100's files: the binary version (plain, packed, in several files) and the Python version.
+"""CIFAR's files: the binary version (plain, packed, in several files) and the Python version.
 
-A record of the binary version is `<coarse label><fine label><3072 pixels>`, 3074 bytes. The
-Python version is a pickle, read by an unpickler that makes arrays, bytes, strings, lists, dicts
-and numbers and refuses everything else.
+A record of the binary version is its labels, a byte each, and 3072 pixels:
+
+    CIFAR-10    <label><pixels>                       3073 bytes, in five files and one
+    CIFAR-100   <coarse label><fine label><pixels>    3074 bytes, in one file and one
+
+The Python version is a pickle, read by an unpickler that makes arrays, bytes, strings, lists,
+dicts and numbers and refuses everything else.
 """
 
 import io
@@ -10,6 +14,8 @@ import lzma
 import pickle
 import tarfile
 import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,84 +23,145 @@ import numpy as np
 import torch
 from torch import Tensor
 
-RECORD = 2 + 3 * 32 * 32
-CLASSES = 100
-LAYOUTS = (
-    "train.bin and test.bin, cifar-100-binary.tar.gz, train-*.bin.xz and test-*.bin.xz, "
-    "or cifar-100-python*.tar.gz"
-)
+PIXELS = 3 * 32 * 32
 
 
-def read(folder: Path, split: str) -> tuple[Tensor, Tensor]:
-    """Pixels uint8 (n, 3, 32, 32) and fine labels int64 (n) of `split`, train or test."""
-    if not folder.is_dir():
-        raise ValueError(
-            f"there is no folder {folder}: name one that holds {LAYOUTS} with --data DIR"
+@dataclass(frozen=True)
+class Cifar:
+    """One of the two data sets, as its authors publish it.
+
+    labels    bytes of labels in a record, the last of which is the class
+    key       of the classes in the Python version
+    members   split -> names of its files; those of the binary version end in .bin
+    binary, python   folders of the two versions, as they are unpacked
+    """
+
+    name: str
+    classes: int
+    labels: int
+    key: bytes
+    members: dict[str, tuple[str, ...]]
+    archive: str
+    binary: str
+    python: str
+
+    @property
+    def record(self) -> int:
+        """Bytes of a record."""
+        return self.labels + PIXELS
+
+    @property
+    def layouts(self) -> str:
+        """What a folder may hold, for messages."""
+        first, last = self.members["train"][0], self.members["test"][0]
+        files = [f"{n}.bin" for n in (*self.members["train"], last)]
+        plain = (
+            " and ".join(files)
+            if len(files) == 2
+            else f"{first}.bin to {files[-2]} and {files[-1]}"
         )
-    for place in (folder, folder / "cifar-100-binary"):
-        if (place / f"{split}.bin").is_file():
-            return records((place / f"{split}.bin").read_bytes(), place / f"{split}.bin")
-    for archive in sorted(folder.glob("cifar-100-binary*.tar.gz")):
-        return records(_member(archive, f"{split}.bin"), archive)
-    packed = sorted(folder.glob(f"{split}-*.bin.xz"))
-    if packed:
-        parts = [records(_unpack(path), path) for path in packed]
-        return torch.cat([p for p, _ in parts]), torch.cat([n for _, n in parts])
-    if (folder / "cifar-100-python" / split).is_file():
-        path = folder / "cifar-100-python" / split
-        return pickled(path.read_bytes(), path)
-    for archive in sorted(folder.glob("cifar-100-python*.tar.gz")):
-        return pickled(_member(archive, split), archive)
-    raise ValueError(
-        f"{folder} holds no CIFAR-100 {split} data: looked for {LAYOUTS}; "
-        "name the right folder with --data DIR"
-    )
-
-
-def records(content: bytes, path: Path) -> tuple[Tensor, Tensor]:
-    """Pixels and fine labels of the binary version's records; `path` is for messages."""
-    if not content or len(content) % RECORD:
-        raise ValueError(
-            f"{path} has {len(content)} bytes of records, not a multiple of {RECORD}: "
-            "it is cut short or not CIFAR-100's binary version, fetch it again"
+        return (
+            f"{plain}, {self.archive}-binary.tar.gz, train-*.bin.xz and test-*.bin.xz, "
+            f"or {self.archive}-python*.tar.gz"
         )
-    table = torch.from_numpy(np.frombuffer(content, np.uint8).reshape(-1, RECORD).copy())
-    return table[:, 2:].reshape(-1, 3, 32, 32).contiguous(), _labels(
-        table[:, 1].to(torch.int64), path
-    )
 
+    def read(self, folder: Path, split: str) -> tuple[Tensor, Tensor]:
+        """Pixels uint8 (n, 3, 32, 32) and classes int64 (n) of `split`, train or test.
 
-def pickled(content: bytes, path: Path) -> tuple[Tensor, Tensor]:
-    """Pixels and fine labels of the Python version; `path` is for messages."""
-    try:
-        entries = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
-        pixels = np.asarray(entries[b"data"])
-        labels = np.asarray(entries[b"fine_labels"], np.int64)
-    except Refused as error:
+        ValueError where the folder has no such data, or a file is damaged.
+        """
+        parts = [*self._parts(folder, split)]
+        return torch.cat([p for p, _ in parts]), torch.cat([c for _, c in parts])
+
+    def _parts(self, folder: Path, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """The data of each file in turn, in the first layout that is there."""
+        if not folder.is_dir():
+            raise ValueError(
+                f"there is no folder {folder}: name one that holds {self.layouts} with --data DIR"
+            )
+        members = self.members[split]
+        binary = [f"{name}.bin" for name in members]
+        for place in (folder, folder / self.binary):
+            if (place / binary[0]).is_file():
+                return (self.records(_content(place / n), place / n) for n in binary)
+        for path in sorted(folder.glob(f"{self.archive}-binary*.tar.gz")):
+            return (self.records(c, path) for c in _members(path, binary))
+        packed = sorted(folder.glob(f"{split}-*.bin.xz"))
+        if packed:
+            return (self.records(_unpack(path), path) for path in packed)
+        if (folder / self.python / members[0]).is_file():
+            paths = [folder / self.python / name for name in members]
+            return (self.pickled(_content(path), path) for path in paths)
+        for path in sorted(folder.glob(f"{self.archive}-python*.tar.gz")):
+            return (self.pickled(c, path) for c in _members(path, members))
         raise ValueError(
-            f"{path} asks for {error}, which no CIFAR-100 file needs: it is not loaded"
-        ) from error
-    except Exception as error:  # a broken pickle raises almost anything
-        raise ValueError(
-            f"{path} is not CIFAR-100's Python version ({type(error).__name__}: {error}): "
-            "fetch it again"
-        ) from error
-    if pixels.dtype != np.uint8 or pixels.shape != (len(labels), 3072):
-        raise ValueError(
-            f"{path} holds pixels {pixels.dtype} {pixels.shape} for {len(labels)} labels, "
-            f"not uint8 ({len(labels)}, 3072): fetch it again"
+            f"{folder} holds no {self.name} {split} data: looked for {self.layouts}; "
+            "name the right folder with --data DIR"
         )
-    images = torch.from_numpy(np.ascontiguousarray(pixels).copy()).reshape(-1, 3, 32, 32)
-    return images, _labels(torch.from_numpy(labels.copy()), path)
+
+    def records(self, content: bytes, path: Path) -> tuple[Tensor, Tensor]:
+        """Pixels and classes of the binary version's records; `path` is for messages."""
+        if not content or len(content) % self.record:
+            raise ValueError(
+                f"{path} has {len(content)} bytes of records, not a multiple of {self.record}: "
+                f"it is cut short or not {self.name}'s binary version, fetch it again"
+            )
+        rows = np.frombuffer(content, np.uint8).reshape(-1, self.record)
+        table = torch.from_numpy(rows.copy())
+        classes = table[:, self.labels - 1].to(torch.int64)
+        pixels = table[:, self.labels :].reshape(-1, 3, 32, 32).contiguous()
+        return pixels, self._checked(classes, path)
+
+    def pickled(self, content: bytes, path: Path) -> tuple[Tensor, Tensor]:
+        """Pixels and classes of the Python version; `path` is for messages."""
+        try:
+            entries = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
+            pixels = np.asarray(entries[b"data"])
+            classes = np.asarray(entries[self.key], np.int64)
+        except Refused as error:
+            raise ValueError(
+                f"{path} asks for {error}, which no {self.name} file needs: it is not loaded"
+            ) from error
+        except Exception as error:  # a broken pickle raises almost anything
+            raise ValueError(
+                f"{path} is not {self.name}'s Python version ({type(error).__name__}: {error}): "
+                "fetch it again"
+            ) from error
+        if pixels.dtype != np.uint8 or pixels.shape != (len(classes), PIXELS):
+            raise ValueError(
+                f"{path} holds pixels {pixels.dtype} {pixels.shape} for {len(classes)} labels, "
+                f"not uint8 ({len(classes)}, {PIXELS}): fetch it again"
+            )
+        images = torch.from_numpy(np.ascontiguousarray(pixels).copy()).reshape(-1, 3, 32, 32)
+        return images, self._checked(torch.from_numpy(classes.copy()), path)
+
+    def _checked(self, classes: Tensor, path: Path) -> Tensor:
+        wrong = classes[(classes < 0) | (classes >= self.classes)]
+        if len(classes) == 0 or len(wrong):
+            found = "no labels" if len(classes) == 0 else f"a label {int(wrong[0])}"
+            raise ValueError(
+                f"{path} has {found}, not 0 to {self.classes - 1}: it is not {self.name}, "
+                "fetch it again"
+            )
+        return classes
 
 
-def _labels(labels: Tensor, path: Path) -> Tensor:
-    if len(labels) == 0 or int(labels.min()) < 0 or int(labels.max()) >= CLASSES:
-        found = "no labels" if len(labels) == 0 else f"a fine label {int(labels.max())}"
-        raise ValueError(
-            f"{path} has {found}, not 0 to {CLASSES - 1}: it is not CIFAR-100, fetch it again"
-        )
-    return labels
+CIFAR10 = Cifar(
+    "CIFAR-10", classes=10, labels=1, key=b"labels", archive="cifar-10",
+    members={"train": tuple(f"data_batch_{n}" for n in range(1, 6)), "test": ("test_batch",)},
+    binary="cifar-10-batches-bin", python="cifar-10-batches-py",
+)  # fmt: skip
+CIFAR100 = Cifar(
+    "CIFAR-100", classes=100, labels=2, key=b"fine_labels", archive="cifar-100",
+    members={"train": ("train",), "test": ("test",)},
+    binary="cifar-100-binary", python="cifar-100-python",
+)  # fmt: skip
+
+
+def _content(path: Path) -> bytes:
+    if not path.is_file():
+        raise ValueError(f"{path.parent} has no file {path.name}: fetch the data set again")
+    return path.read_bytes()
 
 
 def _unpack(path: Path) -> bytes:
@@ -104,20 +171,28 @@ def _unpack(path: Path) -> bytes:
         raise ValueError(f"{path} is not a whole xz file ({error}): fetch it again") from error
 
 
-def _member(archive: Path, name: str) -> bytes:
-    """The bytes of the regular file `name` in any folder of a tar; nothing is written to disk."""
+def _members(archive: Path, names: Sequence[str]) -> list[bytes]:
+    """The bytes of the regular files of these names, in any folder of a tar; nothing is written to
+    disk."""
+    found: dict[str, bytes] = {}
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
-                if member.isfile() and Path(member.name).name == name:
+                name = Path(member.name).name
+                if member.isfile() and name in names and name not in found:
                     content = tar.extractfile(member)
                     assert content is not None
-                    return content.read()
+                    found[name] = content.read()
+                if len(found) == len(names):
+                    break
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise ValueError(
             f"{archive} is not a whole tar.gz file ({error}): fetch it again"
         ) from error
-    raise ValueError(f"{archive} has no file {name}: fetch it again")
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ValueError(f"{archive} has no file {', '.join(missing)}: fetch it again")
+    return [found[name] for name in names]
 
 
 class Refused(Exception):

@@ -1,11 +1,13 @@
 """Images with labels, kept as bytes and normalised one by one; a classifier's loss and metric."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from synchromesh.workloads.view import View
 
 MOST_PADDING = 8  # pixels of height that are padded (28 to 32); images that lack more are resized
 
@@ -34,30 +36,48 @@ class ImageFormat:
         return values
 
 
+class ImageModel(Protocol):
+    """Builds a model for images of so many channels, with scores for so many classes."""
+
+    def __call__(self, *, channels: int, classes: int) -> nn.Module: ...
+
+
 class Images:
-    """A data set of images: `pixels` uint8 (n, channel, height, width), `labels` int64 (n)."""
+    """A data set of images: `pixels` uint8 (n, channel, height, width), `labels` int64 (n).
+
+    padding: of the views that are drawn of the images; None: they are seen as they are.
+    """
 
     def __init__(
-        self, pixels: Tensor, labels: Tensor, form: ImageFormat, scale: float = 255.0
-    ) -> None:
+        self, pixels: Tensor, labels: Tensor, form: ImageFormat, scale: float = 255.0,
+        padding: int | None = None,
+    ) -> None:  # fmt: skip
         assert pixels.dtype == torch.uint8 and len(pixels) == len(labels)
         self.pixels, self.labels, self.form, self.scale = pixels, labels, form, scale
+        self.padding = padding
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.form.normalise(self.pixels[index], self.scale), self.labels[index]
+        image = self.pixels[index]
+        if self.padding is not None:
+            image = View.drawn(self.padding).of(image)
+        return self.form.normalise(image, self.scale), self.labels[index]
 
 
 @dataclass(frozen=True)
 class SyntheticImages:
-    """Seeded rows of the shapes of a real data set, for `explain` and `verify`."""
+    """Seeded rows of the shapes of a real data set, for `explain` and `verify`.
+
+    per_pixel: a row has a label for every pixel, else one.
+    """
 
     form: ImageFormat
     classes: int
     rows: int = 4096
     seed: int = 0
+    per_pixel: bool = False
 
     def __len__(self) -> int:
         return self.rows
@@ -66,7 +86,8 @@ class SyntheticImages:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
         shape = (len(self.form.mean), self.form.size, self.form.size)
         image = torch.randn(shape, generator=generator)
-        return image, torch.randint(self.classes, (), generator=generator)
+        labelled = shape[1:] if self.per_pixel else ()
+        return image, torch.randint(self.classes, labelled, generator=generator)
 
 
 def _logits(output: Any) -> Tensor:

@@ -1,7 +1,9 @@
-"""A classifier of sentences: LSTM layers (Hochreiter and Schmidhuber 1997) over word embeddings,
-and a linear layer on the mean of what the last of them says at the words."""
+"""A classifier of sentences: LSTM layers over word embeddings, and a linear layer on the mean of
+what the last of them gives at the words."""
 
 from torch import Tensor, nn
+
+from synchromesh.workloads.lstm_layer import LstmLayer
 
 
 class LstmClassifier(nn.Module):
@@ -15,7 +17,7 @@ class LstmClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(_Layer(width, dropout) for _ in range(layers))
+        self.layers = nn.ModuleList(LstmLayer(width, width, dropout) for _ in range(layers))
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(width, classes)
 
@@ -28,17 +30,3 @@ class LstmClassifier(nn.Module):
         mean = (values * mask).sum(1) / mask.sum(1)
         logits: Tensor = self.classifier(self.dropout(mean))
         return logits
-
-
-class _Layer(nn.Module):
-    """Dropout and an LSTM, (rows, length, width) to the same."""
-
-    def __init__(self, width: int, dropout: float) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(dropout)
-        self.lstm = nn.LSTM(width, width, batch_first=True)
-
-    def forward(self, values: Tensor) -> Tensor:
-        """What the LSTM gives at every place."""
-        found: Tensor = self.lstm(self.dropout(values))[0]
-        return found

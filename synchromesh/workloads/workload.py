@@ -143,17 +143,20 @@ class Workload:
             )
 
     def example(self, rows: int | None = None, seed: int = 0) -> Any:
-        """A global batch of `rows` rows (default: the batch size), drawn from the data by seed; of
-        a stream the first ones, in an order by seed. ValueError for a stream without items."""
+        """A global batch of `rows` rows (default: the batch size), drawn from the data by seed,
+        as is what its samples draw from torch's own generator; of a stream the first ones, in an
+        order by seed. ValueError for a stream without items."""
         count = self.batch_size if rows is None else rows
-        generator = torch.Generator().manual_seed(seed)
         data: Any = self.train_data
-        if is_stream(data):
-            data = list(islice(data, count))
-            if not data:
-                raise ValueError(f"the training data ({type(self.train_data).__name__}) is empty")
-        chosen = torch.randint(len(data), (count,), generator=generator).tolist()
-        return (self.collate or default_collate)([data[i] for i in chosen])
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            if is_stream(data):
+                data = list(islice(data, count))
+                if not data:
+                    kind = type(self.train_data).__name__
+                    raise ValueError(f"the training data ({kind}) is empty")
+            chosen = torch.randint(len(data), (count,)).tolist()
+            return (self.collate or default_collate)([data[i] for i in chosen])
 
 
 def _data_faults(name: str, data: Any) -> Iterable[str]:

@@ -15,10 +15,13 @@ from typing import Any
 
 import pytest
 
-from synchromesh.cli import main
+from synchromesh.adapt.adapter import Decision
+from synchromesh.cli import main, training
 from synchromesh.cli.run_folder import RunFolder
 from synchromesh.state import checkpoint
 from synchromesh.state.manifest import CheckpointError
+from synchromesh.training.events import StepDone
+from synchromesh.training.loop import fit
 from tests.profiling.hurried import hurried
 from tests.ranks import run
 from tests.traces import known
@@ -339,3 +342,54 @@ def test_verify_tells_a_reader(capsys: pytest.CaptureFixture[str]) -> None:
     assert "dropout is set to zero and batch norm synchronised" in out
     assert out.count("(rounding alone ") == 4
     assert out.rstrip().endswith("passed")
+
+
+def test_a_run_logs_all_that_a_report_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    train("--output run --trace-steps 8-9 --tensorboard", capsys)
+    (start,), (layout,) = events("run", "start"), events("run", "layout")
+    assert start["ranks"] == len(start["machines"]) == 1 and start["machines"][0]["cores"] > 0
+    assert start["parameter_bytes"] == 8 * (6 * 8 + 8 + 8 * 4 + 4)
+    assert sum(c["parameter_bytes"] for c in layout["components"]) == start["parameter_bytes"]
+    steps = events("run", "steps")
+    assert [n for x in steps for n in range(x["first"], x["first"] + len(x["seconds"]))] == [
+        *range(1, 19)
+    ]
+    assert all(len(x["seconds"]) == len(x["loading"]) == len(x["waited"]) for x in steps)
+    assert [n for x in steps for n in x["rows"]] == [4, 4, 4, 4, 4, 2] * 3
+    assert [n for x in steps for n in x["special"]] == [8, 9, 10]
+    (recording,), (memory,) = events("run", "recording"), events("run", "memory")
+    assert recording["steps"] == [8, 9] and recording["sent_bytes_per_step"] == [0]
+    mean = recording["mean"]
+    assert mean["computation"] + mean["exposed"] + mean["other"] == pytest.approx(1.0)
+    assert memory["step"] == 10 and memory["peak_bytes"][0]["optimizer"] > 0
+    assert memory["peak_bytes"][0]["parameters"] == start["parameter_bytes"]
+    trained = [x["trained_seconds"] for x in events("run", "epoch")]
+    assert trained == sorted(trained)
+    assert all(x["trained_seconds"] <= x["elapsed_seconds"] for x in events("run", "epoch"))
+    assert any(Path("run/tensorboard").iterdir())
+
+
+def test_a_run_without_a_recorded_step_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "tiny.py:build", "--steps", "3", "--trace-steps", "3-4"]) == 0
+    assert "--trace-steps 3-4: nothing was recorded" in capsys.readouterr().err
+
+
+def test_a_switch_is_logged_with_the_layout_that_it_leads_to(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch = Decision(4, "links are slow", True, "it pays", "data", "single", 0.2, 0.2, 0.1, 1.0)
+
+    def with_a_switch(*args: Any, on_event: Any, **options: Any) -> Any:
+        def take(event: Any) -> None:
+            if isinstance(event, StepDone) and event.step == 4:
+                on_event(switch)
+            on_event(event)
+
+        return fit(*args, on_event=take, **options)
+
+    monkeypatch.setattr(training, "fit", with_a_switch)
+    train("--output run --steps 6", capsys)
+    first, second = events("run", "layout")
+    assert (first["step"], second["step"]) == (0, 4)
+    assert second["reason"] == "links are slow: it pays" and "pause_seconds" in second
+    assert [n for x in events("run", "steps") for n in x["special"]] == [4]

@@ -73,7 +73,7 @@ def test_micro_batches_compute_what_the_whole_batch_does(family: str) -> None:
     losses, _, state = alone(family)
     model, loss, (batch, *_) = build(family)
     plans = [f"{p}; @pieces={INTERLEAVED}" for p in ("tensor", "hybrid:tensor=2", mixed(family))]
-    with shared(family, model, loss, batch, *plans):
+    with shared(family, model, loss, batch, *plans, ranks=4):
         answers = [
             run(4 if "tensor=2" in plan else 2, in_micro_batches, family, plan) for plan in plans
         ]

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synchromesh.recording.intervals import common, length, minus, union
+from synchromesh.recording.intervals import common, covered_before, length, minus, union
 
 pairs = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=6)
 
@@ -20,4 +20,5 @@ def test_as_sets_of_seconds(a: list[tuple[int, int]], b: list[tuple[int, int]]) 
     assert seconds(x) == seconds(a) and length(x) == len(seconds(a))
     assert seconds(common(x, y)) == seconds(a) & seconds(b)
     assert seconds(minus(x, y)) == seconds(a) - seconds(b)
+    assert covered_before(x)(12) == len(seconds(a) & set(range(12)))
     assert all(p[1] < q[0] for p, q in pairwise(x)), "sorted and apart"

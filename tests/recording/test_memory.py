@@ -99,3 +99,15 @@ def test_fsdp2_frees_what_it_has_gathered() -> None:
         assert found.optimizer - layers * layer <= 8 * layers
         assert found.gradients <= layers * layer / 2
         assert found.activations < layers * layer, "not all layers are gathered at once"
+
+
+def test_sparse_gradients() -> None:
+    table = nn.Embedding(100, 25, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters())
+
+    def step() -> None:
+        table(torch.tensor([3, 5])).sum().backward()
+        optimizer.step()
+
+    found = peak_memory(step, table.parameters(), [], optimizer)
+    assert found.parameters == 100 * 100 and found.gradients in (2 * 108, 2 * 100 + 8 * 2)

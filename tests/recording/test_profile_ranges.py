@@ -21,6 +21,7 @@ def test_host_and_a_wait_that_is_inferred() -> None:
         Range(5, 6, "c10d::allreduce_", MAIN, True),
         Range(7, 16, "gloo:all_reduce", WORKER),
         Range(8, 9, "aten::add_", WORKER, True),  # gloo's own work
+        Range(16, 17, "aten::add_", OTHER, True),
         Range(10, 12, "aten::mm", MAIN, True),
         Range(18, 19, "aten::add_", MAIN, True),
     )
@@ -90,3 +91,13 @@ def test_an_annotated_wait_says_when_a_rank_waits_and_until_when_it_is_under_way
         Range(12, 20, "aten::mm", MAIN, True),
     )
     assert pictures(found)[1:-1] == [("host", 1, 5), ("all_reduce", 2, 9), ("host", 9, 12)]
+
+
+def test_autograds_threads_compute_too() -> None:
+    found = spans(
+        Range(1, 4, "autograd::engine::evaluate_function: MmBackward0", OTHER),
+        Range(2, 3, "aten::mm", OTHER, True),
+        step=(0, 5),
+    )
+    assert pictures(found) == [("host", 0, 2), ("aten::mm", 2, 3), ("host", 3, 5)]
+    assert found[1].lane == f"thread {OTHER}"

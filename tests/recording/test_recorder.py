@@ -3,11 +3,13 @@
 import time
 from collections import Counter
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from synchromesh.engine.groups import World
+from synchromesh.recording import common_clock as common_clock_module
 from synchromesh.recording.common_clock import common_clock, gathered
 from synchromesh.recording.recorder import Recorder
 from synchromesh.recording.shares import shares
@@ -90,3 +92,17 @@ def test_a_late_rank_is_waited_for() -> None:
     found, _ = ranks.run(2, _late)
     assert found[0]["exposed"] > 0.8 and found[0]["waiting"] > 0.7, found
     assert found[1]["waiting"] < 0.1, found
+
+
+def _offset(seconds: float) -> float:
+    """Of a rank 1 whose clock shows `seconds` more and whose machine is another one."""
+    world, now = World.open("cpu"), time.time_ns
+    with pytest.MonkeyPatch.context() as patch:
+        if world.rank == 1:
+            patch.setattr(common_clock_module, "boot", lambda: "another")
+            patch.setattr(time, "time_ns", lambda: now() + round(seconds * 1e9))
+        return common_clock(world.everyone)
+
+
+def test_the_clock_of_another_machine() -> None:
+    assert ranks.run(2, _offset, 5.0) == [0.0, pytest.approx(-5.0, abs=0.005)]

@@ -1,5 +1,7 @@
 """The document of a study: read as it was written, other formats refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from synchromesh.results.run import (
@@ -14,6 +16,7 @@ from synchromesh.results.run import (
     TimelineSpan,
 )
 from synchromesh.results.study import Machine, Price, Settings, StudyResults
+from synchromesh.values import document
 
 RUN = RunResult(
     "digits/cnn", "auto", 2, 64, 0, "done", "data; classifier=tensor",
@@ -45,6 +48,16 @@ def test_what_is_no_document_of_a_study_is_refused_by_name() -> None:
     text = STUDY.to_json().replace('"failed"', '"perhaps"')
     with pytest.raises(ValueError, match=r"runs\[1\].status: should be one of done, failed"):
         StudyResults.from_json(text, "results.json")
+
+
+def test_a_large_study_is_read() -> None:
+    """Timelines of many runs are more than other documents may have."""
+    spans = tuple(
+        TimelineSpan(0, i / 1e5, i / 1e5, "computation", "x" * 40) for i in range(30_000)
+    )
+    large = replace(STUDY, runs=(replace(RUN, timeline=spans),))
+    assert len(large.to_json()) > document.MAX_BYTES
+    assert StudyResults.from_json(large.to_json()) == large
 
 
 def test_instances_are_paid_for_entirely() -> None:

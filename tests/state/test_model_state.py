@@ -110,8 +110,10 @@ def test_a_meta_model_from_weights_trains_like_one_that_was_loaded(
     model, loss, make = built(family)
     whole = sum(p.numel() * p.element_size() for p in model.parameters())
     with (
-        shared(family, built(family, "meta")[0], loss, make(8, dtype=torch.float64), "tensor"),
-        shared(family, model, loss, make(8, dtype=torch.float64), "tensor"),
+        shared(
+            family, built(family, "meta")[0], loss, make(8, dtype=torch.float64), "tensor", ranks=2
+        ),
+        shared(family, model, loss, make(8, dtype=torch.float64), "tensor", ranks=2),
     ):
         run(1, write, family, str(tmp_path))
         usual = run(2, trained, family, "tensor", "usual", str(tmp_path))

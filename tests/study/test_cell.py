@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from synchromesh.results.study import Settings
-from synchromesh.study.cell import Cell, grid, groups
+from synchromesh.study.cell import StudyCell, grid, groups
 
 ASKED = Settings(("single", "data", "ddp"), (1, 2, 4), (64, 128), (0, 1), steps=30)
 
@@ -42,7 +42,7 @@ def test_what_is_compared_stays_together_as_far_as_it_fits() -> None:
 
 
 def test_plans_have_names_that_files_can_hold() -> None:
-    assert Cell("m", "data; c*=tensor", 2, 8, 0).key == "m-data-c-=tensor-2x8-seed0"
+    assert StudyCell("m", "data; c*=tensor", 2, 8, 0).key == "m-data-c-=tensor-2x8-seed0"
     same = replace(ASKED, strategies=("data; a=tensor", "data;a=tensor"))
     with pytest.raises(ValueError, match="would share the name a-b-data-a=tensor-2x64-seed0"):
         grid("a/b", same)

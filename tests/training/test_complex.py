@@ -102,7 +102,7 @@ def planned(plan: str, then: str, folder: str) -> tuple[list[float], dict[str, T
 )
 def test_complex_models_train_exactly(plan: str, then: str, tmp_path: Path) -> None:
     expected, weights = alone()
-    with shared("spectral", built()[0], loss, make(8), plan, then):
+    with shared("spectral", built()[0], loss, make(8), plan, then, ranks=2):
         answers = run(2, planned, plan, then, str(tmp_path / "saved"))
     for values, state in answers:
         assert values == pytest.approx(expected, rel=1e-10)
@@ -127,7 +127,7 @@ def compared(model: Any, plan: str) -> dict[str, Any]:
 
 def test_verification_of_complex_models() -> None:
     for kind in (Spectral, Coarse):
-        with shared(kind, cast_model(kind(), torch.float64), loss, make(8), "tensor"):
+        with shared(kind, cast_model(kind(), torch.float64), loss, make(8), "tensor", ranks=2):
             documents = run(2, compared, kind, "tensor")
         for document in documents:
             assert document["passed"], document

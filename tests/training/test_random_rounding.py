@@ -107,3 +107,27 @@ def test_what_is_chosen_or_whole_stays_exact() -> None:
         counted = (x / 2).round().long()
     assert kept == 5 and torch.equal(best, x[places])
     assert torch.equal(counted, (x.detach() / 2).round().long())
+
+
+def test_batch_norm_shows_what_the_order_of_its_sums_does() -> None:
+    """On a CPU it adds 65,536 values one after another, and is off by far more than its last
+    place: a synchronised batch norm, or one on another device, adds otherwise."""
+    torch.manual_seed(0)
+    x = torch.rand(16, 4, 64, 64, dtype=torch.float64) + 1
+    weight = nn.Parameter(torch.ones(4, 1, 1, dtype=torch.float64))
+
+    def run(norm: nn.Module) -> tuple[Tensor, Tensor]:
+        weight.grad = None
+        y = norm(x * weight)
+        (y.sigmoid() * torch.linspace(0, 1, 64)).sum().backward()
+        assert weight.grad is not None
+        return norm.running_mean, y.detach()
+
+    plain, moved = (nn.BatchNorm2d(4, momentum=1.0, dtype=torch.float64) for _ in range(2))
+    mean, y = run(plain)
+    with RandomRounding(CPU):
+        other_mean, other_y = run(moved)
+    off = (mean / x.mean((0, 2, 3)) - 1).abs().max()
+    apart = (mean / other_mean - 1).abs().max()
+    assert off > 10 * torch.finfo(torch.float64).eps and off / 3 < apart < 1e-12
+    assert torch.allclose(y, other_y, rtol=0, atol=1e-11)

@@ -76,7 +76,7 @@ def test_a_loss_and_a_metric_that_read_an_early_activation(plan: str) -> None:
     with torch.no_grad():
         measured = {name: float(x) / 9 for name, x in metric(net, batch(9)).items()}
     remembered("reduced values", net, metric, batch(9), training=False, cuts=("b",))
-    with shared("reduced values", net, loss, batch(12), plan):
+    with shared("reduced values", net, loss, batch(12), plan, ranks=4):
         answers = run(4, planned, plan)
     for got in answers:
         assert got[0] == pytest.approx(losses, rel=1e-12)
@@ -153,6 +153,6 @@ def test_a_metric_of_components_whose_data_degree_is_not_the_largest() -> None:
     net, plan = model(), "tensor; b=data"
     with torch.no_grad():
         expected = sum(float(early(net, batch(rows))["h"]) for rows in (12, 7)) / 19
-    with shared("reduced values", net, loss, batch(12), plan):
+    with shared("reduced values", net, loss, batch(12), plan, ranks=4):
         for found in run(4, measured, plan):
             assert found == pytest.approx({"h": expected}, rel=1e-12)

@@ -157,7 +157,8 @@ def traced(*cases: tuple[Case, str]) -> Iterator[None]:
     with ExitStack() as stack:
         for case, plan in cases:
             model = case.build()
-            stack.enter_context(shared("stages", model, case.loss, case.first(), plan))
+            example = case.first()
+            stack.enter_context(shared("stages", model, case.loss, example, plan, ranks=4))
         yield
 
 

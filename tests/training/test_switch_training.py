@@ -77,7 +77,7 @@ def one_trace(name: str) -> AbstractContextManager[None]:
     batch = make(12, dtype=torch.float64)
     if isinstance(batch, tuple):
         remembered(name, model, loss, list(batch), training=True)
-    return shared(name, model, loss, batch, "data")
+    return shared(name, model, loss, batch, "data", ranks=4)
 
 
 @cache

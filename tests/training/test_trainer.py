@@ -78,7 +78,7 @@ def largest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 def check(family: str, plan: str, ranks: int) -> None:
     losses, gradients, state = alone(family)
     model, loss, (batch, *_) = build(family)
-    with shared(family, model, loss, batch, plan):
+    with shared(family, model, loss, batch, plan, ranks=ranks):
         answers = run(ranks, planned, family, plan, timeout=90)
     for got in answers:
         tolerance = SINGLE_PRECISION_INSIDE.get(family, 1e-10)

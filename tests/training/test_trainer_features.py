@@ -110,7 +110,7 @@ def test_frozen_and_unused_parameters_stay_as_they_are(plan: str) -> None:
         optimizer.zero_grad()
         mean_loss(model, batch(8, i)).backward()
         optimizer.step()
-    with shared("Net", Net(frozen=True), mean_loss, batch(8), plan):
+    with shared("Net", Net(frozen=True), mean_loss, batch(8), plan, ranks=2):
         states = run(2, frozen_and_unused, plan)
     for state in states:
         assert close(state, weights(model))
@@ -165,8 +165,8 @@ def _with(found: dict[str, Tensor]) -> list[Tensor]:
 )
 def test_weighted_losses_accumulation_and_clipping(plan: str, ranks: int) -> None:
     with (
-        shared("Net", Net(), mean_loss, batch(8), plan),
-        shared("Net", Net(), weighted_loss, batch(8), plan),
+        shared("Net", Net(), mean_loss, batch(8), plan, ranks=ranks),
+        shared("Net", Net(), weighted_loss, batch(8), plan, ranks=ranks),
     ):
         answers = run(ranks, accumulated, plan)
     for found in answers:
@@ -215,7 +215,7 @@ def stepped(plan: str | None) -> list[dict[str, Tensor]]:
 @pytest.mark.parametrize("plan", ["data", "tensor; head=data"])
 def test_optimizers_groups_and_schedulers_of_the_user(plan: str) -> None:
     expected = stepped(None)
-    with shared("Net", Net(), mean_loss, batch(8), plan):
+    with shared("Net", Net(), mean_loss, batch(8), plan, ranks=2):
         answers = run(2, stepped, plan)
     for got in answers:
         for name, a, b in zip(OPTIMIZERS, got, expected, strict=True):
@@ -273,7 +273,7 @@ def test_evaluation_in_eval_mode_equals_eager_under_every_plan() -> None:
     model.dropout.p = 0.5
     for cuts in ((), ("second",)):
         remembered("Net", model, metric, batch(4), training=False, cuts=cuts)
-    with shared("Net", Net(norm=True), mean_loss, batch(8), *plans):
+    with shared("Net", Net(norm=True), mean_loss, batch(8), *plans, ranks=2):
         answers = [results for plan in plans for results in run(2, evaluated, plan)]
     for results in answers:
         for got in results:
@@ -339,7 +339,7 @@ def test_nested_batches_other_lengths_and_fewer_rows_than_ranks(plan: str) -> No
         optimizer.step()
         expected.append(value.item())
         remembered("Masked", model, masked_loss, masked_batch(rows, length), training=True)
-    with shared("Masked", model, masked_loss, masked_batch(8), plan):
+    with shared("Masked", model, masked_loss, masked_batch(8), plan, ranks=2):
         first, second = run(2, odd_batches, plan)
     assert first[0] == second[0] == pytest.approx(expected, rel=1e-10)
     assert len(first[1]) == 1 and "8 shapes of batches were traced" in first[1][0]
@@ -402,7 +402,7 @@ def test_uneven_rows_rank_order_odd_heads_and_degrees_that_do_not_nest(
 ) -> None:
     expected = curve(None, family, heads)
     model, loss, make = small(family, heads)
-    with shared((family, heads), model, loss, make(12, 0, D), plan):
+    with shared((family, heads), model, loss, make(12, 0, D), plan, ranks=ranks):
         answers = run(ranks, curve, plan, family, heads)
     for got in answers:
         assert got == pytest.approx(expected, rel=1e-10)
@@ -495,7 +495,7 @@ def test_sparse_gradients_are_summed_as_dense_ones(plan: str, ranks: int, branch
         ((first * 8 + second * 4) / 12).backward()
         expected += [first.item(), float(nn.utils.clip_grad_norm_(model.parameters(), 0.2))]
         optimizer.step()
-    with shared(("Bag", branches), Bag(branches), mean_loss, batch(8), plan):
+    with shared(("Bag", branches), Bag(branches), mean_loss, batch(8), plan, ranks=ranks):
         answers = run(ranks, bags, plan, branches)
     for noted, state in answers:
         assert noted == pytest.approx(expected, rel=1e-10)

@@ -43,10 +43,11 @@ def test_dropout_is_set_to_zero_wherever_a_module_keeps_it() -> None:
 
 
 def one_trace(
-    name: str, *plans: str, dtype: torch.dtype = torch.float64
+    name: str, *plans: str, ranks: int = 2, dtype: torch.dtype = torch.float64
 ) -> AbstractContextManager[None]:
     job = target(name)
-    return shared(name, job.model().to(dtype), job.loss, cast(job.example(), dtype), *plans)
+    model, example = job.model().to(dtype), cast(job.example(), dtype)
+    return shared(name, model, job.loss, example, *plans, ranks=ranks)
 
 
 def verified(family: str, plans: list[str], dtype: str = "float64") -> list[dict[str, Any]]:
@@ -56,7 +57,7 @@ def verified(family: str, plans: list[str], dtype: str = "float64") -> list[dict
 @pytest.mark.parametrize("name", list(FAMILY_PLANS))
 def test_plans_compute_hold_and_send_what_is_said(name: str) -> None:
     plans = ["data", "tensor", "hybrid:tensor=2", FAMILY_PLANS[name]]
-    with one_trace(name, *plans):
+    with one_trace(name, *plans, ranks=4):
         first, *others = run(4, verified, name, plans, timeout=110)
     assert all(documents == first for documents in others), "all ranks return rank 0's document"
     for plan, document in zip(plans, first, strict=True):
@@ -220,7 +221,7 @@ def test_plans_under_autocast_are_what_one_process_computes_under_it(family: str
     exactly what is said."""
     plans, job = ["data", "tensor"], target(family)
     example = cast(job.example(), torch.float32)
-    with shared(family, job.model(), job.loss, example, *plans, autocast=torch.bfloat16):
+    with shared(family, job.model(), job.loss, example, *plans, ranks=2, autocast=torch.bfloat16):
         documents, _ = run(2, under_autocast, family, plans, timeout=110)
     for plan, document in zip(plans, documents, strict=True):
         assert (document["dtype"], document["autocast"]) == ("float32", "bfloat16")

@@ -1,17 +1,20 @@
-"""Tests of the workloads of text: sizes, seeded rows, and that padding says nothing."""
+"""Tests of the workloads of text: sizes, seeded rows, rows of files, padding that says nothing."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from synchromesh.workloads import sentences, sst2
+from synchromesh.workloads import multi30k, sentences, shakespeare, sst2, tokens
+from synchromesh.workloads.gnmt import Gnmt, reverse
 from synchromesh.workloads.lstm_classifier import LstmClassifier
 from synchromesh.workloads.target import load
 
 SIZES = {
     "sst2/bert": 109.48e6, "sst2/bert_small": 0.62e6, "sst2/roberta": 124.65e6,
     "sst2/roberta_small": 0.62e6, "sst2/lstm": 11.9e6, "sst2/lstm_small": 0.58e6,
+    "shakespeare/gpt2": 124.44e6, "shakespeare/gpt2_small": 0.44e6,
+    "multi30k/gnmt": 200.59e6, "multi30k/gnmt_small": 0.68e6,
 }  # fmt: skip
 SMALL = [name for name in SIZES if name.endswith("_small")]
 
@@ -70,3 +73,73 @@ def test_padding_says_nothing_to_the_lstm_classifier() -> None:
     padded = torch.nn.functional.pad(ids, (0, 3))
     short, long = (model(x, (x != sentences.PAD).long()) for x in (ids, padded))
     assert torch.allclose(short, long)
+
+
+# Tokens
+
+
+def test_scores_leave_out_what_does_not_count() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, 5, generator=generator)
+    targets = torch.tensor([[1, 4, tokens.IGNORED], [2, tokens.IGNORED, tokens.IGNORED]])
+    likelihood = -logits.log_softmax(-1)
+    one, two, three = likelihood[0, 0, 1], likelihood[0, 1, 4], likelihood[1, 0, 2]
+    total, weight = tokens.loss(logits, targets)
+    assert torch.allclose(total, one + two + three) and weight == 3
+    logits[0, 0, 1] = logits[1, 0, 2] = 9.0
+    logits[0, 1, 4] = -9.0
+    likelihood = -logits.log_softmax(-1)
+    one, two, three = likelihood[0, 0, 1], likelihood[0, 1, 4], likelihood[1, 0, 2]
+    found = tokens.metric(logits, targets)
+    assert float(found["accuracy"]) == 1.5
+    assert torch.allclose(found["nll"], (one + two) / 2 + three)
+
+
+# Language modelling
+
+
+def test_shakespeare_is_blocks_and_the_bytes_after(tmp_path: Path) -> None:
+    text = bytes(range(32, 127)) * 10  # 950: 855 of training, 95 of validation
+    (tmp_path / "input.txt").write_bytes(text)
+    found = shakespeare.gpt2_small(tmp_path, False)
+    assert (len(found.train_data), len(found.valid_data)) == (13, 1)
+    for number in (0, 12):
+        here, following = (bytes(x.tolist()) for x in found.train_data[number])
+        assert here == text[64 * number :][:64] and following == text[64 * number + 1 :][:64]
+    with pytest.raises(ValueError, match=r"input\.txt has 950 bytes: .* needs at least 10251, of"):
+        shakespeare.gpt2(tmp_path, False)
+
+
+# Translation
+
+
+def test_reverse_turns_words_and_leaves_padding() -> None:
+    values = torch.arange(1.0, 9).view(2, 4, 1)
+    mask = torch.tensor([[True, True, True, False], [True, True, True, True]])
+    turned = reverse(values, mask)
+    assert turned.flatten().tolist() == [3, 2, 1, 4, 8, 7, 6, 5]
+    assert torch.equal(reverse(turned, mask), values)
+
+
+def test_gnmt_sees_no_padding_and_no_later_word() -> None:
+    torch.manual_seed(0)
+    model = Gnmt((9, 9), 8, 3, 0.5, sentences.PAD).eval()
+    source, target = torch.tensor([[2, 5, 7, 3]]), torch.tensor([[2, 6, 4]])
+    expected = model(source, target)
+    longer = model(torch.nn.functional.pad(source, (0, 3)), target)
+    assert torch.allclose(longer, expected, atol=1e-6)
+    other = model(source, torch.tensor([[2, 6, 8]]))
+    assert torch.equal(other[:, :2], expected[:, :2]) and not torch.equal(other, expected)
+    assert not torch.allclose(model(source.flip(1), target), expected)
+
+
+def test_a_loss_of_translation_counts_words(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.en").write_text("A dog.\nThree men sit.\n")
+        (tmp_path / f"{split}.de").write_text("Ein Hund.\nDrei Männer sitzen da.\n")
+    found = multi30k.gnmt_small(tmp_path, False)
+    source, target = found.train_data[0]
+    assert source[:6].tolist() == [2, 5, 6, 4, 3, 0] and len(source) == len(target) == 24
+    rows = torch.stack([found.train_data[i][1] for i in (0, 1)])
+    _, weight = found.loss(found.build(), (rows, rows))
+    assert weight == 4 + 6  # ein hund . </s>, drei männer sitzen da . </s>

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from synchromesh.workloads import ptb_files, sentences, sst2_files, text_lines
+from synchromesh.workloads import multi30k_files, ptb_files, sentences, sst2_files, text_lines
 from synchromesh.workloads.vocabulary import Vocabulary, most_frequent
 
 DATA = Path(os.environ.get("SYNCHROMESH_DATA", Path(__file__).parents[2] / "../shared/data"))
@@ -106,6 +106,35 @@ def test_sst2() -> None:
         found, labels = sst2_files.read(data("sst2"), split)
         assert (len(found), len(labels), int(labels.sum())) == (count, count, positive)
     assert found[0][:3] == ["no", "movement", ","] and labels[0] == 0
+
+
+# Multi30k
+
+
+def test_multi30k_words(tmp_path: Path) -> None:
+    write(tmp_path, val_en="Two men's T-shirts.\n", val_de="Größe 38!\n")
+    assert multi30k_files.read(tmp_path, "val") == (
+        [["two", "men", "'", "s", "t", "-", "shirts", "."]], [["größe", "38", "!"]],
+    )  # fmt: skip
+
+
+def test_faults_of_multi30k(tmp_path: Path) -> None:
+    write(tmp_path, val_en="a\nb\nc\n", val_de="a\nb\n", train_en="a\n \n", train_de="a\nb\n")
+    with pytest.raises(ValueError, match=r"val\.en has 3 lines but .*val\.de 2: line by line"):
+        multi30k_files.read(tmp_path, "val")
+    with pytest.raises(ValueError, match=r"train\.en, line 2 has no words: remove the line"):
+        multi30k_files.read(tmp_path, "train")
+    with pytest.raises(
+        ValueError, match=r"neither test_2016_flickr\.en nor .*holds train\.en, tr"
+    ):
+        multi30k_files.read(tmp_path, "test_2016_flickr")
+
+
+def test_multi30k() -> None:
+    for split, count in {"val": 1014, "test_2016_flickr": 1000}.items():
+        english, german = multi30k_files.read(data("multi30k"), split)
+        assert len(english) == len(german) == count
+    assert english[0][:3] == ["a", "man", "in"] and german[0][:3] == ["ein", "mann", "mit"]
 
 
 # PTB

@@ -1,4 +1,4 @@
-"""Rules for convolutions, their transposes, pooling and upsampling: by channels."""
+"""Rules for convolutions, their transposes, pooling, unpooling and upsampling: by channels."""
 
 from collections.abc import Iterator
 
@@ -59,4 +59,17 @@ def pooling(op: Operator) -> Iterator[OpSpec]:
         yield op.spec({0: P}, P, share=1.0)
 
 
-RULES = {**dict.fromkeys(SPATIAL, convolution), **dict.fromkeys(POOLS, pooling)}
+UNPOOLS = {"max_unpool2d": 2, "max_unpool3d": 3}
+
+
+def unpooling(op: Operator) -> Iterator[OpSpec]:
+    """Values and their places in the plane (or space) alike, by the dims in front of it."""
+    front = len(op.inputs[0].shape) - UNPOOLS[op.name]
+    states = {s for x in (*op.inputs, op.output) for s in x.states if s.dim < front}
+    yield from op.on_entries(op.spec({0: s, 1: s}, s) for s in sorted(states))
+
+
+RULES = {
+    **dict.fromkeys(SPATIAL, convolution), **dict.fromkeys(POOLS, pooling),
+    **dict.fromkeys(UNPOOLS, unpooling),
+}  # fmt: skip

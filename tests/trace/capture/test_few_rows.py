@@ -106,8 +106,8 @@ def test_few_rows_under_every_kind_of_plan(ranks: int) -> None:
     expected = [plain(Case(Model, loss, BATCHES, adamw)) for loss in (mean, pair)]
     plans = PLANS[ranks]
     with (
-        shared("few rows", Model(), mean, BATCHES[0], *plans),
-        shared("few rows", Model(), pair, BATCHES[0], *plans),
+        shared("few rows", Model(), mean, BATCHES[0], *plans, ranks=ranks),
+        shared("few rows", Model(), pair, BATCHES[0], *plans, ranks=ranks),
     ):
         answers = run(ranks, under, plans) if ranks > 1 else [under(plans)]
     for outcomes in answers:

@@ -134,7 +134,7 @@ def planned(size: int) -> dict[tuple[str, str], tuple[list[float], dict[str, Ten
 @pytest.mark.parametrize("size", PLANS)
 def test_merged_rows_cross_borders_in_order(size: int) -> None:
     for name, plan in asked(size):
-        with shared(name, model(name), loss, batch(12), plan):
+        with shared(name, model(name), loss, batch(12), plan, ranks=size):
             pass  # traced here, for all ranks
     for answer in run(size, planned, size, timeout=110):
         for (name, plan), (losses, state) in answer.items():

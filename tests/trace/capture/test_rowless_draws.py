@@ -55,7 +55,7 @@ PLANS = (*WHOLE, "data", "tensor; first=data; @pieces=4", "data; second=tensor; 
 
 
 def test_every_plan_draws_what_one_process_draws() -> None:
-    with shared("noisy", Noisy(), loss, make(8), "data", *PLANS):
+    with shared("noisy", Noisy(), loss, make(8), "data", *PLANS, ranks=2):
         for micro_batches, plans in ((1, PLANS), (2, WHOLE)):
             ((expected, weights),) = run(1, trained, "data", micro_batches)
             for plan in plans:

@@ -157,6 +157,10 @@ REGULAR: dict[str, tuple[Any, Rows]] = {
     ),
     "put": (lambda h, x: h.index_put((places(h), none(x)), x[:, 0]), Rows()),
     "mask": (lambda h, x: h.masked_fill(x > 0, 0.1), Rows()),
+    "unpooling": (
+        lambda h, x: F.max_unpool2d(*F.max_pool2d(h[:, None], 2, return_indices=True), (2, 2)),
+        Rows(),
+    ),
 }
 IRREGULAR: dict[str, tuple[Any, str]] = {
     "place": (lambda h, x: h + places(h)[:, None, None], "position of its rows (arange"),

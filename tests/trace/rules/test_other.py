@@ -155,6 +155,18 @@ def test_pooling_and_upsampling() -> None:
     check(aten.adaptive_avg_pool1d.default, (t(2, 4, 6), [2]), m=2)
 
 
+@pytest.mark.parametrize("channels, m", [(4, 2), (5, 3)])
+def test_unpooling_takes_values_and_their_places_alike(channels: int, m: int) -> None:
+    values, places = aten.max_pool2d_with_indices.default(t(2, channels, 6, 6), [2, 2])
+    found = check(
+        aten.max_unpool2d.default, (values.detach().requires_grad_(), places, [6, 6]), m=m
+    )
+    assert "S(1), S(1) -> S(1)" in found and not any("S(2)" in spec for spec in found)
+    values, places = aten.max_pool3d_with_indices.default(t(channels, 4, 4, 4), [2, 2, 2])
+    args = (values.detach().requires_grad_(), places, [4, 4, 4], [2, 2, 2], [0, 0, 0])
+    assert "S(0), S(0) -> S(0)" in check(aten.max_unpool3d.default, args, m=m)
+
+
 @pytest.mark.parametrize("m", [2, 4])
 @pytest.mark.parametrize("padding", [-1, 5])
 def test_embedding(m: int, padding: int) -> None:

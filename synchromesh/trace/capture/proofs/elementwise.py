@@ -97,7 +97,7 @@ def trailing(case: Case) -> RowLayout:
 
 
 def batched(case: Case) -> RowLayout:
-    """Convolutions, group norm, losses per row and the like: dimension 0 of all is apart."""
+    """Convolutions, unpooling, losses per row and the like: dimension 0 of all is apart."""
     if case.result.dim or (
         case.name.startswith("conv") and case.first.rank != case.operands[1].rank
     ):
@@ -212,7 +212,7 @@ PROOFS: dict[str, Callable[[Case], RowLayout]] = by_operator({
         "group_norm native_group_norm instance_norm grid_sampler grid_sampler_2d grid_sampler_3d "
         "affine_grid_generator im2col col2im channel_shuffle feature_dropout lstm_cell gru_cell "
         "rnn_tanh_cell rnn_relu_cell cross_entropy_loss nll_loss nll_loss_nd nll_loss2d "
-        "multi_margin_loss multilabel_margin_loss"
+        "multi_margin_loss multilabel_margin_loss max_unpool2d max_unpool3d"
     ),
     normalised: "batch_norm",
     attended: "scaled_dot_product_attention",

@@ -9,16 +9,20 @@ import pytest
 
 from synchromesh.results.run import RunResult
 from synchromesh.study import turns
-from synchromesh.study.cell import Cell
+from synchromesh.study.cell import StudyCell
 from synchromesh.study.channel import Channel
+from synchromesh.study.contest import Common, Contest, Progress, Trained
 from synchromesh.study.folder import StudyFolder
-from synchromesh.study.job import Job
+from synchromesh.study.job import CellJob
 from synchromesh.study.meter import Meter
-from synchromesh.study.study import Common, Progress, Study, Trained
 from synchromesh.study.target import Target
 
 STEP = {"single": 0.004, "data": 0.003, "ddp": 0.002}  # seconds that a step is said to take
-GROUP = [Cell("w", "single", 1, 8, 0), Cell("w", "data", 2, 8, 0), Cell("w", "ddp", 2, 8, 0)]
+GROUP = [
+    StudyCell("w", "single", 1, 8, 0),
+    StudyCell("w", "data", 2, 8, 0),
+    StudyCell("w", "ddp", 2, 8, 0),
+]
 
 
 class Threads:
@@ -28,7 +32,7 @@ class Threads:
     order: list[str]
 
     def __init__(self, ranks: int, job: Path, log: Path) -> None:
-        self.job, self.log = Job.load(str(job)), log
+        self.job, self.log = CellJob.load(str(job)), log
         self.failed = False
         type(self).begun.append(self.job.cell.strategy)
         self._ranks = [threading.Thread(target=self._run, args=(r,)) for r in range(ranks)]
@@ -75,14 +79,14 @@ failing: Callable[[str, int], bool] = never
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     Threads.begun, Threads.order = [], []
     monkeypatch.setitem(globals(), "failing", never)
-    monkeypatch.setattr("synchromesh.study.study.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("synchromesh.study.contest.POLL_SECONDS", 0.02)
 
 
 def study(folder: Path, seen: list[Progress] | None = None, **changes: object) -> list[RunResult]:
     common = Common(**{"workloads": {"w": Trained("t", None, 80)}, "start": Threads, **changes})  # type: ignore[arg-type]
     kept = StudyFolder(folder)
     kept.open({"asked": "this"})
-    return Study(common, kept, (seen if seen is not None else []).append).run([GROUP])
+    return Contest(common, kept, (seen if seen is not None else []).append).run([GROUP])
 
 
 def test_contestants_take_turns_there_and_back(tmp_path: Path) -> None:
@@ -128,7 +132,7 @@ def test_a_strategy_without_a_plan_here_is_a_row_that_says_why(tmp_path: Path) -
     kept = StudyFolder(tmp_path / "s")
     kept.open({})
     common = Common({"w": Trained("t")}, Threads, steps=2)
-    (result,) = Study(common, kept, [].append).run([[Cell("w", "hybrid", 2, 8, 0)]])
+    (result,) = Contest(common, kept, [].append).run([[StudyCell("w", "hybrid", 2, 8, 0)]])
     assert result.status == "failed" and "hybrid has no plan on 2 devices" in result.reason
     assert not Threads.begun
 

@@ -1,4 +1,4 @@
-"""A study: its contestants in turns, and their results; goes on where it stopped."""
+"""A contest: the contestants of a study in turns, and their results. Goes on where it stopped."""
 
 import shutil
 import tempfile
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from synchromesh.results.run import RunResult
 from synchromesh.study import strategy, turns
-from synchromesh.study.cell import Cell
+from synchromesh.study.cell import StudyCell
 from synchromesh.study.channel import Listener
 from synchromesh.study.folder import StudyFolder
-from synchromesh.study.job import Job
+from synchromesh.study.job import CellJob
 from synchromesh.study.processes import Processes, Start, reason
-from synchromesh.study.record import Record
+from synchromesh.study.record import RunRecord
 from synchromesh.study.target import Target
 from synchromesh.study.turns import Turn
 
@@ -72,10 +72,10 @@ class Common:
 class _Contestant:
     """One that runs: its processes, what it has said, and the turns that it is to have."""
 
-    cell: Cell
+    cell: StudyCell
     processes: Processes
     log: Path
-    record: Record
+    record: RunRecord
     turns: "Iterator[Turn | None]"
     waiting: set[int] = field(default_factory=set)  # ranks that wait for their turn
     silent: bool = False
@@ -86,7 +86,7 @@ class _Contestant:
         return all(self.record.of("ended", rank) for rank in range(self.cell.devices))
 
 
-class Study:
+class Contest:
     """Runs the cells of a study in groups. progress: is called before each turn."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Study:
         self.common, self.folder, self._progress = common, folder, progress
         self._done = self._runs = 0
 
-    def run(self, groups: Sequence[Sequence[Cell]]) -> list[RunResult]:
+    def run(self, groups: Sequence[Sequence[StudyCell]]) -> list[RunResult]:
         """The results of every cell, in order; those that have ended before are not run again."""
         cells = [cell for group in groups for cell in group]
         self._runs = len(cells)
@@ -107,7 +107,7 @@ class Study:
         found = [self.folder.ended(cell) for cell in cells]
         return [result for result in found if result is not None]
 
-    def _group(self, cells: Sequence[Cell]) -> None:
+    def _group(self, cells: Sequence[StudyCell]) -> None:
         scratch = Path(tempfile.mkdtemp(prefix="synchromesh-study-"))
         listener = Listener(scratch)
         running: list[_Contestant] = []
@@ -124,10 +124,10 @@ class Study:
                 contestant.processes.end()
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _begin(self, cell: Cell, listener: Listener) -> _Contestant | None:
+    def _begin(self, cell: StudyCell, listener: Listener) -> _Contestant | None:
         """The contestant, ready for its first turn; None where it has failed."""
         common, trained = self.common, self.common.workloads[cell.workload]
-        record = Record(
+        record = RunRecord(
             cell, [common.processors(rank, cell.devices) for rank in range(cell.devices)],
             common.emulated,
         )  # fmt: skip
@@ -138,7 +138,7 @@ class Study:
         except ValueError as error:
             self._keep(cell, record.failed(str(error)))
             return None
-        job = Job(
+        job = CellJob(
             cell, trained.target, listener.path, tuple(plans), trained.data, common.epochs,
             common.bf16,
         )  # fmt: skip
@@ -232,7 +232,7 @@ class Study:
         why = f"it said nothing for {SILENT_SECONDS:.0f} s" if contestant.silent else ""
         self._keep(cell, record.failed(why or reason(code or 0, contestant.log)))
 
-    def _keep(self, cell: Cell, result: RunResult, record: Record | None = None) -> None:
+    def _keep(self, cell: StudyCell, result: RunResult, record: RunRecord | None = None) -> None:
         trace = None if record is None else record.trace()
         if trace is not None:
             result = replace(result, trace=f"runs/{cell.key}/trace.json.gz")

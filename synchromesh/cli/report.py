@@ -1,0 +1,154 @@
+"""`synchromesh report`: the page of a study, or of ordinary training runs."""
+
+import argparse
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from synchromesh.cli import options
+from synchromesh.values import document
+
+if TYPE_CHECKING:
+    from synchromesh.results.run import TimelineSpan
+    from synchromesh.results.study import StudyResults
+
+RESULTS, LOG, TRACE = "results.json", "log.jsonl", "trace.json.gz"
+MOST_TRACE = 200_000_000  # bytes of a trace, unpacked
+BROKEN = (OSError, EOFError, zlib.error, RecursionError, ValueError, KeyError, TypeError)
+
+
+def add_parser(commands: options.Commands) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "report",
+        help="makes one HTML page of a study or of training runs",
+        description="Makes one self-contained HTML page: the answer, charts, the layout chosen "
+        "for every component, a summary, how it was measured. Several RUNs come on one page: runs "
+        "of one workload on one machine are compared, others shown one after the other.",
+    )
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+",
+        help="a study's folder or its results.json, or a run folder of `synchromesh train`",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="the page; default report.html, with --json none"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="overwrite the page that --output names"
+    )
+    options.add_json(parser)
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the subcommand."""
+    output = args.output or (None if args.json else "report.html")
+    if output is not None:
+        _check_output(Path(output), args.force)
+    from synchromesh.results.merged import merged
+
+    named = {Path(run).resolve(): Path(run) for run in args.runs}  # each once
+    results = merged([load(path) for path in named.values()])
+    if output is not None:
+        from synchromesh.report.page import page
+
+        document.write(output, page(results))
+    if args.json:
+        print(results.to_json(), file=args.out)
+    else:
+        print(f"{output}: {len(results.runs)} runs")
+    return 0
+
+
+def load(path: Path) -> "StudyResults":
+    """The results of a study or a run. ValueError, with the remedy, where there are none."""
+    from synchromesh.results.derive import derive
+    from synchromesh.results.study import StudyResults
+
+    if not path.exists():
+        raise ValueError(
+            f"{path}: there is no such folder or file; name a study's folder, its {RESULTS}, or a "
+            "run folder of `synchromesh train`"
+        )
+    file = path / RESULTS if path.is_dir() else path
+    if file.is_file() and (file.name != LOG):
+        return derive(StudyResults.load(file))
+    folder = path if path.is_dir() else path.parent
+    if not (folder / LOG).is_file():
+        raise ValueError(
+            f"{path}: holds no {RESULTS} of a study and no {LOG} of a run: name a study's folder "
+            "(of `synchromesh compare`) or a run folder (of `synchromesh train`)"
+        )
+    return derive(_of_run_folder(folder))
+
+
+def _of_run_folder(folder: Path) -> "StudyResults":
+    from synchromesh.results.train_log import of_log
+
+    trace = folder / TRACE
+    if not trace.is_file():
+        return of_log(_events(folder / LOG), str(folder / LOG))
+    return of_log(_events(folder / LOG), str(folder / LOG), TRACE, _timeline(trace))
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log; of a killed run the last may be incomplete."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: is not UTF-8 text") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            event = document.read_json(line, f"{path}, line {number}")
+            if not isinstance(event, dict):
+                raise ValueError(f"{path}, line {number}: should be a mapping")
+        except ValueError:
+            if number == len(lines) and found:
+                break
+            raise
+        found.append(event)
+    return found
+
+
+def _timeline(path: Path) -> "tuple[TimelineSpan, ...]":
+    """The last recorded step of a trace; none where the file is not as `train` writes it."""
+    from synchromesh.results.run import TimelineSpan
+
+    try:
+        with gzip.open(path) as file:
+            events = json.loads(file.read(MOST_TRACE))["traceEvents"]
+        complete = [e for e in events if e["ph"] == "X"]
+        steps = {e["pid"]: (e["ts"], e["ts"] + e["dur"]) for e in complete if e["cat"] == "step"}
+        start = min(begin for begin, _ in steps.values())
+        return tuple(
+            TimelineSpan(
+                int(e["pid"]), (max(e["ts"], begin) - start) / 1e6,
+                (min(e["ts"] + e["dur"], end) - start) / 1e6, e["cat"], str(e["name"]),
+            )
+            for e in complete
+            if e["cat"] in ("computation", "communication", "waiting")
+            for begin, end in [steps[e["pid"]]]
+            if e["ts"] < end and e["ts"] + e["dur"] > begin
+        )  # fmt: skip
+    except BROKEN as error:
+        raise ValueError(
+            f"{path}: is no trace that `synchromesh train` wrote ({type(error).__name__}): remove "
+            "it, and the page is made without the timeline of a step"
+        ) from None
+
+
+def _check_output(path: Path, force: bool) -> None:
+    """ValueError where the page cannot be written there."""
+    if path.suffix not in (".html", ".htm"):
+        raise ValueError(f"--output {path}: the name should end in .html")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"--output {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ValueError(f"--output {path} is a folder")
+    if path.exists() and not force:
+        raise ValueError(f"{path} exists: --force overwrites it, another --output keeps it")

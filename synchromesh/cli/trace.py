@@ -1,0 +1,85 @@
+"""`synchromesh trace RUN`: the Chrome trace of a run's recorded steps."""
+
+import argparse
+import gzip
+import json
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+from synchromesh.cli import options
+from synchromesh.cli.run_folder import RunFolder
+
+
+def add_parser(commands: options.Commands) -> None:
+    """Adds the command and its options."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "trace", help="the Chrome trace of a run's recorded steps",
+        description="Writes what all ranks did in the recorded steps of a training run, as a "
+        "Chrome trace: open it in ui.perfetto.dev or chrome://tracing. `train --trace-steps A-B` "
+        "says which steps are recorded.",
+    )  # fmt: skip
+    parser.add_argument("run", metavar="RUN", help="the run's folder")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE",
+        help="a .json or .json.gz file; default: the trace stays in the run's folder, and its "
+        "name is shown",
+    )  # fmt: skip
+    options.add_json(parser)
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    folder = RunFolder(Path(args.run))
+    if not folder.path.is_dir():
+        raise ValueError(f"{args.run}: there is no such folder; name a run's folder")
+    if not folder.trace.is_file():
+        raise ValueError(
+            f"{args.run} has no trace: its run recorded no step; train with --trace-steps A-B, "
+            "steps that the run comes to (one is recorded where it has 20 or more)"
+        )
+    document = _read(folder.trace)
+    path = folder.trace if args.output is None else _written(folder.trace, Path(args.output))
+    notes = document["otherData"]
+    shown = {"trace": str(path), "events": len(document["traceEvents"]), **notes}
+    if args.json:
+        print(json.dumps(shown))
+        return 0
+    first, last = notes["steps"]
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    print(
+        f"{path}: {steps} under plan {notes['plan']}, {shown['events']:,} events "
+        f"({notes['computations_left_out']:,} operators below {notes['shorter_than_us']:g} µs "
+        "left out); open it in ui.perfetto.dev"
+    )
+    return 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+        len(document["traceEvents"])
+        for name in ("plan", "computations_left_out", "shorter_than_us"):
+            document["otherData"][name]
+        _, _ = document["otherData"]["steps"]
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is no trace of a run ({error}): record one anew with train --trace-steps"
+        ) from error
+    return document
+
+
+def _written(trace: Path, target: Path) -> Path:
+    """A copy, compressed or not as its name says. ValueError where it cannot be written."""
+    try:
+        if target.suffix == ".gz":
+            shutil.copyfile(trace, target)
+        else:
+            target.write_bytes(gzip.decompress(trace.read_bytes()))
+    except OSError as error:
+        raise ValueError(
+            f"--output {target} cannot be written ({error.strerror}): name another file"
+        ) from error
+    return target

@@ -1,0 +1,111 @@
+"""The answer of a comparison in sentences: what is quickest, by how much, what it costs."""
+
+from synchromesh.report.numbers import devices, dollars, listed, metric, plain, seconds
+from synchromesh.results.derive import throughput
+from synchromesh.results.groups import RunComparison, RunGroup
+
+ALIKE = 4  # strategies that are named at most
+
+
+def answer(comparison: RunComparison) -> tuple[str, ...]:
+    """The first sentence is the answer, the others what must be known beside it."""
+    timed = [g for g in comparison.groups if g.step_seconds is not None]
+    failed = sum(run.status == "failed" for g in comparison.groups for run in g.runs)
+    runs = sum(len(g.runs) for g in comparison.groups)
+    said = [_quickest(comparison, timed)] if timed else ["No run has timed steps."]
+    if timed:
+        said += _alike(comparison, timed)
+    said += _accuracy(comparison)
+    if failed:
+        said.append(f"Failed: {failed} of {runs} runs; the summary has the reasons.")
+    return tuple(said)
+
+
+def _best(comparison: RunComparison, timed: list[RunGroup]) -> RunGroup:
+    """Of most samples per second of its steps; with the same batch, of the shortest step."""
+    return min(timed, key=lambda g: _seconds(g) / g.first.batch)
+
+
+def _seconds(group: RunGroup) -> float:
+    assert group.step_seconds is not None
+    return group.step_seconds.median
+
+
+def _quickest(comparison: RunComparison, timed: list[RunGroup]) -> str:
+    best = _best(comparison, timed)
+    of = best.first
+    word = "is predicted to be quickest" if comparison.predicted else "is quickest"
+    if len(timed) == 1:
+        word = "was timed alone"
+    epoch = best.epoch_seconds
+    time = f"{seconds(_seconds(best))} a step"
+    if epoch is not None:
+        time += f", {seconds(epoch.median)} an epoch"
+    rate = best.median(throughput)
+    if rate is not None:
+        time += f", {plain(rate)} samples per second"
+    against = _against(comparison, best)
+    cost = _cost(best)
+    return f"{of.strategy} on {devices(of.devices)} {word}: {time}{against}{cost}."
+
+
+def _against(comparison: RunComparison, best: RunGroup) -> str:
+    """By how much over data parallelism on as many devices, and over one device."""
+    said = []
+    data = [g for g in comparison.on(best.first.devices) if g.step_seconds]
+    named = {"data": "data parallelism", "ddp": "DistributedDataParallel"}
+    for strategy, name in named.items():
+        other = next((g for g in data if g.first.strategy == strategy), None)
+        if other is not None and other is not best and best.first.devices > 1:
+            near = " (within noise)" if best.within_noise_of(other) else ""
+            said.append(f"{_times(best, other)} {name}{near}")
+            break
+    one = comparison.one_device
+    if one is not None and one is not best and best.first.devices > 1:
+        said.append(f"{_times(best, one)} one device")
+    return f"; {listed(said)}" if said else ""
+
+
+def _times(best: RunGroup, other: RunGroup) -> str:
+    ratio = (_seconds(other) / other.first.batch) / (_seconds(best) / best.first.batch)
+    return f"{plain(ratio)} times as fast as"
+
+
+def _cost(best: RunGroup) -> str:
+    target = best.median(lambda r: r.to_target.dollars if r.to_target else None)
+    if target is not None:
+        goal = next(r.to_target.target for r in best.done if r.to_target)
+        return f"; {dollars(target)} to {goal}"
+    total = best.median(lambda run: run.dollars)
+    return f"; the run cost {dollars(total)}" if total is not None else ""
+
+
+def _alike(comparison: RunComparison, timed: list[RunGroup]) -> list[str]:
+    """What differs from the quickest by no more than noise."""
+    best = _best(comparison, timed)
+    alike = [
+        g for g in timed
+        if g is not best and g.first.batch == best.first.batch and g.within_noise_of(best)
+    ]  # fmt: skip
+    if not alike:
+        return []
+    named = [f"{g.first.strategy} on {g.first.devices} ({seconds(_seconds(g))})" for g in alike]
+    more = [f"{len(named) - ALIKE} others"] if len(named) > ALIKE else []
+    differ = "differs" if len(named) == 1 else "differ"
+    return [
+        f"{listed([*named[:ALIKE], *more])} {differ} from it by no more than noise: quartiles of "
+        "steps, or medians of seeds, overlap."
+    ]
+
+
+def _accuracy(comparison: RunComparison) -> list[str]:
+    said = []
+    for name in comparison.metrics:
+        ends = [end for g in comparison.groups if (end := g.ends(name))]
+        if len(ends) < 2:
+            continue
+        least, most = min(e.mean for e in ends), max(e.mean for e in ends)
+        seeds = max(end.count for end in ends)
+        of = f" (means of {seeds} seeds)" if seeds > 1 else ""
+        said.append(f"Final {name} lies between {metric(least)} and {metric(most)}{of}.")
+    return said

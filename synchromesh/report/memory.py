@@ -1,0 +1,127 @@
+"""The figure of peak memory: by kind, a bar for each device, a panel for each strategy."""
+
+from typing import Any
+
+from synchromesh.report.drawing import (
+    BOLD,
+    LINE,
+    Box,
+    Drawing,
+    boxes,
+    drawn,
+    fitted,
+    legend_height,
+    lines,
+)
+from synchromesh.report.figure import PageFigure, PageTable
+from synchromesh.report.numbers import devices, size
+from synchromesh.report.palette import MEMORY
+from synchromesh.report.subject import Subject
+from synchromesh.results.groups import RunGroup
+from synchromesh.results.run import MemoryByKind, RunResult
+
+TALL = 130  # pixels of a panel
+
+
+def figures(subject: Subject) -> tuple[PageFigure, ...]:
+    """One, of the number of devices on which most groups were measured."""
+    comparison = subject.comparison
+    number = comparison.most_devices(_measured)
+    if number is None:
+        return ()
+    shown = [run for group in comparison.on(number) if (run := _measured(group))]
+    if number > 1:
+        shown = [run for g in comparison.on(1) if (run := _measured(g))] + shown
+    every = [run for group in comparison.groups if (run := _measured(group))]
+    most = max(shown, key=lambda run: peak(run) or 0)
+    return (
+        PageFigure(
+            f"{subject.name}-memory",
+            subject.title(f"Peak memory of each device, on {devices(number)}"),
+            "A panel for each strategy, in it a bar for each device, stacked by kind. Most is "
+            f"needed by {most.strategy}: {size(peak(most))} on one device.",
+            drawn(f"{subject.name}-memory", lambda width: _draw(width, shown)),
+            PageTable(
+                "Peak memory by kind and device, and predicted for the device that needs most",
+                ("strategy", "devices", "device", *(f.label for f in MEMORY.values()), "all",
+                 "predicted"),
+                tuple(row for run in every for row in _rows(run)),
+                heads=3,
+            ),
+            "Activations are all that is none of the other kinds."
+            + (" A line marks what was predicted." if any(_predicted(r) for r in shown) else ""),
+        ),
+    )  # fmt: skip
+
+
+def peak(run: RunResult) -> int | None:
+    """Bytes of the device that needs most."""
+    return max((device.total for device in run.peak_memory_bytes), default=None)
+
+
+def _measured(group: RunGroup) -> RunResult | None:
+    return next((run for run in group.done if run.peak_memory_bytes), None)
+
+
+def _predicted(run: RunResult) -> int | None:
+    return run.predicted_peak_bytes
+
+
+def _rows(run: RunResult) -> list[tuple[str, ...]]:
+    return [
+        (run.strategy, str(run.devices), str(i), *(size(getattr(device, k)) for k in MEMORY),
+         size(device.total), size(_predicted(run)))
+        for i, device in enumerate(run.peak_memory_bytes)
+    ]  # fmt: skip
+
+
+def _draw(width: int, shown: list[RunResult]) -> Drawing:
+    used = [f for kind, f in MEMORY.items() if any(
+        getattr(device, kind) for run in shown for device in run.peak_memory_bytes)]  # fmt: skip
+    across = 2 if Drawing(width, 1).narrow else 4
+    top, left, gap = legend_height(used, width) + 8, 58, 14
+    wide = (width - left - gap * (across - 1)) / across
+    tall = TALL + LINE + 34
+    sheet = Drawing(width, top + -(-len(shown) // across) * tall)
+    sheet.legend(used, 0)
+    most = max(max(peak(run) or 0, _predicted(run) or 0) for run in shown) * 1.05 or 1
+    for i, run in enumerate(shown):
+        x, y = left + (i % across) * (wide + gap), top + (i // across) * tall
+        axes = sheet.axes(x, y + LINE + 2, wide, TALL)
+        _bars(axes, run.peak_memory_bytes)
+        count = len(run.peak_memory_bytes)
+        predicted = _predicted(run)
+        if predicted:
+            lines(axes, [(-0.5, count - 0.5, predicted, predicted)], linewidth=1.2)
+        axes.set(xlim=(-0.6, max(count, 4) - 0.4), ylim=(0, most))
+        step = -(-count // 8)
+        axes.set_xticks(range(0, count, step), [str(n) for n in range(0, count, step)])
+        axes.grid(True, axis="y")
+        ticks = _ticks(most)
+        axes.set_yticks(ticks, [size(t) if i % across == 0 else "" for t in ticks])
+        name = run.strategy if run.devices > 1 or len(shown) == 1 else f"{run.strategy}, alone"
+        sheet.text(x, y + 12, fitted(name, BOLD * wide), fontweight="bold")
+        if i >= len(shown) - across:
+            axes.set_xlabel("device", labelpad=1)
+    return sheet
+
+
+def _bars(axes: Any, devices: tuple[MemoryByKind, ...]) -> None:
+    places: dict[str, list[Box]] = {kind: [] for kind in MEMORY}
+    for x, parts in enumerate(devices):
+        bottom = 0
+        for kind in MEMORY:
+            value = getattr(parts, kind)
+            places[kind].append((x - 0.35, x + 0.35, bottom, bottom + value))
+            bottom += value
+    for kind, fill in MEMORY.items():
+        boxes(axes, fill, [box for box in places[kind] if box[3] > box[2]])
+
+
+def _ticks(most: float) -> list[float]:
+    """Round numbers of the unit in which the largest is written."""
+    from matplotlib.ticker import MaxNLocator
+
+    unit = next((u for u in (2**30, 2**20, 2**10) if most >= u), 1)
+    found = MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]).tick_values(0, most / unit)
+    return [float(t) * unit for t in found if t <= most / unit]

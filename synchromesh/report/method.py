@@ -1,0 +1,103 @@
+"""How a study was measured, on what, and the command that repeats it: terms and descriptions."""
+
+from synchromesh.report.numbers import NONE, count, devices, listed, short, size
+from synchromesh.results.study import Machine, Price, Settings, StudyResults
+
+EMULATED = (
+    "Hosts are emulated: their links and speed are limited on one machine. Times are of that "
+    "emulation and carry over to real hosts only as far as it does."
+)
+PREDICTED = "Figures marked as predicted come from a model of the cluster: nothing was run there."
+
+
+def notices(results: StudyResults) -> tuple[str, ...]:
+    """What must be said at the top."""
+    said = []
+    if results.emulated or any(run.emulated for run in results.runs):
+        said.append(EMULATED)
+    if any(run.predicted for run in results.runs):
+        said.append(PREDICTED)
+    return tuple(said)
+
+
+def method(results: StudyResults) -> tuple[tuple[str, str], ...]:
+    """(term, description) in order; what is not known is left out."""
+    found = (
+        ("Measured", results.created),
+        ("Machine", _machine(results.machine)),
+        ("Cluster", _cluster(results)),
+        ("Asked for", _settings(results.settings)),
+        ("Runs", _runs(results)),
+        ("Emulated or predicted", " ".join(notices(results)) or "neither: all of it was run"),
+        ("Price", _price(results.price)),
+        ("Versions", ", ".join(f"{k} {v}" for k, v in results.versions.items())),
+    )
+    return tuple((term, text) for term, text in found if text)
+
+
+def _machine(machine: Machine) -> str:
+    parts = [
+        machine.processor,
+        f"{machine.cores} cores" if machine.cores else "",
+        f"{size(machine.memory_bytes)} of memory" if machine.memory_bytes else "",
+        listed(machine.devices),
+        machine.system,
+    ] if machine.devices else [
+        machine.processor,
+        f"{machine.cores} cores" if machine.cores else "",
+        f"{size(machine.memory_bytes)} of memory" if machine.memory_bytes else "",
+        "no accelerator",
+        machine.system,
+    ]  # fmt: skip
+    return ", ".join(part for part in parts if part)
+
+
+def _cluster(results: StudyResults) -> str:
+    clusters = list(dict.fromkeys(run.cluster for run in results.runs if run.cluster))
+    if clusters:
+        return listed([short(name, 200) for name in clusters])
+    if results.cluster is None:
+        return "local processes on this machine"
+    hosts = results.cluster.get("hosts")
+    if not isinstance(hosts, list):
+        return "in results.json"
+    return f"{len(hosts)} hosts" + (", emulated" if results.emulated else "")
+
+
+def _settings(settings: Settings) -> str:
+    lengths = [
+        f"{settings.epochs} epochs" if settings.epochs else "",
+        f"{settings.steps} timed steps" if settings.steps else "",
+    ]
+    parts = [
+        listed(list(settings.strategies)),
+        f"on {listed([str(n) for n in settings.devices])} devices" if settings.devices else "",
+        f"batch {listed([str(n) for n in settings.batch_sizes])}" if settings.batch_sizes else "",
+        f"{settings.scaling} scaling",
+        f"seeds {listed([str(n) for n in settings.seeds])}" if settings.seeds else "",
+        *lengths,
+        f"targets {listed(list(settings.targets))}" if settings.targets else "",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _runs(results: StudyResults) -> str:
+    failed = sum(run.status == "failed" for run in results.runs)
+    steps = sum(run.timed_steps for run in results.runs)
+    parts = [f"{len(results.runs)} runs"]
+    parts += [f"{failed} of them failed"] if failed else []
+    parts += [f"{count(steps)} timed steps"] if steps else []
+    return ", ".join(parts)
+
+
+def _price(price: Price | None) -> str:
+    if price is None:
+        return ""
+    what = f"{price.name}, " if price.name else ""
+    parts = [
+        f"{what}${price.dollars_per_hour:g} per hour for {devices(price.devices)}",
+        price.region,
+        f"of {price.date}" if price.date else "",
+        price.source,
+    ]
+    return ", ".join(part for part in parts if part) or NONE

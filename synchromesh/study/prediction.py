@@ -1,0 +1,77 @@
+"""Rows of a study that nobody has run: what strategies would take on devices of the catalogue."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from synchromesh import catalogue
+from synchromesh.estimate.given_plans import quickest, traced
+from synchromesh.planner.candidate import Candidate
+from synchromesh.results.run import Quartiles, RunResult
+from synchromesh.results.study import Settings
+from synchromesh.study import strategy
+from synchromesh.study.cell import StudyCell, grid
+from synchromesh.values.cluster import Cluster
+from synchromesh.workloads.stand_in import stand_in
+from synchromesh.workloads.workload import Workload
+
+
+def cluster(kind: str, devices: int) -> Cluster:
+    """So many devices of a kind: `v100`, or `v100-ethernet25` with another network between hosts.
+    ValueError for what the catalogue does not have."""
+    device, dash, network = kind.partition("-")
+    return catalogue.cluster(f"{device}x{devices}{dash}{network}")
+
+
+def predicted(workload: Workload, settings: Settings, kinds: Sequence[str]) -> list[RunResult]:
+    """A row for each strategy of ours, number of devices and batch size, on each kind of device.
+    ValueError for a model that cannot be traced."""
+    name = workload.name or ""
+    model = stand_in(workload)
+    ours = tuple(s for s in settings.strategies if s not in strategy.RIVALS)
+    cells = grid(name, replace(settings, strategies=ours, seeds=settings.seeds[:1]))
+    found: list[RunResult] = []
+    for rows in dict.fromkeys(cell.batch for cell in cells):
+        batch = workload.example(rows)
+        step = traced(model, workload.loss, batch)
+        for kind in kinds:
+            for devices in dict.fromkeys(c.devices for c in cells if c.batch == rows):
+                here = [c for c in cells if (c.batch, c.devices) == (rows, devices)]
+                place = cluster(kind, devices)
+                families, failed = _families(here)
+                best = quickest(step, model, workload.build_optimizer, batch, place, families)
+                found += [
+                    _row(c, kind, best.get(c.strategy), failed.get(c.strategy, "")) for c in here
+                ]
+    return found
+
+
+def _families(cells: Sequence[StudyCell]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """The plans of each strategy, and why others have none."""
+    families, failed = dict[str, list[str]](), dict[str, str]()
+    for cell in cells:
+        try:
+            families[cell.strategy] = strategy.plans(cell.strategy, cell.devices, cell.batch)
+        except ValueError as error:
+            failed[cell.strategy] = str(error)
+    return families, failed
+
+
+def _row(cell: StudyCell, kind: str, found: Candidate | None, why: str) -> RunResult:
+    reason = why if found is None else "" if found.fits else found.reason
+    row = RunResult(
+        cell.workload, cell.strategy, cell.devices, cell.batch, cell.seed, "failed",
+        reason=reason, predicted=True, cluster=kind,
+    )  # fmt: skip
+    if found is None or found.time is None or not found.fits:
+        return row
+    seconds = found.seconds
+    return replace(
+        row,
+        status="done",
+        plan=str(found.plan),
+        step_seconds=Quartiles(seconds, seconds, seconds),
+        samples_per_second=cell.batch / seconds,
+        computation_share=found.time.computed / seconds,
+        predicted_step_seconds=seconds,
+        predicted_peak_bytes=max(m.peak for m in found.memory),
+    )

@@ -1,0 +1,85 @@
+"""Translation of Multi30k's captions from English to German with GNMT; a small form for CPUs.
+
+The vocabularies are made of the training sentences: words of letters and digits, and signs.
+"""
+
+from pathlib import Path
+
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from synchromesh.workloads import multi30k_files, sentences, tokens
+from synchromesh.workloads.gnmt import Gnmt
+from synchromesh.workloads.training import adamw, warm_up
+from synchromesh.workloads.workload import Workload
+
+Batch = tuple[Tensor, Tensor]  # ids of source and target, both (rows, length), padded
+
+
+def _data(
+    name: str, words: tuple[int, int], length: int, folder: Path | None, synthetic: bool
+) -> tuple[TensorDataset, TensorDataset]:
+    """Rows of training and of validation, the latter of the files `val`."""
+    if synthetic:
+        rows = [
+            [sentences.synthetic(count, size, length, seed) for seed, size in enumerate(words)]
+            for count in (4096, 1024)
+        ]
+        return TensorDataset(*rows[0]), TensorDataset(*rows[1])
+    if folder is None:
+        raise ValueError(
+            f"{name} reads its data from a folder: name one that holds {multi30k_files.HOLDS} "
+            "with --data DIR"
+        )
+    train, valid = (multi30k_files.read(folder, split) for split in ("train", "val"))
+    known = [sentences.vocabulary(*of) for of in zip(train, words, strict=True)]
+    found = (
+        TensorDataset(*(sentences.rows(*of, length) for of in zip(part, known, strict=True)))
+        for part in (train, valid)
+    )
+    return next(found), next(found)
+
+
+def _scores(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits, and the word that comes next at each place of the target."""
+    source, target = batch
+    following = target[:, 1:]
+    wanted = following.masked_fill(following == sentences.PAD, tokens.IGNORED)
+    return model(source, target[:, :-1]), wanted
+
+
+def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of the target's words: its sum over all that are no padding, and their
+    number."""
+    return tokens.loss(*_scores(model, batch))
+
+
+def metric(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Accuracy and negative log likelihood of the target's words, each the mean over a sentence,
+    summed over the rows."""
+    return tokens.metric(*_scores(model, batch))
+
+
+def gnmt(folder: Path | None, synthetic: bool) -> Workload:
+    """GNMT as published: eight layers of width 1024 on either side; 201 M parameters."""
+    words, length = (5898, 7882), 48  # words that occur at least twice, and the marks
+    train, valid = _data("multi30k/gnmt", words, length, folder, synthetic)
+    return Workload(
+        model=lambda: Gnmt(words, 1024, 8, 0.2, sentences.PAD), loss=loss, metric=metric,
+        train_data=train, valid_data=valid, name="multi30k/gnmt",
+        optimizer=adamw(5e-4), scheduler=warm_up(200), batch_size=128, epochs=6,
+    )  # fmt: skip
+
+
+def gnmt_small(folder: Path | None, synthetic: bool) -> Workload:
+    """0.7 M parameters: three layers of width 64 on either side, 2000 words of each language."""
+    words, length = (2000, 2000), 24  # 97 of 100 sentences
+    train, valid = _data("multi30k/gnmt_small", words, length, folder, synthetic)
+    return Workload(
+        model=lambda: Gnmt(words, 64, 3, 0.0, sentences.PAD), loss=loss, metric=metric,
+        train_data=train, valid_data=valid, name="multi30k/gnmt_small",
+        optimizer=adamw(6e-3), scheduler=warm_up(50), batch_size=64, epochs=3,
+    )  # fmt: skip
+
+
+WORKLOADS = {"multi30k/gnmt": gnmt, "multi30k/gnmt_small": gnmt_small}

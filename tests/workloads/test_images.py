@@ -1,0 +1,33 @@
+"""Tests of images: their format, the views that are drawn of them, loss and metric."""
+
+import torch
+from torch import nn
+
+from synchromesh.workloads.images import ImageFormat, Images, metric
+
+
+def test_metric_counts_right_rows() -> None:
+    model = nn.Identity()
+    scores = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
+    assert float(metric(model, (scores, torch.tensor([0, 1, 1])))["accuracy"]) == 2
+
+
+def test_images_are_padded_or_resized() -> None:
+    pixels = torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)
+    labels = torch.zeros(1, dtype=torch.int64)
+    padded, _ = Images(pixels, labels, ImageFormat((0.5,), (0.5,), 6))[0]
+    assert padded.shape == (1, 6, 6) and padded.sum() == 16  # (1 - 0.5) / 0.5 inside, 0 around
+    resized, _ = Images(pixels, labels, ImageFormat((0.5,), (0.5,), 20))[0]
+    assert resized.shape == (1, 20, 20) and torch.allclose(resized, torch.ones(1, 20, 20))
+
+
+def test_views_are_drawn_of_training_images_alone() -> None:
+    pixels = torch.arange(1, 17, dtype=torch.uint8).view(1, 1, 4, 4)
+    labels, form = torch.zeros(1, dtype=torch.int64), ImageFormat((0.0,), (1.0,), 4)
+    plain, augmented = Images(pixels, labels, form), Images(pixels, labels, form, padding=2)
+    torch.manual_seed(0)
+    assert all(torch.equal(plain[0][0], plain[0][0]) for _ in range(5))
+    seen = [augmented[0][0] for _ in range(20)]
+    assert len({tuple(x.flatten().tolist()) for x in seen}) > 10
+    torch.manual_seed(0)
+    assert all(torch.equal(augmented[0][0], x) for x in seen)
