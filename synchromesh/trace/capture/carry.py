@@ -59,7 +59,8 @@ def detached(given: Any, made: Any) -> dict[str, Tensor]:
                 f"as {list(new[name].shape)}: a carry keeps its shape, and dim 0 of each of its "
                 "tensors is the rows of the batch"
             )
-    return {n: x.detach().to(old[n].dtype) for n, x in new.items()}
+    # a copy: tracing takes an LSTM's state for float32, which under autocast it is not
+    return {n: x.detach().to(old[n].dtype, copy=True) for n, x in new.items()}
 
 
 def _listed(found: dict[str, Tensor]) -> str:
