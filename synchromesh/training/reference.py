@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from synchromesh.engine.batches import to_device
 from synchromesh.trace.capture.batch import autocast_for, row_count, take
 from synchromesh.trace.capture.carry import Carrying, join, started, with_leaves
-from synchromesh.trace.capture.outputs import Carried
+from synchromesh.trace.capture.outputs import WithCarry
 from synchromesh.training.random_rounding import RandomRounding
 from synchromesh.workloads.workload import Loss, Workload
 
@@ -157,7 +157,7 @@ def computed(
     for batch in batches:
         with autocast_for(batch, autocast):
             result = loss(model, batch)
-        if isinstance(result, Carried):
+        if isinstance(result, WithCarry):
             for name, leaf in result.leaves.items():
                 carry.setdefault(name, []).append(leaf)
             result = result.result

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .batch import leaves, row_count
-from .outputs import BadOutput, Carried
+from .outputs import BadOutput, WithCarry
 
 Start = Callable[[int], Any]  # rows of a batch -> the carry at the beginning of streams
 
@@ -29,7 +29,7 @@ class Carrying:
 
     function: Callable[..., Any]
 
-    def __call__(self, model: Any, joined: Any) -> Carried:
+    def __call__(self, model: Any, joined: Any) -> WithCarry:
         """What the function returned."""
         found = self.function(model, joined["batch"], joined["carry"])
         if not isinstance(found, tuple | list) or len(found) != 2:
@@ -39,7 +39,7 @@ class Carrying:
                 f"the loss or metric returned {kind}, but it takes a carry: it should return a "
                 "pair, (loss, carry)"
             )
-        return Carried(found[0], detached(joined["carry"], found[1]))
+        return WithCarry(found[0], detached(joined["carry"], found[1]))
 
 
 def detached(given: Any, made: Any) -> dict[str, Tensor]:
@@ -59,7 +59,8 @@ def detached(given: Any, made: Any) -> dict[str, Tensor]:
                 f"as {list(new[name].shape)}: a carry keeps its shape, and dim 0 of each of its "
                 "tensors is the rows of the batch"
             )
-    return {n: x.detach().to(old[n].dtype) for n, x in new.items()}
+    # a copy: tracing takes an LSTM's state for float32, which under autocast it is not
+    return {n: x.detach().to(old[n].dtype, copy=True) for n, x in new.items()}
 
 
 def _listed(found: dict[str, Tensor]) -> str:

@@ -13,7 +13,7 @@ class BadOutput(ValueError):
 
 
 @dataclass(frozen=True)
-class Carried:
+class WithCarry:
     """What a loss or metric with a carry returned: its result without the carry, and the carry's
     leaves by name, detached."""
 
@@ -24,7 +24,7 @@ class Carried:
 def flat_outputs(result: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
     """Names and 0-d tensors of what the loss returned: a loss, (sum, weight), or metrics; without
     the carry, where there is one."""
-    result = result.result if isinstance(result, Carried) else result
+    result = result.result if isinstance(result, WithCarry) else result
     names: tuple[str, ...]
     if isinstance(result, Tensor):
         names, values = ("loss",), [result]
@@ -58,7 +58,7 @@ def flat_outputs(result: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
 
 def carried(result: Any) -> dict[str, Tensor]:
     """The carry's leaves of what a loss or metric returned; none where it has no carry."""
-    return result.leaves if isinstance(result, Carried) else {}
+    return result.leaves if isinstance(result, WithCarry) else {}
 
 
 def refuse_metrics(names: tuple[str, ...]) -> None:

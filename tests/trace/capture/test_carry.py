@@ -4,10 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from synchromesh.trace.capture.batch import take
+from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.capture.carry import Carrying, carry_leaves, join, started, with_leaves
 from synchromesh.trace.capture.outputs import carried, flat_outputs
+from synchromesh.trace.capture.run import run
+from tests.recurrent import ROWS, Recurrent, batches, beginning, loss
 
 H = torch.arange(12.0).view(6, 2)
 
@@ -32,6 +36,15 @@ def test_a_new_carry_is_detached_and_keeps_its_types() -> None:
     made = returning(lambda h: (h * weight).to(torch.bfloat16))(None, join(H, H))
     (leaf,) = carried(made).values()
     assert leaf.dtype is torch.float32 and not leaf.requires_grad
+
+
+def test_under_autocast_the_trace_gives_the_types_that_it_takes() -> None:
+    start = tree_map_only(torch.Tensor, torch.Tensor.float, beginning(ROWS))
+    joint, model = join(batches()[0], start), Recurrent()
+    step = trace(model, Carrying(loss), joint, training=True, autocast=torch.bfloat16)
+    made = run(step, model, joint)[len(step.outputs) :]
+    assert step.carry == tuple(carry_leaves(start))
+    assert {x.dtype for x in made} == {torch.float32} and not any(x.requires_grad for x in made)
 
 
 @pytest.mark.parametrize(
