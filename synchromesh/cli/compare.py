@@ -308,6 +308,7 @@ def _study(asked: _Asked, folder: "StudyFolder", machines: _Machines) -> "StudyR
     from synchromesh.results.study import StudyResults
     from synchromesh.results.table import table
     from synchromesh.study.contest import Common, Contest, Trained
+    from synchromesh.study.flops import gpu, with_flops
     from synchromesh.study.machine import machine, most_processes, versions
     from synchromesh.study.prediction import predicted
 
@@ -324,6 +325,8 @@ def _study(asked: _Asked, folder: "StudyFolder", machines: _Machines) -> "StudyR
     groups = asked.groups(most_processes(models, max(asked.devices)))
     runs = Contest(common, folder, StudyDisplay().take).run(groups)
     sizes = args.batch_sizes or tuple(dict.fromkeys(w.batch_size for w in models))
+    named = {name: workload for name, (_, _, workload) in asked.workloads.items()}
+    runs = with_flops(runs, named, gpu() if args.lab is None else None, args.bf16)
     if args.predict:
         for workload in models:
             sizes_of = args.batch_sizes or (workload.batch_size,)
