@@ -3,8 +3,9 @@
 Shares are parts of the wall time of a step, as the mean over the devices of a run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import quantiles
 from typing import Literal
 
 Status = Literal["done", "failed"]
@@ -17,6 +18,14 @@ class Quartiles:
     median: float
     q1: float
     q3: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Quartiles | None":
+        """Of some values, interpolated between neighbours; of one value that one, of none None."""
+        if len(values) < 2:
+            return cls(values[0], values[0], values[0]) if values else None
+        q1, middle, q3 = quantiles(values, n=4, method="inclusive")
+        return cls(middle, q1, q3)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from statistics import fmean, quantiles
+from statistics import fmean, median
 from typing import Any
 
 from synchromesh.results.run import (
@@ -89,12 +89,12 @@ def _run(
         status="done" if seconds or end else "failed",
         plan=plan,
         reason="" if end else "the run has not ended: it is still going on, or was killed",
-        step_seconds=_quartiles(seconds),
+        step_seconds=Quartiles.of(seconds),
         timed_steps=len(seconds),
         samples_per_second=rows / (sum(seconds) + sum(loading)) if seconds else None,
         data_waiting_share=sum(loading) / (sum(seconds) + sum(loading)) if seconds else None,
-        seconds_per_epoch=_quartiles(epochs).median if epochs else None,  # type: ignore[union-attr]
-        epoch_seconds=_quartiles(epochs),
+        seconds_per_epoch=median(epochs) if epochs else None,
+        epoch_seconds=Quartiles.of(epochs),
         communication_share=None
         if exposed is None or hidden is None
         else CommunicationShares(exposed, hidden),
@@ -203,15 +203,6 @@ def _machine(machine: Mapping[str, Any]) -> StudyMachine:
 def _command(start: Event) -> str:
     words = start.get("command") or ()
     return words if isinstance(words, str) else shlex.join(["synchromesh", *map(str, words)])
-
-
-def _quartiles(values: Sequence[float]) -> Quartiles | None:
-    if not values:
-        return None
-    if len(values) == 1:
-        return Quartiles(values[0], values[0], values[0])
-    q1, middle, q3 = quantiles(values, n=4, method="inclusive")
-    return Quartiles(middle, q1, q3)
 
 
 def _all(events: Sequence[Event], kind: str) -> list[Event]:

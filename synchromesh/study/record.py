@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import fmean, quantiles
+from statistics import fmean
 from typing import Any
 
 from synchromesh.recording.chrome import chrome_trace
@@ -65,14 +65,14 @@ class RunRecord:
         epochs = [fields.of_plain(Epoch, _bare(m), "epoch") for m in self.of("epoch")]
         lengths = [b - a for a, b in pairwise([0.0, *(e.seconds for e in epochs)])]
         reached = [target.reached(epochs) for target in targets]
-        each = _quartiles(lengths)
-        known = steps and steps_of_epoch
+        each, step = Quartiles.of(lengths), Quartiles.of(steps)
+        by_step = step.median * steps_of_epoch if step and steps_of_epoch else None
         return RunResult(
             c.workload, c.strategy, c.devices, c.batch, c.seed, "done", plan=ended["plan"],
-            step_seconds=_quartiles(steps), timed_steps=len(steps),
+            step_seconds=step, timed_steps=len(steps),
             samples_per_second=samples / wall if wall else None,
             data_waiting_share=waiting / wall if wall else None,
-            seconds_per_epoch=each.median if each else _middle(steps) * known if known else None,
+            seconds_per_epoch=each.median if each else by_step,
             epoch_seconds=each, metrics=tuple(epochs),
             to_target=reached[0] if reached else None, further_targets=tuple(reached[1:]),
             predicted_step_seconds=prepared.get("predicted_seconds"),
@@ -164,18 +164,3 @@ class RunRecord:
 
 def _bare(message: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in message.items() if key != "says"}
-
-
-def _middle(values: Sequence[float]) -> float:
-    found = _quartiles(values)
-    return found.median if found else 0.0
-
-
-def _quartiles(values: Sequence[float]) -> Quartiles | None:
-    """None of nothing; of one value that value."""
-    if not values:
-        return None
-    if len(values) == 1:
-        return Quartiles(values[0], values[0], values[0])
-    q1, middle, q3 = quantiles(values, n=4, method="inclusive")
-    return Quartiles(middle, q1, q3)
