@@ -4,7 +4,7 @@ import argparse
 import os
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -131,7 +131,8 @@ def main(args: argparse.Namespace) -> int:
     folder = _folder(args)
     with _machines(asked) as machines:
         folder.open(asked.document())
-        results = _study(asked, folder, machines)
+        with folder.alone():
+            results = _study(asked, folder, machines)
     if args.json:
         print(results.to_json(), file=args.out)
     else:
@@ -200,7 +201,7 @@ class _Asked:
 
     def groups(self, most: int) -> "list[list[StudyCell]]":
         """The cells, by those that take turns. ValueError for batches that data cannot fill."""
-        from synchromesh.study.cell import grid, groups
+        from synchromesh.study.cell import grid, groups, require_distinct
 
         found: list[list[StudyCell]] = []
         for name, (_, _, workload) in self.workloads.items():
@@ -209,6 +210,12 @@ class _Asked:
             for rows in {cell.batch for cell in cells}:
                 replace(workload, batch_size=rows).check_batch()
             found += groups(cells, settings, most)
+        if not found:
+            raise ValueError(
+                f"--strategies {','.join(self.strategies)} need more than one device and --nproc "
+                "is 1: add single, or more devices"
+            )
+        require_distinct([cell for group in found for cell in group])
         return found
 
     def document(self) -> dict[str, Any]:
@@ -323,7 +330,8 @@ def _study(asked: _Asked, folder: "StudyFolder", machines: _Machines) -> "StudyR
     )  # fmt: skip
     models = [workload for _, _, workload in asked.workloads.values()]
     groups = asked.groups(most_processes(models, max(asked.devices)))
-    runs = Contest(common, folder, StudyDisplay().take).run(groups)
+    with closing(StudyDisplay()) as display:
+        runs = Contest(common, folder, display.take).run(groups)
     sizes = args.batch_sizes or tuple(dict.fromkeys(w.batch_size for w in models))
     named = {name: workload for name, (_, _, workload) in asked.workloads.items()}
     runs = with_flops(runs, named, gpu() if args.lab is None else None, args.bf16)

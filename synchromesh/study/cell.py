@@ -54,15 +54,20 @@ def grid(workload: str, settings: Settings) -> list[StudyCell]:
                         continue
                     rows = batch * count if settings.scaling == "weak" else batch
                     found[StudyCell(workload, strategy, count, rows, seed)] = None
+    require_distinct(list(found))
+    return list(found)
+
+
+def require_distinct(cells: Sequence[StudyCell]) -> None:
+    """ValueError where two cells, be it of two workloads, would share the name of their files."""
     keys: dict[str, StudyCell] = {}
-    for cell in found:
+    for cell in cells:
         other = keys.setdefault(cell.key, cell)
         if other is not cell:
             raise ValueError(
-                f"strategies {other.strategy!r} and {cell.strategy!r} would share the name "
-                f"{cell.key}: leave one of them out"
+                f"strategies {other.strategy!r} of {other.workload} and {cell.strategy!r} of "
+                f"{cell.workload} would share the name {cell.key}: leave one of them out"
             )
-    return list(found)
 
 
 def groups(cells: Sequence[StudyCell], settings: Settings, most: int) -> list[list[StudyCell]]:

@@ -50,7 +50,14 @@ class Listener:
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "study")
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(self.path)
+        try:
+            self._socket.bind(self.path)
+        except OSError as error:  # Linux: 108 characters
+            self._socket.close()
+            raise ValueError(
+                f"{self.path} cannot be a socket ({error}): set TMPDIR to a folder with a shorter "
+                "path that can be written to"
+            ) from None
         self._socket.listen(256)
         self.links: dict[tuple[str, int], Connection] = {}
 

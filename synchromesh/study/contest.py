@@ -1,12 +1,12 @@
 """A contest: the contestants of a study in turns, and their results. Goes on where it stopped."""
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from synchromesh.launch.scratch import scratch
 from synchromesh.results.run import RunResult
 from synchromesh.study import curves, strategy, turns
 from synchromesh.study.cell import StudyCell
@@ -26,7 +26,7 @@ SILENT_SECONDS = 1800.0  # after which a contestant that says nothing is taken t
 class Progress:
     """How far a study is, for whoever watches.
 
-    left   seconds until the group's end, by the turns so far; None: not known yet
+    left   seconds until the group's end, by the steps so far; None: not known (yet)
     stays  whether it is news that should stay: a run has ended, another one is prepared
     """
 
@@ -108,21 +108,19 @@ class Contest:
         return [result for result in found if result is not None]
 
     def _group(self, cells: Sequence[StudyCell]) -> None:
-        scratch = Path(tempfile.mkdtemp(prefix="synchromesh-study-"))
-        listener = Listener(scratch)
         running: list[_Contestant] = []
-        try:
-            for cell in cells:
-                self._say(f"preparing {cell}", stays=True)
-                contestant = self._begin(cell, listener)
-                if contestant is not None:
-                    running.append(contestant)
-            self._turns(running, listener)
-        finally:
-            listener.close()
-            for contestant in running:
-                contestant.processes.end()
-            shutil.rmtree(scratch, ignore_errors=True)
+        with scratch() as folder:
+            try:
+                with closing(Listener(folder)) as listener:
+                    for cell in cells:
+                        self._say(f"preparing {cell}", stays=True)
+                        contestant = self._begin(cell, listener)
+                        if contestant is not None:
+                            running.append(contestant)
+                    self._turns(running, listener)
+            finally:
+                for contestant in running:
+                    contestant.processes.end()
 
     def _begin(self, cell: StudyCell, listener: Listener) -> _Contestant | None:
         """The contestant, ready for its first turn; None where it has failed."""
@@ -158,16 +156,13 @@ class Contest:
     def _turns(self, running: list[_Contestant], listener: Listener) -> None:
         """One turn of each, and back in the other order, until all have ended."""
         forward = True
-        began, granted = time.monotonic(), 0
         while running:
             for contestant in list(running if forward else reversed(running)):
                 turn = self._next(contestant)
-                left = self._left(began, granted, running)
                 doing = "ending" if turn is None else f"{turn.steps} steps of"
-                self._say(f"{doing} {contestant.cell}", left)
+                self._say(f"{doing} {contestant.cell}", self._left(running))
                 contestant.waiting.clear()
                 listener.grant(contestant.cell.key, turn)
-                granted += 1
                 if not self._wait(contestant, listener):
                     self._end(contestant, listener)
                     running.remove(contestant)
@@ -181,13 +176,23 @@ class Contest:
             return Turn("timed", turns.steps_in(turns.TURN_SECONDS, step))
         return turn
 
-    def _left(self, began: float, granted: int, running: Sequence[_Contestant]) -> float | None:
-        """Seconds until the group's end: the mean turn times those to come."""
-        if self.common.steps is None or granted < len(running):
-            return None
-        each = len(turns.by_steps(self.common.steps)) + 1
-        total = each * len(running)
-        return (time.monotonic() - began) / granted * max(0, total - granted)
+    def _left(self, running: Sequence[_Contestant]) -> float | None:
+        """Seconds until the group's end: of each the steps to come, at what its others took."""
+        found = 0.0
+        for contestant in running:
+            spent, done = contestant.record.spent()
+            total = self._steps(contestant.cell)
+            if total is None or not done:
+                return None
+            found += spent / done * max(0, total - done)
+        return found
+
+    def _steps(self, cell: StudyCell) -> int | None:
+        """How many steps its run has, timed or not; None where it is not known."""
+        if self.common.steps is not None:
+            return sum(turn.steps for turn in turns.by_steps(self.common.steps))
+        each = self.common.workloads[cell.workload].steps_of_epoch(cell.batch)
+        return None if each is None or self.common.epochs is None else each * self.common.epochs
 
     def _wait(self, contestant: _Contestant, listener: Listener) -> bool:
         """Until all of its ranks wait for their next turn. False where it has ended or failed."""

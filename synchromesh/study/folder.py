@@ -7,9 +7,12 @@ runs/KEY/trace.json.gz  the Chrome trace of its recorded steps
 results.json, results.csv, report.html
 """
 
+import fcntl
 import gzip
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,8 @@ class StudyFolder:
         known = self.path / "study.json"
         if known.exists():
             before = document.read(known)
+            if not isinstance(before, dict):
+                raise ValueError(f"{known} is not what a study writes: remove {self.path}")
             if before != json.loads(json.dumps(asked)):
                 changed = [k for k in {**before, **asked} if before.get(k) != _plain(asked, k)]
                 raise ValueError(
@@ -49,6 +54,20 @@ class StudyFolder:
         (self.path / "runs").mkdir(parents=True, exist_ok=True)
         document.write(known, json.dumps(asked, indent=2))
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Meanwhile no other process has this study; it has been opened. ValueError where one has.
+        The lock ends with this process, however that ends."""
+        with (self.path / "study.json").open("r+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"another `compare` is running the study in {self.path}: wait for it, or name "
+                    "another folder with --output"
+                ) from None
+            yield
+
     def run(self, cell: StudyCell) -> Path:
         """The folder of a run."""
         return self.path / "runs" / cell.key
@@ -60,11 +79,14 @@ class StudyFolder:
         return self.run(cell)
 
     def ended(self, cell: StudyCell) -> RunResult | None:
-        """The results of a run that has ended; None of others."""
+        """The results of a run that has ended; None of others. ValueError for a damaged file."""
         path = self.run(cell) / "run.json"
         if not path.exists():
             return None
-        return fields.of_plain(RunResult, document.read(path), str(path))
+        try:
+            return fields.of_plain(RunResult, document.read(path), str(path))
+        except ValueError as error:
+            raise ValueError(f"{error}; remove {path.parent} and the run is made anew") from None
 
     def keep(self, cell: StudyCell, result: RunResult, trace: dict[str, Any] | None) -> None:
         """Writes what came of a run; its results last, and entirely or not at all."""

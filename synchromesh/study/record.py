@@ -3,7 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+<<<<<<< HEAD
 from statistics import fmean
+=======
+from math import isfinite
+from statistics import fmean, quantiles
+>>>>>>> wt-review
 from typing import Any
 
 from synchromesh.recording.chrome import chrome_trace
@@ -49,6 +54,11 @@ class RunRecord:
         times = [turn[0]["steps"][-1][0] for turn in last if turn and turn[0]["steps"]]
         return max(times, default=None)
 
+    def spent(self) -> tuple[float, int]:
+        """Seconds of rank 0's turns so far, with what validation they held; and their steps."""
+        said = self.of("turn")
+        return sum(turn["wall"] for turn in said), sum(len(turn["steps"]) for turn in said)
+
     def failed(self, why: str) -> RunResult:
         """A run that did not end well."""
         c = self.cell
@@ -58,10 +68,12 @@ class RunRecord:
         )  # fmt: skip
 
     def result(self, targets: Sequence[Target], steps_of_epoch: int | None) -> RunResult:
-        """What was measured. steps_of_epoch: None where it is not known."""
+        """What was measured. steps_of_epoch: None where it is not known. ValueError where the loss
+        or a metric is no finite number."""
         c = self.cell
         steps, samples, waiting, wall = self._timed()
         prepared, ended = self.of("prepared")[0], self.of("ended")[0]
+        _require_finite(self.of("epoch"))
         epochs = [fields.of_plain(Epoch, _bare(m), "epoch") for m in self.of("epoch")]
         lengths = [b - a for a, b in pairwise([0.0, *(e.seconds for e in epochs)])]
         reached = [target.reached(epochs) for target in targets]
@@ -160,6 +172,16 @@ class RunRecord:
         """The Chrome trace of the recorded steps, if there are any."""
         found = self.recordings()
         return chrome_trace(found) if found else None
+
+
+def _require_finite(epochs: Sequence[Mapping[str, Any]]) -> None:
+    for said in epochs:
+        for name, value in {"loss": said["loss"], **said["values"]}.items():
+            if value is not None and not isfinite(value):
+                raise ValueError(
+                    f"training diverged: {name} is {value} after epoch {said['epoch']}: a smaller "
+                    "learning rate may help"
+                )
 
 
 def _bare(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,9 @@ class Fault:
             reason = found[1].strip()
             what = TIMED_OUT if reason.startswith("Timed out") else GONE
             return cls(f"{what} ({printable(reason)})", trace, lost=True)
-        return cls(printable(f"{type(error).__name__}: {message(error)}"), trace)
+        words = message(error) or "the memory has run out" * isinstance(error, MemoryError)
+        name = type(error).__name__
+        return cls(printable(f"{name}: {words}" if words else name), trace)
 
 
 def message(error: BaseException) -> str:

@@ -72,6 +72,7 @@ def test_the_tutorial_works_as_it_stands(tmp_path: Path) -> None:
         (["--predict", "v10"], "the catalogue has no cluster 'v10x1'"),
         (["--lab", "none.yaml"], "none.yaml: cannot be read"),
         (["--data", "/nowhere"], "digits come with scikit-learn and read no folder"),
+        (["--strategies", "data,ddp", "--nproc", "1"], "--strategies data,ddp need more than one"),
         (["digits/cnn"], "the workload digits/cnn is there twice"),
     ],
 )

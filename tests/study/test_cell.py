@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from synchromesh.results.study import Settings
-from synchromesh.study.cell import StudyCell, grid, groups
+from synchromesh.study.cell import StudyCell, grid, groups, require_distinct
 
 ASKED = Settings(("single", "data", "ddp"), (1, 2, 4), (64, 128), (0, 1), steps=30)
 
@@ -46,3 +46,6 @@ def test_plans_have_names_that_files_can_hold() -> None:
     same = replace(ASKED, strategies=("data; a=tensor", "data;a=tensor"))
     with pytest.raises(ValueError, match="would share the name a-b-data-a=tensor-2x64-seed0"):
         grid("a/b", same)
+    two = [StudyCell("a/b", "data", 2, 8, 0), StudyCell("a-b", "data", 2, 8, 0)]
+    with pytest.raises(ValueError, match="'data' of a/b and 'data' of a-b would share the name"):
+        require_distinct(two)

@@ -1,6 +1,7 @@
 """A study's turns, failures and restarts, with threads as contestants that compute nothing."""
 
 import json
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,12 @@ import pytest
 from synchromesh.results.run import RunResult
 from synchromesh.study import turns
 from synchromesh.study.cell import StudyCell
-from synchromesh.study.channel import Channel
+from synchromesh.study.channel import Channel, Listener
 from synchromesh.study.contest import Common, Contest, Progress, Trained
 from synchromesh.study.folder import StudyFolder
 from synchromesh.study.job import CellJob
 from synchromesh.study.meter import Meter
+from synchromesh.study.record import RunRecord
 from synchromesh.study.target import Target
 
 STEP = {"single": 0.004, "data": 0.003, "ddp": 0.002}  # seconds that a step is said to take
@@ -120,6 +122,27 @@ def test_epochs_end_by_themselves_and_targets_are_found(tmp_path: Path) -> None:
     assert len(list((tmp_path / "s").glob("runs/*/tensorboard/events.*"))) == 3
 
 
+def test_time_left_is_known_by_steps_and_by_epochs(tmp_path: Path) -> None:
+    for i, length in enumerate(({"steps": 10}, {"epochs": 2})):
+        seen: list[Progress] = []
+        study(tmp_path / str(i), seen, **length)
+        left = [p.left for p in seen if not p.stays]
+        assert left[:3] == [None] * 3, "before each has had a turn"
+        assert None not in left[3:] and left[-1] is not None and 0 <= left[-1] < 1
+
+
+def test_a_loss_that_is_no_number_is_told_as_such() -> None:
+    record = RunRecord(GROUP[0], [1.0])
+    record.add(0, {"says": "prepared", "plan": "single"})
+    record.add(0, {"says": "ended", "plan": "single"})
+    values = {"accuracy": 0.1}
+    record.add(0, {"says": "epoch", "epoch": 2, "step": 9, "loss": math.inf, "values": values})
+    with pytest.raises(
+        ValueError, match="training diverged: loss is inf after epoch 2: a smaller"
+    ):
+        record.result((), 5)
+
+
 def test_a_run_that_fails_is_a_row_and_others_go_on(tmp_path: Path) -> None:
     globals()["failing"] = lambda name, step: name == "data" and step == 20
     seen: list[Progress] = []
@@ -160,6 +183,37 @@ def test_another_study_is_not_mixed_in(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no folder of a study and not empty"):
         StudyFolder(tmp_path / "other").open({})
     assert json.loads((tmp_path / "s" / "study.json").read_text())["steps"] == 30
+    (tmp_path / "s" / "study.json").write_text("[1]")
+    with pytest.raises(ValueError, match="is not what a study writes: remove"):
+        kept.open({"steps": 30})
+
+
+def test_a_study_is_run_once_at_a_time(tmp_path: Path) -> None:
+    kept = StudyFolder(tmp_path / "s")
+    kept.open({})
+    with (
+        kept.alone(),
+        pytest.raises(ValueError, match=r"another `compare` is running the study in .*/s: wait"),
+        StudyFolder(tmp_path / "s").alone(),
+    ):
+        pass
+    with kept.alone():
+        pass
+
+
+def test_damaged_results_of_a_run_say_how_to_go_on(tmp_path: Path) -> None:
+    kept = StudyFolder(tmp_path / "s")
+    kept.open({})
+    (kept.begin(GROUP[0]) / "run.json").write_text('{"workload": ')
+    with pytest.raises(ValueError, match=r"run.json: .*; remove .*seed0 and the run is made anew"):
+        kept.ended(GROUP[0])
+
+
+def test_a_temporary_folder_with_a_long_name_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    with pytest.raises(ValueError, match=r"cannot be a socket .*: set TMPDIR to a folder with"):
+        Listener(folder)
 
 
 def test_turns_time_as_many_steps_as_were_asked_for() -> None:

@@ -70,3 +70,8 @@ def test_an_error_that_cannot_be_shown_is_named() -> None:
 
 def test_a_stop_has_the_code_of_its_signal() -> None:
     assert (Stopped(15).code, Stopped(2).code) == (143, 130)
+
+
+def test_an_error_without_words_is_named() -> None:
+    assert Fault.of(MemoryError()).sentence == "MemoryError: the memory has run out"
+    assert Fault.of(AssertionError()).sentence == "AssertionError"
