@@ -3,12 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-<<<<<<< HEAD
-from statistics import fmean
-=======
 from math import isfinite
-from statistics import fmean, quantiles
->>>>>>> wt-review
+from statistics import fmean
 from typing import Any
 
 from synchromesh.recording.chrome import chrome_trace
