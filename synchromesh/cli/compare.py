@@ -1,6 +1,7 @@
 """`synchromesh compare TARGET...`: strategies on one workload, in turns; results and a report."""
 
 import argparse
+import hashlib
 import os
 import shlex
 from collections.abc import Callable, Iterator
@@ -127,7 +128,7 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError(
             "`compare` starts ranks and this process is one already (RANK is set): start it itself"
         )
-    asked = _Asked(args)
+    asked = Asked(args)
     folder = _folder(args)
     with _machines(asked) as machines:
         folder.open(asked.document())
@@ -142,7 +143,7 @@ def main(args: argparse.Namespace) -> int:
     return 0 if any(run.status == "done" for run in results.runs) else 1
 
 
-class _Asked:
+class Asked:
     """What the command line asks for, checked as far as it can be before anything runs."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -223,13 +224,19 @@ class _Asked:
         args = self.args
         sizes = args.batch_sizes or [w.batch_size for _, _, w in self.workloads.values()]
         return {
-            "workloads": list(self.workloads), "data": args.data,
+            "workloads": list(self.workloads), "data": args.data, **_digests(args.targets),
             "strategies": list(self.strategies), "devices": list(self.devices),
             "batch_sizes": list(sizes), "scaling": args.scaling, "seeds": args.seeds,
             "epochs": self.epochs, "steps": self.steps, "targets": list(map(str, self.targets)),
             "bf16": args.bf16, "predicted": args.predict,
             "lab": args.lab and Path(args.lab).read_text(),
         }  # fmt: skip
+
+
+def _digests(targets: list[str]) -> dict[str, str]:
+    """SHA-256 of each file that a TARGET names: with another one it is another study."""
+    files = [file for target in targets if (file := target.rpartition(":")[0]).endswith(".py")]
+    return {f"file {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
 
 
 def metric_names(workload: "Workload") -> tuple[str, ...]:
@@ -272,7 +279,7 @@ class _Machines:
 
 
 @contextmanager
-def _machines(asked: _Asked) -> Iterator[_Machines]:
+def _machines(asked: Asked) -> Iterator[_Machines]:
     """This machine, or the hosts of a lab."""
     from synchromesh.lab import Description, Lab
     from synchromesh.study.processes import LabProcesses, LocalProcesses
@@ -307,7 +314,7 @@ def samples_of(workload: "Workload") -> int | None:
     return None if is_stream(data) else len(data)
 
 
-def _study(asked: _Asked, folder: "StudyFolder", machines: _Machines) -> "StudyResults":
+def _study(asked: Asked, folder: "StudyFolder", machines: _Machines) -> "StudyResults":
     """Runs it, and writes what came of it."""
     from synchromesh.cli.study_display import StudyDisplay
     from synchromesh.report.page import page

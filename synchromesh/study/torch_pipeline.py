@@ -32,7 +32,7 @@ class Pipelined:
         self._loss, self._world = loss, world
         self.micro_batches = _micro_batches(row_count(example), world.size)
         part = take(example, 0, row_count(example) // self.micro_batches)
-        call = _Call.of(model, loss, part)
+        call = Call.of(model, loss, part)
         spec = {name: SplitPoint.BEGINNING for name in cuts(model, world.size)}
         piped: Any = pipeline(model, call.args, call.kwargs, split_spec=spec)
         _send_contiguous(piped, world.size)
@@ -53,14 +53,14 @@ class Pipelined:
         losses: list[Tensor] = []
         index = torch.arange(self.micro_batches)
         first, last = self._world.rank == 0, self._world.rank == self._world.size - 1
-        call = _Call.of(self._model, self._loss, batch) if first else _Call((), {})
+        call = Call.of(self._model, self._loss, batch) if first else Call((), {})
         wanted: dict[str, Any] = {"target": index, "losses": losses} if last else {}
         self._schedule.step(*call.args, **call.kwargs, **wanted, return_outputs=False)
         return torch.stack(losses).mean() if losses else torch.zeros(())
 
     def _of_output(self, output: Any, index: Tensor) -> Tensor:
         """The loss of a micro-batch whose model output is there already."""
-        return local_mean(self._loss, _Answer(output), self._targets[int(index)])
+        return local_mean(self._loss, Answer(output), self._targets[int(index)])
 
     def weights(self) -> Mapping[str, Tensor]:
         parts: list[Any] = [None] * self._world.size if self._world.rank == 0 else []
@@ -104,15 +104,15 @@ class _Reached(Exception):
     pass
 
 
-class _Call:
+class Call:
     """What the loss gives to the model."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args, self.kwargs = args, kwargs
 
     @classmethod
-    def of(cls, model: nn.Module, loss: Loss, batch: Any) -> "_Call":
-        found: list[_Call] = []
+    def of(cls, model: nn.Module, loss: Loss, batch: Any) -> "Call":
+        found: list[Call] = []
 
         class Listening(nn.Module):
             def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -129,14 +129,20 @@ class _Call:
         )
 
 
-class _Answer(nn.Module):
+class Answer(nn.Module):
     """Stands for the model in the loss: its output is there already."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()
-        self._output = output
+        self._output, self._calls = output, 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._calls += 1
+        if self._calls > 1:
+            raise ValueError(
+                "torch.distributed.pipelining needs a loss that calls the model once, as "
+                "model(inputs): this one calls it again"
+            )
         return self._output
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from synchromesh.cli import main
+from synchromesh.cli import compare, main, parser
+from synchromesh.study.folder import StudyFolder
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
@@ -57,6 +58,20 @@ def test_the_tutorial_works_as_it_stands(tmp_path: Path) -> None:
     )
     for page in ("first.html", "study/report.html", "to-target/report.html"):
         assert (tmp_path / page).read_text().startswith("<!doctype html>")
+
+
+def test_a_file_that_has_changed_makes_another_study(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n# mine.py\n(.*?)```", TUTORIAL, re.DOTALL)
+    file, asked = tmp_path / "mine.py", []
+    for text in (code, code, code.replace("lr=3e-3", "lr=1e-3")):
+        file.write_text(text)
+        words = ["compare", f"{file}:workload", "--strategies", "single"]
+        asked.append(compare.Asked(parser().parse_args(words)).document())
+    assert asked[0] == asked[1] != asked[2]
+    kept = StudyFolder(tmp_path / "study")
+    kept.open(asked[0])
+    with pytest.raises(ValueError, match=r"another study, which differs in file .*mine\.py: name"):
+        kept.open(asked[2])
 
 
 @pytest.mark.parametrize(
