@@ -128,7 +128,7 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError(
             "`compare` starts ranks and this process is one already (RANK is set): start it itself"
         )
-    asked = Asked(args)
+    asked = AskedStudy(args)
     folder = _folder(args)
     with _machines(asked) as machines:
         folder.open(asked.document())
@@ -143,7 +143,7 @@ def main(args: argparse.Namespace) -> int:
     return 0 if any(run.status == "done" for run in results.runs) else 1
 
 
-class Asked:
+class AskedStudy:
     """What the command line asks for, checked as far as it can be before anything runs."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -279,7 +279,7 @@ class _Machines:
 
 
 @contextmanager
-def _machines(asked: Asked) -> Iterator[_Machines]:
+def _machines(asked: AskedStudy) -> Iterator[_Machines]:
     """This machine, or the hosts of a lab."""
     from synchromesh.lab import Description, Lab
     from synchromesh.study.processes import LabProcesses, LocalProcesses
@@ -314,7 +314,7 @@ def samples_of(workload: "Workload") -> int | None:
     return None if is_stream(data) else len(data)
 
 
-def _study(asked: Asked, folder: "StudyFolder", machines: _Machines) -> "StudyResults":
+def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "StudyResults":
     """Runs it, and writes what came of it."""
     from synchromesh.cli.study_display import StudyDisplay
     from synchromesh.report.page import page

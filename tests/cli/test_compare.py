@@ -66,7 +66,7 @@ def test_a_file_that_has_changed_makes_another_study(tmp_path: Path) -> None:
     for text in (code, code, code.replace("lr=3e-3", "lr=1e-3")):
         file.write_text(text)
         words = ["compare", f"{file}:workload", "--strategies", "single"]
-        asked.append(compare.Asked(parser().parse_args(words)).document())
+        asked.append(compare.AskedStudy(parser().parse_args(words)).document())
     assert asked[0] == asked[1] != asked[2]
     kept = StudyFolder(tmp_path / "study")
     kept.open(asked[0])
