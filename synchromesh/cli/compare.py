@@ -4,17 +4,21 @@ import argparse
 import hashlib
 import os
 import shlex
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options, ranks
 from synchromesh.study import strategy
 from synchromesh.values import document
+from synchromesh.values.fault import Stopped
 
 if TYPE_CHECKING:
     from synchromesh.results.study import HourlyPrice, Settings, StudyResults
@@ -130,10 +134,19 @@ def main(args: argparse.Namespace) -> int:
         )
     asked = AskedStudy(args)
     folder = _folder(args)
+    signal.signal(signal.SIGTERM, _stopped)
     with _machines(asked) as machines:
         folder.open(asked.document())
-        with folder.alone():
-            results = _study(asked, folder, machines)
+        try:
+            with folder.alone():
+                results = _study(asked, folder, machines)
+        except (KeyboardInterrupt, Stopped):
+            print(
+                f"synchromesh: interrupted; the same command goes on in {folder.path} with the "
+                "runs that have not ended",
+                file=sys.stderr,
+            )
+            raise
     if args.json:
         print(results.to_json(), file=args.out)
     else:
@@ -141,6 +154,11 @@ def main(args: argparse.Namespace) -> int:
 
         show(results, folder.path)
     return 0 if any(run.status == "done" for run in results.runs) else 1
+
+
+def _stopped(number: int, frame: FrameType | None) -> None:
+    """Ends the study in good order: contestants end, and what they have written is removed."""
+    raise Stopped(number)
 
 
 class AskedStudy:
@@ -328,7 +346,7 @@ def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "St
 
     args = asked.args
     trained = {
-        name: Trained(target, data, samples_of(workload))
+        name: Trained(target, data, samples_of(workload), workload.carry is not None)
         for name, (target, data, workload) in asked.workloads.items()
     }
     common = Common(

@@ -8,7 +8,8 @@ are those of `single` where there are any (Grama et al., Introduction to Paralle
     efficiency       speedup / N
     dollars          price per hour x instances x seconds / 3600   [`HourlyPrice.dollars`]
 
-Of several runs on one device (seeds), step_1 and samples/s_1 are medians. What ran on emulated
+Of several runs on one device those of the same seed count, which took turns with the run; where
+there is none step_1 and samples/s_1 are medians over the seeds. What ran on emulated
 hosts is compared with what did alike, predictions with predictions, a cluster with itself.
 """
 
@@ -73,7 +74,8 @@ def _on_one_device(run: RunResult, batch: int, done: Sequence[RunResult]) -> lis
         == (run.workload, run.cluster, run.emulated, run.predicted)
         and _timed(r)
     ]
-    return [r for r in alike if r.strategy == "single"] or alike
+    found = [r for r in alike if r.strategy == "single"] or alike
+    return [r for r in found if r.seed == run.seed] or found
 
 
 def _timed(run: RunResult) -> bool:

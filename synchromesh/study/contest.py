@@ -44,10 +44,15 @@ class Trained:
     target: str
     data: str | None = None
     samples: int | None = None
+    carries: bool = False  # a state from batch to batch, which needs full ones
 
-    def steps_of_epoch(self, batch: int) -> int | None:
+    def steps_of_epoch(self, cell: StudyCell) -> int | None:
         """None where it is not known."""
-        return None if self.samples is None else -(-self.samples // batch)
+        if self.samples is None:
+            return None
+        full, rest = divmod(self.samples, cell.batch)
+        dropped = self.carries or cell.strategy == strategy.TORCH_PIPELINE
+        return full + (rest > 0 and not dropped)
 
 
 @dataclass(frozen=True)
@@ -191,7 +196,7 @@ class Contest:
         """How many steps its run has, timed or not; None where it is not known."""
         if self.common.steps is not None:
             return sum(turn.steps for turn in turns.by_steps(self.common.steps))
-        each = self.common.workloads[cell.workload].steps_of_epoch(cell.batch)
+        each = self.common.workloads[cell.workload].steps_of_epoch(cell)
         return None if each is None or self.common.epochs is None else each * self.common.epochs
 
     def _wait(self, contestant: _Contestant, listener: Listener) -> bool:
@@ -228,7 +233,7 @@ class Contest:
             pass
         code = contestant.processes.code()
         if contestant.ended:
-            steps = self.common.workloads[cell.workload].steps_of_epoch(cell.batch)
+            steps = self.common.workloads[cell.workload].steps_of_epoch(cell)
             try:
                 result = record.result(self.common.targets, steps)
                 return self._keep(cell, result, record)

@@ -21,6 +21,7 @@ from synchromesh.results.run import (
 from synchromesh.study.cell import StudyCell
 from synchromesh.study.target import Target
 from synchromesh.study.timeline import timeline
+from synchromesh.study.turns import WARM_UP
 from synchromesh.values import fields
 
 
@@ -77,7 +78,7 @@ class RunRecord:
         by_step = step.median * steps_of_epoch if step and steps_of_epoch else None
         return RunResult(
             c.workload, c.strategy, c.devices, c.batch, c.seed, "done", plan=ended["plan"],
-            step_seconds=step, timed_steps=len(steps),
+            reason="" if steps else self._untimed(), step_seconds=step, timed_steps=len(steps),
             samples_per_second=samples / wall if wall else None,
             data_waiting_share=waiting / wall if wall else None,
             seconds_per_epoch=each.median if each else by_step,
@@ -91,6 +92,14 @@ class RunRecord:
             ),
             emulated=self.emulated, **self._utilisation(wall), **self._observed(),
         )  # fmt: skip
+
+    def _untimed(self) -> str:
+        """Why no step was timed."""
+        count = sum(len(turn["steps"]) for turn in self.of("turn"))
+        return (
+            f"no step of full size was timed: the run had {count} in all, of which the first "
+            f"{WARM_UP} and those that are watched are not; train for more epochs"
+        )
 
     def _turns(self, mode: str) -> list[list[dict[str, Any]]]:
         """The turns of a mode, of each rank."""

@@ -17,7 +17,8 @@ from synchromesh.values.plan import Plan
 from synchromesh.values.suggestion import near
 
 OURS = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
-RIVALS = ("ddp", "fsdp2", "torch-pipeline")
+TORCH_PIPELINE = "torch-pipeline"
+RIVALS = ("ddp", "fsdp2", TORCH_PIPELINE)
 NAMES = (*OURS, *RIVALS)
 DEFAULT = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
 # Micro-batches per stage that are tried for pipelines: 1 leaves (p-1)/(2p-1) of the step idle, 4

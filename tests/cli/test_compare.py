@@ -43,20 +43,22 @@ def test_the_tutorial_works_as_it_stands(tmp_path: Path) -> None:
     assert set(runs) == ours | {(s, True) for s in ("single", "data", "auto")}
     for strategy in ("single", "data", "auto", "ddp"):
         run = runs[strategy, False]
-        assert run["timed_steps"] == 10 and run["peak_memory_bytes"][0]["parameters"] > 0
+        assert run["timed_steps"] > 10
+        # of the device that has most: `auto` may leave any of them idle
+        assert max(kinds["parameters"] for kinds in run["peak_memory_bytes"]) > 0
         shares = run["communication_share"]
         assert 0 <= shares["exposed"] <= 1 - run["computation_share"] + 1e-9
         assert (tmp_path / "study" / run["trace"]).exists()
     sent = runs["data", False]["sent_bytes_per_step"]
     assert runs["ddp", False]["sent_bytes_per_step"][0] == pytest.approx(sent[0], rel=0.1)
-    reached = json.loads((tmp_path / "to-target" / "results.json").read_text())["runs"]
-    for run in reached:
-        assert [e["epoch"] for e in run["metrics"]] == [1, 2]
-        assert run["to_target"]["target"] == "accuracy=0.6" and run["dollars"] > 0
-    assert reached[0]["metrics"][0]["loss"] == pytest.approx(
-        reached[1]["metrics"][0]["loss"], 1e-3
-    )
-    for page in ("first.html", "study/report.html", "to-target/report.html"):
+    losses = []
+    for strategy in ("single", "data", "auto", "ddp"):
+        run = runs[strategy, False]
+        assert [e["epoch"] for e in run["metrics"]] == [1, 2, 3] and run["dollars"] > 0
+        assert run["to_target"]["target"] == "accuracy=0.6"
+        losses.append(run["metrics"][0]["loss"])
+    assert losses == pytest.approx([losses[0]] * 4, 1e-3)
+    for page in ("first.html", "study/report.html"):
         assert (tmp_path / page).read_text().startswith("<!doctype html>")
 
 

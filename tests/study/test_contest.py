@@ -216,6 +216,14 @@ def test_a_temporary_folder_with_a_long_name_is_told(tmp_path: Path) -> None:
         Listener(folder)
 
 
+def test_short_batches_count_where_they_are_trained() -> None:
+    data, dropping = StudyCell("w", "data", 2, 8, 0), StudyCell("w", "torch-pipeline", 2, 8, 0)
+    assert [Trained("t", None, 20).steps_of_epoch(c) for c in (data, dropping)] == [3, 2]
+    assert Trained("t", None, 20, carries=True).steps_of_epoch(data) == 2
+    assert Trained("t", None, 16).steps_of_epoch(dropping) == 2
+    assert Trained("t").steps_of_epoch(data) is None
+
+
 def test_turns_time_as_many_steps_as_were_asked_for() -> None:
     for steps in (1, 2, 5, 7, 30):
         timed = [t for t in turns.by_steps(steps) if t.mode == "timed"]
