@@ -203,9 +203,8 @@ class Contest:
         """Until all of its ranks wait for their next turn. False where it has ended or failed."""
         heard = time.monotonic()
         while len(contestant.waiting) < contestant.cell.devices:
-            over = (
-                contestant.processes.code() is not None
-            )  # asked first: what it said last is read
+            # asked first, so that what it said last is read
+            over = contestant.processes.code() is not None
             if self._hear(contestant, listener, POLL_SECONDS):
                 heard = time.monotonic()
             elif contestant.ended or over:

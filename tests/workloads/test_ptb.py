@@ -1,15 +1,11 @@
 """The language models on PTB: their sizes, their state, their text."""
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 
 from synchromesh.workloads.target import load
+from tests.real_data import data
 from tests.recurrent import loss as plain_loss
-
-DATA = Path(os.environ.get("SYNCHROMESH_DATA", Path(__file__).parents[2] / "../shared/data"))
 
 
 def test_sizes_state_and_metric() -> None:
@@ -32,9 +28,7 @@ def test_sizes_state_and_metric() -> None:
 
 
 def test_text_of_the_treebank() -> None:
-    if not (DATA / "ptb").is_dir():
-        pytest.skip(f"no data at {DATA / 'ptb'}: set SYNCHROMESH_DATA")
-    job = load("ptb/lstm_small", DATA / "ptb")
+    job = load("ptb/lstm_small", data("ptb"))
     assert (len(job.train_data), len(job.valid_data)) == (46_479, 3_687)  # type: ignore[arg-type]
     with pytest.raises(
         ValueError, match=r"ptb reads .*ptb.train.txt.* from the folder that --data"

@@ -1,7 +1,6 @@
 """Tests of the readers of text: lines, vocabularies, and what is said of damaged files."""
 
 import gzip
-import os
 from pathlib import Path
 
 import pytest
@@ -9,15 +8,7 @@ import torch
 
 from synchromesh.workloads import multi30k_files, ptb_files, sentences, sst2_files, text_lines
 from synchromesh.workloads.vocabulary import Vocabulary, most_frequent
-
-DATA = Path(os.environ.get("SYNCHROMESH_DATA", Path(__file__).parents[2] / "../shared/data"))
-
-
-def data(folder: str) -> Path:
-    path = DATA / folder
-    if not path.is_dir():
-        pytest.skip(f"no data at {path}: set SYNCHROMESH_DATA")
-    return path
+from tests.real_data import data
 
 
 def write(folder: Path, **files: str) -> Path:
