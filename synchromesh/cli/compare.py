@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options, ranks
-from synchromesh.study import strategy
+from synchromesh.study import strategy, turns
 from synchromesh.values import document
 from synchromesh.values.fault import Stopped
 
@@ -77,6 +76,11 @@ def add_parser(commands: options.Commands) -> None:
         "--steps", type=options.positive, metavar="N",
         help=f"to time, without validation; default {STEPS}",
     )  # fmt: skip
+    parser.add_argument(
+        "--at-most", type=seconds, metavar="SECONDS",
+        help=f"of timed steps of a run: one whose steps are slow times fewer of them, though at "
+        f"least {turns.LEAST}",
+    )  # fmt: skip
     _add_places(parser)
     options.add_precision(parser)
     parser.add_argument("--note", default="", metavar="TEXT", help="for the report")
@@ -117,12 +121,21 @@ def counts(text: str) -> tuple[int, ...]:
 
 def dollars(text: str) -> float:
     """A price above 0."""
+    return _above_zero(text, "dollars")
+
+
+def seconds(text: str) -> float:
+    """A time above 0."""
+    return _above_zero(text, "seconds")
+
+
+def _above_zero(text: str, unit: str) -> float:
     try:
         number = float(text)
     except ValueError:
         number = 0.0
     if not 0 < number < 10**6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of dollars above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of {unit} above 0")
     return number
 
 
@@ -187,6 +200,8 @@ class AskedStudy:
         self.workloads = self._loaded()
         self.epochs = args.epochs or (self._usual_epochs() if self.targets else None)
         self.steps = None if self.epochs else args.steps or STEPS
+        if self.epochs and args.at_most is not None:
+            raise ValueError("--at-most limits the steps that are timed: epochs are trained whole")
         self.groups(1)  # says what is wrong with batches
 
     def _loaded(self) -> "dict[str, tuple[str, str | None, Workload]]":
@@ -216,6 +231,7 @@ class AskedStudy:
         return Settings(
             self.strategies, self.devices, batch_sizes, tuple(range(self.args.seeds)),
             self.args.scaling, self.epochs, self.steps, tuple(map(str, self.targets)),
+            self.args.at_most,
         )  # fmt: skip
 
     def groups(self, most: int) -> "list[list[StudyCell]]":
@@ -245,7 +261,8 @@ class AskedStudy:
             "workloads": list(self.workloads), "data": args.data, **_digests(args.targets),
             "strategies": list(self.strategies), "devices": list(self.devices),
             "batch_sizes": list(sizes), "scaling": args.scaling, "seeds": args.seeds,
-            "epochs": self.epochs, "steps": self.steps, "targets": list(map(str, self.targets)),
+            "epochs": self.epochs, "steps": self.steps, "at_most": args.at_most,
+            "targets": list(map(str, self.targets)),
             "bf16": args.bf16, "predicted": args.predict,
             "lab": args.lab and Path(args.lab).read_text(),
         }  # fmt: skip
@@ -289,25 +306,27 @@ def _folder(args: argparse.Namespace) -> "StudyFolder":
 
 @dataclass(frozen=True)
 class _Machines:
-    """What contestants run on. processors: cores of rank r of N. cluster: its document."""
+    """What contestants run on. processors: cores of rank r of N. cluster: its document; words:
+    what it is, of other than this machine."""
 
     start: "Start"
     processors: Callable[[int, int], float]
     cluster: dict[str, Any] | None = None
+    words: str = ""
 
 
 @contextmanager
 def _machines(asked: AskedStudy) -> Iterator[_Machines]:
     """This machine, or the hosts of a lab."""
     from synchromesh.lab import Description, Lab
-    from synchromesh.study.processes import LabProcesses, LocalProcesses
+    from synchromesh.study.processes import RankProcesses
 
     most = max(asked.devices)
     if asked.args.lab is None:
         cores = len(os.sched_getaffinity(0))
         threads = max(1, cores // most)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-        yield _Machines(LocalProcesses, lambda rank, ranks: min(threads, cores / ranks))
+        yield _Machines(RankProcesses, lambda rank, ranks: min(threads, cores / ranks))
         return
     description = Description.load(Path(asked.args.lab))
     hosts = description.hosts
@@ -318,9 +337,10 @@ def _machines(asked: AskedStudy) -> Iterator[_Machines]:
         )
     with Lab.of(description) as lab:
         yield _Machines(
-            partial(LabProcesses, lab),
+            RankProcesses.on(lab),
             lambda rank, ranks: hosts[rank].cpu,
             lab.cluster().to_dict(),
+            str(description),
         )
 
 
@@ -351,12 +371,13 @@ def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "St
     }
     common = Common(
         trained, machines.start, asked.targets, args.bf16, asked.epochs, asked.steps,
-        args.lab is not None, machines.processors,
+        args.at_most, args.lab is not None, machines.processors,
     )  # fmt: skip
     models = [workload for _, _, workload in asked.workloads.values()]
     groups = asked.groups(most_processes(models, max(asked.devices)))
     with closing(StudyDisplay()) as display:
         runs = Contest(common, folder, display.take).run(groups)
+    runs = [replace(run, cluster=machines.words) for run in runs]
     sizes = args.batch_sizes or tuple(dict.fromkeys(w.batch_size for w in models))
     named = {name: workload for name, (_, _, workload) in asked.workloads.items()}
     runs = with_flops(runs, named, gpu() if args.lab is None else None, args.bf16)

@@ -4,7 +4,7 @@
 """
 
 from synchromesh.lab.description import Description, Emulated
-from synchromesh.lab.lab import HostState, Lab, labs
+from synchromesh.lab.lab import HostState, Lab, Way, labs
 from synchromesh.lab.requirements import reason_unavailable
 from synchromesh.lab.running import HostFailed, Result, Running
 
@@ -16,6 +16,7 @@ __all__ = [
     "Lab",
     "Result",
     "Running",
+    "Way",
     "labs",
     "reason_unavailable",
 ]

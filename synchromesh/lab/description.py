@@ -68,6 +68,16 @@ class Description(document.Document):
                 f"not {placed}"
             )
 
+    def __str__(self) -> str:
+        kinds = {host: self.hosts.count(host) for host in self.hosts}
+        if len(kinds) == 1:
+            text = f"hosts of {self.hosts[0]}"
+        else:
+            text = "hosts: " + "; ".join(f"{count} of {host}" for host, count in kinds.items())
+        if self.uplink is None:
+            return text
+        return f"{text}; racks {quantity.show_bandwidth(self.uplink)} apart"
+
     @classmethod
     def alike(
         cls,

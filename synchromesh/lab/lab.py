@@ -55,6 +55,22 @@ class HostState:
     processes: int
 
 
+@dataclass(frozen=True)
+class Way:
+    """How a process of a run gets onto its host. place: namespace, cores, and the doors of its
+    control groups (lab/entry.py); variables: of its environment."""
+
+    place: tuple[str, ...]
+    variables: dict[str, str]
+
+    def take(self) -> None:
+        """Takes this process there, which must have one thread. OSError where the kernel
+        refuses."""
+        namespace, cores, *doors = self.place
+        os.environ.update(self.variables)
+        entry.enter(namespace, {int(core) for core in cores.split(",")}, 0, doors)
+
+
 class Lab:
     """`hosts` emulated hosts; `bandwidth` and `cpu` are one value for all, or one by host.
 
@@ -202,25 +218,52 @@ class Lab:
         SYNCHROMESH_LAB (the file of the lab's cluster) set and one thread per operator. It dies
         with this process where the main thread starts it.
         """
-        for now in self._states():
-            if now.state != "up":
-                raise ValueError(
-                    f"host {now.host} of lab {self.name} is {now.state}: thaw or heal it first"
-                )
-        port = random.SystemRandom().randrange(*PORTS)  # an earlier run's may not be free yet
         processes: list[subprocess.Popen[bytes]] = []
-        used = self._hosts()[:hosts]
+        # The signal of a parent's death is that of its thread: no other may end before the run.
+        main = threading.current_thread() is threading.main_thread()
+        parent = str(os.getpid() if main else 0)
         try:
-            for host in used:
-                given = self._variables(host, len(used), port)
-                variables = {**os.environ, **given, **(environment or {})}
-                processes.append(self._enter(host, command, variables, cwd))
+            for way in self.ways(hosts):
+                namespace, cores, *doors = way.place
+                processes.append(
+                    subprocess.Popen(
+                        [
+                            sys.executable, "-S", "-I", entry.__file__, namespace, cores, parent,
+                            *doors, "--", *command,
+                        ],
+                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                        env={**os.environ, **way.variables, **(environment or {})}, cwd=cwd,
+                        start_new_session=True,  # its group is ended as one
+                    )
+                )  # fmt: skip
         except BaseException:
             for process in processes:
                 process.kill()
                 process.communicate()
             raise
         return Running(processes, timeout, self._thaw_all, listener)
+
+    def ways(self, hosts: int | None = None) -> list[Way]:
+        """How one run gets onto every host, or onto the first `hosts`. ValueError where one is
+        frozen or cut."""
+        for now in self._states():
+            if now.state != "up":
+                raise ValueError(
+                    f"host {now.host} of lab {self.name} is {now.state}: thaw or heal it first"
+                )
+        port = random.SystemRandom().randrange(*PORTS)  # an earlier run's may not be free yet
+        used = self._hosts()[:hosts]
+        pins = self.description.pins(_cores())
+        return [
+            Way(
+                (
+                    self._part(host), ",".join(map(str, pins[host])),
+                    *(str(door) for door in self._groups.doors(self._part(host))),
+                ),
+                self._variables(host, len(used), port),
+            )
+            for host in used
+        ]  # fmt: skip
 
     def _variables(self, host: int, ranks: int, port: int) -> dict[str, str]:
         # sudo's path leaves out the folder of a virtual environment, and so `synchromesh` itself
@@ -236,31 +279,6 @@ class Lab:
             "GLOO_SOCKET_IFNAME": "eth0",
             CLUSTER: str(self._records.cluster(self.name)),
         }
-
-    def _enter(
-        self,
-        host: int,
-        command: Sequence[str],
-        variables: Mapping[str, str],
-        cwd: str | Path | None,
-    ) -> "subprocess.Popen[bytes]":
-        # The signal of a parent's death is that of its thread: no other may end before the run.
-        main = threading.current_thread() is threading.main_thread()
-        cores = self.description.pins(_cores())[host]
-        parent = os.getpid() if main else 0
-        place = [
-            self._part(host), ",".join(str(core) for core in cores), str(parent),
-            *(str(door) for door in self._groups.doors(self._part(host))),
-        ]  # fmt: skip
-        return subprocess.Popen(
-            [sys.executable, "-S", "-I", entry.__file__, *place, "--", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=variables,
-            cwd=cwd,
-            start_new_session=True,  # its group is ended as one
-        )
 
     # ---- what happens to its hosts
 

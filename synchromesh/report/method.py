@@ -64,10 +64,15 @@ def _cluster(results: StudyResults) -> str:
     return f"{len(hosts)} hosts" + (", emulated" if results.emulated else "")
 
 
+def _timed(settings: Settings) -> str:
+    limit = "" if settings.at_most is None else f", fewer where they take {settings.at_most:g} s"
+    return f"{settings.steps} timed steps{limit}"
+
+
 def _settings(settings: Settings) -> str:
     lengths = [
         f"{settings.epochs} epochs" if settings.epochs else "",
-        f"{settings.steps} timed steps" if settings.steps else "",
+        _timed(settings) if settings.steps else "",
     ]
     parts = [
         listed(list(settings.strategies)),

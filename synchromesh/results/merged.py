@@ -11,7 +11,7 @@ from synchromesh.results.study import Settings, StudyResults
 def merged(studies: Sequence[StudyResults]) -> StudyResults:
     """The runs of all documents, in their order, with speedups anew.
 
-    Runs of different machines get these as their cluster, so that they are not compared. Prices
+    Runs of different machines get these in their cluster, so that they are not compared. Prices
     stay those of their documents. ValueError where scaling is not the same.
     """
     first, *others = studies
@@ -29,9 +29,7 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
         if len(machines) > 1:
             number = machines.index(study.machine) + 1
             where = f"machine {number}: {where}"
-            study = replace(
-                study, runs=tuple(replace(r, cluster=r.cluster or where) for r in study.runs)
-            )
+            study = replace(study, runs=tuple(_placed(run, where) for run in study.runs))
         runs += derive(study).runs
     prices = {study.price for study in studies}
     return derive(
@@ -43,12 +41,18 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
             note=_joined((study.note for study in studies), "\n"),
             runs=tuple(runs),
             settings=Settings(scaling=first.settings.scaling),
-            cluster=first.cluster if len(machines) == 1 else None,
+            cluster=first.cluster if all(s.cluster == first.cluster for s in studies) else None,
             emulated=any(study.emulated for study in studies),
             versions=_versions(studies),
             price=prices.pop() if len(prices) == 1 else None,
         )
     )
+
+
+def _placed(run: RunResult, where: str) -> RunResult:
+    if run.predicted:
+        return run
+    return replace(run, cluster=f"{where}, {run.cluster}" if run.cluster else where)
 
 
 def _joined(texts: Iterable[str], between: str = ", ") -> str:

@@ -124,7 +124,7 @@ class RunResult:
     plan                   under which it ended; None for strategies that are not ours
     batch                  rows of a global batch
     reason                 why it failed, or what is to be known of it
-    step_seconds           of the slowest device, of `timed_steps` steps
+    step_seconds           of `timed_steps` steps, each from when the last device has its data
     samples_per_second     end to end: with waiting for data
     data_waiting_share     of that time
     seconds_per_epoch      measured, or the steps of an epoch times the median step

@@ -43,7 +43,8 @@ class HourlyPrice:
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for: of each list every combination was run."""
+    """What was asked for: of each list every combination was run. at_most: seconds of timed steps
+    of a run, of which slow ones have fewer then."""
 
     strategies: tuple[str, ...] = ()
     devices: tuple[int, ...] = ()
@@ -53,6 +54,7 @@ class Settings:
     epochs: int | None = None
     steps: int | None = None
     targets: tuple[str, ...] = ()
+    at_most: float | None = None
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class Common:
     """What the runs of a study share.
 
     epochs, steps   one of them
+    at_most         seconds of timed steps of a run, where steps are asked for
     processors      cores that rank r of a contestant on N devices may use
     """
 
@@ -69,19 +70,19 @@ class Common:
     bf16: bool = False
     epochs: int | None = None
     steps: int | None = None
+    at_most: float | None = None
     emulated: bool = False
     processors: Callable[[int, int], float] = lambda rank, ranks: 1.0
 
 
 @dataclass
 class _Contestant:
-    """One that runs: its processes, what it has said, and the turns that it is to have."""
+    """One that runs: its processes and what it has said."""
 
     cell: StudyCell
     processes: Processes
     log: Path
     record: RunRecord
-    turns: "Iterator[Turn | None]"
     waiting: set[int] = field(default_factory=set)  # ranks that wait for their turn
     silent: bool = False
 
@@ -148,56 +149,69 @@ class Contest:
         job.write(folder / "job.json")
         log = folder / "log.txt"
         processes = common.start(cell.devices, (folder / "job.json").absolute(), log)
-        schedule: Iterator[Turn | None]
-        schedule = (
-            turns.by_epochs() if common.steps is None else iter(turns.by_steps(common.steps))
-        )
-        contestant = _Contestant(cell, processes, log, record, schedule)
+        contestant = _Contestant(cell, processes, log, record)
         if self._wait(contestant, listener):
             return contestant
         self._end(contestant, listener)
         return None
 
     def _turns(self, running: list[_Contestant], listener: Listener) -> None:
-        """One turn of each, and back in the other order, until all have ended."""
-        forward = True
-        while running:
-            for contestant in list(running if forward else reversed(running)):
-                turn = self._next(contestant)
-                doing = "ending" if turn is None else f"{turn.steps} steps of"
-                self._say(f"{doing} {contestant.cell}", self._left(running))
-                contestant.waiting.clear()
-                listener.grant(contestant.cell.key, turn)
-                if not self._wait(contestant, listener):
-                    self._end(contestant, listener)
-                    running.remove(contestant)
-            forward = not forward
+        """Turns of all: until none warms up any more, then until all have ended."""
+        rounds = 0
+        for turns_of, ends in ((turns.warm_up, False), (self._after_warm_up, True)):
+            schedules = {contestant.cell: turns_of(contestant.record) for contestant in running}
+            while schedules:
+                for contestant in turns.there_and_back(list(running), rounds):
+                    if contestant.cell not in schedules:
+                        continue
+                    turn = next(schedules[contestant.cell], None)
+                    if turn is None:
+                        del schedules[contestant.cell]
+                    if (turn or ends) and not self._turn(contestant, turn, running, listener):
+                        schedules.pop(contestant.cell, None)
+                        running.remove(contestant)
+                rounds += 1
 
-    def _next(self, contestant: _Contestant) -> Turn | None:
-        """Its next turn; None where it has had all."""
-        turn = next(contestant.turns, None)
-        if turn is None and self.common.steps is None:
-            step = contestant.record.step_seconds() or 0.0
-            return Turn("timed", turns.steps_in(turns.TURN_SECONDS, step))
-        return turn
+    def _after_warm_up(self, record: RunRecord) -> Iterator[Turn]:
+        common = self.common
+        if common.steps is None:
+            return turns.by_epochs(record)
+        return turns.by_steps(record, common.steps, common.at_most)
+
+    def _turn(
+        self, contestant: _Contestant, turn: Turn | None, running: Sequence[_Contestant],
+        listener: Listener,
+    ) -> bool:  # fmt: skip
+        """One turn, or the end; whether it goes on."""
+        doing = "ending" if turn is None else f"{turn.steps} steps of"
+        self._say(f"{doing} {contestant.cell}", self._left(running))
+        contestant.waiting.clear()
+        listener.grant(contestant.cell.key, turn)
+        if self._wait(contestant, listener):
+            return True
+        self._end(contestant, listener)
+        return False
 
     def _left(self, running: Sequence[_Contestant]) -> float | None:
         """Seconds until the group's end: of each the steps to come, at what its others took."""
         found = 0.0
         for contestant in running:
             spent, done = contestant.record.spent()
-            total = self._steps(contestant.cell)
+            total = self._steps(contestant)
             if total is None or not done:
                 return None
             found += spent / done * max(0, total - done)
         return found
 
-    def _steps(self, cell: StudyCell) -> int | None:
+    def _steps(self, contestant: _Contestant) -> int | None:
         """How many steps its run has, timed or not; None where it is not known."""
-        if self.common.steps is not None:
-            return sum(turn.steps for turn in turns.by_steps(self.common.steps))
-        each = self.common.workloads[cell.workload].steps_of_epoch(cell)
-        return None if each is None or self.common.epochs is None else each * self.common.epochs
+        cell, common, record = contestant.cell, self.common, contestant.record
+        if common.steps is not None:
+            timed = turns.timed_steps(common.steps, common.at_most, record.step_seconds())
+            warm_up = record.steps("warm-up") or turns.WARM_UP
+            return warm_up + turns.count([*turns.timed(timed), *turns.observed()])
+        each = common.workloads[cell.workload].steps_of_epoch(cell)
+        return None if each is None or common.epochs is None else each * common.epochs
 
     def _wait(self, contestant: _Contestant, listener: Listener) -> bool:
         """Until all of its ranks wait for their next turn. False where it has ended or failed."""

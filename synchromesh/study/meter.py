@@ -1,7 +1,7 @@
 """A rank's meter: what its steps take, in the turns that the study grants it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -28,12 +28,14 @@ class Meter:
 
     over      the study has ended the run
     device    of this rank, once it is known
+    settled   asked after each turn: whether nothing is tried any more
     seconds   of training so far: steps, and waiting for their data; a step that is watched counts
               as the last one that was not
     """
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.over, self.seconds = channel, False, 0.0
+        self.settled: Callable[[], bool] = lambda: True
         self.watches: Mapping[str, Watch] = {}  # by the mode of their turns
         self._turn = Turn("warm-up", 0)
         self._left = 0
@@ -97,6 +99,7 @@ class Meter:
             steps=self._steps,
             used=self._used.share,
             wall=wall,
+            settled=self.settled(),
             seen=seen,
         )
         self._steps = []

@@ -65,6 +65,7 @@ class _Reporter:
         )
         self._layouts("")
         world = trainer.world
+        self.meter.settled = lambda: trainer.settled
         self.meter.watches = {
             "recorded": Recorded(world.device, lambda: world.ledger.sent),
             "memory": Remembered(lambda: _memory(trainer)),

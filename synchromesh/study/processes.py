@@ -1,18 +1,21 @@
 """The processes of a contestant: local ranks, or one rank on each of a lab's first hosts."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from synchromesh.lab import HostFailed, Lab
+from synchromesh.lab import Lab, Way
+from synchromesh.values import fields
 
 RANK = "synchromesh.study.rank"  # the module that each rank runs, with the job's file
 STUDY = "SYNCHROMESH_STUDY"  # process id of the study, in its contestants
+HOSTS = "SYNCHROMESH_HOSTS"  # the ways of a contestant's ranks onto the hosts of a lab, as JSON
 END_SECONDS = 10.0  # to end in good order; chosen
 LOG_CHARACTERS = 20_000  # of a contestant's log that is searched for the reason it failed
 
@@ -32,16 +35,22 @@ class Processes(Protocol):
 Start = Callable[[int, Path, Path], Processes]  # ranks, the job's file, the log
 
 
-class LocalProcesses:
-    """Ranks on this machine."""
+class RankProcesses:
+    """Ranks on this machine. ways: by rank, onto the hosts of a lab; none: they stay."""
 
-    def __init__(self, ranks: int, job: Path, log: Path) -> None:
+    def __init__(self, ranks: int, job: Path, log: Path, ways: Sequence[Way] = ()) -> None:
+        hosts = json.dumps([fields.to_plain(way) for way in ways])
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "synchromesh.study.local", str(ranks), str(job)],
+                [sys.executable, "-m", "synchromesh.study.ranks", str(ranks), str(job)],
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
-                env={**os.environ, STUDY: str(os.getpid())},
+                env={**os.environ, STUDY: str(os.getpid()), HOSTS: hosts},
             )  # fmt: skip
+
+    @classmethod
+    def on(cls, lab: Lab) -> Start:
+        """Those on the first hosts of a lab."""
+        return lambda ranks, job, log: cls(ranks, job, log, lab.ways(ranks))
 
     def code(self) -> int | None:
         return self._process.poll()
@@ -52,32 +61,6 @@ class LocalProcesses:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-
-
-class LabProcesses:
-    """A rank on each of the first hosts of a lab."""
-
-    def __init__(self, lab: Lab, ranks: int, job: Path, log: Path) -> None:
-        self._log = log.open("wb")
-        self._running = lab.start(
-            [sys.executable, "-m", RANK, str(job)], hosts=ranks, listener=self._write
-        )
-
-    def _write(self, host: int, stream: int, line: bytes) -> None:
-        self._log.write(line)
-        self._log.flush()
-
-    def code(self) -> int | None:
-        try:
-            return None if self._running.poll() is None else 0
-        except HostFailed as error:
-            return error.results[error.rank].code
-
-    def end(self) -> None:
-        with suppress(TimeoutError, HostFailed):
-            self._running.wait(END_SECONDS)
-        self._running.end()
-        self._log.close()
 
 
 def reason(code: int, log: Path) -> str:

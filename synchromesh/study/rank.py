@@ -1,20 +1,31 @@
-"""One rank of a contestant: `python -m synchromesh.study.rank JOB`, in torchrun's environment."""
+"""One rank of a contestant: `python -m synchromesh.study.rank JOB`, in torchrun's environment.
 
+In a lab it goes to its host before any other code of its own runs; what it imports is there
+already (study/ranks.py), for which a host with a part of a core would take long.
+"""
+
+import json
 import os
 import sys
 
 import torch
 
+from synchromesh.lab import Way
 from synchromesh.study import ours, rivals
 from synchromesh.study.channel import Channel
 from synchromesh.study.job import CellJob
 from synchromesh.study.meter import Meter
+from synchromesh.study.processes import HOSTS
 from synchromesh.study.strategy import RIVALS
-from synchromesh.values.fault import Fault
+from synchromesh.values import fields
 
 
 def main() -> int:
     """Trains as the job says; returns the exit code."""
+    ways = json.loads(os.environ.pop(HOSTS, "[]"))
+    if ways:
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # the agent's is on no host
+        fields.of_plain(Way, ways[int(os.environ["RANK"])], HOSTS).take()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     job = CellJob.load(sys.argv[1])
@@ -25,12 +36,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-    except Exception as error:
-        if "SYNCHROMESH_LAUNCHER" in os.environ:
-            raise  # launch.rank reports it
-        fault = Fault.of(error)
-        print(f"{fault.traceback}\nsynchromesh: {fault.sentence}", file=sys.stderr, flush=True)
-        code = fault.code
-    sys.exit(code)
+    sys.exit(main())  # launch.rank reports what it raises

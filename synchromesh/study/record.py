@@ -21,7 +21,6 @@ from synchromesh.results.run import (
 from synchromesh.study.cell import StudyCell
 from synchromesh.study.target import Target
 from synchromesh.study.timeline import timeline
-from synchromesh.study.turns import WARM_UP
 from synchromesh.values import fields
 
 
@@ -45,11 +44,20 @@ class RunRecord:
         """The messages of a kind of one rank."""
         return self.said.get((rank, kind), [])
 
+    def settled(self) -> bool:
+        """Whether no rank tries any more what is quicker."""
+        last = [self.of("turn", rank)[-1:] for rank in range(self.cell.devices)]
+        return all(turn and turn[0]["settled"] for turn in last)
+
     def step_seconds(self) -> float | None:
         """Of the last turn's last step, on the slowest rank."""
         last = [self.of("turn", rank)[-1:] for rank in range(self.cell.devices)]
         times = [turn[0]["steps"][-1][0] for turn in last if turn and turn[0]["steps"]]
         return max(times, default=None)
+
+    def steps(self, mode: str) -> int:
+        """How many steps it has had in turns of a mode."""
+        return sum(len(turn["steps"]) for turn in self.of("turn") if turn["mode"] == mode)
 
     def spent(self) -> tuple[float, int]:
         """Seconds of rank 0's turns so far, with what validation they held; and their steps."""
@@ -97,8 +105,8 @@ class RunRecord:
         """Why no step was timed."""
         count = sum(len(turn["steps"]) for turn in self.of("turn"))
         return (
-            f"no step of full size was timed: the run had {count} in all, of which the first "
-            f"{WARM_UP} and those that are watched are not; train for more epochs"
+            f"no step of full size was timed: the run had {count} in all, of which the first ones "
+            "and those that are watched are not; train for more epochs"
         )
 
     def _turns(self, mode: str) -> list[list[dict[str, Any]]]:
@@ -108,7 +116,13 @@ class RunRecord:
 
     def _timed(self) -> tuple[list[float], int, float, float]:
         """Seconds of the timed steps of full size, samples, seconds of waiting for data, seconds
-        end to end; of the slowest rank each. The first step of a turn is not timed."""
+        end to end. The first step of a turn is not timed.
+
+        A step begins when the last rank has its data: ranks that have theirs before wait for it
+        inside their step.
+
+            step = max over ranks (waited + seconds) - max over ranks (waited)
+        """
         steps: list[float] = []
         samples, waiting, wall = 0, 0.0, 0.0
         for turns in zip(*self._turns("timed"), strict=True):
@@ -116,10 +130,12 @@ class RunRecord:
             for of_ranks in taken:
                 rows = of_ranks[0][2]
                 samples += rows
+                waited = max(waited for _, waited, _ in of_ranks)
+                whole = max(seconds + waited for seconds, waited, _ in of_ranks)
                 if rows == self.cell.batch:
-                    steps.append(max(seconds for seconds, _, _ in of_ranks))
-                waiting += fmean(waited for _, waited, _ in of_ranks)
-                wall += max(seconds + waited for seconds, waited, _ in of_ranks)
+                    steps.append(whole - waited)
+                waiting += waited
+                wall += whole
         return steps, samples, waiting, wall
 
     def _utilisation(self, wall: float) -> dict[str, Any]:

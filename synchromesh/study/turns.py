@@ -11,15 +11,19 @@ The first step of a timed turn is not timed: it finds caches and memory as anoth
 With epochs instead of steps, timed turns go on until the last contestant has ended.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
+T = TypeVar("T")
 Mode = Literal["warm-up", "timed", "memory", "recorded"]
 
-# Of a study by steps; chosen: 13 are what `fit` leaves out too, of which twelve may be trials.
-WARM_UP, ROUNDS, RECORDED = 13, 5, 2
+# Of a study by steps; chosen. A contestant that tries what is quicker (engine/interleaving.py: in
+# its first twelve steps) warms up until it has decided, for at most so many turns.
+WARM_UP, WARM_UP_TURNS = 3, 5
+# Rounds of timed turns, steps of one at least, steps that are timed at least, recorded steps.
+ROUNDS, SHORTEST, LEAST, RECORDED = 5, 3, 5, 2
 # Seconds of a turn by epochs; chosen: short against what changes with time, long against a pause.
 TURN_SECONDS = 5.0
 
@@ -32,14 +36,29 @@ class Turn:
     steps: int
 
 
-def preliminary() -> list[Turn]:
+class SoFar(Protocol):
+    """What is known of a contestant between two of its turns."""
+
+    def settled(self) -> bool:
+        """Whether it tries no more what is quicker."""
+        ...
+
+    def step_seconds(self) -> float | None:
+        """Of its last step; None before the first one."""
+        ...
+
+
+def warm_up(of: SoFar) -> Iterator[Turn]:
     """Before steps are timed."""
-    return [Turn("warm-up", WARM_UP)]
+    for _ in range(WARM_UP_TURNS):
+        yield Turn("warm-up", WARM_UP)
+        if of.settled():
+            return
 
 
 def timed(steps: int) -> list[Turn]:
     """Turns in which so many steps are timed, in at most `ROUNDS` rounds."""
-    rounds = min(ROUNDS, steps)
+    rounds = min(ROUNDS, ceil(steps / SHORTEST))
     each = [steps // rounds + (i < steps % rounds) for i in range(rounds)]
     return [Turn("timed", 1 + n) for n in each]
 
@@ -50,16 +69,36 @@ def observed() -> list[Turn]:
     return [Turn("memory", 1), Turn("recorded", 1 + RECORDED)]
 
 
-def by_steps(steps: int) -> list[Turn]:
-    """All turns of a contestant in a study of so many timed steps."""
-    return [*preliminary(), *timed(steps), *observed()]
+def timed_steps(steps: int, at_most: float | None, step_seconds: float | None) -> int:
+    """How many steps are timed: `steps`, or as many as `at_most` seconds hold, at least `LEAST`
+    of them."""
+    if at_most is None or not step_seconds:
+        return steps
+    return min(steps, max(LEAST, int(at_most / step_seconds)))
 
 
-def by_epochs() -> Iterator[Turn | None]:
-    """Turns of a contestant that ends by itself; None: of as many steps as `TURN_SECONDS` hold."""
-    yield from [*preliminary(), *observed()]
+def by_steps(of: SoFar, steps: int, at_most: float | None) -> Iterator[Turn]:
+    """After warm-up, in a study of so many timed steps, or of `at_most` seconds."""
+    yield from timed(timed_steps(steps, at_most, of.step_seconds()))
+    yield from observed()
+
+
+def by_epochs(of: SoFar) -> Iterator[Turn]:
+    """After warm-up, of a contestant that ends by itself: timed turns of as many steps as
+    `TURN_SECONDS` hold."""
+    yield from observed()
     while True:
-        yield None
+        yield Turn("timed", steps_in(TURN_SECONDS, of.step_seconds() or 0.0))
+
+
+def there_and_back(contestants: Sequence[T], rounds: int) -> list[T]:
+    """Their order in a round, of which so many have been."""
+    return list(reversed(contestants) if rounds % 2 else contestants)
+
+
+def count(turns: Iterable[Turn]) -> int:
+    """Steps of these turns."""
+    return sum(turn.steps for turn in turns)
 
 
 def steps_in(seconds: float, step_seconds: float) -> int:

@@ -57,8 +57,7 @@ class Trainer:
         self, model: Model, optimizer: Optimizer, loss: Loss, example: Any, plan: Plan,
         world: World, options: Options,
     ) -> None:  # fmt: skip
-        self.model, self.optimizer, self.world = model, optimizer, world
-        self.options = options
+        self.model, self.optimizer, self.world, self.options = model, optimizer, world, options
         self.scheduler: LRScheduler | None = None
         self.steps = self.steps_to_come = 0
         self.on_event: Callable[[Decision], None] | None = None
@@ -102,6 +101,11 @@ class Trainer:
     def adapter(self) -> Adapter | None:
         """What may change the plan while training runs; None without `adapt`."""
         return None if self._observer is None else self._observer.adapter
+
+    @property
+    def settled(self) -> bool:
+        """Whether the first steps' trials are over (engine/interleaving.py)."""
+        return self._execution.interleaving.chosen is not None
 
     def predict(self) -> Candidate:
         """What a step takes under the current plan, composed of measurements of components and
@@ -242,8 +246,7 @@ class Trainer:
 
     def clip(self, max_norm: float) -> Tensor:
         """Scales gradients so that their global norm is at most `max_norm`; returns the norm
-        before (0-d).
-        """
+        before (0-d)."""
         self._accumulation.require_last("clip")
         return clip_norm(self.state.copies(), self.world.everyone, max_norm)
 
@@ -375,11 +378,11 @@ class Trainer:
     def _record(self, cursors: tuple[Cursor, ...], extra: Mapping[str, Any]) -> dict[str, Any]:
         """What a checkpoint keeps beside tensors. ValueError where it cannot keep it."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
-        overlap = self._execution.interleaving.to_dict()
+        execution = self._execution
         return Record(
-            self.steps, self.options.seed, str(self.plan), self.world.size, overlap,
-            self.state.optimizer_state.describe(), scheduler, cursors,
-            self._execution.carry.rows, extra,
+            self.steps, self.options.seed, str(self.plan), self.world.size,
+            execution.interleaving.to_dict(), self.state.optimizer_state.describe(), scheduler,
+            cursors, execution.carry.rows, extra,
         ).to_dict()  # fmt: skip
 
     def export(self, path: str | Path) -> None:
@@ -395,8 +398,7 @@ class Trainer:
         changed then.
         """
         self._meet("resume")
-        path = Path(path)
-        saved = Record.from_dict(checkpoint.read_extra(path, self.world), path)
+        saved = Record.from_dict(checkpoint.read_extra(path := Path(path), self.world), path)
         self._execution.load(path, saved)
         self._forget_accumulation()
         self.steps = saved.steps

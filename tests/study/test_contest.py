@@ -35,7 +35,7 @@ class Threads:
 
     def __init__(self, ranks: int, job: Path, log: Path) -> None:
         self.job, self.log = CellJob.load(str(job)), log
-        self.failed = False
+        self.failed, self.steps = False, 0
         type(self).begun.append(self.job.cell.strategy)
         self._ranks = [threading.Thread(target=self._run, args=(r,)) for r in range(ranks)]
         for rank in self._ranks:
@@ -44,6 +44,8 @@ class Threads:
     def _run(self, rank: int) -> None:
         channel = Channel(self.job.socket, self.job.cell.key, rank)
         name, meter = self.job.cell.strategy, Meter(channel)
+        tried = trials.get(name, 0)
+        meter.settled = lambda: self.steps >= tried
         channel.say("prepared", plan=name, predicted_seconds=0.5, predicted_bytes=7)
         meter.begin()
         for step in range(1, 10_000):
@@ -55,6 +57,7 @@ class Threads:
                 return
             if rank == 0 and type(self).order[-1:] != [name]:
                 type(self).order.append(name)
+            self.steps = step
             meter.step(STEP[name] * (1 + rank / 10), 0.001, 8)
             if step % 60 == 0 and self.job.epochs:
                 meter.epoch(step // 60, step, 1.0, {"accuracy": 0.4 * step / 60})
@@ -75,12 +78,14 @@ def never(name: str, step: int) -> bool:
 
 
 failing: Callable[[str, int], bool] = never
+trials: dict[str, int] = {}  # steps in which a strategy tries what is quicker
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     Threads.begun, Threads.order = [], []
     monkeypatch.setitem(globals(), "failing", never)
+    monkeypatch.setitem(globals(), "trials", {})
     monkeypatch.setattr("synchromesh.study.contest.POLL_SECONDS", 0.02)
 
 
@@ -96,7 +101,7 @@ def test_contestants_take_turns_there_and_back(tmp_path: Path) -> None:
     single, data, ddp = study(tmp_path / "s", seen, steps=30)
     a, b, c = "single", "data", "ddp"
     assert Threads.begun == [a, b, c]
-    assert Threads.order[:10] == [a, b, c, b, a, b, c, b, a, b]  # ABC CBA ABC: neighbours join
+    assert Threads.order[:10] == [a, b, c, a, b, c, b, a, b, c]  # ABC, ABC CBA: neighbours join
     assert [r.status for r in (single, data, ddp)] == ["done"] * 3
     assert single.timed_steps == data.timed_steps == 30
     assert data.step_seconds is not None and single.step_seconds is not None
@@ -107,6 +112,36 @@ def test_contestants_take_turns_there_and_back(tmp_path: Path) -> None:
     assert data.seconds_per_epoch == pytest.approx(10 * 0.0033)
     assert (data.plan, data.predicted_step_seconds, data.predicted_peak_bytes) == ("data", 0.5, 7)
     assert [p.done for p in seen if p.stays][-1] == 3 and any(p.left for p in seen)
+
+
+def test_nobody_is_timed_while_another_one_warms_up(tmp_path: Path) -> None:
+    globals()["trials"] = {"data": 12, "ddp": 10_000}
+    seen: list[Progress] = []
+    study(tmp_path / "s", seen, steps=3)
+    turns_of = [(p.doing.split(" steps of w: ")[0], p.doing.split()[4]) for p in seen
+                if " steps of " in p.doing]  # fmt: skip
+    warm_up = [("3", "single"), *[("3", "data")] * 4, *[("3", "ddp")] * 5]
+    assert sorted(turns_of[:10]) == sorted(warm_up), "ddp, which never settles, is not waited for"
+    assert turns_of[10:13] == [("4", name) for name in ("single", "data", "ddp")]
+
+
+def test_slow_runs_have_fewer_timed_steps(tmp_path: Path) -> None:
+    runs = study(tmp_path / "s", steps=30, at_most=0.0331)
+    assert [r.timed_steps for r in runs] == [8, 10, 15]
+    assert turns.timed_steps(30, 1.0, 10.0) == turns.LEAST and turns.timed_steps(3, 1.0, 9.0) == 3
+
+
+def test_a_step_begins_when_the_last_rank_has_its_data() -> None:
+    record = RunRecord(GROUP[1], [1.0, 1.0])
+    for rank, (seconds, waited) in enumerate([(0.4, 0.1), (0.49, 0.01)]):
+        steps = [(9.0, 9.0, 8), (seconds, waited, 8)]
+        turn = {"says": "turn", "mode": "timed", "steps": steps, "used": None, "wall": 1.0}
+        for said in ({"says": "prepared"}, turn, {"says": "ended", "plan": "data"}):
+            record.add(rank, said)
+    result = record.result((), None)
+    assert result.step_seconds is not None
+    assert result.step_seconds.median == pytest.approx(0.4)
+    assert result.data_waiting_share == pytest.approx(0.2)
 
 
 def test_epochs_end_by_themselves_and_targets_are_found(tmp_path: Path) -> None:
@@ -144,7 +179,7 @@ def test_a_loss_that_is_no_number_is_told_as_such() -> None:
 
 
 def test_a_run_that_fails_is_a_row_and_others_go_on(tmp_path: Path) -> None:
-    globals()["failing"] = lambda name, step: name == "data" and step == 20
+    globals()["failing"] = lambda name, step: name == "data" and step == 12
     seen: list[Progress] = []
     single, data, ddp = study(tmp_path / "s", seen, steps=5)
     assert (single.status, data.status, ddp.status) == ("done", "failed", "done")
@@ -225,7 +260,7 @@ def test_short_batches_count_where_they_are_trained() -> None:
 
 
 def test_turns_time_as_many_steps_as_were_asked_for() -> None:
-    for steps in (1, 2, 5, 7, 30):
-        timed = [t for t in turns.by_steps(steps) if t.mode == "timed"]
-        assert sum(t.steps - 1 for t in timed) == steps and len(timed) <= turns.ROUNDS
+    for steps, rounds in ((1, 1), (2, 1), (5, 2), (7, 3), (30, 5)):
+        timed = turns.timed(steps)
+        assert sum(t.steps - 1 for t in timed) == steps and len(timed) == rounds
     assert turns.steps_in(5.0, 0.1) == 50 and turns.steps_in(5.0, 60.0) == 2

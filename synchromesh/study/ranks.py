@@ -1,4 +1,4 @@
-"""The local ranks of one contestant: `python -m synchromesh.study.local RANKS JOB`.
+"""The ranks of one contestant: `python -m synchromesh.study.ranks RANKS JOB`.
 
 A process of its own, so that a contestant that fails, or is killed for its memory, takes no other
 with it.
