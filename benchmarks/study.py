@@ -1,16 +1,18 @@
-"""The study of docs/study: strategies on three small models, on emulated hosts and without them.
+"""The study of docs/study: strategies on small models, on emulated hosts and without them.
 
-    sudo make study                                             all of it; goes on where it stopped
-    sudo python -m benchmarks.study [--parts resnet,vit,lstm,accuracy] [--devices 1,2,4,8]
-    python -m benchmarks.study --kills 20                       a small study, killed and started
+    sudo make study                                    all of it; goes on where it stopped
+    sudo python -m benchmarks.study --parts resnet,vit,lstm,digits,cifar100,two
+    python -m benchmarks.study --kills 20              a small study, killed and started
 
-Speed: a host has `SHARE` of a core, and links are to that what 10 Gbit Ethernet is to a V100:
+Speed: a host has a share of a core, and links are to that what 10 Gbit Ethernet is to a V100:
 
     bytes/s of a link = 1.25e9 x FLOP/s of a host / FLOP/s of a V100
 
 FLOP/s of a host are those of a large float32 product on one core here, times the share; those of a
-V100 are the catalogue's (peak x achieved). Strategies of ours are predicted for V100s with NVLink
-beside. Accuracy: two ranks of this machine, three seeds, to a stated target.
+V100 are the catalogue's (peak x achieved). Eight hosts can have a fifth of a core each; up to four
+have twice that, which halves the time, and `single` runs on a host of either kind. Strategies of
+ours are predicted for V100s with NVLink beside. Accuracy: two ranks of this machine, three seeds,
+to a stated target. `two`: one device and two of this machine, as in `seed002_results.csv`.
 """
 
 import argparse
@@ -38,21 +40,24 @@ from synchromesh.results.table import table
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("SYNCHROMESH_DATA", ROOT / "../shared/data"))
 STRATEGIES = "single,data,tensor,pipeline,hybrid,auto,ddp,fsdp2"
-SHARE = 0.2  # of a core: eight hosts leave the machine a fifth of its two cores
-STEPS = 30
+# numbers of devices -> the share of a core that each host has: eight leave 0.24 of two cores to
+# the kernel and to the study
+SHARES = {"1,2,4": 0.44, "1,8": 0.22}
+STEPS, AT_MOST = 30, 45.0  # timed steps of a run, and their seconds where they are slow
 ETHERNET = 1.25e9  # bytes a second
 # part -> TARGET, data folder, rows of a global batch
 SPEED = {
-    "resnet": ("cifar100/resnet_small", "cifar100", 128),
-    "vit": ("cifar100/vit_small", "cifar100", 128),
+    "resnet": ("cifar100/resnet_small", "cifar100", 64),
+    "vit": ("cifar100/vit_small", "cifar100", 64),
     "lstm": ("ptb/lstm_small", "ptb", 32),
 }
 ACCURACY = {
     "digits": ("digits/cnn", None, ["--epochs", "6", "--target", "accuracy=0.95"]),
     "cifar100": (
-        "cifar100/resnet_small", "cifar100", ["--epochs", "6", "--target", "accuracy=0.2"],
+        "cifar100/vit_small", "cifar100", ["--epochs", "4", "--target", "accuracy=0.08"],
     ),
 }  # fmt: skip
+GPIPE = "pipeline:stages=2,microbatches=4"
 
 
 def host_flops(seconds: float = 1.0, size: int = 768) -> float:
@@ -66,15 +71,18 @@ def host_flops(seconds: float = 1.0, size: int = 768) -> float:
     return 2 * size**3 * count / (time.perf_counter() - began)
 
 
-def lab(folder: Path, hosts: int) -> Path:
-    """The file of the lab; measured once for a study."""
-    path = folder / "lab.yaml"
+def lab(folder: Path, devices: str) -> Path:
+    """The file of a lab; a core's speed is measured once for a study."""
+    path, measured = folder / f"lab-{devices.replace(',', '-')}.yaml", folder / "core.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not measured.exists():
+        measured.write_text(json.dumps(host_flops()))
     if not path.exists():
-        core = host_flops()
+        core, share = json.loads(measured.read_text()), SHARES[devices]
         v100 = catalogue.cluster("v100x1").ranks[0][1].flops["float32"]
-        bits = 8 * ETHERNET * core * SHARE / v100
-        host = {"bandwidth": f"{bits / 1e6:.1f}mbit", "cpu": f"{SHARE:.0%}", "count": hosts}
-        folder.mkdir(parents=True, exist_ok=True)
+        bits = 8 * ETHERNET * core * share / v100
+        count = max(int(n) for n in devices.split(","))
+        host = {"bandwidth": f"{bits / 1e6:.1f}mbit", "cpu": f"{share:.0%}", "count": count}
         path.write_text(
             f"# {core / 1e9:.1f} GFLOP/s of a core, {v100 / 1e12:.2f} TFLOP/s of a V100\n"
             + yaml.safe_dump({"hosts": [host]})
@@ -90,19 +98,25 @@ def compare(target: str, data: str | None, words: list[str], output: Path) -> li
     ]  # fmt: skip
 
 
-def commands(options: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
+def commands(folder: Path) -> dict[str, list[list[str]]]:
     """By part."""
-    found: dict[str, list[str]] = {}
-    hosts = max(int(n) for n in options.devices.split(","))
+    found: dict[str, list[list[str]]] = {}
     for name, (target, data, rows) in SPEED.items():
-        words = [
-            "--strategies", STRATEGIES, "--nproc", options.devices, "--batch-sizes", str(rows),
-            "--steps", str(STEPS), "--lab", str(lab(folder, hosts)), "--predict", "v100",
-        ]  # fmt: skip
-        found[name] = compare(target, data, words, folder / name)
+        for devices in SHARES:
+            words = [
+                "--strategies", STRATEGIES, "--nproc", devices, "--batch-sizes", str(rows),
+                "--steps", str(STEPS), "--at-most", str(AT_MOST), "--predict", "v100",
+                "--lab", str(lab(folder, devices)),
+            ]  # fmt: skip
+            output = folder / f"{name}-{devices.replace(',', '-')}"
+            found.setdefault(name, []).append(compare(target, data, words, output))
     for name, (target, data, length) in ACCURACY.items():
         words = ["--strategies", STRATEGIES.replace("hybrid,", ""), "--nproc", "2", "--seeds", "3"]
-        found[name] = compare(target, data, [*words, *length], folder / name)
+        found[name] = [compare(target, data, [*words, *length], folder / name)]
+    words = ["--strategies", "single,data", "--plan", GPIPE, "--nproc", "2"]
+    words += ["--batch-sizes", "128,256", "--steps", str(STEPS)]
+    target, data, _ = SPEED["resnet"]
+    found["two"] = [compare(target, data, words, folder / "two")]
     return found
 
 
@@ -160,8 +174,7 @@ def metrics(folder: Path) -> list[Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--parts", default=",".join([*SPEED, *ACCURACY]))
-    parser.add_argument("--devices", default="1,2,4,8")
+    parser.add_argument("--parts", default=",".join([*SPEED, *ACCURACY, "two"]))
     parser.add_argument("--output", type=Path, default=ROOT / "study")
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--kill-seconds", type=float, default=40.0, help="at the latest")
@@ -170,14 +183,15 @@ def main() -> int:
         same = kills(options.kills, options.kill_seconds)
         print(f"{options.kills} kills: {'the same table' if same else 'ANOTHER TABLE'}")
         return 0 if same else 1
-    parts = options.parts.split(",")
-    for name, command in commands(options, options.output).items():
-        if name in parts:
-            print(f"{name}: {' '.join(command[1:])}", file=sys.stderr, flush=True)
-            if subprocess.run(command, check=False).returncode:
-                return 1
-    found = [options.output / name / "results.json" for name in [*SPEED, *ACCURACY]]
-    together = merged([StudyResults.load(path) for path in found if path.exists()])
+    parts, asked = options.parts.split(","), commands(options.output)
+    if unknown := set(parts) - set(asked):
+        parser.error(f"--parts {','.join(unknown)}: choose of {','.join(asked)}")
+    for command in [command for name in parts for command in asked[name]]:
+        print(" ".join(command[1:]), file=sys.stderr, flush=True)
+        if subprocess.run(command, check=False).returncode:
+            return 1
+    every = [Path(command[-1]) / "results.json" for part in asked.values() for command in part]
+    together = merged([StudyResults.load(path) for path in every if path.exists()])
     (options.output / "results.json").write_text(together.to_json())
     (options.output / "results.csv").write_text(table(together))
     (options.output / "report.html").write_text(page(together))
