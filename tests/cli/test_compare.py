@@ -87,6 +87,7 @@ def test_a_file_that_has_changed_makes_another_study(tmp_path: Path) -> None:
         (["--region", "us-east-1"], "--region and --price-date are those of an --instance"),
         (["--batch-sizes", "64,5000"], "batch_size(5000) > 1437 items"),
         (["--predict", "v10"], "the catalogue has no cluster 'v10x1'"),
+        (["--at-most", "9", "--epochs", "1"], "--at-most limits the steps that are timed"),
         (["--lab", "none.yaml"], "none.yaml: cannot be read"),
         (["--data", "/nowhere"], "digits come with scikit-learn and read no folder"),
         (["--strategies", "data,ddp", "--nproc", "1"], "--strategies data,ddp need more than one"),

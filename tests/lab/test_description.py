@@ -28,11 +28,13 @@ def test_a_file_describes_hosts_and_racks(tmp_path: Path) -> None:
     assert Description.from_dict(found.to_dict()) == found
     assert [found.rack(host) for host in range(4)] == [0, 0, 1, 1]
     assert str(slow) == "20mbit, 10% of a core"
+    assert str(found) == f"hosts: 3 of {fast}; 1 of {slow}; racks 100mbit apart"
 
 
 def test_hosts_alike_or_not() -> None:
     alike = Description.alike(2, "200mbit", "40%")
     assert alike == Description.alike(None, ["200mbit", 2e8], 0.4)
+    assert str(alike) == "hosts of 200mbit, 40% of a core"
     with pytest.raises(ValueError, match="3 hosts need 3 bandwidths and shares, or one for all"):
         Description.alike(3, ["200mbit", "100mbit"], 0.4)
 

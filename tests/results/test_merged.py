@@ -33,6 +33,18 @@ def test_runs_of_two_machines_are_not() -> None:
     assert both.runs[2].cluster == "machine 2: gpu host (64 cores)"
 
 
+def test_runs_of_two_labs_are_not_and_predictions_stay_as_they_are() -> None:
+    lab = replace(TWO, runs=tuple(replace(r, cluster="hosts of 9mbit") for r in TWO.runs))
+    alone = replace(ONE, runs=tuple(replace(r, cluster="hosts of 5mbit") for r in ONE.runs))
+    assert merged([lab, alone]).runs[0].speedup is None
+    there = StudyMachine("gpu host", 64)
+    v100 = replace(ONE.runs[0], cluster="v100", predicted=True)
+    both = merged([lab, replace(alone, machine=there, runs=(*alone.runs, v100))])
+    assert [run.cluster for run in both.runs[-2:]] == [
+        "machine 2: gpu host (64 cores), hosts of 5mbit", "v100",
+    ]  # fmt: skip
+
+
 def test_scaling_is_not_mixed() -> None:
     with pytest.raises(ValueError, match="strong and weak scaling are not compared"):
         merged([TWO, replace(TWO, settings=Settings(scaling="weak"))])

@@ -1,0 +1,168 @@
+"""Published tables beside a study of ours, as Markdown, for docs/study/README.md.
+
+    python -m benchmarks.published docs/study/results.json --published ../shared/published
+
+Absolute times of other devices and models say nothing; what can be set side by side are ratios:
+speedup over one device, the share of time in communication, memory over that of one device.
+"""
+
+import argparse
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from synchromesh.results.run import RunResult
+from synchromesh.results.study import StudyResults
+
+ROOT = Path(__file__).parents[1]
+NONE = "–"
+# the published model -> ours, the published strategy -> ours
+MODELS = {"ResNet-50": "cifar100/resnet_small", "ViT-B/16": "cifar100/vit_small"}
+STRATEGIES = {
+    "single": ("single",),
+    "dp": ("data",),
+    "mp": ("tensor", "pipeline"),
+    "hybrid": ("hybrid",),
+    "adaptive": ("auto",),
+}
+Row = dict[str, str]
+
+
+def rows(path: Path) -> list[Row]:
+    """Of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def speedups(results: StudyResults, published: Sequence[Row]) -> Iterator[list[str]]:
+    """`seed000_table1.csv` beside emulated and predicted rows on as many devices."""
+    yield [
+        "model", "strategy", "devices", "speedup: published", "10 Gbit, emulated",
+        "NVLink, predicted", "in communication: published", "10 Gbit", "memory: published",
+        "10 Gbit",
+    ]  # fmt: skip
+    alone = {row["model"]: float(row["peak_mem_gb"]) for row in published if row["gpus"] == "1"}
+    for row in published:
+        for strategy in STRATEGIES[row["strategy"]]:
+            devices = int(row["gpus"])
+
+            def of(
+                ours: str = MODELS[row["model"]], strategy: str = strategy, devices: int = devices,
+                predicted: bool = False,
+            ) -> RunResult | None:  # fmt: skip
+                return found(results, ours, strategy, devices, predicted)
+
+            run, one, fast = of(), of(strategy="single", devices=1), of(predicted=True)
+            yield [
+                row["model"], f"{row['strategy']}: {strategy}", row["gpus"],
+                f"{float(row['derived_speedup_vs_single']):.2f}",
+                figure(run, lambda r: r.speedup), figure(fast, lambda r: r.speedup),
+                f"{float(row['comm_pct']):.0f} %", percent(figure_of(run, exposed)),
+                f"{float(row['peak_mem_gb']) / alone[row['model']]:.2f}",
+                ratio(figure_of(run, memory), figure_of(one, memory)),
+            ]  # fmt: skip
+
+
+def throughputs(results: StudyResults, published: Sequence[Row]) -> Iterator[list[str]]:
+    """`seed002_results.csv` beside one and two processes of this machine."""
+    yield [
+        "setting", "samples/s over one device's: published", "ours", "utilisation: published",
+        "ours", "memory of a device over one device's: published", "ours",
+    ]  # fmt: skip
+    names = {"naive-128": "single", "dataparallel-256": "data"}
+    alone = published[0]
+    ours = [r for r in results.runs if not (r.emulated or r.predicted) and not r.metrics]
+    ours = [r for r in ours if r.workload == MODELS["ResNet-50"]]
+    one = next((r for r in ours if r.strategy == "single" and r.batch == 128), None)
+    for row in published:
+        batch = int(row["global_batch"])
+        run = next(
+            (
+                r
+                for r in ours
+                if r.batch == batch
+                and r.strategy.startswith(names.get(row["config"], "pipeline:"))
+            ),
+            None,
+        )
+        most = max(float(part) for part in row["mem_gb"].split("+"))
+        yield [
+            row["config"],
+            f"{float(row['samples_per_s']) / float(alone['samples_per_s']):.2f}",
+            ratio(figure_of(run, rate), figure_of(one, rate)),
+            f"{row['gpu_util_pct']} %", percent(figure_of(run, lambda r: r.utilisation)),
+            f"{most / float(alone['mem_gb']):.2f}",
+            ratio(figure_of(run, memory), figure_of(one, memory)),
+        ]  # fmt: skip
+
+
+def found(
+    results: StudyResults, workload: str, strategy: str, devices: int, predicted: bool
+) -> RunResult | None:
+    """The emulated run, or the prediction; on one device that of the lab with eight hosts."""
+    alike = [
+        r
+        for r in results.runs
+        if (r.workload, r.strategy, r.devices) == (workload, strategy, devices)
+        and (r.predicted if predicted else r.emulated)
+    ]
+    return alike[-1] if alike else None
+
+
+def exposed(run: RunResult) -> float | None:
+    """The share of a step in which nothing is computed for communication."""
+    share = run.communication_share
+    return None if share is None else share.exposed
+
+
+def memory(run: RunResult) -> float | None:
+    """Bytes of the device that needs most."""
+    return max((of.total for of in run.peak_memory_bytes), default=None)
+
+
+def rate(run: RunResult) -> float | None:
+    """Samples a second."""
+    return run.samples_per_second
+
+
+def figure_of(run: RunResult | None, of: Callable[[RunResult], float | None]) -> float | None:
+    """Of a run that has ended."""
+    return None if run is None or run.status == "failed" else of(run)
+
+
+def figure(run: RunResult | None, of: Callable[[RunResult], float | None]) -> str:
+    """With two decimals."""
+    value = figure_of(run, of)
+    return NONE if value is None else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    """Of a share."""
+    return NONE if value is None else f"{value:.0%}".replace("%", " %")
+
+
+def ratio(value: float | None, base: float | None) -> str:
+    """Of two figures."""
+    return NONE if value is None or not base else f"{value / base:.2f}"
+
+
+def markdown(table: Sequence[Sequence[str]]) -> str:
+    """The first row is the head."""
+    lines = [f"| {' | '.join(cells)} |" for cells in table]
+    return "\n".join([lines[0], "|" + "---|" * len(table[0]), *lines[1:]])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--published", type=Path, default=ROOT / "../shared/published")
+    options = parser.parse_args()
+    results = StudyResults.load(options.results)
+    print(markdown([*speedups(results, rows(options.published / "seed000_table1.csv"))]))
+    print()
+    print(markdown([*throughputs(results, rows(options.published / "seed002_results.csv"))]))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
