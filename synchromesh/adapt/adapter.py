@@ -3,6 +3,8 @@
     step ... step  ->  drift (monitor)  ->  measure what changed again (profiling/reprofile.py)
                    ->  reconsider the plan  ->  weigh (policy)  ->  switch, or stay and say why
 
+Before all that come trials (trials.py) of plans that are predicted to be about as quick.
+
 Algorithm 1 of Baligodugula and Amsaad 2025 (arXiv 2503.23186), on live measurements. Every rank
 sees the same table of times, so all come here at the same step; rank 0 decides for all.
 """
@@ -15,6 +17,7 @@ from typing import Any
 from synchromesh.adapt import policy
 from synchromesh.adapt.monitor import Drift, Monitor
 from synchromesh.adapt.policy import Verdict, may_measure, weigh
+from synchromesh.adapt.trials import Trials
 from synchromesh.cost.move import most_received, transfer_seconds
 from synchromesh.planner.candidate import Candidate, setting
 from synchromesh.profiling.live_facts import LiveFacts
@@ -71,8 +74,13 @@ class Decision:
 class Adapter:
     """`record` every step's table, `act` at the step's end; `decisions` are those so far."""
 
-    def __init__(self, profile: Profile, switch: Callable[[Plan], Moved]) -> None:
-        self.profile, self._switch = profile, switch
+    def __init__(
+        self, profile: Profile, switch: Callable[[Plan], Moved],
+        candidates: Sequence[Candidate] = (),
+    ) -> None:  # fmt: skip
+        """candidates: that the plan in force was chosen from, it first; none: it was given."""
+        self.profile, self._switch, self._candidates = profile, switch, candidates
+        self.trials = Trials(candidates)
         self.monitor = Monitor()
         self.decisions: list[Decision] = []
         self.drift: Drift | None = None
@@ -100,12 +108,15 @@ class Adapter:
         """Global batches have another number of rows from now on: what a step takes is learnt
         anew, then the plan is reconsidered."""
         self.restart()
+        self.trials.over = True
         self._resized = f"global batches have {rows} rows, {before} before"
 
     def record(self, table: Sequence[tuple[int, ...]], ranks: Sequence[int]) -> Decision | None:
         """table: microseconds computing and waiting of each of `ranks` in the last full-size step.
         Returns the last switch once it is known what steps take since.
         """
+        if not self.trials.over:
+            self.trials.record(max(c + w for c, w in table) * 1e-6)
         drift = self.monitor.record([(c * 1e-6, w * 1e-6) for c, w in table])
         self.drift = None if drift is None else replace(drift, ranks=tuple(ranks))
         usual = self.monitor.usual
@@ -118,8 +129,10 @@ class Adapter:
     def act(
         self, facts: LiveFacts, plan: Plan, partition: Partition, step: int, to_come: int
     ) -> Decision | None:
-        """What comes of a drift, if there is one; all ranks alike."""
+        """What comes of a drift or a trial, if there is one; all ranks alike."""
         drift, self.drift = self.drift, None
+        if not self.trials.over:
+            return self._tried(facts, plan, step, to_come or max(LIMITS.steps_to_come, step))
         drift = drift or self._unseen_by_steps(facts, plan, step, to_come)
         if drift is None or step < self._retry_at:
             return None
@@ -155,6 +168,26 @@ class Adapter:
             Decision(
                 step, str(drift), True, verdict["reason"], str(plan), str(target), drift.now,
                 now, better, spent, moved.bytes, moved.most, moved.seconds,
+            )
+        )  # fmt: skip
+
+    def _tried(self, facts: LiveFacts, plan: Plan, step: int, to_come: int) -> Decision | None:
+        """The next trial, or the end of all."""
+        now = self.trials.latest
+        found = self.trials.next(plan, to_come, lambda p: self._move(facts, plan, p, now))
+        if found is None:
+            return None
+        target, why = found
+        measured, predicted = self.trials.measured, {c.plan: c.seconds for c in self._candidates}
+        if self._awaits_usual:
+            self.decisions[-1] = replace(self.decisions[-1], measured_after=measured[plan])
+        moved = self._switch(target)
+        self._awaits_usual = True
+        return self._decided(
+            Decision(
+                step, "plans are predicted to be about as quick", True, why, str(plan),
+                str(target), measured[plan], predicted[plan], predicted[target], 0.0,
+                moved.bytes, moved.most, moved.seconds,
             )
         )  # fmt: skip
 
@@ -240,7 +273,7 @@ class Adapter:
                 verdict = Verdict(False, "the plan is still the best that was found")
                 continue
             seconds = better.seconds * drift.now / now
-            move = self._move(facts, plan, better.plan, drift)
+            move = self._move(facts, plan, better.plan, drift.now)
             verdict = weigh(drift.now, seconds, steps, move)
             if verdict.switch:
                 break
@@ -249,13 +282,13 @@ class Adapter:
             "now": now, "better": better.seconds,
         }  # fmt: skip
 
-    def _move(self, facts: LiveFacts, plan: Plan, better: Plan, drift: Drift) -> float:
+    def _move(self, facts: LiveFacts, plan: Plan, better: Plan, now: float) -> float:
         """Seconds of the pause: the most bytes that a rank must receive, at the links' rate, and
-        making the new programs."""
+        making the new programs. now: seconds of a step."""
         world = facts.world.size
         before, after = (setting(facts.partitions, p) for p in (plan, better))
         moved = most_received(before, after, world, 1 + self.profile.state_factor)
-        return transfer_seconds(moved, world, self.profile) + LIMITS.switch_steps * drift.now
+        return transfer_seconds(moved, world, self.profile) + LIMITS.switch_steps * now
 
     def _stays(
         self, drift: Drift, plan: Plan, step: int, reason: str, spent: float, now: float = 0.0,

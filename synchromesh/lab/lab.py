@@ -225,17 +225,14 @@ class Lab:
         try:
             for way in self.ways(hosts):
                 namespace, cores, *doors = way.place
-                processes.append(
-                    subprocess.Popen(
-                        [
-                            sys.executable, "-S", "-I", entry.__file__, namespace, cores, parent,
-                            *doors, "--", *command,
-                        ],
-                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                        env={**os.environ, **way.variables, **(environment or {})}, cwd=cwd,
-                        start_new_session=True,  # its group is ended as one
-                    )
+                enter = [sys.executable, "-S", "-I", entry.__file__, namespace, cores, parent]
+                process = subprocess.Popen(
+                    [*enter, *doors, "--", *command],
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                    env={**os.environ, **way.variables, **(environment or {})}, cwd=cwd,
+                    start_new_session=True,  # its group is ended as one
                 )  # fmt: skip
+                processes.append(process)
         except BaseException:
             for process in processes:
                 process.kill()

@@ -19,9 +19,9 @@ from typing import Literal, Protocol, TypeVar
 T = TypeVar("T")
 Mode = Literal["warm-up", "timed", "memory", "recorded"]
 
-# Of a study by steps; chosen. A contestant that tries what is quicker (engine/interleaving.py: in
-# its first twelve steps) warms up until it has decided, for at most so many turns.
-WARM_UP, WARM_UP_TURNS = 3, 5
+# Of a study by steps; chosen. A contestant that tries what is quicker (engine/interleaving.py,
+# adapt/trials.py: in its first 44 steps) warms up until it has decided, for at most so many turns.
+WARM_UP, WARM_UP_TURNS = 3, 20
 # Rounds of timed turns, steps of one at least, steps that are timed at least, recorded steps.
 ROUNDS, SHORTEST, LEAST, RECORDED = 5, 3, 5, 2
 # Seconds of a turn by epochs; chosen: short against what changes with time, long against a pause.

@@ -62,6 +62,12 @@ class PlanningSession:
         self.profile = self.choice.profile if self.choice.chosen.time else None
         return self.choice.chosen.plan
 
+    def candidates(self) -> tuple[Candidate, ...]:
+        """That the plan was chosen from, it first; none where it was given, or batches have
+        another size since."""
+        as_chosen = self.choice is not None and self.rows == self._choice_rows
+        return self.choice.candidates if self.choice is not None and as_chosen else ()
+
     def cut(self, step: Step, plan: Plan) -> Plan:
         """`plan`, which leaves its cuts open, with stages of level work; measures the components
         under its layouts where that has not been done. ValueError where it has too many."""

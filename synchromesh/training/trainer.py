@@ -104,8 +104,9 @@ class Trainer:
 
     @property
     def settled(self) -> bool:
-        """Whether the first steps' trials are over (engine/interleaving.py)."""
-        return self._execution.interleaving.chosen is not None
+        """Whether nothing is tried any more (engine/interleaving.py, adapt/trials.py)."""
+        over = self.adapter is None or self.adapter.trials.over
+        return over and self._execution.interleaving.chosen is not None
 
     def predict(self) -> Candidate:
         """What a step takes under the current plan, composed of measurements of components and
@@ -133,7 +134,8 @@ class Trainer:
             why = self.traced.reason if self.traced.opaque else "there is one device"
             self.options.say(f"there is nothing to adapt: {why}")
             return
-        self._observer = Observer(Adapter(self.planning.surveyed(self.traced), self.switch))
+        profile = self.planning.surveyed(self.traced)
+        self._observer = Observer(Adapter(profile, self.switch, self.planning.candidates()))
 
     @property
     def decisions(self) -> list[Decision]:
@@ -328,8 +330,7 @@ class Trainer:
 
     def gradients(self) -> dict[str, Tensor]:
         """This rank's shards of the gradients by name (zeros where a trained parameter has
-        none).
-        """
+        none)."""
         return {
             n: torch.zeros_like(p) if p.grad is None else p.grad
             for n, p in self.model.parameters.items()
@@ -338,8 +339,7 @@ class Trainer:
 
     def buffers(self) -> dict[str, Tensor]:
         """This rank's shards of the buffers by name, after those that data ranks compute of rows
-        of their own have been made equal; all ranks call alike.
-        """
+        of their own have been made equal; all ranks call alike."""
         self._meet("buffers")
         self._execution.settle()
         return {n: b.detach() for n, b in self.model.buffers.items()}

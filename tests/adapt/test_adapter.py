@@ -9,9 +9,11 @@ import torch
 
 from synchromesh import prepare
 from synchromesh.adapt import adapter as adapting
+from synchromesh.adapt import trials
 from synchromesh.adapt.adapter import LIMITS, Adapter
 from synchromesh.adapt.monitor import Drift, Usual
 from synchromesh.adapt.observer import RESIZE
+from synchromesh.adapt.trials import TrialTuning
 from synchromesh.cost.step_time import StepTime
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
@@ -96,6 +98,29 @@ def trained(
         patch.undo()
 
 
+def tried() -> tuple[list[float], list[dict[str, Any]], str]:
+    """Losses, decisions and the last plan of a run that tries `data` beside `tensor`."""
+    model, loss, make = FAMILIES["cnn"]()
+    model = model.double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = [make(12, seed=i, dtype=torch.float64) for i in range(STEPS)]
+    trainer = prepare(model, optimizer, loss, batches[0], plan="tensor; @pieces=1")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(trials, "TUNING", TrialTuning(settle=1, steps=2))
+    try:
+        found = (candidate("tensor; @pieces=1", 1.0), candidate("data; @pieces=1", 1.1))
+        patch.setattr(trainer.planning, "candidates", lambda: found)
+        trainer.adapt()
+        trainer.steps_to_come = 10_000
+        assert not trainer.settled
+        losses = [float(trainer.step(trainer.shard(batch))) for batch in batches]
+        assert trainer.settled
+        return losses, [event.to_dict() for event in trainer.decisions], str(trainer.plan)
+    finally:
+        trainer.close()
+        patch.undo()
+
+
 @pytest.fixture(autouse=True)
 def quick() -> Iterator[None]:
     """One trace for all ranks, and few measurements."""
@@ -114,6 +139,21 @@ def test_a_better_plan_is_taken_and_the_losses_go_on() -> None:
     assert (event["from"], event["to"]) == ("tensor; @pieces=1", "data; @pieces=1")
     assert event["bytes_moved"] > 0 and event["pause_seconds"] > 0
     assert event["predicted_before"] == 1.0 and event["predicted_after"] == 0.5
+
+
+def test_plans_that_are_about_as_quick_are_tried_and_the_losses_go_on() -> None:
+    (alone, _), _ = run(2, trained, "data; @pieces=1", 0.5, False, timeout=100)
+    (losses, events, plan), (_, theirs, other) = run(2, tried, timeout=100)
+    assert losses == pytest.approx(alone, rel=1e-10)
+    first, *back = events
+    assert plan == other and [e["to"] for e in events] == [e["to"] for e in theirs]
+    assert (first["from"], first["to"]) == ("tensor; @pieces=1", "data; @pieces=1")
+    assert (first["predicted_before"], first["predicted_after"]) == (1.0, 1.1)
+    quicker = first["measured_after"] is None or (
+        first["measured_after"] < (1 - TrialTuning.gain) * first["measured_before"]
+    )
+    assert plan == ("data; @pieces=1" if quicker else "tensor; @pieces=1")
+    assert len(back) == (not quicker), "it goes back where steps take longer"
 
 
 def test_what_is_not_worth_it_stays_and_says_why() -> None:

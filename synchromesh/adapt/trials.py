@@ -1,0 +1,112 @@
+"""Trials: plans that are predicted to be nearly as quick as the chosen one are run for some steps
+each, and the one under which steps take least stays.
+
+    steps       1 .. 8 | 9 .. 16  | 17 .. 24 | 25 ...
+    plan        chosen | second   | third    | the quickest of the three
+
+Predictions err by 6 to 7 % on average and by up to 60 % where many small micro-batches go through
+stages; the median of some steps errs less. Every rank sees the same table of times, so all come to
+the same conclusions.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from synchromesh.planner.candidate import Candidate
+from synchromesh.values.plan import Plan
+
+
+@dataclass(frozen=True)
+class TrialTuning:
+    """Which plans are tried, and for how long. Chosen, not measured, but for `near`: on three
+    small models and two to eight emulated hosts the quickest plan was predicted to take up to
+    1.1 times what the chosen one was (benchmarks/README.md, "Studies")."""
+
+    near: float = 1.25  # times the chosen plan's predicted seconds, up to which others are tried
+    most: int = 3  # of them
+    settle: int = 3  # steps of each that are not counted
+    steps: int = 5  # that are, whose median counts
+    gain: float = 0.02  # of a step's seconds, by which another plan must be quicker
+    share: float = 0.1  # of what is left of the run, that trials may take
+
+
+TUNING = TrialTuning()
+
+
+class Trials:
+    """`record` each step's seconds; `next` names the plan for the steps to come.
+
+    over       nothing is tried (any more)
+    measured   seconds of a step under the plans that were tried
+    """
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        """candidates: the chosen one first; none: nothing is tried."""
+        self.measured: dict[Plan, float] = {}
+        self._queue = _near(candidates)
+        self._of = candidates[0].plan if candidates else None  # the plan that steps are timed of
+        self._seconds: list[float] = []
+        self.over = not self._queue
+
+    def record(self, seconds: float) -> None:
+        """What a step took."""
+        self._seconds.append(seconds)
+
+    @property
+    def latest(self) -> float:
+        """What the last step took; 0 before there is one."""
+        return self._seconds[-1] if self._seconds else 0.0
+
+    def next(
+        self, plan: Plan, steps: int, move: Callable[[Plan], float]
+    ) -> tuple[Plan, str] | None:
+        """Another plan than the one in force, and why; None where it stays for now.
+
+        steps: to come. move: seconds of the pause of a switch to a plan, by estimate.
+        """
+        self.over = self.over or plan != self._of  # somebody else has switched
+        if self.over or len(self._seconds) < TUNING.settle + TUNING.steps:
+            return None
+        self.measured[plan] = now = median(self._seconds[-TUNING.steps :])
+        self._seconds = []
+        if len(self.measured) == 1:
+            self._queue = _affordable(self._queue, now, TUNING.share * steps * now, move)
+        if self._queue:
+            following = self._queue.pop(0)
+            self._of = following.plan
+            return self._of, f"tried, as {following.seconds * 1e3:.0f} ms a step are predicted"
+        self.over = True
+        best = self._best()
+        if best == plan:
+            return None
+        return best, f"of {len(self.measured)} plans that were tried the quickest"
+
+    def _best(self) -> Plan:
+        chosen, *_ = self.measured
+        best = min(self.measured, key=lambda plan: self.measured[plan])
+        gained = self.measured[best] <= (1 - TUNING.gain) * self.measured[chosen]
+        return best if gained else chosen
+
+
+def _near(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that are worth a trial, the quickest first."""
+    if not candidates or candidates[0].time is None:
+        return []
+    chosen, *others = candidates
+    near = [c for c in others if c.fits and c.seconds <= TUNING.near * chosen.seconds]
+    return sorted(near, key=lambda c: c.seconds)[: TUNING.most]
+
+
+def _affordable(
+    candidates: Sequence[Candidate], now: float, left: float, move: Callable[[Plan], float]
+) -> list[Candidate]:
+    """The first ones, whose trials take no more than `left` seconds. now: seconds of a step."""
+    kept = list[Candidate]()
+    for candidate in candidates:
+        count = TUNING.settle + TUNING.steps
+        left -= count * max(now, candidate.seconds) + 2 * move(candidate.plan)
+        if left < 0:
+            break
+        kept.append(candidate)
+    return kept

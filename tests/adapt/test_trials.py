@@ -1,0 +1,85 @@
+"""Trials on steps whose seconds are made up: the quickest plan stays, at little cost."""
+
+import pytest
+
+from synchromesh.adapt.trials import TUNING, Trials
+from synchromesh.cost.step_time import StepTime
+from synchromesh.planner.candidate import Candidate
+from synchromesh.values.plan import Plan
+
+STEPS = TUNING.settle + TUNING.steps
+
+
+def candidate(plan: str, seconds: float, fits: bool = True) -> Candidate:
+    time = StepTime(seconds, 0.0, 0.0, 0.0, 0.0, 0.0, 1)
+    return Candidate(Plan.parse(plan), time, (), fits, "")
+
+
+def trained(
+    predicted: dict[str, float], taken: dict[str, float], steps: int = 1000, move: float = 0.0
+) -> list[tuple[str, str]]:
+    """(plan, why) of each switch in a run; the first steps of a plan take twice as long."""
+    trials = Trials([candidate(plan, seconds) for plan, seconds in predicted.items()])
+    plan, found, of = next(iter(predicted)), list[tuple[str, str]](), 0
+    for step in range(min(steps, 200)):
+        if not trials.over:
+            trials.record(taken[plan] * (2 if of < TUNING.settle else 1))
+        of += 1
+        now = trials.next(Plan.parse(plan), steps - step, lambda _: move)
+        if now is not None:
+            assert not of % STEPS
+            plan, of = str(now[0]), 0
+            found.append((plan, now[1]))
+    assert trials.over and str(trials.next(Plan.parse(plan), 1, lambda _: move)) == "None"
+    return found
+
+
+PREDICTED = {"data": 1.0, "tensor": 1.1, "hybrid:tensor=2": 1.05, "single": 1.3}
+
+
+@pytest.mark.parametrize(
+    ("taken", "last"),
+    [
+        ((1.0, 0.9, 1.2), ["tensor"]),  # which is in force already: tried last
+        ((1.0, 1.2, 0.9), ["tensor", "hybrid:tensor=2"]),
+        ((1.0, 1.2, 1.1), ["tensor", "data"]),
+        ((1.0, 0.99, 0.985), ["tensor", "data"]),  # no gain that could not be noise
+    ],
+)
+def test_the_plan_under_which_steps_take_least_stays(
+    taken: tuple[float, float, float], last: list[str]
+) -> None:
+    found = trained(
+        PREDICTED, dict(zip(("data", "tensor", "hybrid:tensor=2"), taken, strict=True))
+    )
+    assert [plan for plan, _ in found] == ["hybrid:tensor=2", *last], (
+        "the near ones, by prediction"
+    )
+    assert found[0][1] == "tried, as 1050 ms a step are predicted"
+    if len(last) > 1:
+        assert found[-1][1] == "of 3 plans that were tried the quickest"
+
+
+def test_what_is_not_near_or_does_not_fit_is_not_tried() -> None:
+    assert Trials([]).over
+    others = [candidate("tensor", 1.01, fits=False), candidate("single", 1 + TUNING.near)]
+    assert Trials([candidate("data", 1.0), *others]).over
+    assert Trials([Candidate(Plan.parse("data"), None, (), True, ""), *others]).over
+    many = [candidate(f"data; @micro_batches={n}", 1 + n / 1000) for n in range(1, 9)]
+    taken = {str(c.plan): 1.0 + i for i, c in enumerate(many)}
+    found = trained({str(c.plan): c.seconds for c in many}, taken)
+    assert len(found) == TUNING.most + 1 and found[-1][0] == str(many[0].plan)
+
+
+def test_trials_take_a_small_share_of_the_run() -> None:
+    taken = dict.fromkeys(PREDICTED, 1.0)
+    each = STEPS * 1.05 / TUNING.share  # steps that a run needs for one of them
+    assert trained(PREDICTED, taken, steps=int(each)) == []
+    assert len(trained(PREDICTED, taken, steps=int(each + 2 * STEPS))) == 2, "there and back"
+    assert trained(PREDICTED, taken, move=100.0) == []
+
+
+def test_a_switch_of_somebody_else_ends_them() -> None:
+    trials = Trials([candidate(plan, seconds) for plan, seconds in PREDICTED.items()])
+    assert not trials.over
+    assert trials.next(Plan.parse("single"), 1000, lambda _: 0.0) is None and trials.over
