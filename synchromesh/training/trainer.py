@@ -178,8 +178,8 @@ class Trainer:
             planning.rows = rows
         if rows == planning.rows and overlap.chosen is not None:
             observer.note(seconds, waited)
-        plan = self.plan
-        if plan.pieces is None and overlaps(self.traced, self.partition):
+        plan, alone = self.plan, self.plan.stage_count == 1
+        if alone and plan.pieces is None and overlaps(self.traced, self.partition):
             plan = replace(plan, pieces=overlap.chosen)  # as candidates are written
         facts = planning.facts(self.traced)
         act = observer.adapter.act
