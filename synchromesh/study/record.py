@@ -50,10 +50,10 @@ class RunRecord:
         return all(turn and turn[0]["settled"] for turn in last)
 
     def step_seconds(self) -> float | None:
-        """Of the last turn's last step, on the slowest rank."""
+        """The quickest of the last turn, which held no switch, on the slowest rank."""
         last = [self.of("turn", rank)[-1:] for rank in range(self.cell.devices)]
-        times = [turn[0]["steps"][-1][0] for turn in last if turn and turn[0]["steps"]]
-        return max(times, default=None)
+        times = [[s for s, _, _ in turn[0]["steps"]] for turn in last if turn]
+        return max((min(of_rank) for of_rank in times if of_rank), default=None)
 
     def steps(self, mode: str) -> int:
         """How many steps it has had in turns of a mode."""
