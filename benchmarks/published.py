@@ -1,6 +1,7 @@
-"""Published tables beside a study of ours, as Markdown, for docs/study/README.md.
+"""The tables of docs/study/README.md: who is first, accuracy, published figures beside ours.
 
     python -m benchmarks.published docs/study/results.json --published ../shared/published
+    python -m benchmarks.published --full ../shared/data/cifar100    full forms, predicted
 
 Absolute times of other devices and models say nothing; what can be set side by side are ratios:
 speedup over one device, the share of time in communication, memory over that of one device.
@@ -9,10 +10,16 @@ speedup over one device, the share of time in communication, memory over that of
 import argparse
 import csv
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
+from synchromesh.results.groups import comparisons
 from synchromesh.results.run import RunResult
-from synchromesh.results.study import StudyResults
+from synchromesh.results.study import Settings, StudyResults
+from synchromesh.study.prediction import predicted
+from synchromesh.study.strategy import OURS
+from synchromesh.workloads.target import load
 
 ROOT = Path(__file__).parents[1]
 NONE = "–"
@@ -32,6 +39,52 @@ def rows(path: Path) -> list[Row]:
     """Of a CSV file."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def firsts(results: StudyResults) -> Iterator[list[str]]:
+    """`auto` beside the quickest strategy, for each model and number of devices."""
+    yield ["model", "devices", "one device", "DDP", "first", "auto", "auto over the first", "plan"]
+    timed = [r for r in results.runs if r.step_seconds and r.emulated]
+    for auto in (r for r in timed if r.strategy == "auto"):
+        alike = [
+            r
+            for r in timed
+            if (r.workload, r.batch, r.cluster) == (auto.workload, auto.batch, auto.cluster)
+            and r.devices in (1, auto.devices)
+        ]
+        first = min(alike, key=seconds)
+        by_name = {r.strategy: seconds(r) for r in alike}
+        yield [
+            auto.workload, str(auto.devices), milliseconds(by_name.get("single")),
+            milliseconds(by_name.get("ddp")), f"{first.strategy}, {milliseconds(seconds(first))}",
+            milliseconds(seconds(auto)), f"{seconds(auto) / seconds(first):.3f}",
+            f"`{auto.plan}`",
+        ]  # fmt: skip
+
+
+def accuracies(results: StudyResults) -> Iterator[list[str]]:
+    """The first metric after the last epoch: mean and sample standard deviation over seeds."""
+    yield ["model", "strategy", "devices", "metric", "mean", "deviation", "seeds", "off the mean"]
+    for comparison in comparisons(results):
+        for name in comparison.metrics[:1]:
+            ends = {g.first: end for g in comparison.groups if (end := g.ends(name)) is not None}
+            middle = fmean(end.mean for end in ends.values())
+            for run, end in ends.items():
+                yield [
+                    run.workload, run.strategy, str(run.devices), name, f"{end.mean:.4f}",
+                    f"{end.deviation:.4f}", str(end.count), f"{end.mean - middle:+.4f}",
+                ]  # fmt: skip
+
+
+def seconds(run: RunResult) -> float:
+    """The median of a step."""
+    assert run.step_seconds is not None
+    return run.step_seconds.median
+
+
+def milliseconds(value: float | None) -> str:
+    """Of seconds."""
+    return NONE if value is None else f"{1e3 * value:.0f} ms"
 
 
 def speedups(results: StudyResults, published: Sequence[Row]) -> Iterator[list[str]]:
@@ -71,7 +124,7 @@ def throughputs(results: StudyResults, published: Sequence[Row]) -> Iterator[lis
     ]  # fmt: skip
     names = {"naive-128": "single", "dataparallel-256": "data"}
     alone = published[0]
-    ours = [r for r in results.runs if not (r.emulated or r.predicted) and not r.metrics]
+    ours = [r for r in results.runs if not (r.emulated or r.predicted)]
     ours = [r for r in ours if r.workload == MODELS["ResNet-50"]]
     one = next((r for r in ours if r.strategy == "single" and r.batch == 128), None)
     for row in published:
@@ -146,6 +199,19 @@ def ratio(value: float | None, base: float | None) -> str:
     return NONE if value is None or not base else f"{value / base:.2f}"
 
 
+def full_forms(data: Path) -> Iterator[list[str]]:
+    """ResNet-50 (images of 32 x 32) and ViT-B/16 (of 224 x 224), 128 rows, on V100s with NVLink,
+    predicted."""
+    yield ["model", "strategy", "devices", "images/s", "plan or reason"]
+    settings = Settings(OURS, (8,), (128,), (0,))
+    for target in ("cifar100/resnet50", "cifar100/vit_b16"):
+        workload = replace(load(target, str(data)), batch_size=128)
+        for run in predicted(workload, settings, ["v100"]):
+            speed = NONE if run.step_seconds is None else f"{run.batch / seconds(run):,.0f}"
+            why = f"`{run.plan}`" if run.plan else run.reason
+            yield [target, run.strategy, str(run.devices), speed, why]
+
+
 def markdown(table: Sequence[Sequence[str]]) -> str:
     """The first row is the head."""
     lines = [f"| {' | '.join(cells)} |" for cells in table]
@@ -154,10 +220,16 @@ def markdown(table: Sequence[Sequence[str]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="?", default=ROOT / "docs/study/results.json")
+    parser.add_argument("--full", type=Path, help="the folder of CIFAR-100, for their shapes")
     parser.add_argument("--published", type=Path, default=ROOT / "../shared/published")
     options = parser.parse_args()
+    if options.full:
+        print(markdown([*full_forms(options.full)]))
+        return 0
     results = StudyResults.load(options.results)
+    print(markdown([*firsts(results)]), end="\n\n")
+    print(markdown([*accuracies(results)]), end="\n\n")
     print(markdown([*speedups(results, rows(options.published / "seed000_table1.csv"))]))
     print()
     print(markdown([*throughputs(results, rows(options.published / "seed002_results.csv"))]))
