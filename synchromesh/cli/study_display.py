@@ -1,6 +1,7 @@
 """A study shown: its progress on standard error, its summary on standard output."""
 
 import sys
+import time
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,20 +18,28 @@ from synchromesh.study.contest import Progress as Report
 from synchromesh.values.fault import printable
 
 
+LINE_SECONDS = 60.0  # between lines that say nothing but how long it takes; chosen
+
+
 class StudyDisplay:
-    """A live line on a terminal; elsewhere a line for each thing that is done."""
+    """A live line on a terminal; elsewhere a line for each thing that is done, and now and then
+    how long it still takes."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._bar: Progress | None = None
         self._task: Any = None
+        self._said = time.monotonic()
 
     def take(self, report: Report) -> None:
         """How far the study is."""
         left = "" if report.left is None else f", {_duration(report.left)} left of these"
         if not self._console.is_terminal:
-            if report.stays:
-                print(printable(f"[{report.done}/{report.runs}] {report.doing}"), file=sys.stderr)
+            now = time.monotonic()
+            if report.stays or (left and now > self._said + LINE_SECONDS):
+                line = f"[{report.done}/{report.runs}] {report.doing}{left}"
+                print(printable(line), file=sys.stderr, flush=True)
+                self._said = now
             return
         if self._bar is None:
             self._bar = Progress(
@@ -64,6 +73,9 @@ def show(results: StudyResults, folder: Path) -> None:
     for comparison in comparisons(results):
         kind = "rows a device" if comparison.weak else "rows"
         title = f"{comparison.workload}, {float(comparison.rows):g} {kind}"
+        title += f", {comparison.cluster}" if comparison.cluster else ""
+        title += ", predicted" if comparison.predicted else ""
+        title += ", emulated" if comparison.emulated else ""
         metric = next(iter(comparison.metrics), "")
         table = Table(title=Text(printable(title)), title_justify="left")
         for name in ("strategy", "devices", "step", "speedup", "waits", "memory", metric, "plan"):
