@@ -17,7 +17,6 @@ from synchromesh.results.study import StudyResults
 from synchromesh.study.contest import Progress as Report
 from synchromesh.values.fault import printable
 
-
 LINE_SECONDS = 60.0  # between lines that say nothing but how long it takes; chosen
 
 
