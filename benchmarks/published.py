@@ -67,9 +67,9 @@ def accuracies(results: StudyResults) -> Iterator[list[str]]:
     yield ["model", "strategy", "devices", "metric", "mean", "deviation", "seeds", "off the mean"]
     for comparison in comparisons(results):
         for name in comparison.metrics[:1]:
-            ends = {g.first: end for g in comparison.groups if (end := g.ends(name)) is not None}
-            middle = fmean(end.mean for end in ends.values())
-            for run, end in ends.items():
+            ends = [(g.first, end) for g in comparison.groups if (end := g.ends(name))]
+            middle = fmean(end.mean for _, end in ends)
+            for run, end in ends:
                 yield [
                     run.workload, run.strategy, str(run.devices), name, f"{end.mean:.4f}",
                     f"{end.deviation:.4f}", str(end.count), f"{end.mean - middle:+.4f}",

@@ -38,7 +38,8 @@ from synchromesh.results.study import StudyResults
 from synchromesh.results.table import table
 
 ROOT = Path(__file__).parents[1]
-DATA = Path(os.environ.get("SYNCHROMESH_DATA", ROOT / "../shared/data"))
+# relative, as commands are part of the results
+DATA = Path(os.environ.get("SYNCHROMESH_DATA", os.path.relpath(ROOT / "../shared/data")))
 STRATEGIES = "single,data,tensor,pipeline,hybrid,auto,ddp,fsdp2"
 # numbers of devices -> the share of a core that each host has: eight leave 0.24 of two cores to
 # the kernel and to the study
@@ -175,7 +176,7 @@ def metrics(folder: Path) -> list[Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parts", default=",".join([*SPEED, *ACCURACY, "two"]))
-    parser.add_argument("--output", type=Path, default=ROOT / "study")
+    parser.add_argument("--output", type=Path, default=Path("study"))
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--kill-seconds", type=float, default=40.0, help="at the latest")
     options = parser.parse_args()
@@ -190,13 +191,26 @@ def main() -> int:
         print(" ".join(command[1:]), file=sys.stderr, flush=True)
         if subprocess.run(command, check=False).returncode:
             return 1
-    every = [Path(command[-1]) / "results.json" for part in asked.values() for command in part]
-    together = merged([StudyResults.load(path) for path in every if path.exists()])
-    (options.output / "results.json").write_text(together.to_json())
-    (options.output / "results.csv").write_text(table(together))
-    (options.output / "report.html").write_text(page(together))
-    print(f"{options.output}/report.html")
+    write(options.output, asked)
     return 0
+
+
+def write(folder: Path, asked: dict[str, list[list[str]]]) -> None:
+    """Results of the parts that have ended, and two pages: speed in the lab, and the rest."""
+    found: dict[str, list[StudyResults]] = {"report.html": [], "accuracy.html": []}
+    for name, part in asked.items():
+        for path in (Path(command[-1]) / "results.json" for command in part):
+            if path.exists():
+                found["report.html" if name in SPEED else "accuracy.html"].append(
+                    StudyResults.load(path)
+                )
+    for name, studies in found.items():
+        if studies:
+            (folder / name).write_text(page(merged(studies)))
+            print(folder / name)
+    together = merged([study for studies in found.values() for study in studies])
+    (folder / "results.json").write_text(together.to_json())
+    (folder / "results.csv").write_text(table(together))
 
 
 if __name__ == "__main__":
