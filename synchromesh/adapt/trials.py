@@ -4,8 +4,8 @@ each, and the one under which steps take least stays.
     steps       1 .. 8 | 9 .. 16  | 17 .. 24 | 25 ...
     plan        chosen | second   | third    | the quickest of the three
 
-Predictions err by 6 to 7 % on average and by up to 60 % where many small micro-batches go through
-stages; the median of some steps errs less. Every rank sees the same table of times, so all come to
+Predictions err by 6 to 7 % on average, and by 26 % where sixteen small micro-batches went through
+two stages (docs/design.md); the median of some steps errs less. Every rank sees the same table of times, so all come to
 the same conclusions.
 """
 
@@ -19,9 +19,8 @@ from synchromesh.values.plan import Plan
 
 @dataclass(frozen=True)
 class TrialTuning:
-    """Which plans are tried, and for how long. Chosen, not measured, but for `near`: on three
-    small models and two to eight emulated hosts the quickest plan was predicted to take up to
-    1.1 times what the chosen one was (benchmarks/README.md, "Studies")."""
+    """Which plans are tried, and for how long. Chosen, not measured; `near` covers the error of
+    26 % that was seen."""
 
     near: float = 1.25  # times the chosen plan's predicted seconds, up to which others are tried
     most: int = 3  # of them
