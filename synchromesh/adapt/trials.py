@@ -5,8 +5,8 @@ each, and the one under which steps take least stays.
     plan        chosen | second   | third    | the quickest of the three
 
 Predictions err by 6 to 7 % on average, and by 26 % where sixteen small micro-batches went through
-two stages (docs/design.md); the median of some steps errs less. Every rank sees the same table of times, so all come to
-the same conclusions.
+two stages (docs/design.md); the median of some steps errs less. Every rank sees the same table of
+times, so all come to the same conclusions.
 """
 
 from collections.abc import Callable, Sequence

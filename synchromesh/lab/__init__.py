@@ -4,9 +4,10 @@
 """
 
 from synchromesh.lab.description import Description, Emulated
-from synchromesh.lab.lab import HostState, Lab, Way, labs
+from synchromesh.lab.lab import HostState, Lab, labs
 from synchromesh.lab.requirements import reason_unavailable
 from synchromesh.lab.running import HostFailed, Result, Running
+from synchromesh.lab.way import Way
 
 __all__ = [
     "Description",

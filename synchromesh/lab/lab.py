@@ -34,6 +34,7 @@ from synchromesh.lab.record import Record, Records
 from synchromesh.lab.requirements import require
 from synchromesh.lab.running import Listener, Result, Running
 from synchromesh.lab.tag import Tag
+from synchromesh.lab.way import Way
 from synchromesh.values.cluster import Cluster
 
 CLUSTER = "SYNCHROMESH_LAB"  # names the file of the lab's cluster to what runs on its hosts
@@ -53,22 +54,6 @@ class HostState:
     cpu: float  # cores
     state: str  # up, frozen, cut, frozen and cut
     processes: int
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a process of a run gets onto its host. place: namespace, cores, and the doors of its
-    control groups (lab/entry.py); variables: of its environment."""
-
-    place: tuple[str, ...]
-    variables: dict[str, str]
-
-    def take(self) -> None:
-        """Takes this process there, which must have one thread. OSError where the kernel
-        refuses."""
-        namespace, cores, *doors = self.place
-        os.environ.update(self.variables)
-        entry.enter(namespace, {int(core) for core in cores.split(",")}, 0, doors)
 
 
 class Lab:

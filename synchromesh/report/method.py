@@ -40,15 +40,9 @@ def _machine(machine: StudyMachine) -> str:
         machine.processor,
         f"{machine.cores} cores" if machine.cores else "",
         f"{size(machine.memory_bytes)} of memory" if machine.memory_bytes else "",
-        listed(machine.devices),
+        listed(machine.devices) or "no accelerator",
         machine.system,
-    ] if machine.devices else [
-        machine.processor,
-        f"{machine.cores} cores" if machine.cores else "",
-        f"{size(machine.memory_bytes)} of memory" if machine.memory_bytes else "",
-        "no accelerator",
-        machine.system,
-    ]  # fmt: skip
+    ]
     return ", ".join(part for part in parts if part)
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 from synchromesh.lab import Lab, Way
-from synchromesh.values import fields
+from synchromesh.values import document, fields
 
 RANK = "synchromesh.study.rank"  # the module that each rank runs, with the job's file
 STUDY = "SYNCHROMESH_STUDY"  # process id of the study, in its contestants
-HOSTS = "SYNCHROMESH_HOSTS"  # the ways of a contestant's ranks onto the hosts of a lab, as JSON
+HOSTS = "SYNCHROMESH_HOSTS"  # a file: the ways of a contestant's ranks onto the hosts of a lab
 END_SECONDS = 10.0  # to end in good order; chosen
 LOG_CHARACTERS = 20_000  # of a contestant's log that is searched for the reason it failed
 
@@ -39,12 +39,16 @@ class RankProcesses:
     """Ranks on this machine. ways: by rank, onto the hosts of a lab; none: they stay."""
 
     def __init__(self, ranks: int, job: Path, log: Path, ways: Sequence[Way] = ()) -> None:
-        hosts = json.dumps([fields.to_plain(way) for way in ways])
+        environment = {**os.environ, STUDY: str(os.getpid())}
+        if ways:
+            hosts = job.with_name("hosts.json")
+            document.write(hosts, json.dumps([fields.to_plain(way) for way in ways]))
+            environment[HOSTS] = str(hosts)
         with log.open("wb") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "synchromesh.study.ranks", str(ranks), str(job)],
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
-                env={**os.environ, STUDY: str(os.getpid()), HOSTS: hosts},
+                env=environment,
             )  # fmt: skip
 
     @classmethod

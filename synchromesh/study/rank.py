@@ -4,7 +4,6 @@ In a lab it goes to its host before any other code of its own runs; what it impo
 already (study/ranks.py), for which a host with a part of a core would take long.
 """
 
-import json
 import os
 import sys
 
@@ -17,15 +16,14 @@ from synchromesh.study.job import CellJob
 from synchromesh.study.meter import Meter
 from synchromesh.study.processes import HOSTS
 from synchromesh.study.strategy import RIVALS
-from synchromesh.values import fields
+from synchromesh.values import document, fields
 
 
 def main() -> int:
     """Trains as the job says; returns the exit code."""
-    ways = json.loads(os.environ.pop(HOSTS, "[]"))
-    if ways:
+    if hosts := os.environ.pop(HOSTS, ""):
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # the agent's is on no host
-        fields.of_plain(Way, ways[int(os.environ["RANK"])], HOSTS).take()
+        fields.of_plain(Way, document.read(hosts)[int(os.environ["RANK"])], hosts).take()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     job = CellJob.load(sys.argv[1])

@@ -1,0 +1,45 @@
+"""A contestant on the hosts of a lab: it runs there, and what fails there says why."""
+
+import json
+from pathlib import Path
+
+from synchromesh.cli import main
+from tests.lab.hosts import needs_hosts
+
+LAB = "hosts: [{bandwidth: 50mbit, cpu: 80%, count: 2}]"
+MINE = """
+import os, socket
+import torch
+from synchromesh import Workload
+from torch import nn
+
+class Net(nn.Linear):
+    def forward(self, x):
+        if os.environ.get("GLOO_SOCKET_IFNAME") != "eth0" or len(socket.if_nameindex()) != 2:
+            raise RuntimeError("this is no host of a lab")
+        return super().forward(x)
+
+def loss(model, batch):
+    if os.environ["RANK"] == "1" and os.environ.get("WORLD_SIZE") == "2":
+        raise RuntimeError("rank 1 does not like its batch")
+    return model(batch[0]).square().mean()
+
+def lonely():
+    data = torch.utils.data.TensorDataset(torch.randn(64, 8))
+    return Workload(lambda: Net(8, 8), loss, torch.optim.SGD, data, 8, name="lonely")
+"""
+
+
+@needs_hosts
+def test_ranks_run_on_the_hosts_of_a_lab_and_their_failures_say_why(tmp_path: Path) -> None:
+    (tmp_path / "lab.yaml").write_text(LAB)
+    (tmp_path / "mine.py").write_text(MINE)
+    words = ["--strategies", "single,ddp", "--nproc", "2", "--steps", "2"]
+    words += ["--lab", str(tmp_path / "lab.yaml"), "-o", str(tmp_path / "study")]
+    assert main(["compare", f"{tmp_path}/mine.py:lonely", *words]) == 0
+    document = json.loads((tmp_path / "study/results.json").read_text())
+    single, ddp = document["runs"]
+    assert single["status"] == "done" and single["step_seconds"]["median"] > 0
+    assert single["emulated"] and single["cluster"] == "hosts of 50mbit, 80% of a core"
+    assert len(document["cluster"]["hosts"]) == 2
+    assert ddp["status"] == "failed" and "rank 1 does not like its batch" in ddp["reason"]
