@@ -1,7 +1,7 @@
 """The tables of docs/study/README.md: who is first, accuracy, published figures beside ours.
 
-    python -m benchmarks.published docs/study/results.json --published ../shared/published
-    python -m benchmarks.published --full ../shared/data/cifar100    full forms, predicted
+    python -m benchmarks.study_tables docs/study/results.json --published ../shared/published
+    python -m benchmarks.study_tables --full ../shared/data/cifar100    full forms, predicted
 
 Absolute times of other devices and models say nothing; what can be set side by side are ratios:
 speedup over one device, the share of time in communication, memory over that of one device.
@@ -98,14 +98,9 @@ def speedups(results: StudyResults, published: Sequence[Row]) -> Iterator[list[s
     for row in published:
         for strategy in STRATEGIES[row["strategy"]]:
             devices = int(row["gpus"])
-
-            def of(
-                ours: str = MODELS[row["model"]], strategy: str = strategy, devices: int = devices,
-                predicted: bool = False,
-            ) -> RunResult | None:  # fmt: skip
-                return found(results, ours, strategy, devices, predicted)
-
-            run, one, fast = of(), of(strategy="single", devices=1), of(predicted=True)
+            ours, of = MODELS[row["model"]], (strategy, devices)
+            run, one = found(results, ours, *of), found(results, ours, "single", 1)
+            fast = found(results, ours, *of, predicted=True)
             yield [
                 row["model"], f"{row['strategy']}: {strategy}", row["gpus"],
                 f"{float(row['derived_speedup_vs_single']):.2f}",
@@ -150,7 +145,7 @@ def throughputs(results: StudyResults, published: Sequence[Row]) -> Iterator[lis
 
 
 def found(
-    results: StudyResults, workload: str, strategy: str, devices: int, predicted: bool
+    results: StudyResults, workload: str, strategy: str, devices: int, predicted: bool = False
 ) -> RunResult | None:
     """The emulated run, or the prediction; on one device that of the lab with eight hosts."""
     alike = [
