@@ -1,7 +1,6 @@
 """`synchromesh compare TARGET...`: strategies on one workload, in turns; results and a report."""
 
 import argparse
-import hashlib
 import os
 import shlex
 import signal
@@ -15,18 +14,16 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options, ranks
+from synchromesh.cli.asked_study import STEPS, AskedStudy
 from synchromesh.study import strategy, turns
 from synchromesh.values import document
 from synchromesh.values.fault import Stopped
 
 if TYPE_CHECKING:
-    from synchromesh.results.study import HourlyPrice, Settings, StudyResults
-    from synchromesh.study.cell import StudyCell
+    from synchromesh.results.study import StudyResults
     from synchromesh.study.folder import StudyFolder
     from synchromesh.study.processes import Start
     from synchromesh.workloads.workload import Workload
-
-STEPS = 30  # that are timed where neither steps nor epochs nor a target are asked for
 
 
 def add_parser(commands: options.Commands) -> None:
@@ -172,130 +169,6 @@ def main(args: argparse.Namespace) -> int:
 def _stopped(number: int, frame: FrameType | None) -> None:
     """Ends the study in good order: contestants end, and what they have written is removed."""
     raise Stopped(number)
-
-
-class AskedStudy:
-    """What the command line asks for, checked as far as it can be before anything runs."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        from synchromesh.study.prediction import cluster
-        from synchromesh.study.target import Target
-
-        self.args = args
-        self.strategies = tuple(dict.fromkeys((*args.strategies, *args.plan)))
-        for name in self.strategies:
-            strategy.check(name)
-        self.price = _price(args)
-        for kind in args.predict:
-            cluster(kind, 1)
-        self.targets = tuple(Target.parse(text) for text in args.target)
-        if self.targets and args.steps is not None:
-            raise ValueError("--target needs validation, which --steps leaves out: use --epochs")
-        if len(args.data) > 1 and len(args.data) != len(args.targets):
-            raise ValueError(
-                f"--data is given {len(args.data)} times for {len(args.targets)} TARGETs: give it "
-                "once for all, or once for each in their order"
-            )
-        self.devices = args.nproc or (options.processes(None),)
-        self.workloads = self._loaded()
-        self.epochs = args.epochs or (self._usual_epochs() if self.targets else None)
-        self.steps = None if self.epochs else args.steps or STEPS
-        if self.epochs and args.at_most is not None:
-            raise ValueError("--at-most limits the steps that are timed: epochs are trained whole")
-        self.groups(1)  # says what is wrong with batches
-
-    def _loaded(self) -> "dict[str, tuple[str, str | None, Workload]]":
-        """By name: TARGET, the folder of its data, and the workload."""
-        from synchromesh.workloads.target import load
-
-        found: dict[str, tuple[str, str | None, Workload]] = {}
-        folders = self.args.data or [None]
-        for i, target in enumerate(self.args.targets):
-            data = folders[i % len(folders)]
-            workload = load(target, data)
-            name = workload.name or target
-            if name in found:
-                raise ValueError(f"the workload {name} is there twice: give its TARGET once")
-            for target_value in self.targets:
-                target_value.check(metric_names(workload))
-            found[name] = target, data, workload
-        return found
-
-    def _usual_epochs(self) -> int:
-        return max(workload.epochs for _, _, workload in self.workloads.values())
-
-    def settings(self, batch_sizes: tuple[int, ...]) -> "Settings":
-        """What every workload's runs share, and its batch sizes."""
-        from synchromesh.results.study import Settings
-
-        return Settings(
-            self.strategies, self.devices, batch_sizes, tuple(range(self.args.seeds)),
-            self.args.scaling, self.epochs, self.steps, tuple(map(str, self.targets)),
-            self.args.at_most,
-        )  # fmt: skip
-
-    def groups(self, most: int) -> "list[list[StudyCell]]":
-        """The cells, by those that take turns. ValueError for batches that data cannot fill."""
-        from synchromesh.study.cell import grid, groups, require_distinct
-
-        found: list[list[StudyCell]] = []
-        for name, (_, _, workload) in self.workloads.items():
-            settings = self.settings(self.args.batch_sizes or (workload.batch_size,))
-            cells = grid(name, settings)
-            for rows in {cell.batch for cell in cells}:
-                replace(workload, batch_size=rows).check_batch()
-            found += groups(cells, settings, most)
-        if not found:
-            raise ValueError(
-                f"--strategies {','.join(self.strategies)} need more than one device and --nproc "
-                "is 1: add single, or more devices"
-            )
-        require_distinct([cell for group in found for cell in group])
-        return found
-
-    def document(self) -> dict[str, Any]:
-        """What makes a study this one: with another it does not share a folder."""
-        args = self.args
-        sizes = args.batch_sizes or [w.batch_size for _, _, w in self.workloads.values()]
-        return {
-            "workloads": list(self.workloads), "data": args.data, **_digests(args.targets),
-            "strategies": list(self.strategies), "devices": list(self.devices),
-            "batch_sizes": list(sizes), "scaling": args.scaling, "seeds": args.seeds,
-            "epochs": self.epochs, "steps": self.steps, "at_most": args.at_most,
-            "targets": list(map(str, self.targets)),
-            "bf16": args.bf16, "predicted": args.predict,
-            "lab": args.lab and Path(args.lab).read_text(),
-        }  # fmt: skip
-
-
-def _digests(targets: list[str]) -> dict[str, str]:
-    """SHA-256 of each file that a TARGET names: with another one it is another study."""
-    files = [file for target in targets if (file := target.rpartition(":")[0]).endswith(".py")]
-    return {f"file {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
-
-
-def metric_names(workload: "Workload") -> tuple[str, ...]:
-    """What the workload's metric gives, of one row under fresh weights; nothing without one."""
-    import torch
-
-    if workload.metric is None or workload.valid_data is None:
-        return ()
-    model, batch = workload.build().eval(), workload.example(1)
-    with torch.no_grad():
-        if workload.carry is None:
-            return tuple(workload.metric(model, batch))
-        return tuple(workload.metric(model, batch, workload.carry(1))[0])
-
-
-def _price(args: argparse.Namespace) -> "HourlyPrice | None":
-    from synchromesh.catalogue.prices import price
-    from synchromesh.results.study import HourlyPrice
-
-    if args.instance is None and (args.region or args.price_date):
-        raise ValueError("--region and --price-date are those of an --instance: name one")
-    if args.hourly_price is not None:
-        return HourlyPrice(args.hourly_price, source="--hourly-price")
-    return args.instance and price(args.instance, args.region, args.price_date)
 
 
 def _folder(args: argparse.Namespace) -> "StudyFolder":

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from synchromesh.cli import compare, main, parser
+from synchromesh.cli import main, parser
+from synchromesh.cli.asked_study import AskedStudy
 from synchromesh.study.folder import StudyFolder
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +69,7 @@ def test_a_file_that_has_changed_makes_another_study(tmp_path: Path) -> None:
     for text in (code, code, code.replace("lr=3e-3", "lr=1e-3")):
         file.write_text(text)
         words = ["compare", f"{file}:workload", "--strategies", "single"]
-        asked.append(compare.AskedStudy(parser().parse_args(words)).document())
+        asked.append(AskedStudy(parser().parse_args(words)).document())
     assert asked[0] == asked[1] != asked[2]
     kept = StudyFolder(tmp_path / "study")
     kept.open(asked[0])
