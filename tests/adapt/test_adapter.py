@@ -98,8 +98,9 @@ def trained(
         patch.undo()
 
 
-def tried() -> tuple[list[float], list[dict[str, Any]], str]:
-    """Losses, decisions and the last plan of a run that tries `data` beside `tensor`."""
+def tried(second: str) -> tuple[list[float], list[dict[str, Any]], str, dict[str, float]]:
+    """Losses, decisions, the last plan and the seconds measured of a run that tries `second`
+    beside `tensor`."""
     model, loss, make = FAMILIES["cnn"]()
     model = model.double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -108,14 +109,20 @@ def tried() -> tuple[list[float], list[dict[str, Any]], str]:
     patch = pytest.MonkeyPatch()
     patch.setattr(trials, "TUNING", TrialTuning(settle=1, steps=2))
     try:
-        found = (candidate("tensor; @pieces=1", 1.0), candidate("data; @pieces=1", 1.1))
+        plan = Plan.parse(second)
+        if plan.open_cuts:
+            plan = trainer.planning.cut(trainer.traced, plan)
+        found = (candidate("tensor; @pieces=1", 1.0), candidate(str(plan), 1.1))
         patch.setattr(trainer.planning, "candidates", lambda: found)
         trainer.adapt()
         trainer.steps_to_come = 10_000
         assert not trainer.settled
         losses = [float(trainer.step(trainer.shard(batch))) for batch in batches]
         assert trainer.settled
-        return losses, [event.to_dict() for event in trainer.decisions], str(trainer.plan)
+        assert trainer.adapter is not None
+        measured = {str(p): s for p, s in trainer.adapter.trials.measured.items()}
+        decided = [event.to_dict() for event in trainer.decisions]
+        return losses, decided, str(trainer.plan), measured
     finally:
         trainer.close()
         patch.undo()
@@ -141,19 +148,18 @@ def test_a_better_plan_is_taken_and_the_losses_go_on() -> None:
     assert event["predicted_before"] == 1.0 and event["predicted_after"] == 0.5
 
 
-def test_plans_that_are_about_as_quick_are_tried_and_the_losses_go_on() -> None:
+@pytest.mark.parametrize("second", ["data; @pieces=1", "pipeline:stages=2,microbatches=2"])
+def test_plans_that_are_about_as_quick_are_tried_and_the_losses_go_on(second: str) -> None:
     (alone, _), _ = run(2, trained, "data; @pieces=1", 0.5, False, timeout=100)
-    (losses, events, plan), (_, theirs, other) = run(2, tried, timeout=100)
+    (losses, events, last, measured), theirs = run(2, tried, second, timeout=100)
     assert losses == pytest.approx(alone, rel=1e-10)
-    first, *back = events
-    assert plan == other and [e["to"] for e in events] == [e["to"] for e in theirs]
-    assert (first["from"], first["to"]) == ("tensor; @pieces=1", "data; @pieces=1")
-    assert (first["predicted_before"], first["predicted_after"]) == (1.0, 1.1)
-    quicker = first["measured_after"] is None or (
-        first["measured_after"] < (1 - TrialTuning.gain) * first["measured_before"]
-    )
-    assert plan == ("data; @pieces=1" if quicker else "tensor; @pieces=1")
-    assert len(back) == (not quicker), "it goes back where steps take longer"
+    assert theirs[2] == last and [e["to"] for e in events] == [e["to"] for e in theirs[1]]
+    assert theirs[3] == measured, "all ranks see the same times"
+    (first, tensor), (other, seconds) = measured.items()
+    assert first == events[0]["from"] == "tensor; @pieces=1" and other == events[0]["to"]
+    assert (events[0]["predicted_before"], events[0]["predicted_after"]) == (1.0, 1.1)
+    assert last == (other if seconds <= (1 - TrialTuning.gain) * tensor else first)
+    assert [e["to"] for e in events[1:]] == [first] * (last == first), "it goes back if slower"
 
 
 def test_what_is_not_worth_it_stays_and_says_why() -> None:

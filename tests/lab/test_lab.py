@@ -94,6 +94,14 @@ def test_links_carry_what_they_are_shaped_to(pair: Lab, mbit: int) -> None:
     assert 0.8 * mbit < rate(pair, sender=1, size=2_000_000) < 1.1 * mbit
 
 
+def test_a_small_message_on_a_slow_link_takes_what_its_bytes_take(pair: Lab) -> None:
+    pair.set(bandwidth="20mbit")
+    assert rate(pair, sender=1, size=100_000) < 1.2 * 20, "a burst of 64 KB would make it 50"
+    whole = network.BURST_BYTES
+    bursts = [network.burst_bytes(bits) for bits in (10**5, 40_000_000, 10**8, 10**10)]
+    assert bursts == [network.LEAST_BURST, 5000, whole, whole]
+
+
 def test_a_healed_link_has_the_rate_it_had(pair: Lab) -> None:
     pair.set(bandwidth="40mbit")
     pair.cut(1)
