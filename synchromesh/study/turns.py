@@ -44,7 +44,7 @@ class SoFar(Protocol):
         ...
 
     def step_seconds(self) -> float | None:
-        """Of its last step; None before the first one."""
+        """Of a step in its last turn; None before the first one."""
         ...
 
 
