@@ -3,9 +3,9 @@ agreement of ranks.
 """
 
 import zlib
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from synchromesh.engine.groups import Group
-from synchromesh.engine.meeting import STEP, meet
+from synchromesh.engine.meeting import STEP, start_meeting
 from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import settings
 from synchromesh.trace.capture.batch import row_count as row_count
@@ -193,6 +193,10 @@ class Marks:
         return self.batch, self.place, self.model, self.optimizer
 
 
+MODELS_DIFFER = (
+    "have a model with other frozen parameters, or other modes of modules, than rank {0}: change "
+    "these on all ranks alike"
+)
 DIFFERENCES = (
     "have a batch of another structure or shape than rank {0}: shapes may depend on the number "
     "of rows only, so pad sequences to the same length on all ranks; what all rows share (0-d "
@@ -200,8 +204,7 @@ DIFFERENCES = (
     "(names, ids)",
     "are at another step than rank {0}: every rank does the same number of steps, under the same "
     "plan, with the same `last` and `micro_batches`",
-    "have a model with other frozen parameters, or other modes of modules, than rank {0}: change "
-    "these on all ranks alike",
+    MODELS_DIFFER,
     "have other settings of the optimizer than rank {0} (a learning rate, for example), and would "
     "train another model: change them on all ranks alike; where they follow a metric, by the one "
     "that trainer.evaluate returns",
@@ -210,7 +213,10 @@ DIFFERENCES = (
 
 class RowAgreement:
     """One small all-gather a step: every rank's rows, so that disagreeing ranks are an error and
-    never a hang.
+    never a hang. Where one rank has all the rows, it need not wait for the others before it runs:
+
+        one rank works       start, forward, finish, backward
+        idle ranks, others   start and finish, forward, backward
     """
 
     def __init__(
@@ -226,16 +232,23 @@ class RowAgreement:
         self.plan, self.device = plan, device
         self.numbers: list[tuple[int, ...]] = []  # that came with each rank's rows
         self.outdated = False  # whether the model of a rank has changed
+        self._rest: Callable[[], GlobalRows] | None = None  # of what has started
 
     def __call__(
-        self,
-        batch: Any,
-        marks: Marks,
-        numbers: tuple[int, ...] = (),
-        outdated: bool = False,
+        self, batch: Any, marks: Marks, numbers: tuple[int, ...] = (), outdated: bool = False,
         method: str = STEP,
-    ) -> GlobalRows:
-        """The global rows of this step, or of a batch of `evaluate`.
+    ) -> GlobalRows:  # fmt: skip
+        """The global rows of this step, or of a batch of `evaluate`; see `start`."""
+        rows = self.start(batch, marks, numbers, outdated, method)
+        self.finish()
+        return rows
+
+    def start(
+        self, batch: Any, marks: Marks, numbers: tuple[int, ...] = (), outdated: bool = False,
+        method: str = STEP,
+    ) -> GlobalRows:  # fmt: skip
+        """The global rows of this step. What the ranks make of each other is known, and a fault
+        is raised, at the latest by `finish`.
 
         numbers: as many on every rank, gathered on all (`self.numbers`). outdated: whether this
         rank's model is another than was traced.
@@ -250,7 +263,25 @@ class RowAgreement:
             count, fault = -1, str(error)
         same = checksum(batch) if any(x.tensor > 1 for x in self.layouts) else 0
         row = [count, same, int(outdated), fingerprint(marks.data), *marks.numbers(), *numbers]
-        table = [row] if self.group.size == 1 else meet(self.group, method, row, self.device)
+        met = lambda: [row]  # noqa: E731
+        if self.group.size > 1:
+            met = start_meeting(self.group, method, row, self.device)
+        self.outdated = False
+        rest = partial(self._agreed, met, marks, fault)
+        if self.ranks == (self.group.ranks[self.group.index],) and not outdated and not fault:
+            self._rest = rest
+            return self._rows((count,), (same,))
+        return rest()
+
+    def finish(self) -> None:
+        """Waits for what `start` has not waited for."""
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            rest()
+
+    def _agreed(self, met: Callable[[], list[list[int]]], marks: Marks, fault: str) -> GlobalRows:
+        """The rows of all that take part."""
+        table = met()
         if any(row[0] < 0 for row in table):
             faults = self.group.all_gather_json(fault)
             rank, text = next((r, t) for r, t in enumerate(faults) if t)
@@ -264,6 +295,9 @@ class RowAgreement:
             odd = [r for r, mark in zip(self.ranks, column, strict=True) if mark != column[0]]
             if odd:
                 raise ValueError(f"ranks {odd} {difference.format(self.ranks[0])}")
+        if len(self.ranks) == 1 and self.outdated and not table[self.ranks[0]][2]:
+            odd = [rank for rank, row in enumerate(table) if row[2]]
+            raise ValueError(f"ranks {odd} {MODELS_DIFFER.format(self.ranks[0])}")
         return self._rows(counts, sums)
 
     def _refuse_data(self, data: str) -> NoReturn:

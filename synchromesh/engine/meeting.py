@@ -6,7 +6,7 @@ One small all-gather, of one size for all methods, so that ranks in different on
     rank 1    step   ]->  an error on both, no wait for ever and no message of a wrong size
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -22,7 +22,7 @@ WORDS = {
 METHODS = (
     *WORDS, "adapt", "buffers", "export", "predict", "resume", "save", "state_dict", "switch",
 )  # fmt: skip
-NUMBERS = 10  # that a rank may send with the method's
+NUMBERS = 11  # that a rank may send with the method's
 
 
 class Gathering(Protocol):
@@ -33,8 +33,8 @@ class Gathering(Protocol):
         """Its members."""
         ...
 
-    def all_gather(self, x: Tensor, counted: bool = True) -> Tensor:
-        """(size, *x.shape)."""
+    def start_all_gather(self, x: Tensor, counted: bool = True) -> Callable[[], Tensor]:
+        """Begins; the function that waits and returns (size, *x.shape)."""
         ...
 
 
@@ -43,9 +43,20 @@ def meet(
 ) -> list[list[int]]:
     """The numbers of every rank, at most `NUMBERS`; ValueError on all where one is in another
     method."""
+    return start_meeting(group, method, numbers, device)()
+
+
+def start_meeting(
+    group: Gathering, method: str, numbers: Sequence[int] = (), device: torch.device | None = None
+) -> Callable[[], list[list[int]]]:
+    """As `meet`, which waits for the function that this returns."""
     padding = [0] * (NUMBERS - len(numbers))
     own = torch.tensor([METHODS.index(method), *numbers, *padding], device=device)
-    table = group.all_gather(own, counted=False).tolist()
+    finish = group.start_all_gather(own, counted=False)
+    return lambda: _met(group, finish().tolist(), len(numbers))
+
+
+def _met(group: Gathering, table: list[list[int]], count: int) -> list[list[int]]:
     places = [METHODS[row[0]] for row in table]
     if {*places} == {EVALUATE, EVALUATED}:
         ended = [group.ranks[i] for i, place in enumerate(places) if place == EVALUATED]
@@ -60,4 +71,4 @@ def meet(
             "calls the trainer's methods alike and in the same order, also those of which only "
             "one needs the result (no `if rank == 0:` around save, evaluate or state_dict)"
         )
-    return [row[1 : 1 + len(numbers)] for row in table]
+    return [row[1 : 1 + count] for row in table]

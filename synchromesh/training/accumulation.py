@@ -45,6 +45,18 @@ class Accumulation:
                 "calls since the last update) would lose its gradients: call update first"
             )
 
+    def require_open(self, rows: GlobalRows) -> None:
+        """ValueError where a backward call on `rows` can add nothing."""
+        if rows.total == 0:
+            raise ValueError(
+                "a step needs at least one row, but every rank's batch is empty (0 rows)"
+            )
+        if self.summed:
+            raise ValueError(
+                "backward after the last one of an accumulation: its gradients are summed over "
+                "the ranks already; call update first, or give last=False to all but the last"
+            )
+
     def require_last(self, what: str) -> None:
         """ValueError where `what` is to happen before the last backward call."""
         if not self.summed:
@@ -163,6 +175,7 @@ class Accumulation:
         sums[3] = weighted and result.outputs[1].requires_grad and not alone
 
     def _send(self, sums: Tensor) -> None:
+        self._execution.active.agree.finish()  # a rank that disagrees takes part in no sum
         work = self._world.everyone.all_reduce(sums, asynchronous=True, counted=False)
         self._totals.append((sums, work))
 

@@ -97,7 +97,7 @@ def fit(
         scheduler=workload.build_scheduler(optimizer),
         seed=seed, autocast=autocast, carry=workload.carry, say=say,
     )  # fmt: skip
-    wish = Stop(trainer.world, stop)
+    wish = Stop(trainer, stop)
     loop = _Loop(
         workload, trainer, wish, on_event or (lambda _: None), epochs or workload.epochs, steps,
         None if checkpoints is None else Path(checkpoints), checkpoint_every, seed,

@@ -7,11 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
-import torch
-
-from synchromesh.engine.groups import World
+from synchromesh.training.trainer import Trainer
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 REPEATED_SECONDS = 1.0  # chosen; signals that come sooner after each other are one wish
@@ -19,19 +16,17 @@ REQUEST = "request"  # the caller's wish, where no signal is the cause
 
 
 class Stop:
-    """Every rank calls `ask` before a step and `answer` after it; the exchange of two numbers runs
-    beside the step.
+    """Every rank calls `ask` before a step and `answer` after it; what ranks wish travels with
+    what they agree on in each step.
 
     requested: is asked before each step, on each rank.
     """
 
-    def __init__(self, world: World, requested: Callable[[], bool] | None = None) -> None:
-        self.everyone, self.device = world.everyone, world.device
+    def __init__(self, trainer: Trainer, requested: Callable[[], bool] | None = None) -> None:
+        self.trainer = trainer
         self.received = 0  # the signal's number
         self._received_at = 0.0
         self._requested = requested
-        self._numbers = torch.zeros(2, dtype=torch.int32)
-        self._work: Any = None
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
@@ -55,16 +50,12 @@ class Stop:
             os._exit(128 + number)
 
     def ask(self) -> None:
-        """Begins the exchange of what ranks wish."""
+        """Says what this rank wishes."""
         requested = self._requested is not None and self._requested()
-        wishes = [self.received, int(requested)]
-        self._numbers = torch.tensor(wishes, dtype=torch.int32, device=self.device)
-        self._work = self.everyone.all_reduce(self._numbers, "max", True, False)
+        self.trainer.wish = 2 * self.received + int(requested)
 
     def answer(self) -> str:
         """The name of a signal that some rank had received before `ask`, or REQUEST; empty where
         the run goes on."""
-        if self._work is not None:
-            self._work.wait()
-        number, requested = self._numbers.tolist()
+        number, requested = divmod(self.trainer.wished, 2)
         return signal.Signals(number).name if number else REQUEST if requested else ""

@@ -51,6 +51,7 @@ class Trainer:
     steps           updates done
     steps_to_come   as the caller says and `update` counts down; 0: not known
     on_event        is called with each decision of the adapter, and again once its effect is known
+    wish, wished    a number that travels with a step, and the greatest of the ranks' (`Stop`)
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.world, self.options = model, optimizer, world, options
         self.scheduler: LRScheduler | None = None
-        self.steps = self.steps_to_come = 0
+        self.steps = self.steps_to_come = self.wish = self.wished = 0
         self.on_event: Callable[[Decision], None] | None = None
         self._loaders = Loaders(self.own_rows, world, options.carry is not None)
         self.planning = PlanningSession(model, optimizer, example, world, options.say)
@@ -207,34 +208,30 @@ class Trainer:
         marks = execution.marks(batch, self.steps, self._loaders.place, last, micro_batches)
         batch = batches.to_device(batch, self.world.device)
         agree = execution.active.agree
-        rows = agree(batch, marks, NO_COST if observer is None else observer.cost, outdated)
-        if observer is not None:
-            self._report(observer.collect(agree.numbers, execution.active.groups.ranks))
+        cost = NO_COST if observer is None else observer.cost
+        rows = agree.start(batch, marks, (self.wish, *cost), outdated)
         if agree.outdated:
             self._accumulation.require_none(
                 "freezing or releasing parameters, or changing modes of modules or masks,"
             )
             forget_gradients(self.model)
             execution.follow_changes()
-        if rows.total == 0:
-            raise ValueError(
-                "a step needs at least one row, but every rank's batch is empty (0 rows)"
-            )
-        if self._accumulation.summed:
-            raise ValueError(
-                "backward after the last one of an accumulation: its gradients are summed over "
-                "the ranks already; call update first, or give last=False to all but the last"
-            )
+        self._accumulation.require_open(rows)
         if not self._accumulation.begun:
             forget_gradients(self.model)
         if self._loaders.begins:
             execution.carry.forget()
             self._loaders.begins = False
         try:
-            return self._accumulation.add(batch, rows, last, micro_batches, self.steps), rows.total
+            value = self._accumulation.add(batch, rows, last, micro_batches, self.steps)
         except BaseException:
             self._forget_accumulation()  # a part of one is of no use
             raise
+        self.wished = max(wish for wish, *_ in agree.numbers)
+        if observer is not None:
+            costs = [numbers[1:] for numbers in agree.numbers]
+            self._report(observer.collect(costs, execution.active.groups.ranks))
+        return value, rows.total
 
     def _forget_accumulation(self) -> None:
         self._execution.sync.abandon()

@@ -205,6 +205,45 @@ def test_ranks_with_other_batches_are_told_so_on_all() -> None:
         assert found == pytest.approx(value) and untouched
 
 
+def one_rank_works() -> tuple[dict[str, str], float]:
+    """Rank 0 begins before it knows what the idle rank does; afterwards training goes on."""
+    trainer = start(Net(), "single")
+    rank, own = dist.get_rank(), trainer.shard(batch(8))
+    sentences: dict[str, str] = {}
+    for idle in (0, 1):
+        elsewhere = partial(trainer.gather_numbers, 1)
+        call = elsewhere if rank == idle else partial(trainer.step, own)
+        sentences[f"rank {idle} elsewhere"] = fault(call)
+    trainer.model.module.requires_grad_(rank == 0)
+    sentences["frozen"] = fault(lambda: trainer.step(own))
+    trainer.model.module.requires_grad_(True)
+    x, y = batch(8)
+    sentences["torn"] = fault(lambda: trainer.step(own if rank else (x, y[:7])))
+    sentences["nothing"] = fault(lambda: trainer.step((x[:0], y[:0])))
+    trainer.wish = 3 + rank
+    value = float(trainer.step(own))
+    assert trainer.wished == 4
+    trainer.close()
+    return sentences, value
+
+
+def test_a_rank_that_works_alone_learns_of_the_idle_ones_faults() -> None:
+    expected = {
+        "rank 0 elsewhere": "rank 0 is in prepare, in gather_numbers .*, rank 1 in step",
+        "rank 1 elsewhere": "rank 0 is in step or backward, rank 1 in prepare, in gather_numbers",
+        "frozen": r"ranks \[1\] have a model with other frozen parameters",
+        "torn": r"rank 0: the tensors of a batch must have the same number of .* got \[7, 8\]",
+        "nothing": "at least one row",
+    }
+    whole = Net()
+    with shared("Net", whole, mean_loss, batch(8), "single"):
+        answers = run(2, one_rank_works)
+    for sentences, found in answers:
+        for key, pattern in expected.items():
+            assert re.search(pattern, sentences[key]), (key, sentences[key])
+        assert found == pytest.approx(mean_loss(whole, batch(8)).item())
+
+
 def test_close_gives_the_model_back() -> None:
     def closed() -> bool:
         trainer = start(model := Net())
