@@ -203,7 +203,9 @@ def _clean(element: ElementTree.Element) -> None:
             element.set(key, _inked(value))
         elif key in ("fill", "stroke"):
             element.set(key, _PAINTS.get(value, value))
-        elif key in ("d", "x", "y", "transform", "width", "height"):
+        elif key == "d":
+            element.set(key, _shorter(_rounded(value)))
+        elif key in ("x", "y", "transform", "width", "height"):
             element.set(key, _rounded(value))
         elif key.endswith("}href"):
             element.set("href", element.attrib.pop(key))
@@ -224,6 +226,28 @@ def _rounded(value: str) -> str:
         return "0" if number == "-0" else number
 
     return re.sub(r"-?\d+(\.\d+)?", shorter, " ".join(value.split()))
+
+
+def _shorter(path: str) -> str:
+    """A path of M, L, z with H and V for lines along an axis; others stay as they are."""
+    found, here, start = [], ("", ""), ("", "")
+    for command in re.findall(r"[A-Za-z][^A-Za-z]*", path):
+        kind, *point = command.split()
+        if kind == "M" and len(point) == 2:
+            here = start = (point[0], point[1])
+            found.append(f"M{here[0]} {here[1]}")
+        elif kind == "L" and len(point) == 2:
+            x, y = point
+            found.append(f"H{x}" if y == here[1] else f"V{y}" if x == here[0] else f"L{x} {y}")
+            here = x, y
+        elif kind == "z" and not point:
+            if here == start and len(found) > 2 and not found[-1].startswith("M"):
+                found.pop()  # the way back, which z takes
+            found.append("z")
+            here = start
+        else:
+            return path
+    return "".join(found)
 
 
 _PAINTS = {ink.paint: f"var(--{ink.name})" for ink in INKS.values()}

@@ -1,7 +1,7 @@
 """The page: all sections of a study's report in the template, which escapes every text."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from synchromesh.report.figure import PageFigure, Section
 from synchromesh.report.method import method, notices
 from synchromesh.report.numbers import NONE, devices
 from synchromesh.report.palette import StrategyMark, marks, style
+from synchromesh.report.shared_styles import SharedStyles
 from synchromesh.report.subject import Subject
 from synchromesh.report.summary import Summary, summary
 from synchromesh.results.groups import RunComparison, comparisons
@@ -66,15 +67,16 @@ def page(results: StudyResults) -> str:
     ValueError where it would be larger than 2 MB.
     """
     found = comparisons(results)
-    drawn = marks(run.strategy for run in results.runs)
+    drawn, shared = marks(run.strategy for run in results.runs), SharedStyles()
     workloads = list(dict.fromkeys(c.workload for c in found))
     chapters = tuple(
-        _chapter(workload, [c for c in found if c.workload == workload], drawn, f"w{i}")
+        _chapter(workload, [c for c in found if c.workload == workload], drawn, f"w{i}", shared)
         for i, workload in enumerate(workloads)
     )
     text = _template().render(
         results=results, chapters=chapters, notices=notices(results), method=method(results),
-        marks=drawn, light=style(False), dark=style(True), unknown=NONE,
+        marks=drawn, light=style(False), dark=style(True), shared=shared.rules(),
+        unknown=NONE,
     )  # fmt: skip
     size = len(text.encode())
     if size > MOST:
@@ -86,15 +88,16 @@ def page(results: StudyResults) -> str:
 
 
 def _chapter(
-    workload: str, found: list[RunComparison], drawn: dict[str, StrategyMark], name: str
-) -> Chapter:
+    workload: str, found: list[RunComparison], drawn: dict[str, StrategyMark], name: str,
+    shared: SharedStyles,
+) -> Chapter:  # fmt: skip
     places = _places(found)
     subjects = [
         Subject(comparison, drawn, f"{name}c{i}", place)
         for i, (comparison, place) in enumerate(zip(found, places, strict=True))
     ]
     sections = tuple(
-        Section(f"{name}-{ident}", title, tuple(_figures(subjects, make)), missing)
+        Section(f"{name}-{ident}", title, tuple(_figures(subjects, make, shared)), missing)
         for ident, title, make, missing in SECTIONS
     )
     return Chapter(
@@ -107,10 +110,12 @@ def _chapter(
 
 
 def _figures(
-    subjects: list[Subject], make: Callable[[Subject], tuple[PageFigure, ...]]
-) -> Iterator[PageFigure]:
+    subjects: list[Subject], make: Callable[[Subject], tuple[PageFigure, ...]],
+    shared: SharedStyles,
+) -> Iterator[PageFigure]:  # fmt: skip
     for subject in subjects:
-        yield from make(subject)
+        for figure in make(subject):
+            yield replace(figure, drawings=tuple(map(shared.classed, figure.drawings)))
 
 
 def _places(found: list[RunComparison]) -> list[str]:

@@ -7,6 +7,7 @@ from synchromesh.report.drawing import (
     NARROW,
     WIDE,
     Drawing,
+    _shorter,
     boxes,
     drawn,
     fitted,
@@ -15,6 +16,7 @@ from synchromesh.report.drawing import (
 )
 from synchromesh.report.lines import spaced
 from synchromesh.report.palette import PARTS
+from synchromesh.report.shared_styles import SharedStyles
 from synchromesh.report.steps import merged
 from synchromesh.report.strips import LEAST, _widths
 from synchromesh.results.run import ComponentLayout, TimelineSpan
@@ -69,3 +71,19 @@ def test_spans_that_are_seen_as_one_are_one() -> None:
         TimelineSpan(0, a, b, "computation") for a, b in ((0, 1), (1.05, 2), (3, 4), (3.5, 3.6))
     ]
     assert merged(spans, 0.1) == [(0, 2), (3, 4)]
+
+
+def test_paths_get_shorter_and_stay_where_they_are() -> None:
+    assert _shorter("M 0 0 L 5 0 L 5 3 L 0 3 L 0 0 z M 9 9 L 8 7") == "M0 0H5V3H0zM9 9L8 7"
+    assert _shorter("M 0 0 L 0 4 z L 2 0") == "M0 0V4zH2"
+    assert _shorter("M 1 1 z") == "M1 1z"
+    assert _shorter("M 0 0 C 1 1 2 2 3 3 L 5 3") == "M 0 0 C 1 1 2 2 3 3 L 5 3"
+
+
+def test_a_style_is_written_once_for_a_page() -> None:
+    shared = SharedStyles()
+    first = shared.classed('<path d="M0 0" style="fill:red" /><path style="fill:url(#a)" />')
+    second = shared.classed('<text style="fill:blue">a</text><use style="fill:red" />')
+    assert first == '<path d="M0 0" class="s0" /><path style="fill:url(#a)" />'
+    assert second == '<text class="s1">a</text><use class="s0" />'
+    assert shared.rules() == ".chart .s0{fill:red}\n.chart .s1{fill:blue}"
