@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,16 +119,26 @@ def _digests(targets: list[str]) -> dict[str, str]:
 
 
 def metric_names(workload: "Workload") -> tuple[str, ...]:
-    """What the workload's metric gives, of one row under fresh weights; nothing without one."""
+    """What the workload's metric gives, of one row under fresh weights; nothing without one.
+    ValueError where it fails."""
     import torch
+
+    from synchromesh.values.fault import message
 
     if workload.metric is None or workload.valid_data is None:
         return ()
     model, batch = workload.build().eval(), workload.example(1)
-    with torch.no_grad():
-        if workload.carry is None:
-            return tuple(workload.metric(model, batch))
-        return tuple(workload.metric(model, batch, workload.carry(1))[0])
+    carry = () if workload.carry is None else (workload.carry(1),)
+    try:
+        with torch.no_grad():
+            found = workload.metric(model, batch, *carry)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"the metric of {workload.name} fails on one row ({type(error).__name__}: "
+            f"{message(error)}; {where.filename}, line {where.lineno})"
+        ) from error
+    return tuple(found[0] if carry else found)
 
 
 def _price(args: argparse.Namespace) -> "HourlyPrice | None":

@@ -210,7 +210,7 @@ def _within(timeout: timedelta, function: Callable[[], T], here: Place) -> T:
     if not result:
         raise StartError(
             f"what listens at {here.where} did not answer rank {here.rank} as a store within "
-            f"{timeout.total_seconds():.0f} s; another program may use the port: choose a free "
-            "MASTER_PORT"
+            f"{timeout.total_seconds():.0f} s: another program may use the port (choose a free "
+            f"MASTER_PORT), or rank 0's machine is too busy for {here.size} ranks (start fewer)"
         )
     return result[0]

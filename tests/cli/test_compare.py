@@ -77,6 +77,21 @@ def test_a_file_that_has_changed_makes_another_study(tmp_path: Path) -> None:
         kept.open(asked[2])
 
 
+def test_a_metric_that_fails_is_told_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = re.findall(r"```python\n# mine.py\n(.*?)```", TUTORIAL, re.DOTALL)
+    file = tmp_path / "mine.py"
+    file.write_text(re.sub(r"(def right\(.*\n)", r"\1    raise KeyError('oops')\n", code))
+    words = ["compare", f"{file}:workload", "--epochs", "1", "--target", "accuracy=0.5"]
+    assert main([*words, "-o", str(tmp_path / "study")]) == 2
+    error = capsys.readouterr().err
+    assert re.search(
+        r"the metric of .* fails on one row \(KeyError: .*oops.*mine.py, line ", error
+    )
+    assert error.count("\n") == 1 and not (tmp_path / "study").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
