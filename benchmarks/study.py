@@ -1,7 +1,7 @@
 """The study of docs/study: strategies on small models, on emulated hosts and without them.
 
     sudo make study                                    all of it; goes on where it stopped
-    sudo python -m benchmarks.study --parts resnet,vit,lstm,digits,cifar100,two
+    sudo python -m benchmarks.study --parts resnet,vit,lstm,batch,digits,cifar100,two
     python -m benchmarks.study --kills 20              a small study, killed and started
 
 Speed: a host has a share of a core, and links are to that what 10 Gbit Ethernet is to a V100:
@@ -46,11 +46,13 @@ STRATEGIES = "single,data,tensor,pipeline,hybrid,auto,ddp,fsdp2"
 SHARES = {"1,2,4": 0.44, "1,8": 0.22}
 STEPS, AT_MOST = 30, 30.0  # timed steps of a run, and their seconds where they are slow
 ETHERNET = 1.25e9  # bytes a second
-# part -> TARGET, data folder, rows of a global batch
+# part -> TARGET, data folder, rows of a global batch, strategies
 SPEED = {
-    "resnet": ("cifar100/resnet_small", "cifar100", 64),
-    "vit": ("cifar100/vit_small", "cifar100", 64),
-    "lstm": ("ptb/lstm_small", "ptb", 32),
+    "resnet": ("cifar100/resnet_small", "cifar100", 64, STRATEGIES),
+    "vit": ("cifar100/vit_small", "cifar100", 64, STRATEGIES),
+    "lstm": ("ptb/lstm_small", "ptb", 32, STRATEGIES),
+    # where distributing pays on these links; what sends activations would need minutes a step
+    "batch": ("cifar100/resnet_small", "cifar100", 256, "single,data,auto,ddp,fsdp2"),
 }
 ACCURACY = {
     "digits": ("digits/cnn", None, ["--epochs", "6", "--target", "accuracy=0.95"]),
@@ -102,10 +104,10 @@ def compare(target: str, data: str | None, words: list[str], output: Path) -> li
 def commands(folder: Path) -> dict[str, list[list[str]]]:
     """By part."""
     found: dict[str, list[list[str]]] = {}
-    for name, (target, data, rows) in SPEED.items():
+    for name, (target, data, rows, strategies) in SPEED.items():
         for devices in SHARES:
             words = [
-                "--strategies", STRATEGIES, "--nproc", devices, "--batch-sizes", str(rows),
+                "--strategies", strategies, "--nproc", devices, "--batch-sizes", str(rows),
                 "--steps", str(STEPS), "--at-most", str(AT_MOST), "--predict", "v100",
                 "--lab", str(lab(folder, devices)),
             ]  # fmt: skip
@@ -116,7 +118,7 @@ def commands(folder: Path) -> dict[str, list[list[str]]]:
         found[name] = [compare(target, data, [*words, *length], folder / name)]
     words = ["--strategies", "single,data", "--plan", GPIPE, "--nproc", "2"]
     words += ["--batch-sizes", "128,256", "--steps", str(STEPS)]
-    target, data, _ = SPEED["resnet"]
+    target, data, *_ = SPEED["resnet"]
     found["two"] = [compare(target, data, words, folder / "two")]
     return found
 

@@ -32,6 +32,7 @@ STRATEGIES = {
     "hybrid": ("hybrid",),
     "adaptive": ("auto",),
 }
+ROWS = 64  # of a global batch, in the rows that are set beside published ones
 Row = dict[str, str]
 
 
@@ -43,7 +44,17 @@ def rows(path: Path) -> list[Row]:
 
 def firsts(results: StudyResults) -> Iterator[list[str]]:
     """`auto` beside the quickest strategy, for each model and number of devices."""
-    yield ["model", "devices", "one device", "DDP", "first", "auto", "auto over the first", "plan"]
+    yield [
+        "model",
+        "rows",
+        "devices",
+        "one device",
+        "DDP",
+        "first",
+        "auto",
+        "auto over the first",
+        "plan",
+    ]
     timed = [r for r in results.runs if r.step_seconds and r.emulated]
     for auto in (r for r in timed if r.strategy == "auto"):
         alike = [
@@ -55,7 +66,7 @@ def firsts(results: StudyResults) -> Iterator[list[str]]:
         first = min(alike, key=seconds)
         by_name = {r.strategy: seconds(r) for r in alike}
         yield [
-            auto.workload, str(auto.devices), milliseconds(by_name.get("single")),
+            auto.workload, str(auto.batch), str(auto.devices), milliseconds(by_name.get("single")),
             milliseconds(by_name.get("ddp")), f"{first.strategy}, {milliseconds(seconds(first))}",
             milliseconds(seconds(auto)), f"{seconds(auto) / seconds(first):.3f}",
             f"`{auto.plan}`",
@@ -151,7 +162,7 @@ def found(
     alike = [
         r
         for r in results.runs
-        if (r.workload, r.strategy, r.devices) == (workload, strategy, devices)
+        if (r.workload, r.batch, r.strategy, r.devices) == (workload, ROWS, strategy, devices)
         and (r.predicted if predicted else r.emulated)
     ]
     return alike[-1] if alike else None
