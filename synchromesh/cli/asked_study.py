@@ -107,7 +107,7 @@ class AskedStudy:
             "batch_sizes": list(sizes), "scaling": args.scaling, "seeds": args.seeds,
             "epochs": self.epochs, "steps": self.steps, "at_most": args.at_most,
             "targets": list(map(str, self.targets)),
-            "bf16": args.bf16, "predicted": args.predict,
+            "bf16": args.bf16,
             "lab": args.lab and Path(args.lab).read_text(),
         }  # fmt: skip
 

@@ -257,7 +257,7 @@ def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "St
     if args.predict:
         for workload in models:
             sizes_of = args.batch_sizes or (workload.batch_size,)
-            runs += predicted(workload, asked.settings(sizes_of), args.predict)
+            runs += predicted(workload, asked.settings(sizes_of), args.predict, args.bf16)
     results = derive(
         StudyResults(
             title=" and ".join(trained),

@@ -135,9 +135,11 @@ class RunResult:
     waiting_share          of the exposed communication: for slower devices, not for transfer
     utilisation            of the devices; `utilisation_of` says of what
     flops_utilisation      floating-point operations of the model over the devices' peak
-    predicted_step_seconds before the first step, from measurements of components and links
+    predicted_step_seconds of the plan that steps are timed under, before the first one, from
+                           measurements of components and links
     dollars                price per hour x `seconds`
-    seconds                of training, without validation and other runs' turns
+    seconds                of training, without validation and other runs' turns; in a study by
+                           steps those that it asks for at the median step, however many were timed
     predicted              nothing was run: all figures are predictions
     cluster                what it ran on or is predicted for, in words, where a study has several;
                            runs of different ones are not compared

@@ -1,12 +1,14 @@
 """The log of `synchromesh train` as results: one run (docs/runs.md has the events).
 
-Steps are timed without the first `WARM_UP`, special ones (recorded, measured, switched) and such
-as have fewer rows than the batch.
+What was measured is of the last call (a run that was resumed had several), and of the plan that it
+ended with; metrics are of all calls. Steps are timed without the first `WARM_UP`, special ones
+(recorded, measured, switched) and such as have fewer rows than the batch.
 """
 
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import fmean, median
 from typing import Any
@@ -37,15 +39,19 @@ def of_log(events: Sequence[Event], name: str, trace: str | None = None,
            timeline: tuple[TimelineSpan, ...] = ()) -> StudyResults:  # fmt: skip
     """The document of a run. trace: the file with the trace of its recorded steps. timeline: of
     one of these. ValueError begins with `name` where an event is not as it should be."""
-    starts = _all(events, "start")
-    if not starts:
+    if not _all(events, "start"):
         raise ValueError(
             f"{name}: has no `start` event: an older version wrote it, or the run ended before "
             "its first step; train anew"
         )
-    start = starts[-1]
+    call = _last_call(events)
+    start = call[0]
     with document.at(name):
-        run = _run(events, start, trace, timeline)
+        run = replace(
+            _run(call, trace, timeline),
+            metrics=(metrics := _metrics(events)),
+            seconds=metrics[-1].seconds if metrics else None,
+        )
         machine = _mapping(_sequence(start, "machines"), 0) if start.get("machines") else {}
         return StudyResults(
             title=run.workload,
@@ -64,12 +70,15 @@ def of_log(events: Sequence[Event], name: str, trace: str | None = None,
 
 
 def _run(
-    events: Sequence[Event], start: Event, trace: str | None, timeline: tuple[TimelineSpan, ...]
+    events: Sequence[Event], trace: str | None, timeline: tuple[TimelineSpan, ...]
 ) -> RunResult:
+    """What was measured in one call."""
+    start = events[0]
     batch = document.integer(start.get("batch_size"), "batch_size", 1)
-    seconds, loading, rows = _timed(events, batch)
-    layouts, metrics = _layouts(events), _metrics(events)
+    layouts = _layouts(events)
+    seconds, loading, rows = _timed(events, batch, layouts[-1].step if layouts else 0)
     prediction = next(iter(_all(events, "prediction")), {})
+    switches = [e for e in _all(events, "adapt") if e.get("switched")]
     memory = next(iter(reversed(_all(events, "memory"))), {})
     recording = next(iter(reversed(_all(events, "recording"))), {})
     shares = _dict(recording.get("mean", {}))
@@ -78,6 +87,9 @@ def _run(
     utilisation, of = _utilisation(events, start)
     exposed, hidden = _number(shares, "exposed"), _number(shares, "hidden")
     plan = layouts[-1].plan if layouts else str(start.get("plan", ""))
+    by_step, peak = _number(prediction, "step_seconds"), max(peaks, default=None)
+    if switches:  # of the plan that steps are timed under
+        by_step, peak = _number(switches[-1], "predicted_after"), None
     asked = "auto" if _all(events, "choice") else (layouts[0].plan if layouts else plan)
     end = _all(events, "end")
     return RunResult(
@@ -107,10 +119,8 @@ def _run(
             for device in memory.get("peak_bytes") or ()
         ),
         sent_bytes_per_step=tuple(int(n) for n in recording.get("sent_bytes_per_step") or ()),
-        metrics=metrics,
-        predicted_step_seconds=_number(prediction, "step_seconds"),
-        predicted_peak_bytes=max(peaks, default=None),
-        seconds=metrics[-1].seconds if metrics else None,
+        predicted_step_seconds=by_step,
+        predicted_peak_bytes=peak,
         layouts=layouts,
         timeline=timeline,
         trace=trace,
@@ -118,8 +128,20 @@ def _run(
     )
 
 
-def _timed(events: Sequence[Event], batch: int) -> tuple[list[float], list[float], int]:
-    """Seconds of the steps that count, of waiting for their batches, and all their rows."""
+def _last_call(events: Sequence[Event]) -> Sequence[Event]:
+    """Of the last call that trained: one that resumed a run may have had another plan, on other
+    ranks."""
+    begins = [i for i, event in enumerate(events) if event.get("event") == "start"]
+    calls = [events[a:b] for a, b in zip(begins, [*begins[1:], len(events)], strict=True)]
+    trained = [call for call in calls if _all(call, "steps")]
+    return trained[-1] if trained else calls[-1]
+
+
+def _timed(
+    events: Sequence[Event], batch: int, switched: int
+) -> tuple[list[float], list[float], int]:
+    """Seconds of the steps that count, of waiting for their batches, and all their rows. switched:
+    steps before the plan in force."""
     seconds: list[float] = []
     loading: list[float] = []
     first: int | None = None
@@ -129,7 +151,8 @@ def _timed(events: Sequence[Event], batch: int) -> tuple[list[float], list[float
         first = begin if first is None else first
         columns = [_sequence(event, key) for key in ("seconds", "loading", "rows")]
         for step, (taken, waited, rows) in enumerate(zip(*columns, strict=True), begin):
-            if step in special or step < first + WARM_UP or rows != batch or taken is None:
+            begun = first + WARM_UP <= step and switched < step
+            if step in special or not begun or rows != batch or taken is None:
                 continue
             seconds.append(document.number(taken, "steps.seconds"))
             loading.append(document.number(waited or 0.0, "steps.loading"))

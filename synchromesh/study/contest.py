@@ -248,7 +248,7 @@ class Contest:
         if contestant.ended:
             steps = self.common.workloads[cell.workload].steps_of_epoch(cell)
             try:
-                result = record.result(self.common.targets, steps)
+                result = record.result(self.common.targets, steps, self.common.steps)
                 return self._keep(cell, result, record)
             except ValueError as error:
                 return self._keep(cell, record.failed(str(error)))

@@ -11,6 +11,7 @@ from synchromesh.study.channel import Channel
 from synchromesh.study.turns import Turn
 
 ENDLESS = 10**9
+SHORT = 2  # batches of a watched turn that may be short, as the last one of an epoch: it is longer
 
 
 class Watch(Protocol):
@@ -18,7 +19,7 @@ class Watch(Protocol):
 
     def begin(self) -> None: ...
 
-    def after_step(self, left: int) -> None: ...
+    def after_step(self, left: int, full: bool) -> None: ...
 
     def end(self) -> dict[str, Any]: ...
 
@@ -26,6 +27,7 @@ class Watch(Protocol):
 class Meter:
     """Counts the steps of a turn, and waits for the next one between two steps.
 
+    batch     rows of a full global batch
     over      the study has ended the run
     device    of this rank, once it is known
     settled   asked after each turn: whether nothing is tried any more
@@ -33,12 +35,12 @@ class Meter:
               as the last one that was not
     """
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel, self.over, self.seconds = channel, False, 0.0
+    def __init__(self, channel: Channel, batch: int) -> None:
+        self.channel, self.batch, self.over, self.seconds = channel, batch, False, 0.0
         self.settled: Callable[[], bool] = lambda: True
         self.watches: Mapping[str, Watch] = {}  # by the mode of their turns
         self._turn = Turn("warm-up", 0)
-        self._left = 0
+        self._left = self._short = 0
         self._steps: list[tuple[float, float, int]] = []  # seconds, waited, rows
         self._granted = self._usual = 0.0
         self.device = torch.device("cpu")
@@ -49,14 +51,20 @@ class Meter:
         self._next()
 
     def step(self, seconds: float, waited: float, rows: int) -> None:
-        """After each step. rows: of the global batch."""
+        """After each step, also of one that ran on after the last turn. rows: of the global
+        batch."""
+        if self.over:
+            return
         watched = self._turn.mode in self.watches
         self._usual = self._usual if watched else seconds
         self.seconds += waited + (self._usual if watched else seconds)
         self._steps.append((seconds, waited, rows))
         self._left -= 1
         if watched:
-            self.watches[self._turn.mode].after_step(self._left)
+            full = rows == self.batch or self._short == SHORT
+            self._short += not full
+            self._left += not full
+            self.watches[self._turn.mode].after_step(self._left, full)
         if not self._left:
             self._end_turn()
             self._next()
@@ -80,7 +88,7 @@ class Meter:
         if turn is None:
             self.over, self._left = True, ENDLESS
             return
-        self._turn, self._left = turn, turn.steps
+        self._turn, self._left, self._short = turn, turn.steps, 0
         if turn.mode in self.watches:
             self.watches[turn.mode].begin()
         self._used = Utilisation(self.device)

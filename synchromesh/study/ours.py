@@ -1,9 +1,10 @@
 """A contestant of ours: `fit` under the strategy's plan, metered."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from synchromesh.adapt.adapter import Decision
+from synchromesh.planner.candidate import Candidate
 from synchromesh.recording.memory import MemoryTracker
 from synchromesh.study.job import CellJob
 from synchromesh.study.layouts import component_layouts
@@ -22,9 +23,11 @@ ENDLESS = 10**9
 def train(job: CellJob, meter: Meter) -> None:
     """Trains until the epochs are over or the study ends the run."""
     first = job.plans[0] if len(job.plans) == 1 else "data"
-    run = _Reporter(job, meter)
+    run, workload = _Reporter(job, meter), job.workload()
+    if job.epochs is None:  # speed alone: nothing is validated
+        workload = replace(workload, valid_data=None)
     fit(
-        job.workload(), first, epochs=job.epochs, steps=None if job.epochs else ENDLESS,
+        workload, first, epochs=job.epochs, steps=None if job.epochs else ENDLESS,
         seed=job.cell.seed, autocast=job.autocast, on_event=run.take, stop=lambda: meter.over,
     )  # fmt: skip
 
@@ -43,7 +46,7 @@ class _Reporter:
                 self._started(event.trainer)
             case events.StepDone():
                 self.meter.step(event.seconds, event.waited, event.rows)
-            case events.EpochEnded():
+            case events.EpochEnded() if self.job.epochs is not None:
                 self.meter.epoch(event.epoch, event.step, event.loss, event.metrics)
             case Decision():
                 self._decided(event)
@@ -57,12 +60,9 @@ class _Reporter:
         found = trainer.predict()
         self.meter.device = trainer.world.device
         self.meter.channel.say(
-            "prepared",
-            device=trainer.world.device.type,
-            plan=str(trainer.plan),
-            predicted_seconds=None if found.time is None else found.seconds,
-            predicted_bytes=max((m.peak for m in found.memory), default=None),
+            "prepared", device=trainer.world.device.type, plan=str(trainer.plan)
         )
+        self._predicted(None if found.time is None else found.seconds, found)
         self._layouts("")
         world = trainer.world
         self.meter.settled = lambda: trainer.settled
@@ -71,6 +71,11 @@ class _Reporter:
             "memory": Remembered(lambda: _memory(trainer)),
         }
         self.meter.begin()
+
+    def _predicted(self, seconds: float | None, found: Candidate | None) -> None:
+        """What a step and memory are predicted to be under the plan in force, before its steps."""
+        peaks = [] if found is None else [m.peak for m in found.memory]
+        self.meter.channel.say("predicted", seconds=seconds, bytes=max(peaks, default=None))
 
     def _layouts(self, reason: str, **moved: Any) -> None:
         trainer = self.trainer
@@ -85,6 +90,10 @@ class _Reporter:
         if decision.measured_after is not None:
             self.meter.channel.say("switched", **asdict(decision))
         elif decision.switched:
+            assert self.trainer is not None
+            known = self.trainer.planning.candidates()
+            plan = next((c for c in known if str(c.plan) == decision.plan_to), None)
+            self._predicted(decision.predicted_after, plan)
             self._layouts(
                 f"{decision.noticed}: {decision.reason}",
                 paused_seconds=decision.pause_seconds, moved_bytes=decision.bytes_moved,

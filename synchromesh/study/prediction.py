@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from synchromesh import catalogue
 from synchromesh.estimate.given_plans import quickest, traced
 from synchromesh.planner.candidate import Candidate
@@ -10,6 +12,7 @@ from synchromesh.results.run import Quartiles, RunResult
 from synchromesh.results.study import Settings
 from synchromesh.study import strategy
 from synchromesh.study.cell import StudyCell, grid
+from synchromesh.trace.capture.carry import joined
 from synchromesh.values.cluster import Cluster
 from synchromesh.workloads.stand_in import stand_in
 from synchromesh.workloads.workload import Workload
@@ -22,20 +25,27 @@ def cluster(kind: str, devices: int) -> Cluster:
     return catalogue.cluster(f"{device}x{devices}{dash}{network}")
 
 
-def predicted(workload: Workload, settings: Settings, kinds: Sequence[str]) -> list[RunResult]:
-    """A row for each strategy of ours, number of devices and batch size, on each kind of device.
-    ValueError for a model that cannot be traced."""
+def predicted(
+    workload: Workload, settings: Settings, kinds: Sequence[str], bf16: bool = False
+) -> list[RunResult]:
+    """A row for each strategy of ours, number of devices and batch size, on each kind of device;
+    of a model that cannot be traced with the reason. bf16: computed in bfloat16 by autocast."""
     name = workload.name or ""
-    model = stand_in(workload)
+    model, autocast = stand_in(workload), torch.bfloat16 if bf16 else None
     ours = tuple(s for s in settings.strategies if s not in strategy.RIVALS)
     cells = grid(name, replace(settings, strategies=ours, seeds=settings.seeds[:1]))
     found: list[RunResult] = []
     for rows in dict.fromkeys(cell.batch for cell in cells):
-        batch = workload.example(rows)
-        step = traced(model, workload.loss, batch)
+        of_rows = [cell for cell in cells if cell.batch == rows]
+        loss, batch = joined(workload.loss, workload.example(rows), workload.carry)
+        try:
+            step = traced(model, loss, batch, autocast)
+        except ValueError as error:
+            found += [_row(c, kind, None, str(error)) for kind in kinds for c in of_rows]
+            continue
         for kind in kinds:
-            for devices in dict.fromkeys(c.devices for c in cells if c.batch == rows):
-                here = [c for c in cells if (c.batch, c.devices) == (rows, devices)]
+            for devices in dict.fromkeys(c.devices for c in of_rows):
+                here = [c for c in of_rows if c.devices == devices]
                 place = cluster(kind, devices)
                 families, failed = _families(here)
                 best = quickest(step, model, workload.build_optimizer, batch, place, families)

@@ -27,7 +27,8 @@ def main() -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     job = CellJob.load(sys.argv[1])
-    meter = Meter(Channel(job.socket, job.cell.key, int(os.environ["RANK"])))
+    channel = Channel(job.socket, job.cell.key, int(os.environ["RANK"]))
+    meter = Meter(channel, job.cell.batch)
     train = rivals.train if job.cell.strategy in RIVALS else ours.train
     train(job, meter)
     return 0

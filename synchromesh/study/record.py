@@ -72,18 +72,22 @@ class RunRecord:
             emulated=self.emulated,
         )  # fmt: skip
 
-    def result(self, targets: Sequence[Target], steps_of_epoch: int | None) -> RunResult:
-        """What was measured. steps_of_epoch: None where it is not known. ValueError where the loss
-        or a metric is no finite number."""
+    def result(
+        self, targets: Sequence[Target], steps_of_epoch: int | None, asked_steps: int | None = None
+    ) -> RunResult:
+        """What was measured. steps_of_epoch: None where it is not known. asked_steps: of a study
+        by steps, whose seconds are those of so many, however many were timed. ValueError where the
+        loss or a metric is no finite number."""
         c = self.cell
         steps, samples, waiting, wall = self._timed()
-        prepared, ended = self.of("prepared")[0], self.of("ended")[0]
+        predicted, ended = self.of("predicted")[-1:], self.of("ended")[0]
         _require_finite(self.of("epoch"))
         epochs = [fields.of_plain(Epoch, _bare(m), "epoch") for m in self.of("epoch")]
         lengths = [b - a for a, b in pairwise([0.0, *(e.seconds for e in epochs)])]
         reached = [target.reached(epochs) for target in targets]
         each, step = Quartiles.of(lengths), Quartiles.of(steps)
         by_step = step.median * steps_of_epoch if step and steps_of_epoch else None
+        by_asked = step.median * asked_steps if step and asked_steps else None
         return RunResult(
             c.workload, c.strategy, c.devices, c.batch, c.seed, "done", plan=ended["plan"],
             reason="" if steps else self._untimed(), step_seconds=step, timed_steps=len(steps),
@@ -92,9 +96,9 @@ class RunRecord:
             seconds_per_epoch=each.median if each else by_step,
             epoch_seconds=each, metrics=tuple(epochs),
             to_target=reached[0] if reached else None, further_targets=tuple(reached[1:]),
-            predicted_step_seconds=prepared.get("predicted_seconds"),
-            predicted_peak_bytes=prepared.get("predicted_bytes"),
-            seconds=epochs[-1].seconds if epochs else wall or None,
+            predicted_step_seconds=predicted[0]["seconds"] if predicted else None,
+            predicted_peak_bytes=predicted[0]["bytes"] if predicted else None,
+            seconds=epochs[-1].seconds if epochs else by_asked,
             layouts=tuple(
                 fields.of_plain(Layouts, _bare(m), "layouts") for m in self.of("layouts")
             ),

@@ -26,40 +26,43 @@ class Recorded:
         self._device, self._sent = device, sent
         self._recorder: Recorder | None = None
         self._step: AbstractContextManager[None] | None = None
-        self._steps = 0
+        self._sizes: list[int | None] = []  # bytes of each recorded step
         self._before: int | None = None
 
     def begin(self) -> None:
         """Before the turn's first step."""
-        self._recorder = Recorder(self._device)
+        self._recorder, self._sizes = Recorder(self._device), []
         self._recorder.__enter__()
 
-    def after_step(self, left: int) -> None:
-        """After each step. left: steps of the turn that are still to come."""
+    def after_step(self, left: int, full: bool) -> None:
+        """After each step. left: steps of the turn that are still to come. full: whether its batch
+        had all rows; one that had not is left out."""
         assert self._recorder is not None
+        sent = self._sent()
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
-            self._steps += 1
-        else:
-            self._before = self._sent()
+            if full:
+                self._sizes.append(
+                    None if sent is None or self._before is None else sent - self._before
+                )
+            else:
+                self._recorder.steps.pop()
         if left:
+            self._before = sent
             self._step = self._recorder.step()
             self._step.__enter__()
 
     def end(self) -> dict[str, Any]:
         """After its last step."""
         assert self._recorder is not None
-        sent, self._recorder = self._sent(), self._finished(self._recorder)
-        found: dict[str, Any] = {"recording": self._recorder.recording.to_dict()}
-        if sent is not None and self._before is not None and self._steps:
-            found["sent"] = (sent - self._before) // self._steps
-        return found
-
-    @staticmethod
-    def _finished(recorder: Recorder) -> Recorder:
+        recorder, self._recorder = self._recorder, None
         recorder.__exit__(None, None, None)
-        return recorder
+        found: dict[str, Any] = {"recording": recorder.recording.to_dict()}
+        sizes = [size for size in self._sizes if size is not None]
+        if sizes and len(sizes) == len(self._sizes):
+            found["sent"] = sum(sizes) // len(sizes)
+        return found
 
 
 class Remembered:
@@ -74,7 +77,7 @@ class Remembered:
         self._memory = self._of()
         self._memory.__enter__()
 
-    def after_step(self, left: int) -> None:
+    def after_step(self, left: int, full: bool) -> None:
         """After each step."""
 
     def end(self) -> dict[str, Any]:

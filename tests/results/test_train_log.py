@@ -40,12 +40,12 @@ LOG: list[dict[str, Any]] = [
     {"event": "memory", "peak_bytes": [dict.fromkeys(
         ("parameters", "gradients", "optimizer", "buffers", "activations"), 1)] * 2},
     steps(1, [9.0] * WARM_UP),
+    {"event": "adapt", "switched": True, "predicted_after": 0.25},
+    {**LAYOUT, "step": WARM_UP, "plan": "data; a=tensor", "reason": "slow links",
+     "pause_seconds": 0.5, "bytes_moved": 12},
     steps(WARM_UP + 1, [0.2, 0.3, 0.4, 7.0, 8.0], special=[WARM_UP + 4],
           rows=[64, 64, 64, 64, 30]),
     epoch(1, 3.0, accuracy=0.8, valid_loss=0.7),
-    {"event": "adapt", "switched": True},
-    {**LAYOUT, "step": 20, "plan": "data; a=tensor", "reason": "slow links",
-     "pause_seconds": 0.5, "bytes_moved": 12},
     {"event": "end"},
 ]  # fmt: skip
 
@@ -59,11 +59,11 @@ def test_a_log_is_one_run() -> None:
     assert run.data_waiting_share == pytest.approx(0.25)
     assert run.communication_share == CommunicationShares(0.4, 0.1) and run.waiting_share == 0.3
     assert run.peak_memory_bytes == (MemoryByKind(1, 1, 1, 1, 1),) * 2
-    assert (run.predicted_step_seconds, run.predicted_peak_bytes) == (0.2, 9)
+    assert (run.predicted_step_seconds, run.predicted_peak_bytes) == (0.25, None)
     assert run.metrics[0].values == {"accuracy": 0.8, "loss": 0.7} and run.seconds == 3.0
     assert run.utilisation == 0.5 and run.trace == "trace.json.gz"
     assert [(s.step, s.plan, s.moved_bytes) for s in run.layouts] == [
-        (0, "data", None), (20, "data; a=tensor", 12),
+        (0, "data", None), (WARM_UP, "data; a=tensor", 12),
     ]  # fmt: skip
     assert study.command == "synchromesh train digits/cnn --plan data"
     assert study.machine.cores == 2
@@ -77,6 +77,22 @@ def test_a_plan_that_was_found_is_auto() -> None:
 def test_a_resumed_run_goes_on_with_its_seconds() -> None:
     (run,) = of_log([*LOG[:-1], START, LAYOUT, epoch(2, 2.5), LOG[-1]], "log.jsonl").runs
     assert [end.seconds for end in run.metrics] == [3.0, 5.5]
+
+
+def test_a_resumed_run_is_that_of_its_last_plan() -> None:
+    again = [
+        {**START, "ranks": 1, "plan": "single"},
+        {**LAYOUT, "plan": "single"},
+        {"event": "prediction", "plan": "single", "step_seconds": 0.6, "memory_bytes": [3]},
+        steps(40, [9.0] * WARM_UP),
+        steps(40 + WARM_UP, [0.7, 0.7]),
+        epoch(2, 2.5),
+    ]
+    (run,) = of_log([*LOG, *again, LOG[-1]], "log.jsonl").runs
+    assert (run.strategy, run.plan, run.devices) == ("single", "single", 1)
+    assert run.step_seconds == Quartiles(0.7, 0.7, 0.7) and run.timed_steps == 2
+    assert (run.predicted_step_seconds, run.predicted_peak_bytes) == (0.6, 3)
+    assert not run.peak_memory_bytes and run.seconds == 5.5
 
 
 def test_a_run_that_has_not_ended_says_so() -> None:

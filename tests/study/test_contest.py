@@ -43,10 +43,12 @@ class Threads:
 
     def _run(self, rank: int) -> None:
         channel = Channel(self.job.socket, self.job.cell.key, rank)
-        name, meter = self.job.cell.strategy, Meter(channel)
+        name, meter = self.job.cell.strategy, Meter(channel, self.job.cell.batch)
         tried = trials.get(name, 0)
         meter.settled = lambda: self.steps >= tried
-        channel.say("prepared", plan=name, predicted_seconds=0.5, predicted_bytes=7)
+        channel.say("prepared", plan=name)
+        for seconds, peak in ((0.9, 9), (0.5, 7)):  # as after a switch
+            channel.say("predicted", seconds=seconds, bytes=peak)
         meter.begin()
         for step in range(1, 10_000):
             if meter.over or step > 60 * (self.job.epochs or 1000):
@@ -140,7 +142,8 @@ def test_a_step_begins_when_the_last_rank_has_its_data() -> None:
         turn = {"says": "turn", "mode": "timed", "steps": steps, "used": None, "wall": 1.0}
         for said in ({"says": "prepared"}, turn, {"says": "ended", "plan": "data"}):
             record.add(rank, said)
-    result = record.result((), None)
+    result = record.result((), None, 10)
+    assert result.seconds == pytest.approx(10 * 0.4), "of as many steps as were asked for"
     assert result.step_seconds is not None
     assert result.step_seconds.median == pytest.approx(0.4)
     assert result.data_waiting_share == pytest.approx(0.2)

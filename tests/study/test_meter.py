@@ -1,0 +1,70 @@
+"""The meter: what a rank says of its turns, by a channel that keeps it."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from synchromesh.study.meter import Meter
+from synchromesh.study.turns import Turn
+from synchromesh.study.watches import Recorded
+
+
+class Kept:
+    """A channel that grants these turns and keeps what is said."""
+
+    def __init__(self, *turns: Turn) -> None:
+        self.turns, self.said = [*turns], list[dict[str, Any]]()
+
+    def turn(self) -> Turn | None:
+        return self.turns.pop(0) if self.turns else None
+
+    def say(self, what: str, **values: Any) -> None:
+        self.said.append({"says": what, **values})
+
+
+class Seen:
+    """A watch that keeps which steps had all rows."""
+
+    def __init__(self) -> None:
+        self.full: list[bool] = []
+
+    def begin(self) -> None:
+        self.full.clear()
+
+    def after_step(self, left: int, full: bool) -> None:
+        self.full.append(full)
+
+    def end(self) -> dict[str, Any]:
+        return {"full": [*self.full]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "full"),
+    [
+        ([8, 8], [True]),
+        ([3, 8, 8], [False, True]),
+        ([3, 3, 3, 8], [False, False, True]),  # of data whose batches are never full
+    ],
+)
+def test_a_watched_turn_lasts_until_a_batch_is_full(rows: list[int], full: list[bool]) -> None:
+    channel: Any = Kept(Turn("memory", 1), Turn("timed", 1))
+    meter = Meter(channel, 8)
+    meter.watches = {"memory": Seen()}
+    meter.begin()
+    for count in [*rows, 8]:  # the last one runs on after the study has ended
+        meter.step(0.5, 0.25, count)
+    watched, timed = channel.said
+    assert watched["seen"] == {"full": full} and len(watched["steps"]) == len(full)
+    assert timed["mode"] == "timed" and meter.over
+
+
+def test_a_short_batch_is_left_out_of_what_is_recorded() -> None:
+    sent = iter([0, 10, 11, 31])
+    watch = Recorded(torch.device("cpu"), lambda: next(sent))
+    watch.begin()
+    for left, full in [(2, True), (1, True), (1, False), (0, True)]:
+        torch.ones(9).sum()
+        watch.after_step(left, full)
+    found = watch.end()
+    assert len(found["recording"]["steps"]) == 2 and found["sent"] == 15
