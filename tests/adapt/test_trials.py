@@ -16,14 +16,20 @@ def candidate(plan: str, seconds: float, fits: bool = True) -> Candidate:
 
 
 def trained(
-    predicted: dict[str, float], taken: dict[str, float], steps: int = 1000, move: float = 0.0
+    predicted: dict[str, float],
+    taken: dict[str, float],
+    steps: int = 1000,
+    move: float = 0.0,
+    noise: float = 0.0,
 ) -> list[tuple[str, str]]:
-    """(plan, why) of each switch in a run; the first steps of a plan take twice as long."""
+    """(plan, why) of each switch in a run; the first steps of a plan take twice as long.
+    noise: every other step takes so much of itself longer."""
     trials = Trials([candidate(plan, seconds) for plan, seconds in predicted.items()])
     plan, found, of = next(iter(predicted)), list[tuple[str, str]](), 0
     for step in range(min(steps, 200)):
         if not trials.over:
-            trials.record(taken[plan] * (2 if of < TUNING.settle else 1))
+            longer = 2 if of < TUNING.settle else 1 + noise * (of % 2)
+            trials.record(taken[plan] * longer)
         of += 1
         now = trials.next(Plan.parse(plan), steps - step, lambda _: move)
         if now is not None:
@@ -58,6 +64,12 @@ def test_the_plan_under_which_steps_take_least_stays(
     assert found[0][1] == "tried, as 1050 ms a step are predicted"
     if len(last) > 1:
         assert found[-1][1] == "of 3 plans that were tried the quickest"
+
+
+def test_what_lies_within_noise_is_no_gain() -> None:
+    taken = {"data": 1.0, "hybrid:tensor=2": 0.95, "tensor": 0.96}
+    assert trained(PREDICTED, taken)[-1][0] == "hybrid:tensor=2"
+    assert trained(PREDICTED, taken, noise=0.1)[-1][0] == "data"
 
 
 def test_what_is_not_near_or_does_not_fit_is_not_tried() -> None:
