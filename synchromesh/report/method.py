@@ -47,9 +47,18 @@ def _machine(machine: StudyMachine) -> str:
 
 
 def _cluster(results: StudyResults) -> str:
-    clusters = list(dict.fromkeys(run.cluster for run in results.runs if run.cluster))
-    if clusters:
-        return listed([short(name, 200) for name in clusters])
+    """What was measured on what, and for what is predicted."""
+    measured, predicted = (
+        dict.fromkeys(short(run.cluster, 200) for run in results.runs if run.predicted is which)
+        for which in (False, True)
+    )
+    parts = [listed([name or _place(results) for name in measured])]
+    parts += [f"predicted for {listed(list(predicted))}, where nothing ran"] if predicted else []
+    return "; ".join(part for part in parts if part)
+
+
+def _place(results: StudyResults) -> str:
+    """Where runs without the name of a cluster ran."""
     if results.cluster is None:
         return "local processes on this machine"
     hosts = results.cluster.get("hosts")
