@@ -1,5 +1,7 @@
 """How a study was measured, on what, and the command that repeats it: terms and descriptions."""
 
+import re
+
 from synchromesh.report.numbers import NONE, count, devices, listed, short, size
 from synchromesh.results.study import HourlyPrice, Settings, StudyMachine, StudyResults
 
@@ -12,12 +14,40 @@ PREDICTED = "Figures marked as predicted come from a model of the cluster: nothi
 
 def notices(results: StudyResults) -> tuple[str, ...]:
     """What must be said at the top."""
+    return tuple(text for text in (*_not_run(results), _priced_elsewhere(results)) if text)
+
+
+def _not_run(results: StudyResults) -> list[str]:
+    """What of it is emulated or predicted."""
     said = []
     if results.emulated or any(run.emulated for run in results.runs):
         said.append(EMULATED)
     if any(run.predicted for run in results.runs):
         said.append(PREDICTED)
-    return tuple(said)
+    return said
+
+
+def _priced_elsewhere(results: StudyResults) -> str:
+    """That another device has the price than was measured on, where that is known."""
+    price, machine = results.price, results.machine
+    if price is None or not price.device or all(run.dollars is None for run in results.runs):
+        return ""
+    if results.emulated:
+        measured = "emulated hosts"
+    elif any(_is_a(price.device, name) for name in machine.devices):
+        return ""
+    else:
+        measured = listed(list(dict.fromkeys(machine.devices))) or "CPUs"
+    return (
+        f"The price is of an instance with {price.device}, times were measured on {measured}: "
+        "dollars are what such an instance would cost at the speed measured here, not at its own."
+    )
+
+
+def _is_a(device: str, name: str) -> bool:
+    """Whether an accelerator of that name (`Tesla V100-SXM2-16GB`) is the device of a price
+    (`V100-16`), memory aside."""
+    return device.lower().split("-")[0] in re.split(r"[\s_-]+", name.lower())
 
 
 def method(results: StudyResults) -> tuple[tuple[str, str], ...]:
@@ -28,7 +58,7 @@ def method(results: StudyResults) -> tuple[tuple[str, str], ...]:
         ("Cluster", _cluster(results)),
         ("Asked for", _settings(results.settings)),
         ("Runs", _runs(results)),
-        ("Emulated or predicted", " ".join(notices(results)) or "neither: all of it was run"),
+        ("Emulated or predicted", " ".join(_not_run(results)) or "neither: all of it was run"),
         ("Price", _price(results.price)),
         ("Versions", ", ".join(f"{k} {v}" for k, v in results.versions.items())),
     )
