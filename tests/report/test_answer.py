@@ -51,6 +51,20 @@ def test_noise_is_said() -> None:
     assert "noise" not in first
 
 
+def test_few_timed_steps_are_said() -> None:
+    first, second = said(
+        run("data", 2, 0.3, timed_steps=10), run("auto", 2, 0.2, seed=0, timed_steps=4),
+        run("auto", 2, 0.2, seed=1, timed_steps=30),
+    )  # fmt: skip
+    assert first.startswith("auto on 2 devices is quickest")
+    assert second == (
+        "Few steps were timed: 4 of auto on 2. With fewer than 10 a difference beyond noise may "
+        "be chance."
+    )
+    many = [run(f"p{i}", 2, 0.2 + i, timed_steps=4) for i in range(6)]
+    assert "4 of p3 on 2 and as few of 2 others." in said(*many)[-1]
+
+
 def test_one_device_may_be_quickest() -> None:
     first, second = said(run("single", 1, 0.2), run("data", 2, 0.5))
     assert first.startswith("single on 1 device is quickest: 200 ms a step")
