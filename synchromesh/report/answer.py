@@ -9,6 +9,9 @@ ALIKE = 4  # strategies that are named at most
 # from the same normal distribution the quartiles lie apart in 23 % of cases with 4 steps each, in
 # 3.5 % with 10.
 FEW = 10
+# Predicted times that differ by less are taken as equal; chosen, well below what predictions are
+# right to.
+PRECISION = 0.01
 
 
 def answer(comparison: RunComparison) -> tuple[str, ...]:
@@ -26,8 +29,24 @@ def answer(comparison: RunComparison) -> tuple[str, ...]:
 
 
 def _best(comparison: RunComparison, timed: list[RunGroup]) -> RunGroup:
-    """Of most samples per second of its steps; with the same batch, of the shortest step."""
-    return min(timed, key=lambda g: _seconds(g) / g.first.batch)
+    """Of most samples per second of its steps; with the same batch, of the shortest step. Of
+    predictions that are equal, the one on the fewest devices."""
+    best = min(timed, key=_row_seconds)
+    if not comparison.predicted:
+        return best
+    equal = [g for g in timed if _equal(comparison, g, best)]
+    return min(equal, key=lambda g: (g.first.devices, _row_seconds(g)))
+
+
+def _equal(comparison: RunComparison, a: RunGroup, b: RunGroup) -> bool:
+    """Whether they differ by no more than noise, or than predictions can tell."""
+    if comparison.predicted:
+        return abs(_row_seconds(a) / _row_seconds(b) - 1) < PRECISION
+    return a.within_noise_of(b)
+
+
+def _row_seconds(group: RunGroup) -> float:
+    return _seconds(group) / group.first.batch
 
 
 def _seconds(group: RunGroup) -> float:
@@ -37,10 +56,15 @@ def _seconds(group: RunGroup) -> float:
 
 def _quickest(comparison: RunComparison, timed: list[RunGroup]) -> str:
     best = _best(comparison, timed)
-    of = best.first
-    word = "is predicted to be quickest" if comparison.predicted else "is quickest"
+    name = f"{best.first.strategy} on {devices(best.first.devices)}"
     if len(timed) == 1:
-        word = "was timed alone"
+        said = f"{name} was timed alone"
+    elif not comparison.predicted:
+        said = f"{name} is quickest"
+    elif best.first.devices == 1:
+        said = f"Nothing is predicted to be quicker than {name}"
+    else:
+        said = f"{name} is predicted to be quickest"
     epoch = best.epoch_seconds
     time = f"{seconds(_seconds(best))} a step"
     if epoch is not None:
@@ -50,7 +74,7 @@ def _quickest(comparison: RunComparison, timed: list[RunGroup]) -> str:
         time += f", {plain(rate)} samples per second"
     against = _against(comparison, best)
     cost = _cost(best)
-    return f"{of.strategy} on {devices(of.devices)} {word}: {time}{against}{cost}."
+    return f"{said}: {time}{against}{cost}."
 
 
 def _against(comparison: RunComparison, best: RunGroup) -> str:
@@ -61,7 +85,8 @@ def _against(comparison: RunComparison, best: RunGroup) -> str:
     for strategy, name in named.items():
         other = next((g for g in data if g.first.strategy == strategy), None)
         if other is not None and other is not best and best.first.devices > 1:
-            near = " (within noise)" if best.within_noise_of(other) else ""
+            within = f"{PRECISION * 100:g} %" if comparison.predicted else "noise"
+            near = f" (within {within})" if _equal(comparison, best, other) else ""
             said.append(f"{_times(best, other)} {name}{near}")
             break
     one = comparison.one_device
@@ -71,8 +96,7 @@ def _against(comparison: RunComparison, best: RunGroup) -> str:
 
 
 def _times(best: RunGroup, other: RunGroup) -> str:
-    ratio = (_seconds(other) / other.first.batch) / (_seconds(best) / best.first.batch)
-    return f"{plain(ratio)} times as fast as"
+    return f"{plain(_row_seconds(other) / _row_seconds(best))} times as fast as"
 
 
 def _cost(best: RunGroup) -> str:
@@ -91,26 +115,28 @@ def _alone(comparison: RunComparison, timed: list[RunGroup]) -> list[str]:
     if best.first.devices > 1 or not others:
         return []
     second = _best(comparison, others)
+    if comparison.predicted and _equal(comparison, second, best):
+        return []
     name = f"{second.first.strategy} on {devices(second.first.devices)}"
     return [f"More devices do not pay here: {name} takes {seconds(_seconds(second))} a step."]
 
 
 def _alike(comparison: RunComparison, timed: list[RunGroup]) -> list[str]:
-    """What differs from the quickest by no more than noise."""
+    """What differs from the quickest by no more than noise, or than predictions can tell."""
     best = _best(comparison, timed)
     alike = [
         g for g in timed
-        if g is not best and g.first.batch == best.first.batch and g.within_noise_of(best)
+        if g is not best and g.first.batch == best.first.batch and _equal(comparison, g, best)
     ]  # fmt: skip
     if not alike:
         return []
     named = [f"{g.first.strategy} on {g.first.devices} ({seconds(_seconds(g))})" for g in alike]
     more = [f"{len(named) - ALIKE} others"] if len(named) > ALIKE else []
     differ = "differs" if len(named) == 1 else "differ"
-    return [
-        f"{listed([*named[:ALIKE], *more])} {differ} from it by no more than noise: quartiles of "
-        "steps, or medians of seeds, overlap."
-    ]
+    by = "no more than noise: quartiles of steps, or medians of seeds, overlap"
+    if comparison.predicted:
+        by = f"less than {PRECISION * 100:g} %, which predictions cannot tell apart"
+    return [f"{listed([*named[:ALIKE], *more])} {differ} from it by {by}."]
 
 
 def _few(timed: list[RunGroup]) -> list[str]:

@@ -90,6 +90,31 @@ def test_nothing_timed_and_predictions() -> None:
     assert "is predicted to be quickest" in predicted[0]
 
 
+def predicted(**seconds: float) -> tuple[str, ...]:
+    """What is said of predicted steps: `auto_2=0.3` for `auto` on two devices."""
+    found = []
+    for name, step in seconds.items():
+        strategy, _, devices = name.partition("_")
+        times = Quartiles(step, step, step)
+        found.append(run(strategy, int(devices), step, predicted=True, step_seconds=times))
+    return said(*found)
+
+
+def test_predictions_that_are_nearly_equal_have_no_quickest() -> None:
+    first, second = predicted(single_1=0.768, auto_2=0.767, data_2=0.792)
+    assert first.startswith("Nothing is predicted to be quicker than single on 1 device: 768 ms")
+    assert second == (
+        "auto on 2 (767 ms) differs from it by less than 1 %, which predictions cannot tell apart."
+    )
+    first, second = predicted(single_1=0.9, auto_2=0.497, data_2=0.5)
+    assert first.startswith("auto on 2 devices is predicted to be quickest: 497 ms")
+    assert "1.01 times as fast as data parallelism (within 1 %) and 1.81 times as fast as" in first
+    assert second.startswith("data on 2 (500 ms) differs from it by less than 1 %")
+    first, second = predicted(single_1=0.5, data_2=0.9)
+    assert first.startswith("Nothing is predicted to be quicker than single on 1 device")
+    assert second == "More devices do not pay here: data on 2 devices takes 900 ms a step."
+
+
 def test_metrics_are_compared() -> None:
     ends = [run(s, 2, 0.2 + v, metrics=(Epoch(1, 1, 1.0, values={"accuracy": v}),))
             for s, v in (("data", 0.9), ("auto", 0.91))]  # fmt: skip
