@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from synchromesh.recording.profile_ranges import HOST
+from synchromesh.recording.shares import waits
 from synchromesh.recording.spans import Recording
 
 SHORTEST_US = 5.0  # operators below are left out: in the steps of small models nine tenths of all
@@ -24,13 +25,14 @@ def chrome_trace(
     """The document of what went on in the steps, with times since the earliest.
 
     shortest_us: microseconds below which computations are left out, and said so in `otherData`,
-    which has `notes` besides. What runs between operators (`host`) is never drawn.
+    which has `notes` besides. What runs between operators (`host`) is never drawn. Where a rank
+    waits for another one, a thread of its own shows it.
     """
     starts = [s.start for r in recordings for s in r.spans if s.end > r.steps[0][0]]
     origin = min(starts + [start for r in recordings for start, _ in r.steps])
     events: list[dict[str, Any]] = []
     dropped = 0
-    for r in recordings:
+    for r, waiting in zip(recordings, waits(recordings), strict=True):
         first, last = r.steps[0][0], r.steps[-1][1]
         inside = (s for s in r.spans if s.start < last and s.end > first)
         drawn = [s for s in inside if s.name != HOST]
@@ -60,6 +62,12 @@ def chrome_trace(
             if s.ranks:
                 event["args"] = {"ranks": list(s.ranks)}
             events.append(event)
+        thread = STEPS + 1 + len(numbers)
+        events += [_thread(r.rank, thread, "waiting for other ranks")] if waiting else []
+        events += [
+            _complete(r.rank, thread, "waiting", "waiting", start - origin, end - start)
+            for start, end in waiting
+        ]
     left_out = {"computations_left_out": dropped, "shorter_than_us": shortest_us}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {**notes, **left_out}}
 

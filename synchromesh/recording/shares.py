@@ -79,23 +79,51 @@ def mean(of_ranks: Sequence[Shares]) -> Shares:
     )
 
 
+def waits(recordings: Sequence[Recording]) -> list[Intervals]:
+    """When each rank waits for another one, M - C - T, in the order of `recordings`, which are on
+    a common clock."""
+    begun = _last_begun(recordings)
+    return [_Times.of(recording, begun).waiting for recording in recordings]
+
+
+@dataclass(frozen=True)
+class _Times:
+    """W, C, M and T of one rank."""
+
+    wall: Intervals
+    computing: Intervals
+    under_way: Intervals
+    transfers: Intervals
+
+    @classmethod
+    def of(cls, recording: Recording, begun: Mapping[Span, float]) -> "_Times":
+        wall = union(recording.steps)
+        computing = union((s.start, s.end) for s in recording.spans if s.kind == "computation")
+        traffic = [s for s in recording.spans if s.kind == "communication"]
+        under_way = union((s.start, s.end) for s in traffic)
+        transfers = union((max(s.start, begun[s]), s.end) for s in traffic)
+        return cls(wall, *(common(found, wall) for found in (computing, under_way, transfers)))
+
+    @property
+    def exposed(self) -> Intervals:
+        return minus(self.under_way, self.computing)
+
+    @property
+    def waiting(self) -> Intervals:
+        return minus(self.exposed, self.transfers)
+
+
 def _of_rank(recording: Recording, begun: Mapping[Span, float]) -> Shares:
-    wall = union(recording.steps)
-    total = length(wall)
-    computing = common(
-        union((s.start, s.end) for s in recording.spans if s.kind == "computation"), wall
-    )
+    times = _Times.of(recording, begun)
+    total = length(times.wall)
     traffic = [s for s in recording.spans if s.kind == "communication"]
-    under_way = common(union((s.start, s.end) for s in traffic), wall)
-    transfers = common(union((max(s.start, begun[s]), s.end) for s in traffic), wall)
-    exposed = minus(under_way, computing)
-    by_name = _by_name(exposed, traffic)
+    by_name = _by_name(times.exposed, traffic)
     return Shares(
-        computation=length(computing) / total,
-        exposed=length(exposed) / total,
-        hidden=length(common(transfers, computing)) / total,
-        waiting=length(minus(exposed, transfers)) / total,
-        other=length(minus(minus(wall, computing), under_way)) / total,
+        computation=length(times.computing) / total,
+        exposed=length(times.exposed) / total,
+        hidden=length(common(times.transfers, times.computing)) / total,
+        waiting=length(times.waiting) / total,
+        other=length(minus(minus(times.wall, times.computing), times.under_way)) / total,
         seconds=total,
         exposed_by={name: seconds / total for name, seconds in sorted(by_name.items())},
     )

@@ -41,7 +41,8 @@ def figures(subject: Subject) -> tuple[PageFigure, ...]:
             + " ".join(f"{run.strategy}: {seconds(_length(run))}." for run in shown),
             drawn(f"{subject.name}-steps", lambda width: _draw(width, shown)),
             PageTable(
-                "Seconds of each kind in the recorded step, and its longest spans",
+                "Seconds of each kind in the recorded step, waiting as a part of communication, "
+                "and its longest spans",
                 ("strategy", "device", *KINDS, f"the {LISTED} longest spans"),
                 tuple(row for run in shown for row in _rows(run)),
                 heads=2,
@@ -60,7 +61,10 @@ def _rows(run: RunResult) -> list[tuple[str, ...]]:
     rows = []
     for device in sorted({span.device for span in run.timeline}):
         spans = [span for span in run.timeline if span.device == device]
-        sums = [sum(s.end - s.start for s in spans if s.kind == kind) for kind in KINDS]
+        sums = [
+            sum(end - start for start, end in merged((s for s in spans if s.kind == kind), 0.0))
+            for kind in KINDS
+        ]
         longest = sorted(spans, key=lambda s: s.start - s.end)[:LISTED]
         said = "; ".join(
             f"{short(s.name or s.kind, 40)} {seconds(s.end - s.start)}" for s in longest

@@ -57,3 +57,12 @@ def test_short_operators_and_the_host_are_left_out_and_counted() -> None:
     assert document["otherData"]["computations_left_out"] == 1
     everything = chrome_trace([Recording(3, ((1.0, 2.0),), spans)], shortest_us=0.0)
     assert any(e["name"] == "add" for e in everything["traceEvents"])
+
+
+def test_waiting_for_other_ranks_has_a_thread() -> None:
+    early, late = drawn(0, all_reduce="aaaa"), drawn(1, all_reduce=".aaa")
+    events = chrome_trace([early, late])["traceEvents"]
+    (waiting,) = [e for e in events if e.get("cat") == "waiting"]
+    assert (waiting["pid"], waiting["ts"], waiting["dur"]) == (0, 0.0, 1e6)
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names[0, waiting["tid"]] == "waiting for other ranks" and (1, 2) not in names

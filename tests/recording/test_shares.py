@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synchromesh.recording.shares import mean, shares
+from synchromesh.recording.shares import mean, shares, waits
 from synchromesh.recording.spans import Recording, Span
 from tests.recording.drawn import drawn
 
@@ -16,6 +16,7 @@ def test_exposed_hidden_and_waiting() -> None:
         drawn(0, compute="#.........", all_reduce=".aaaaaa..."),
     )
     first, second = shares([early, late])
+    assert waits([early, late]) == [((1.0, 3.0),), ()]
     assert (first.computation, first.exposed, first.waiting) == (0.1, 0.6, 0.2)
     assert (first.hidden, first.other, first.exposed_by) == (
         0.0,

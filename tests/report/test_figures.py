@@ -134,6 +134,8 @@ def test_the_quickest_timelines_are_shown() -> None:
     (figure,) = steps.figures(SUBJECT)
     assert list(dict.fromkeys(r[0] for r in figure.table.rows))[:2] == ["auto", "pipeline"]
     assert "The 3 slower are left out." in figure.note
+    spans = [s for run in AUTO[:1] for s in run.timeline if s.device == 0 and s.kind == "waiting"]
+    assert row(figure, "auto", "0")["waiting"] == seconds(sum(s.end - s.start for s in spans))
 
 
 def test_the_summary_has_all_groups_and_what_failed() -> None:
