@@ -44,7 +44,7 @@ STRATEGIES = "single,data,tensor,pipeline,hybrid,auto,ddp,fsdp2"
 # numbers of devices -> the share of a core that each host has: eight leave 0.24 of two cores to
 # the kernel and to the study
 SHARES = {"1,2,4": 0.44, "1,8": 0.22}
-STEPS, AT_MOST = 30, 30.0  # timed steps of a run, and their seconds where they are slow
+STEPS, AT_MOST = 30, 20.0  # timed steps of a run, and their seconds where they are slow
 ETHERNET = 1.25e9  # bytes a second
 # part -> TARGET, data folder, rows of a global batch, strategies
 SPEED = {
