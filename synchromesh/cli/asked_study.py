@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +95,9 @@ class AskedStudy:
                 f"--strategies {','.join(self.strategies)} need more than one device and --nproc "
                 "is 1: add single, or more devices"
             )
-        require_distinct([cell for group in found for cell in group])
+        cells = [cell for group in found for cell in group]
+        require_distinct(cells)
+        _require_rows(cells)
         return found
 
     def document(self) -> dict[str, Any]:
@@ -110,6 +113,22 @@ class AskedStudy:
             "bf16": args.bf16,
             "lab": args.lab and Path(args.lab).read_text(),
         }  # fmt: skip
+
+
+def _require_rows(cells: "Sequence[StudyCell]") -> None:
+    """ValueError where a number of devices is more than the rows of each of its batches."""
+    most: dict[int, int] = {}
+    needing = [cell for cell in cells if cell.strategy in strategy.ROW_EACH]
+    for cell in needing:
+        most[cell.devices] = max(cell.batch, most.get(cell.devices, 0))
+    for devices, rows in most.items():
+        if devices > rows:
+            names = ", ".join(dict.fromkeys(cell.strategy for cell in needing))
+            raise ValueError(
+                f"--nproc {devices} is more than the rows of any batch ({rows} at most), of which "
+                f"{names} give each device one or more: ask for fewer devices, or for larger "
+                "batches with --batch-sizes"
+            )
 
 
 def _digests(targets: list[str]) -> dict[str, str]:

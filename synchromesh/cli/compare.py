@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -225,6 +226,13 @@ def samples_of(workload: "Workload") -> int | None:
     return None if is_stream(data) else len(data)
 
 
+def _too_many(devices: int, most: int) -> str:
+    return (
+        f"--nproc {devices} is more processes than the memory of this machine is estimated to "
+        f"hold ({most}): some may be killed; ask for fewer devices"
+    )
+
+
 def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "StudyResults":
     """Runs it, and writes what came of it."""
     from synchromesh.cli.study_display import StudyDisplay
@@ -247,7 +255,10 @@ def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "St
         args.at_most, args.lab is not None, machines.processors,
     )  # fmt: skip
     models = [workload for _, _, workload in asked.workloads.values()]
-    groups = asked.groups(most_processes(models, max(asked.devices)))
+    most = most_processes(models, max(asked.devices))
+    if args.lab is None and max(asked.devices) > most:
+        warnings.warn(_too_many(max(asked.devices), most), stacklevel=2)
+    groups = asked.groups(most)
     with closing(StudyDisplay()) as display:
         runs = Contest(common, folder, display.take).run(groups)
     runs = [replace(run, cluster=machines.words) for run in runs]

@@ -11,14 +11,13 @@
 Anything else is the text of a plan.
 """
 
-from collections.abc import Sequence
-
 from synchromesh.values.plan import Plan
 from synchromesh.values.suggestion import near
 
 OURS = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
 TORCH_PIPELINE = "torch-pipeline"
 RIVALS = ("ddp", "fsdp2", TORCH_PIPELINE)
+ROW_EACH = ("data", "pipeline", *RIVALS)  # that give each device rows of the batch
 NAMES = (*OURS, *RIVALS)
 DEFAULT = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
 # Micro-batches per stage that are tried for pipelines: 1 leaves (p-1)/(2p-1) of the step idle, 4
@@ -45,14 +44,25 @@ def plans(name: str, devices: int, batch: int) -> list[str]:
     """The plans that a strategy of ours stands for, of which the planner takes the quickest.
     ValueError where there is none on so many devices."""
     if name == "pipeline":
-        return _needing(devices, 2, name, _pipelines(devices, 1, batch))
+        if batch < devices:
+            raise ValueError(
+                f"pipeline needs a row of the batch for each stage: {devices} devices are as many "
+                f"stages, there are {batch} rows"
+            )
+        return _pipelines(devices, 1, batch)
     if name == "hybrid":
         inner = [d for d in range(2, devices) if devices % d == 0]
+        if devices < 4:
+            raise ValueError(f"hybrid needs at least 4 devices, there are {devices}")
+        if not inner:
+            raise ValueError(
+                f"hybrid needs a number of devices that can be divided, and {devices} is a prime"
+            )
         mixed = [f"hybrid:tensor={m}" for m in inner]
         for stages in inner:
             for tensor in (d for d in range(1, devices) if (devices // stages) % d == 0):
                 mixed += _pipelines(stages, tensor, batch)
-        return _needing(devices, 4, name, mixed)
+        return mixed
     return [name]
 
 
@@ -61,12 +71,3 @@ def _pipelines(stages: int, tensor: int, batch: int) -> list[str]:
     degrees = f"stages={stages}" + (f",tensor={tensor}" if tensor > 1 else "")
     counts = [stages * m for m in MICRO_BATCHES if stages * m <= batch]
     return [f"pipeline:{degrees},microbatches={count}" for count in counts]
-
-
-def _needing(devices: int, least: int, name: str, found: Sequence[str]) -> list[str]:
-    if not found:
-        raise ValueError(
-            f"{name} has no plan on {devices} devices: it needs at least {least} of them, a "
-            "number that can be divided, and as many rows as stages"
-        )
-    return list(found)

@@ -93,6 +93,15 @@ def test_a_metric_that_fails_is_told_before_anything_runs(
     assert error.count("\n") == 1 and not (tmp_path / "study").exists()
 
 
+def test_more_processes_than_the_memory_holds_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("synchromesh.study.machine.most_processes", lambda workloads, devices: 1)
+    words = ["compare", "digits/cnn", "--strategies", "hybrid", "--nproc", "2"]
+    with pytest.warns(UserWarning, match="--nproc 2 is more processes than the memory"):
+        assert main([*words, "-o", str(tmp_path / "study")]) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -108,6 +117,7 @@ def test_a_metric_that_fails_is_told_before_anything_runs(
         (["--lab", "none.yaml"], "none.yaml: cannot be read"),
         (["--data", "/nowhere"], "digits come with scikit-learn and read no folder"),
         (["--strategies", "data,ddp", "--nproc", "1"], "--strategies data,ddp need more than one"),
+        (["--nproc", "2,99", "--batch-sizes", "8,64"], "--nproc 99 is more than the rows of any"),
         (["digits/cnn"], "the workload digits/cnn is there twice"),
     ],
 )

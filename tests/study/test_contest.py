@@ -197,7 +197,7 @@ def test_a_strategy_without_a_plan_here_is_a_row_that_says_why(tmp_path: Path) -
     kept.open({})
     common = Common({"w": Trained("t")}, Threads, steps=2)
     (result,) = Contest(common, kept, [].append).run([[StudyCell("w", "hybrid", 2, 8, 0)]])
-    assert result.status == "failed" and "hybrid has no plan on 2 devices" in result.reason
+    assert result.status == "failed" and "hybrid needs at least 4 devices" in result.reason
     assert not Threads.begun
 
 

@@ -19,7 +19,7 @@ def test_strategies_of_ours_are_predicted_for_devices_of_the_catalogue() -> None
     rows = {r.strategy: r for r in predicted(workload, ASKED, ["v100"])}
     assert set(rows) == {"single", "data", "pipeline", "hybrid", "auto"}
     assert all(r.predicted and r.cluster == "v100" and not r.emulated for r in rows.values())
-    assert "hybrid has no plan on 2 devices" in rows["hybrid"].reason
+    assert "hybrid needs at least 4 devices" in rows["hybrid"].reason
     done = [r for r in rows.values() if r.status == "done"]
     assert len(done) == 4 and all(r.step_seconds and r.predicted_peak_bytes for r in done)
     least = min(r.step_seconds.median for r in done if r.step_seconds)

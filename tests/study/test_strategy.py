@@ -27,9 +27,18 @@ def test_the_families() -> None:
     assert not any("stages=4" in text or "tensor=4" in text for text in mixed)
 
 
-@pytest.mark.parametrize(("name", "devices"), [("hybrid", 2), ("hybrid", 3)])
-def test_where_there_is_no_such_plan_it_says_so(name: str, devices: int) -> None:
-    with pytest.raises(ValueError, match=f"{name} has no plan on {devices} devices"):
+@pytest.mark.parametrize(
+    ("name", "devices", "said"),
+    [
+        ("hybrid", 2, "hybrid needs at least 4 devices, there are 2"),
+        ("hybrid", 5, "hybrid needs a number of devices that can be divided, and 5 is a prime"),
+        ("pipeline", 65, "65 devices are as many stages, there are 64 rows"),
+    ],
+)
+def test_where_there_is_no_such_plan_it_says_what_is_missing(
+    name: str, devices: int, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
         plans(name, devices, 64)
 
 
