@@ -201,11 +201,18 @@ class RunRecord:
 
 def _require_finite(epochs: Sequence[Mapping[str, Any]]) -> None:
     for said in epochs:
-        for name, value in {"loss": said["loss"], **said["values"]}.items():
-            if value is not None and not isfinite(value):
+        loss, epoch = said["loss"], said["epoch"]
+        if loss is not None and not isfinite(loss):
+            raise ValueError(
+                f"training diverged: loss is {loss} after epoch {epoch}: a smaller learning rate "
+                "may help"
+            )
+        for name, value in said["values"].items():
+            if not isfinite(value):
+                finite = "" if loss is None else f", though the epoch's mean loss is {loss:.4g}"
                 raise ValueError(
-                    f"training diverged: {name} is {value} after epoch {said['epoch']}: a smaller "
-                    "learning rate may help"
+                    f"the workload's metric gave {name}={value} after epoch {epoch}{finite}: see "
+                    "whether it divides by 0, or training diverged in the last steps"
                 )
 
 

@@ -171,15 +171,23 @@ def test_time_left_is_known_by_steps_and_by_epochs(tmp_path: Path) -> None:
         assert None not in left[3:] and left[-1] is not None and 0 <= left[-1] < 1
 
 
-def test_a_loss_that_is_no_number_is_told_as_such() -> None:
+@pytest.mark.parametrize(
+    ("loss", "accuracy", "said"),
+    [
+        (math.inf, 0.1, "training diverged: loss is inf after epoch 2: a smaller"),
+        (math.nan, math.nan, "training diverged: loss is nan after epoch 2: a smaller"),
+        (0.5, math.nan, "metric gave accuracy=nan after epoch 2, though the epoch's mean loss is"),
+    ],
+)
+def test_a_loss_or_metric_that_is_no_number_is_told_as_such(
+    loss: float, accuracy: float, said: str
+) -> None:
     record = RunRecord(GROUP[0], [1.0])
     record.add(0, {"says": "prepared", "plan": "single"})
     record.add(0, {"says": "ended", "plan": "single"})
-    values = {"accuracy": 0.1}
-    record.add(0, {"says": "epoch", "epoch": 2, "step": 9, "loss": math.inf, "values": values})
-    with pytest.raises(
-        ValueError, match="training diverged: loss is inf after epoch 2: a smaller"
-    ):
+    values = {"accuracy": accuracy}
+    record.add(0, {"says": "epoch", "epoch": 2, "step": 9, "loss": loss, "values": values})
+    with pytest.raises(ValueError, match=said):
         record.result((), 5)
 
 
