@@ -98,7 +98,9 @@ def _leave(entry: dict[str, Any]) -> bool:
     extra = {"py_callstack": trace or sentence, "timestamp": str(int(when))}
     left = {**entry, "when": when, "rank": int(os.environ["RANK"])}
     document = {"message": {"message": sentence, "extraInfo": extra}, "synchromesh": left}
-    Path(path).write_text(json.dumps(document))
+    fresh = Path(f"{path}.new")  # the launcher may read while this is written
+    fresh.write_text(json.dumps(document))
+    os.replace(fresh, path)
     return True
 
 

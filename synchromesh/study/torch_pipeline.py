@@ -34,7 +34,12 @@ class Pipelined:
         part = take(example, 0, row_count(example) // self.micro_batches)
         call = Call.of(model, loss, part)
         spec = {name: SplitPoint.BEGINNING for name in cuts(model, world.size)}
-        piped: Any = pipeline(model, call.args, call.kwargs, split_spec=spec)
+        try:
+            piped: Any = pipeline(model, call.args, call.kwargs, split_spec=spec)
+        except Exception as error:
+            raise RuntimeError(
+                "torch.distributed.pipelining cannot trace this model or cut it there"
+            ) from error
         _send_contiguous(piped, world.size)
         stage = piped.build_stage(world.rank, world.device)
         self._module: nn.Module = stage.submod

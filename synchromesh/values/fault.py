@@ -63,9 +63,20 @@ class Fault:
             reason = found[1].strip()
             what = TIMED_OUT if reason.startswith("Timed out") else GONE
             return cls(f"{what} ({printable(reason)})", trace, lost=True)
-        words = message(error) or "the memory has run out" * isinstance(error, MemoryError)
-        name = type(error).__name__
-        return cls(printable(f"{name}: {words}" if words else name), trace)
+        return cls(printable(cause(error)), trace)
+
+
+def cause(error: BaseException) -> str:
+    """An error in one line: its class, the first line of its words, and those of the error that
+    it was raised from at last."""
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    lines = (line.strip() for line in message(error).splitlines())
+    words = next(filter(None, lines), "the memory has run out" * isinstance(error, MemoryError))
+    name = type(error).__name__
+    told = f"{name}: {words}" if words else name
+    return told if first is error else f"{told}; caused by {cause(first)}"
 
 
 def message(error: BaseException) -> str:

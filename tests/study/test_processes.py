@@ -1,9 +1,10 @@
-"""A contestant on the hosts of a lab: it runs there, and what fails there says why."""
+"""The processes of a contestant: on the hosts of a lab, and what fails says why."""
 
 import json
 from pathlib import Path
 
 from synchromesh.cli import main
+from synchromesh.study.processes import reason
 from tests.lab.hosts import needs_hosts
 
 LAB = "hosts: [{bandwidth: 50mbit, cpu: 80%, count: 2}]"
@@ -28,6 +29,15 @@ def lonely():
     data = torch.utils.data.TensorDataset(torch.randn(64, 8))
     return Workload(lambda: Net(8, 8), loss, torch.optim.SGD, data, 8, name="lonely")
 """
+
+
+def test_the_reason_is_the_last_sentence_of_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    assert reason(3, log) == "it ended with code 3"
+    log.write_text("Traceback ...\nsynchromesh: rank 1 of 2 failed (OSError: no); the run ended\n")
+    assert reason(1, log) == "rank 1 of 2 failed (OSError: no); the run ended"
+    log.write_text("synchromesh: warning: slow\n")
+    assert reason(-9, log).startswith("killed by SIGKILL")
 
 
 @needs_hosts

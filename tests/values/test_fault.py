@@ -75,3 +75,18 @@ def test_a_stop_has_the_code_of_its_signal() -> None:
 def test_an_error_without_words_is_named() -> None:
     assert Fault.of(MemoryError()).sentence == "MemoryError: the memory has run out"
     assert Fault.of(AssertionError()).sentence == "AssertionError"
+
+
+def test_an_error_of_many_lines_is_one_line_with_what_caused_it() -> None:
+    def fail() -> None:
+        try:
+            {}["weight"]
+        except KeyError as error:
+            try:
+                raise RuntimeError("in between") from error
+            except RuntimeError as between:
+                raise RuntimeError("\n [Stage 1] failed:\n args: none\n") from between
+
+    fault = caught(fail)
+    assert fault.sentence == "RuntimeError: [Stage 1] failed:; caused by KeyError: 'weight'"
+    assert "args: none" in fault.traceback
