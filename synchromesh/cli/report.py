@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from synchromesh.results.run import TimelineSpan
     from synchromesh.results.study import StudyResults
 
-RESULTS, LOG, TRACE = "results.json", "log.jsonl", "trace.json.gz"
+RESULTS, STUDY, LOG, TRACE = "results.json", "study.json", "log.jsonl", "trace.json.gz"
 MOST_TRACE = 200_000_000  # bytes of a trace, unpacked
 BROKEN = (OSError, EOFError, zlib.error, RecursionError, ValueError, KeyError, TypeError)
 
@@ -73,9 +73,14 @@ def load(path: Path) -> "StudyResults":
             "run folder of `synchromesh train`"
         )
     file = path / RESULTS if path.is_dir() else path
-    if file.is_file() and (file.name != LOG):
+    if file.is_file() and file.name not in (LOG, STUDY):
         return derive(StudyResults.load(file))
     folder = path if path.is_dir() else path.parent
+    if (folder / STUDY).is_file():
+        raise ValueError(
+            f"{path}: this study has not ended and holds no {RESULTS} yet: repeat the command "
+            f"that began it (`synchromesh compare ... -o {folder}`), and it goes on"
+        )
     if not (folder / LOG).is_file():
         raise ValueError(
             f"{path}: holds no {RESULTS} of a study and no {LOG} of a run: name a study's folder "

@@ -78,6 +78,13 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     for text, sentence in broken.items():
         (folder / "results.json").write_text(text)
         assert sentence in refused(capsys, str(folder), *page)
+    (folder / "study.json").write_text("{}")
+    (folder / "results.json").unlink()
+    for path in (folder, folder / "study.json"):
+        assert (
+            f"repeat the command that began it (`synchromesh compare ... -o {folder}`)"
+            in refused(capsys, str(path), *page)
+        )
     aliases = tmp_path / "results.yaml"
     aliases.write_text("a: &a [x, x]\nb: [*a, *a]\n")
     assert "aliases (*a) are not read" in refused(capsys, str(aliases), *page)
