@@ -11,6 +11,8 @@ from typing import Any
 from synchromesh.cli import options
 from synchromesh.cli.run_folder import RunFolder
 
+NAMED = 6  # runs of a study that are named at most
+
 
 def add_parser(commands: options.Commands) -> None:
     """Adds the command and its options."""
@@ -20,7 +22,9 @@ def add_parser(commands: options.Commands) -> None:
         "Chrome trace: open it in ui.perfetto.dev or chrome://tracing. `train --trace-steps A-B` "
         "says which steps are recorded.",
     )  # fmt: skip
-    parser.add_argument("run", metavar="RUN", help="the run's folder")
+    parser.add_argument(
+        "run", metavar="RUN", help="the run's folder, of `train` or below a study's runs/"
+    )
     parser.add_argument(
         "-o", "--output", metavar="FILE",
         help="a .json or .json.gz file; default: the trace stays in the run's folder, and its "
@@ -36,10 +40,7 @@ def main(args: argparse.Namespace) -> int:
     if not folder.path.is_dir():
         raise ValueError(f"{args.run}: there is no such folder; name a run's folder")
     if not folder.trace.is_file():
-        raise ValueError(
-            f"{args.run} has no trace: its run recorded no step; train with --trace-steps A-B, "
-            "steps that the run comes to (one is recorded where it has 20 or more)"
-        )
+        raise ValueError(f"{args.run} has no trace: {_missing(folder.path)}")
     document = _read(folder.trace)
     path = folder.trace if args.output is None else _written(folder.trace, Path(args.output))
     notes = document["otherData"]
@@ -47,23 +48,48 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(shown))
         return 0
-    first, last = notes["steps"]
-    steps = f"step {first}" if first == last else f"steps {first} to {last}"
     print(
-        f"{path}: {steps} under plan {notes['plan']}, {shown['events']:,} events "
+        f"{path}: {_steps(document)}, {shown['events']:,} events "
         f"({notes['computations_left_out']:,} operators below {notes['shorter_than_us']:g} µs "
         "left out); open it in ui.perfetto.dev"
     )
     return 0
 
 
+def _missing(path: Path) -> str:
+    """Why a folder has no trace, and the remedy."""
+    if (path / "study.json").is_file():
+        traces = sorted(str(found.parent) for found in path.glob("runs/*/trace.json.gz"))
+        if not traces:
+            return "it is a study's folder, and none of its runs has recorded steps yet"
+        more = f" and {len(traces) - NAMED} more" if len(traces) > NAMED else ""
+        return f"it is a study's folder; name one of its runs: {', '.join(traces[:NAMED])}{more}"
+    if (path.absolute().parent.parent / "study.json").is_file():
+        return "this run of a study failed, or has not ended yet; name one that is done"
+    return (
+        "its run recorded no step; train with --trace-steps A-B, steps that the run comes to (one "
+        "is recorded where it has 20 or more)"
+    )
+
+
+def _steps(document: dict[str, Any]) -> str:
+    """Which steps it has; of a study's run their numbers are not known."""
+    notes = document["otherData"]
+    if "steps" not in notes:
+        count = len({e["name"] for e in document["traceEvents"] if e.get("cat") == "step"})
+        return f"{count} recorded step{'' if count == 1 else 's'} of a study's run"
+    first, last = notes["steps"]
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    return f"{steps} under plan {notes['plan']}"
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
         len(document["traceEvents"])
-        for name in ("plan", "computations_left_out", "shorter_than_us"):
+        for name in ("computations_left_out", "shorter_than_us"):
             document["otherData"][name]
-        _, _ = document["otherData"]["steps"]
+        _steps(document)
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is no trace of a run ({error}): record one anew with train --trace-steps"

@@ -42,3 +42,21 @@ def test_no_trace(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "trace.json.gz").unlink()
     assert main(["trace", str(run)]) == 2
     assert "recorded no step; train with --trace-steps A-B" in capsys.readouterr().err
+
+
+def test_runs_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = tmp_path / "study"
+    runs = [study / "runs" / name for name in ("data", "ddp")]
+    for path in runs:
+        path.mkdir(parents=True)
+    (study / "study.json").write_text("{}")
+    assert main(["trace", str(study)]) == 2
+    assert "none of its runs has recorded steps yet" in capsys.readouterr().err
+    document = chrome_trace([drawn(0, compute="##..##")])
+    write_chrome_trace(runs[0] / "trace.json.gz", document)
+    assert main(["trace", str(runs[0])]) == 0
+    assert "data/trace.json.gz: 1 recorded step of a study's run" in capsys.readouterr().out
+    assert main(["trace", str(study)]) == 2
+    assert f"a study's folder; name one of its runs: {runs[0]}\n" in capsys.readouterr().err
+    assert main(["trace", str(runs[1])]) == 2
+    assert "this run of a study failed" in capsys.readouterr().err
