@@ -37,9 +37,7 @@ class StudyFolder:
         """Makes the folder, or goes on in it. ValueError where another study lies there."""
         known = self.path / "study.json"
         if known.exists():
-            before = document.read(known)
-            if not isinstance(before, dict):
-                raise ValueError(f"{known} is not what a study writes: remove {self.path}")
+            before = self._asked_before(known)
             if before != json.loads(json.dumps(asked)):
                 changed = [k for k in {**before, **asked} if before.get(k) != _plain(asked, k)]
                 raise ValueError(
@@ -51,8 +49,26 @@ class StudyFolder:
             raise ValueError(
                 f"{self.path} is no folder of a study and not empty: name another with --output"
             )
-        (self.path / "runs").mkdir(parents=True, exist_ok=True)
-        document.write(known, json.dumps(asked, indent=2))
+        try:
+            (self.path / "runs").mkdir(parents=True, exist_ok=True)
+            document.write(known, json.dumps(asked, indent=2))
+        except OSError as error:
+            raise ValueError(
+                f"the study's folder {self.path} cannot be made ({error.strerror}): name another "
+                "with --output"
+            ) from error
+
+    def _asked_before(self, known: Path) -> dict[str, Any]:
+        try:
+            before = document.read(known)
+            if not isinstance(before, dict):
+                raise ValueError(f"{known}: should be a mapping, not {document.kind(before)}")
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; what this study was asked is lost with it, so it cannot go on: name "
+                f"another folder with --output, and the runs that have ended stay in {self.path}"
+            ) from None
+        return before
 
     @contextmanager
     def alone(self) -> Iterator[None]:

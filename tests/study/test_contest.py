@@ -231,9 +231,17 @@ def test_another_study_is_not_mixed_in(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no folder of a study and not empty"):
         StudyFolder(tmp_path / "other").open({})
     assert json.loads((tmp_path / "s" / "study.json").read_text())["steps"] == 30
-    (tmp_path / "s" / "study.json").write_text("[1]")
-    with pytest.raises(ValueError, match="is not what a study writes: remove"):
-        kept.open({"steps": 30})
+    for text, said in (("[1]", "not a list"), ('{"steps"', "Expecting")):
+        (tmp_path / "s" / "study.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"study.json: .*{said}.*; .* name another folder"):
+            kept.open({"steps": 30})
+
+
+def test_a_folder_that_cannot_be_made_is_told() -> None:
+    with pytest.raises(
+        ValueError, match=r"/proc/x cannot be made \(.*\): name another with --out"
+    ):
+        StudyFolder(Path("/proc/x")).open({})
 
 
 def test_a_study_is_run_once_at_a_time(tmp_path: Path) -> None:
