@@ -118,6 +118,7 @@ class TimelineSpan:
 @dataclass(frozen=True)
 class RunResult:
     """One strategy on one setting. What was not or could not be measured is None or empty.
+    ValueError for fewer devices than one, and negative counts.
 
     strategy               as asked: single, data, tensor, pipeline, hybrid, auto, ddp, fsdp2,
                            torch-pipeline, or a plan's text
@@ -183,6 +184,11 @@ class RunResult:
     emulated: bool = False
     predicted: bool = False
     cluster: str = ""
+
+    def __post_init__(self) -> None:
+        for name, least in (("devices", 1), ("batch", 0), ("timed_steps", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} should be at least {least}, not {getattr(self, name)}")
 
     @property
     def exposed_share(self) -> float | None:

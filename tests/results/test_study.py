@@ -49,6 +49,9 @@ def test_what_is_no_document_of_a_study_is_refused_by_name() -> None:
     text = STUDY.to_json().replace('"failed"', '"perhaps"')
     with pytest.raises(ValueError, match=r"runs\[1\].status: should be one of done, failed"):
         StudyResults.from_json(text, "results.json")
+    text = STUDY.to_json().replace('"devices": 1,\n      "batch"', '"devices": -2,\n      "batch"')
+    with pytest.raises(ValueError, match=r"json\.runs\[1\]: devices should be at least 1, not -2"):
+        StudyResults.from_json(text, "results.json")
 
 
 def test_a_large_study_is_read() -> None:
