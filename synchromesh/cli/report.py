@@ -47,6 +47,7 @@ def main(args: argparse.Namespace) -> int:
     output = args.output or (None if args.json else "report.html")
     if output is not None:
         _check_output(Path(output), args.force)
+    from synchromesh.report.numbers import counted
     from synchromesh.results.merged import merged
 
     named = {Path(run).resolve(): Path(run) for run in args.runs}  # each once
@@ -58,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(results.to_json(), file=args.out)
     else:
-        print(f"{output}: {len(results.runs)} runs")
+        print(f"{output}: {counted(len(results.runs), 'run')}")
     return 0
 
 

@@ -1,6 +1,6 @@
 """The answer of a comparison in sentences: what is quickest, by how much, what it costs."""
 
-from synchromesh.report.numbers import devices, dollars, listed, metric, plain, seconds
+from synchromesh.report.numbers import counted, devices, dollars, listed, metric, plain, seconds
 from synchromesh.results.derive import throughput
 from synchromesh.results.groups import RunComparison, RunGroup
 
@@ -24,7 +24,7 @@ def answer(comparison: RunComparison) -> tuple[str, ...]:
         said += _alone(comparison, timed) + _alike(comparison, timed) + _few(timed)
     said += _accuracy(comparison)
     if failed:
-        said.append(f"Failed: {failed} of {runs} runs; the summary has the reasons.")
+        said.append(f"Failed: {failed} of {counted(runs, 'run')}; the summary has the reasons.")
     return tuple(said)
 
 
@@ -158,8 +158,9 @@ def _accuracy(comparison: RunComparison) -> list[str]:
         ends = [end for g in comparison.groups if (end := g.ends(name))]
         if len(ends) < 2:
             continue
-        least, most = min(e.mean for e in ends), max(e.mean for e in ends)
+        least, most = metric(min(e.mean for e in ends)), metric(max(e.mean for e in ends))
         seeds = max(end.count for end in ends)
         of = f" (means of {seeds} seeds)" if seeds > 1 else ""
-        said.append(f"Final {name} lies between {metric(least)} and {metric(most)}{of}.")
+        where = f"is {most} for all" if least == most else f"lies between {least} and {most}"
+        said.append(f"Final {name} {where}{of}.")
     return said

@@ -81,7 +81,12 @@ def listed(words: Sequence[str]) -> str:
 
 def devices(number: int) -> str:
     """`1 device`, `4 devices`."""
-    return f"{number} device" + ("" if number == 1 else "s")
+    return counted(number, "device")
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 run`, `4 runs`."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def short(text: str, most: int) -> str:

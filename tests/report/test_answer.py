@@ -83,7 +83,7 @@ def test_nothing_timed_and_predictions() -> None:
     (one, two) = said(run("a", 1, 0.2, status="failed"))
     assert (one, two) == (
         "No run has timed steps.",
-        "Failed: 1 of 1 runs; the summary has the reasons.",
+        "Failed: 1 of 1 run; the summary has the reasons.",
     )
     assert "was timed alone" in said(run("data", 2, 0.2))[0]
     predicted = said(*(run(name, 2, 0.2 + i, predicted=True) for i, name in enumerate("ab")))
@@ -119,3 +119,5 @@ def test_metrics_are_compared() -> None:
     ends = [run(s, 2, 0.2 + v, metrics=(Epoch(1, 1, 1.0, values={"accuracy": v}),))
             for s, v in (("data", 0.9), ("auto", 0.91))]  # fmt: skip
     assert said(*ends)[-1] == "Final accuracy lies between 0.9000 and 0.9100."
+    alike = [replace(end, metrics=ends[0].metrics) for end in ends]
+    assert said(*alike)[-1] == "Final accuracy is 0.9000 for all."

@@ -35,3 +35,4 @@ def test_words() -> None:
     assert numbers.listed([]) == ""
     assert numbers.short("a\nb" + "x" * 20, 8) == "a bxxxx…"
     assert (numbers.devices(1), numbers.devices(4)) == ("1 device", "4 devices")
+    assert numbers.counted(1, "run") == "1 run" and numbers.counted(0, "run") == "0 runs"
