@@ -2,14 +2,17 @@
 
 import argparse
 import hashlib
+import re
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options
 from synchromesh.study import strategy
+from synchromesh.values.suggestion import near
 
 if TYPE_CHECKING:
     from synchromesh.results.study import HourlyPrice, Settings
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from synchromesh.workloads.workload import Workload
 
 STEPS = 30  # that are timed where neither steps nor epochs nor a target are asked for
+NAME = re.compile(r"[^*?\[@]+\*?")  # a pattern that matches a module, or nothing
 
 
 class AskedStudy:
@@ -43,6 +47,7 @@ class AskedStudy:
             )
         self.devices = args.nproc or (options.processes(None),)
         self.workloads = self._loaded()
+        self._require_modules()
         self.epochs = args.epochs or (self._usual_epochs() if self.targets else None)
         self.steps = None if self.epochs else args.steps or STEPS
         if self.epochs and args.at_most is not None:
@@ -65,6 +70,26 @@ class AskedStudy:
                 target_value.check(metric_names(workload))
             found[name] = target, data, workload
         return found
+
+    def _require_modules(self) -> None:
+        """ValueError for a name in a plan that no model has a module for: names of components are
+        those of modules. Patterns of other forms are left to the trace."""
+        if not (patterns := strategy.patterns(self.strategies)):
+            return
+        from synchromesh.study.machine import built_without_values
+        from synchromesh.trace.capture.components import root_name
+
+        names: set[str] = set()
+        for _, _, workload in self.workloads.values():
+            model = built_without_values(workload)
+            names |= {path for path, _ in model.named_modules(remove_duplicate=False)}
+            names.add(root_name(model))
+        for pattern, plan in patterns.items():
+            if NAME.fullmatch(pattern) and not any(fnmatchcase(n, pattern) for n in names):
+                raise ValueError(
+                    f"strategy {plan!r}: pattern {pattern!r} matches no module of "
+                    f"{' or '.join(self.workloads)}{near(pattern, names)}"
+                )
 
     def _usual_epochs(self) -> int:
         return max(workload.epochs for _, _, workload in self.workloads.values())

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 import torch
+from torch import nn
 
 from synchromesh.profiling.machine import device_bytes, processor
 from synchromesh.results.study import StudyMachine
@@ -48,9 +49,13 @@ def most_processes(workloads: Sequence[Workload], devices: int) -> int:
 
 
 def _parameter_bytes(workload: Workload) -> int:
+    return sum(p.numel() * p.element_size() for p in built_without_values(workload).parameters())
+
+
+def built_without_values(workload: Workload) -> nn.Module:
+    """Its model, on the meta device where it can be built there."""
     try:
         with torch.device("meta"):
-            model = workload.build()
+            return workload.build()
     except Exception:  # its constructor reads values, as drop rates by linspace(...).item()
-        model = workload.build()
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+        return workload.build()

@@ -11,6 +11,8 @@
 Anything else is the text of a plan.
 """
 
+from collections.abc import Iterable
+
 from synchromesh.values.plan import Plan
 from synchromesh.values.suggestion import near
 
@@ -38,6 +40,12 @@ def check(name: str) -> None:
         ) from None
     if missing := plan.unsupported():
         raise ValueError(f"strategy {name!r}: {'; '.join(missing)}")
+
+
+def patterns(names: Iterable[str]) -> dict[str, str]:
+    """The patterns for components in those that are plans, each with a plan that has it."""
+    written = {name: Plan.parse(name) for name in names if name not in NAMES}
+    return {o.pattern: name for name, plan in written.items() for o in plan.overrides}
 
 
 def plans(name: str, devices: int, batch: int) -> list[str]:

@@ -117,6 +117,8 @@ def test_more_processes_than_the_memory_holds_are_warned_of(
         (["--lab", "none.yaml"], "none.yaml: cannot be read"),
         (["--data", "/nowhere"], "digits come with scikit-learn and read no folder"),
         (["--strategies", "data,ddp", "--nproc", "1"], "--strategies data,ddp need more than one"),
+        (["--plan", "data; nosuch=tensor"], "'nosuch' matches no module of digits/cnn"),
+        (["--plan", "data; clasifier=tensor"], "digits/cnn; did you mean 'classifier'"),
         (["--nproc", "2,99", "--batch-sizes", "8,64"], "--nproc 99 is more than the rows of any"),
         (["digits/cnn"], "the workload digits/cnn is there twice"),
     ],
