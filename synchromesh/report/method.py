@@ -2,7 +2,7 @@
 
 import re
 
-from synchromesh.report.numbers import NONE, count, devices, listed, short, size
+from synchromesh.report.numbers import NONE, count, counted, devices, listed, short, size
 from synchromesh.results.study import HourlyPrice, Settings, StudyMachine, StudyResults
 
 EMULATED = (
@@ -122,7 +122,7 @@ def _settings(settings: Settings) -> str:
 def _runs(results: StudyResults) -> str:
     failed = sum(run.status == "failed" for run in results.runs)
     steps = sum(run.timed_steps for run in results.runs)
-    parts = [f"{len(results.runs)} runs"]
+    parts = [counted(len(results.runs), "run")]
     parts += [f"{failed} of them failed"] if failed else []
     parts += [f"{count(steps)} timed steps"] if steps else []
     return ", ".join(parts)
