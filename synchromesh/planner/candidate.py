@@ -110,6 +110,17 @@ def with_interleaving(candidate: Candidate, partitions: PartitionCache) -> Candi
     return replace(candidate, plan=replace(plan, pieces=candidate.time.interleaved))
 
 
+def other_interleaving(candidate: Candidate, partitions: PartitionCache) -> Plan | None:
+    """The plan with the other number of interleaved micro-batches, where its rows suffice."""
+    plan = candidate.plan
+    if plan.pieces is None or candidate.time is None:
+        return None
+    placed = setting(partitions, plan)
+    least = min(min(placed.blocks(c.layout)) for c in placed.partition.components)
+    other = 1 if plan.pieces > 1 else INTERLEAVED
+    return replace(plan, pieces=other) if least >= other else None
+
+
 def readable(size: float) -> str:
     """Bytes for a reader: 3.2 GB."""
     for unit in ("bytes", "KB", "MB", "GB", "TB"):

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from synchromesh.cost.step_time import Unmeasured
 from synchromesh.planner.assemble import assemble, crossings
-from synchromesh.planner.candidate import Candidate, price, with_interleaving
+from synchromesh.planner.candidate import Candidate, other_interleaving, price, with_interleaving
 from synchromesh.planner.chain import search
 from synchromesh.planner.choice import Choice, RunnerUp, decided
 from synchromesh.planner.demand import Demand
@@ -131,6 +131,8 @@ def decide(
     guessed = [p for p in more if p.ranks is not None]
     found = [c for c in found if c.time is not None or c.plan not in guessed]
     found = [with_interleaving(c, partitions) for c in found]
+    if other := other_interleaving(decided(found)[0], partitions):  # for adapt/trials.py
+        found += deciding.priced([other])
     found = decided([*found, *refused(problem)])
     spent = time.perf_counter() - began - deciding.waited
     choice = Choice(tuple(found), deciding.profile, spent)
