@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from synchromesh.study.cell import StudyCell
     from synchromesh.workloads.workload import Workload
 
+# of a metric's trial: rows, and how near to the same value twice as many of them come to a mean
+SAMPLED, ALIKE = 32, 0.01
 STEPS = 30  # that are timed where neither steps nor epochs nor a target are asked for
 NAME = re.compile(r"[^*?\[@]+\*?")  # a pattern that matches a module, or nothing
 
@@ -163,26 +165,39 @@ def _digests(targets: list[str]) -> dict[str, str]:
 
 
 def metric_names(workload: "Workload") -> tuple[str, ...]:
-    """What the workload's metric gives, of one row under fresh weights; nothing without one.
-    ValueError where it fails."""
+    """What the workload's metric gives, of some rows under fresh weights; nothing without one.
+    ValueError where it fails, or gives means instead of sums: twice the same rows give twice the
+    sum."""
     import torch
 
+    from synchromesh.trace.capture.batch import pick
     from synchromesh.values.fault import message
 
     if workload.metric is None or workload.valid_data is None:
         return ()
-    model, batch = workload.build().eval(), workload.example(1)
-    carry = () if workload.carry is None else (workload.carry(1),)
+    count = min(SAMPLED, workload.batch_size)
+    model, batch, found = workload.build().eval(), workload.example(count), []
     try:
-        with torch.no_grad():
-            found = workload.metric(model, batch, *carry)
+        for rows in (torch.arange(count), torch.arange(2 * count) % count):
+            carry = () if workload.carry is None else (workload.carry(len(rows)),)
+            with torch.no_grad():
+                values = workload.metric(model, pick(batch, rows), *carry)
+            found.append(values[0] if carry else values)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
-            f"the metric of {workload.name} fails on one row ({type(error).__name__}: "
+            f"the metric of {workload.name} fails on {count} rows ({type(error).__name__}: "
             f"{message(error)}; {where.filename}, line {where.lineno})"
         ) from error
-    return tuple(found[0] if carry else found)
+    once, twice = ({name: float(value) for name, value in values.items()} for values in found)
+    for name, value in once.items():
+        if value and abs(twice[name] / value - 1) < ALIKE:
+            raise ValueError(
+                f"the metric of {workload.name} gives a mean: {name} of {count} rows is "
+                f"{value:.4g}, and of the same rows twice {twice[name]:.4g}; give the sum over "
+                "the rows, which ranks can add up"
+            )
+    return tuple(once)
 
 
 def _price(args: argparse.Namespace) -> "HourlyPrice | None":

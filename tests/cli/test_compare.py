@@ -88,7 +88,7 @@ def test_a_metric_that_fails_is_told_before_anything_runs(
     assert main([*words, "-o", str(tmp_path / "study")]) == 2
     error = capsys.readouterr().err
     assert re.search(
-        r"the metric of .* fails on one row \(KeyError: .*oops.*mine.py, line ", error
+        r"the metric of .* fails on 32 rows \(KeyError: .*oops.*mine.py, line ", error
     )
     assert error.count("\n") == 1 and not (tmp_path / "study").exists()
 
@@ -100,6 +100,18 @@ def test_more_processes_than_the_memory_holds_are_warned_of(
     words = ["compare", "digits/cnn", "--strategies", "hybrid", "--nproc", "2"]
     with pytest.warns(UserWarning, match="--nproc 2 is more processes than the memory"):
         assert main([*words, "-o", str(tmp_path / "study")]) == 1
+
+
+def test_a_metric_that_gives_means_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = re.findall(r"```python\n# mine.py\n(.*?)```", TUTORIAL, re.DOTALL)
+    file = tmp_path / "mine.py"
+    file.write_text(code.replace("== labels).sum()", "== labels).float().mean()"))
+    words = ["compare", f"{file}:workload", "--epochs", "1", "--target", "accuracy=0.5"]
+    assert main([*words, "-o", str(tmp_path / "study")]) == 2
+    error = capsys.readouterr().err
+    assert "gives a mean: accuracy of 32 rows is" in error and "give the sum over" in error
 
 
 @pytest.mark.parametrize(
