@@ -3,9 +3,9 @@ agreement of ranks.
 """
 
 import zlib
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from synchromesh.engine.groups import Group
-from synchromesh.engine.meeting import STEP, start_meeting
+from synchromesh.engine.meeting import STEP, meet
 from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import settings
 from synchromesh.trace.capture.batch import row_count as row_count
@@ -212,11 +212,8 @@ DIFFERENCES = (
 
 
 class RowAgreement:
-    """One small all-gather a step: every rank's rows, so that disagreeing ranks are an error and
-    never a hang. Where one rank has all the rows, it need not wait for the others before it runs:
-
-        one rank works       start, forward, finish, backward
-        idle ranks, others   start and finish, forward, backward
+    """One small exchange a step: every rank's rows, so that disagreeing ranks are an error and
+    never a hang.
     """
 
     def __init__(
@@ -232,23 +229,16 @@ class RowAgreement:
         self.plan, self.device = plan, device
         self.numbers: list[tuple[int, ...]] = []  # that came with each rank's rows
         self.outdated = False  # whether the model of a rank has changed
-        self._rest: Callable[[], GlobalRows] | None = None  # of what has started
 
     def __call__(
-        self, batch: Any, marks: Marks, numbers: tuple[int, ...] = (), outdated: bool = False,
+        self,
+        batch: Any,
+        marks: Marks,
+        numbers: tuple[int, ...] = (),
+        outdated: bool = False,
         method: str = STEP,
-    ) -> GlobalRows:  # fmt: skip
-        """The global rows of this step, or of a batch of `evaluate`; see `start`."""
-        rows = self.start(batch, marks, numbers, outdated, method)
-        self.finish()
-        return rows
-
-    def start(
-        self, batch: Any, marks: Marks, numbers: tuple[int, ...] = (), outdated: bool = False,
-        method: str = STEP,
-    ) -> GlobalRows:  # fmt: skip
-        """The global rows of this step. What the ranks make of each other is known, and a fault
-        is raised, at the latest by `finish`.
+    ) -> GlobalRows:
+        """The global rows of this step, or of a batch of `evaluate`.
 
         numbers: as many on every rank, gathered on all (`self.numbers`). outdated: whether this
         rank's model is another than was traced.
@@ -263,25 +253,7 @@ class RowAgreement:
             count, fault = -1, str(error)
         same = checksum(batch) if any(x.tensor > 1 for x in self.layouts) else 0
         row = [count, same, int(outdated), fingerprint(marks.data), *marks.numbers(), *numbers]
-        met = lambda: [row]  # noqa: E731
-        if self.group.size > 1:
-            met = start_meeting(self.group, method, row, self.device)
-        self.outdated = False
-        rest = partial(self._agreed, met, marks, fault)
-        if self.ranks == (self.group.ranks[self.group.index],) and not outdated and not fault:
-            self._rest = rest
-            return self._rows((count,), (same,))
-        return rest()
-
-    def finish(self) -> None:
-        """Waits for what `start` has not waited for."""
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            rest()
-
-    def _agreed(self, met: Callable[[], list[list[int]]], marks: Marks, fault: str) -> GlobalRows:
-        """The rows of all that take part."""
-        table = met()
+        table = [row] if self.group.size == 1 else meet(self.group, method, row, self.device)
         if any(row[0] < 0 for row in table):
             faults = self.group.all_gather_json(fault)
             rank, text = next((r, t) for r, t in enumerate(faults) if t)
@@ -295,7 +267,7 @@ class RowAgreement:
             odd = [r for r, mark in zip(self.ranks, column, strict=True) if mark != column[0]]
             if odd:
                 raise ValueError(f"ranks {odd} {difference.format(self.ranks[0])}")
-        if len(self.ranks) == 1 and self.outdated and not table[self.ranks[0]][2]:
+        if self.outdated and not any(table[rank][2] for rank in self.ranks):
             odd = [rank for rank, row in enumerate(table) if row[2]]
             raise ValueError(f"ranks {odd} {MODELS_DIFFER.format(self.ranks[0])}")
         return self._rows(counts, sums)

@@ -100,7 +100,6 @@ class Group:
         work = _all_gather_single(
             gathered.view(-1), part.view(-1), group=self.handle, async_op=True
         )
-
         if gathered.dtype is x.dtype:
             return self._after(work, lambda: gathered)
         return self._after(work, lambda: gathered.view(x.dtype).view(self.size, *x.shape))

@@ -1,16 +1,16 @@
 """A meeting: each rank says which method it is in, before that method's collectives begin.
 
-One small all-gather, of one size for all methods, so that ranks in different ones get a sentence:
+One small exchange, of one size for all methods, so that ranks in different ones get a sentence:
 
     rank 0    save   ]
     rank 1    step   ]->  an error on both, no wait for ever and no message of a wrong size
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+
+from synchromesh.engine import star
 
 EXCHANGE, STEP, EVALUATE, EVALUATED = "exchange", "step", "evaluate", "evaluated"
 WORDS = {
@@ -25,38 +25,17 @@ METHODS = (
 NUMBERS = 11  # that a rank may send with the method's
 
 
-class Gathering(Protocol):
-    """What a meeting asks of a group (engine/groups.py)."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Its members."""
-        ...
-
-    def start_all_gather(self, x: Tensor, counted: bool = True) -> Callable[[], Tensor]:
-        """Begins; the function that waits and returns (size, *x.shape)."""
-        ...
-
-
 def meet(
-    group: Gathering, method: str, numbers: Sequence[int] = (), device: torch.device | None = None
+    group: star.Reachable,
+    method: str,
+    numbers: Sequence[int] = (),
+    device: torch.device | None = None,
 ) -> list[list[int]]:
     """The numbers of every rank, at most `NUMBERS`; ValueError on all where one is in another
     method."""
-    return start_meeting(group, method, numbers, device)()
-
-
-def start_meeting(
-    group: Gathering, method: str, numbers: Sequence[int] = (), device: torch.device | None = None
-) -> Callable[[], list[list[int]]]:
-    """As `meet`, which waits for the function that this returns."""
     padding = [0] * (NUMBERS - len(numbers))
     own = torch.tensor([METHODS.index(method), *numbers, *padding], device=device)
-    finish = group.start_all_gather(own, counted=False)
-    return lambda: _met(group, finish().tolist(), len(numbers))
-
-
-def _met(group: Gathering, table: list[list[int]], count: int) -> list[list[int]]:
+    table = star.all_gather(group, own).tolist()
     places = [METHODS[row[0]] for row in table]
     if {*places} == {EVALUATE, EVALUATED}:
         ended = [group.ranks[i] for i, place in enumerate(places) if place == EVALUATED]
@@ -71,4 +50,4 @@ def _met(group: Gathering, table: list[list[int]], count: int) -> list[list[int]
             "calls the trainer's methods alike and in the same order, also those of which only "
             "one needs the result (no `if rank == 0:` around save, evaluate or state_dict)"
         )
-    return [row[1 : 1 + count] for row in table]
+    return [row[1 : 1 + len(numbers)] for row in table]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from synchromesh.engine import star
 from synchromesh.engine.groups import Group
 
 FOLLOW, GATHER, REDUCE, END = range(4)
@@ -58,7 +59,7 @@ class RollCall:
     def _next(self, announced: list[int]) -> list[int]:
         """What the ranks with rows do next; ValueError on all where they do not agree."""
         own = torch.tensor(announced, device=self.group.world.device)
-        table: list[list[Any]] = self.group.all_gather(own, counted=False).tolist()
+        table: list[list[Any]] = star.all_gather(self.group, own).tolist()
         acting = [(rank, row) for rank, row in zip(self.group.ranks, table, strict=True) if row[0]]
         first, wanted = acting[0]
         for rank, row in acting:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from synchromesh.engine import batches
+from synchromesh.engine import batches, star
 from synchromesh.engine.groups import World
+from synchromesh.engine.meeting import NUMBERS
 from synchromesh.engine.model import Model
 from synchromesh.engine.random import RandomStreams
 from synchromesh.planner.decide import Find, Read, Write
@@ -306,17 +307,16 @@ def collect_timings(
 
 
 def agreement_seconds(world: World) -> float:
-    """Seconds of the control messages of a step: an all-gather of three numbers, an all-reduce of
-    two."""
-    numbers = torch.zeros(3, dtype=torch.int64, device=world.device)
+    """Seconds of the control messages of a step: what ranks agree on, and the loss."""
+    numbers = torch.zeros(1 + NUMBERS, dtype=torch.int64, device=world.device)
     began, runs = 0.0, 6
     for turn in range(runs + 1):
         if turn == 1:
             world.everyone.barrier()
             began = time.perf_counter()
-        world.everyone.all_gather(numbers, counted=False)
+        star.all_gather(world.everyone, numbers)
         world.everyone.all_reduce(
-            torch.zeros(2, dtype=torch.float64, device=world.device), counted=False
+            torch.zeros(5, dtype=torch.float64, device=world.device), counted=False
         )
     spent = (time.perf_counter() - began) / runs
     return max(float(t) for t in world.everyone.all_gather_json(spent))

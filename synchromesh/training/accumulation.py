@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from synchromesh.engine import star
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.model import Model
 from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
@@ -175,8 +176,11 @@ class Accumulation:
         sums[3] = weighted and result.outputs[1].requires_grad and not alone
 
     def _send(self, sums: Tensor) -> None:
-        self._execution.active.agree.finish()  # a rank that disagrees takes part in no sum
-        work = self._world.everyone.all_reduce(sums, asynchronous=True, counted=False)
+        ranks, everyone = self._execution.active.groups.ranks, self._world.everyone
+        if len(ranks) == 1:
+            work = star.start_broadcast(everyone, sums, ranks[0])
+        else:
+            work = everyone.all_reduce(sums, asynchronous=True, counted=False)
         self._totals.append((sums, work))
 
     def _seeds(self, results: Sequence[RankOutputs], alone: bool) -> Seeds:

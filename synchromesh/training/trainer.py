@@ -209,7 +209,7 @@ class Trainer:
         batch = batches.to_device(batch, self.world.device)
         agree = execution.active.agree
         cost = NO_COST if observer is None else observer.cost
-        rows = agree.start(batch, marks, (self.wish, *cost), outdated)
+        rows = agree(batch, marks, (self.wish, *cost), outdated)
         if agree.outdated:
             self._accumulation.require_none(
                 "freezing or releasing parameters, or changing modes of modules or masks,"
