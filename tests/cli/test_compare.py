@@ -51,7 +51,8 @@ def test_the_tutorial_works_as_it_stands(tmp_path: Path) -> None:
         assert 0 <= shares["exposed"] <= 1 - run["computation_share"] + 1e-9
         assert (tmp_path / "study" / run["trace"]).exists()
     sent = runs["data", False]["sent_bytes_per_step"]
-    assert runs["ddp", False]["sent_bytes_per_step"][0] == pytest.approx(sent[0], rel=0.1)
+    # counted by the loopback interface, on which other tests send meanwhile
+    assert runs["ddp", False]["sent_bytes_per_step"][0] >= 0.9 * sent[0]
     losses = []
     for strategy in ("single", "data", "auto", "ddp"):
         run = runs[strategy, False]
