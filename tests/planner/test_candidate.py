@@ -5,10 +5,18 @@ from dataclasses import replace
 import pytest
 
 from synchromesh.cost.step_time import step_time
-from synchromesh.planner.candidate import Candidate, price, readable, setting, with_interleaving
+from synchromesh.planner.candidate import (
+    Candidate,
+    other_interleaving,
+    price,
+    readable,
+    setting,
+    with_interleaving,
+)
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
+from synchromesh.values.schedule import INTERLEAVED
 from tests.cost.plans import flat
 from tests.models import traced
 
@@ -43,6 +51,17 @@ def test_pieces_are_as_the_plan_says_or_the_better() -> None:
     assert with_interleaving(single, PARTITIONS) == single, (
         "nothing is sent that pieces could hide"
     )
+
+
+def test_the_other_number_of_pieces_is_a_plan_where_rows_suffice() -> None:
+    told = profile("tensor")
+    one, four = (
+        price(PARTITIONS, Plan.parse(f"tensor; @pieces={n}"), told) for n in (1, INTERLEAVED)
+    )
+    assert other_interleaving(four, PARTITIONS) == one.plan
+    rows = PARTITIONS.problem.rows  # of each rank under `tensor`
+    assert other_interleaving(one, PARTITIONS) == (four.plan if rows >= INTERLEAVED else None)
+    assert other_interleaving(price(PARTITIONS, Plan.parse("tensor"), told), PARTITIONS) is None
 
 
 def test_stages_are_priced_by_their_schedule() -> None:
