@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
+from synchromesh.engine import gloo
 from synchromesh.engine.communicator import Finish, Op
 from synchromesh.engine.device import device_of
 from synchromesh.engine.ledger import Ledger
@@ -28,7 +29,6 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 # torch 2.13 renamed both and warns at the old names
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 
 WAYS = ("native", "all-to-all", "all-reduce")  # of carrying out a reduce-scatter
 
@@ -385,7 +385,8 @@ class World:
 
     def _new(self, ranks: tuple[int, ...]) -> Any:
         order: dict[str, Any] = {} if list(ranks) == sorted(ranks) else {"sort_ranks": False}
-        return dist.new_group(list(ranks), timeout=self.timeout, backend=self.backend, **order)
+        backend = gloo.shared(self.backend)
+        return dist.new_group(list(ranks), timeout=self.timeout, backend=backend, **order)
 
     def _meet(self, handle: Any) -> None:
         """All members of a new NCCL group call it once: a first call that is a batch of messages,

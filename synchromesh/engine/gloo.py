@@ -1,0 +1,48 @@
+"""One thread for the traffic of all gloo groups of a process.
+
+A group that torch makes has a device of its own, whose thread wakes every 10 ms even where nothing
+is sent, for 0.04 to 0.3 % of a core. On an emulated host with 44 % of a core, where a plan with
+stages had been tried, five of them took 3 % of a step. Groups here are on the default group's.
+
+    two all-reduces at once, in two groups of two ranks     96 bytes     0.4 MB      16 MB
+    each with a device of its own                            0.80 ms    0.81 ms    17.6 ms
+    on one device                                            0.50 ms    0.71 ms    19.4 ms
+"""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroupGloo, Store
+from torch.distributed import Backend
+
+SHARED = "gloo_shared"
+
+
+def shared(backend: str) -> str:
+    """`backend`, or the one that makes gloo groups on the default group's device. (gloo itself
+    where that is none of gloo, or is wrapped, as in torch's debug mode DETAIL.)"""
+    if backend != Backend.GLOO or _default() is None:
+        return backend
+    if not hasattr(Backend, SHARED.upper()):
+        Backend.register_backend(SHARED, _group, devices=["cpu"])
+    return SHARED
+
+
+def _default() -> Any:
+    """The default group's part for tensors on a CPU, if it is gloo's."""
+    assert dist.group.WORLD is not None
+    try:
+        found = dist.group.WORLD._get_backend(torch.device("cpu"))
+    except RuntimeError:  # of other devices alone
+        return None
+    return found if isinstance(found, ProcessGroupGloo) else None
+
+
+def _group(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    gloo: Any = ProcessGroupGloo  # whose stubs leave out what is used here
+    default, options = _default().options, gloo._Options()
+    options._devices, options._threads = default._devices, default._threads
+    options._timeout = timeout
+    return gloo(store, rank, size, options)
