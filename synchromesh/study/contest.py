@@ -186,6 +186,7 @@ class Contest:
         doing = "ending" if turn is None else f"{turn.steps} steps of"
         self._say(f"{doing} {contestant.cell}", self._left(running))
         contestant.waiting.clear()
+        listener.resume(contestant.cell.key)
         listener.grant(contestant.cell.key, turn)
         if self._wait(contestant, listener):
             return True
@@ -214,7 +215,8 @@ class Contest:
         return None if each is None or common.epochs is None else each * common.epochs
 
     def _wait(self, contestant: _Contestant, listener: Listener) -> bool:
-        """Until all of its ranks wait for their next turn. False where it has ended or failed."""
+        """Until all of its ranks wait for their next turn, for which they are suspended. False
+        where it has ended or failed."""
         heard = time.monotonic()
         while len(contestant.waiting) < contestant.cell.devices:
             # asked first, so that what it said last is read
@@ -226,6 +228,8 @@ class Contest:
             contestant.silent = time.monotonic() - heard > SILENT_SECONDS
             if contestant.silent:
                 return False
+        if not contestant.record.cuda:  # what waits there is no burden, and NCCL has watchdogs
+            listener.suspend(contestant.cell.key)
         return True
 
     def _hear(self, contestant: _Contestant, listener: Listener, seconds: float) -> bool:
@@ -241,6 +245,7 @@ class Contest:
     def _end(self, contestant: _Contestant, listener: Listener) -> None:
         """Keeps what came of one that has ended, failed, or hangs."""
         cell, record = contestant.cell, contestant.record
+        listener.resume(cell.key)
         contestant.processes.end()
         while self._hear(contestant, listener, 0.0):
             pass

@@ -8,6 +8,7 @@ their turn; a turn is some steps, and nothing else of the study runs meanwhile.
     recorded  A B C
 
 The first step of a timed turn is not timed: it finds caches and memory as another has left them.
+Processes on CPUs are suspended between their turns (study/channel.py).
 With epochs instead of steps, timed turns go on until the last contestant has ended.
 """
 

@@ -2,8 +2,12 @@
 
 import json
 import math
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -270,6 +274,36 @@ def test_a_temporary_folder_with_a_long_name_is_told(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(ValueError, match=r"cannot be a socket .*: set TMPDIR to a folder with"):
         Listener(folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="who waits is suspended on Linux alone")
+def test_who_waits_is_suspended_until_it_is_resumed(tmp_path: Path) -> None:
+    tells = (
+        "import sys; from synchromesh.study.channel import Channel; "
+        "Channel(sys.argv[1], 'cell', 0).turn()"
+    )
+    with closing(Listener(tmp_path)) as listener:
+        process = subprocess.Popen([sys.executable, "-c", tells, listener.path])
+        while not listener.messages("cell", 1.0):
+            assert process.poll() is None
+        listener.suspend("another")
+        assert state(process.pid) != "T"
+        listener.suspend("cell")
+        assert state(process.pid, "T") == "T"
+        listener.resume("cell")
+        assert state(process.pid, "S") == "S"
+        listener.suspend("cell")
+    assert process.wait(10) == 0, "a study that ends lets go on what it has suspended"
+
+
+def state(process: int, wanted: str = "") -> str:
+    """Of a process: T where it is stopped, S where it waits; that wanted within a second."""
+    for _ in range(100):
+        found = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        if not wanted or found == wanted:
+            break
+        time.sleep(0.01)
+    return found
 
 
 def test_short_batches_count_where_they_are_trained() -> None:
