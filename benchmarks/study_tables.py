@@ -43,18 +43,12 @@ def rows(path: Path) -> list[Row]:
 
 
 def firsts(results: StudyResults) -> Iterator[list[str]]:
-    """`auto` beside the quickest strategy, for each model and number of devices."""
+    """`auto` beside the quickest strategy on as many devices, and beside one device alone, for
+    each model and number of devices."""
     yield [
-        "model",
-        "rows",
-        "devices",
-        "one device",
-        "DDP",
-        "first",
-        "auto",
-        "auto over the first",
-        "plan",
-    ]
+        "model", "rows", "devices", "one device", "DDP", "first", "auto", "auto over the first",
+        "auto over one device", "plan",
+    ]  # fmt: skip
     timed = [r for r in results.runs if r.step_seconds and r.emulated]
     for auto in (r for r in timed if r.strategy == "auto"):
         alike = [
@@ -63,13 +57,14 @@ def firsts(results: StudyResults) -> Iterator[list[str]]:
             if (r.workload, r.batch, r.cluster) == (auto.workload, auto.batch, auto.cluster)
             and r.devices in (1, auto.devices)
         ]
-        first = min(alike, key=seconds)
+        first = min((r for r in alike if r.devices == auto.devices), key=seconds)
         by_name = {r.strategy: seconds(r) for r in alike}
+        alone = by_name.get("single")
         yield [
-            auto.workload, str(auto.batch), str(auto.devices), milliseconds(by_name.get("single")),
+            auto.workload, str(auto.batch), str(auto.devices), milliseconds(alone),
             milliseconds(by_name.get("ddp")), f"{first.strategy}, {milliseconds(seconds(first))}",
             milliseconds(seconds(auto)), f"{seconds(auto) / seconds(first):.3f}",
-            f"`{auto.plan}`",
+            NONE if alone is None else f"{seconds(auto) / alone:.3f}", f"`{auto.plan}`",
         ]  # fmt: skip
 
 
