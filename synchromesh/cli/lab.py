@@ -22,7 +22,8 @@ DEEDS = {
 }
 EPILOG = (
     "Rates are such as 100kbit, 200mbit, 1.5gbit (each way); shares are per cent of one core, "
-    "from 10%. Needs Linux, root, and the cpu controller of cgroup v1 or v2."
+    "from 10%; memory is such as 1GiB. Needs Linux, root, and the cpu controller of cgroup v1 or "
+    "v2 (for memory that controller too)."
 )
 
 
@@ -36,10 +37,13 @@ def add_parser(commands: options.Commands) -> None:
     deeds = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_up(deeds)
     lab_run.add_parser(deeds)
-    change = _add(deeds, "set", "change a link or a share, also while something runs", set_)
+    change = _add(
+        deeds, "set", "change a link, a share or memory, also while something runs", set_
+    )
     change.add_argument("--host", type=options.natural, metavar="N", help="default: every host")
     change.add_argument("--bandwidth", metavar="RATE", help="of the link, as 20mbit")
     change.add_argument("--cpu", metavar="SHARE", help="of a core, as 10%%")
+    change.add_argument("--memory", metavar="SIZE", help="that it may hold, as 1GiB")
     change.add_argument("--uplink", metavar="RATE", help="between the racks, as 100mbit")
     for name, (what, _) in DEEDS.items():
         deed = _add(deeds, name, what, do)
@@ -66,6 +70,7 @@ def _add_up(deeds: options.Commands) -> None:
     parser.add_argument("--hosts", type=options.positive, metavar="N", help="default 4")
     parser.add_argument("--bandwidth", metavar="RATE", help="of every link; default 200mbit")
     parser.add_argument("--cpu", metavar="SHARE", help="of a core for every host; default 40%%")
+    parser.add_argument("--memory", metavar="SIZE", help="of every host; default: no limit")
     parser.add_argument(
         "--file", metavar="FILE",
         help="a .yaml or .json file instead: hosts that differ, two racks with a slower uplink",
@@ -76,14 +81,15 @@ def up(args: argparse.Namespace) -> int:
     """Makes a lab."""
     from synchromesh.lab import Description, Lab
 
-    given = [f"--{key}" for key in ("hosts", "bandwidth", "cpu") if getattr(args, key) is not None]
+    asked = ("hosts", "bandwidth", "cpu", "memory")
+    given = [f"--{key}" for key in asked if getattr(args, key) is not None]
     if args.file and given:
         raise ValueError(f"--file describes the hosts: leave {' and '.join(given)} out")
     if args.file:
         description = Description.load(Path(args.file))
     else:
         description = Description.alike(
-            args.hosts or 4, args.bandwidth or "200mbit", args.cpu or "40%"
+            args.hosts or 4, args.bandwidth or "200mbit", args.cpu or "40%", memory=args.memory
         )
     lab = Lab.of(description, args.name)
     lab.up()
@@ -99,11 +105,11 @@ def up(args: argparse.Namespace) -> int:
 
 
 def set_(args: argparse.Namespace) -> int:
-    """Changes links or processors of one that is up."""
+    """Changes links, processors or memory of one that is up."""
     from synchromesh.lab import Lab
 
     lab = Lab.open(args.name)
-    lab.set(args.host, args.bandwidth, args.cpu, args.uplink)
+    lab.set(args.host, args.bandwidth, args.cpu, args.uplink, args.memory)
     shown = _document(lab)
     if args.json:
         print(json.dumps(shown))
@@ -184,19 +190,22 @@ def _table(shown: dict[str, Any]) -> None:
 
     from synchromesh.cli.console import Console
     from synchromesh.lab.quantity import show_bandwidth, show_share
+    from synchromesh.values import size
 
     title = f"lab {shown['name']}: {len(shown['hosts'])} emulated hosts"
     if "uplink" in shown:
         title += f" in two racks, uplink {show_bandwidth(shown['uplink'])}"
     table = Table(title=Text(printable(title)), title_justify="left")
     racks = shown.get("racks", [])
-    for column in ("host", *(["rack"] if racks else []), "address", "bandwidth", "cpu", "state",
-                   "processes"):  # fmt: skip
+    limited = any(host["memory"] for host in shown["hosts"])
+    for column in ("host", *(["rack"] if racks else []), "address", "bandwidth", "cpu",
+                   *(["memory"] if limited else []), "state", "processes"):  # fmt: skip
         table.add_column(column)
     for host in shown["hosts"]:
+        memory = [size.show(host["memory"]) if host["memory"] else "-"] if limited else []
         rack = [str(i) for i, rack in enumerate(racks) if host["host"] in rack]
         table.add_row(
             str(host["host"]), *rack, host["address"], show_bandwidth(host["bandwidth"]),
-            show_share(host["cpu"]), host["state"], str(host["processes"]),
+            show_share(host["cpu"]), *memory, host["state"], str(host["processes"]),
         )  # fmt: skip
     Console(highlight=False).print(table)

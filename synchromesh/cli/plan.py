@@ -5,13 +5,13 @@
 
 import argparse
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synchromesh.cli import options, ranks
 from synchromesh.values import document
+from synchromesh.values import size as sizes
 from synchromesh.values.fault import Refuted, printable
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from synchromesh.estimate.planning import Planned
 
 FILE = "cluster.yaml"  # that `doctor` writes unless told otherwise
-UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def add_parser(commands: options.Commands) -> None:
@@ -62,12 +61,10 @@ def add_parser(commands: options.Commands) -> None:
 
 def size(text: str) -> float:
     """Bytes of `8GiB`, `16GB`, `500MB`."""
-    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(i?)B", text, re.IGNORECASE)
-    power = 0 if match is None else UNITS.index(f"{match[2].upper()}B")
-    number = 0.0 if match is None else float(match[1]) * (1024 if match[3] else 1000) ** power
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size as 8GiB, 16GB or 500MB")
-    return number
+    try:
+        return sizes.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def main(args: argparse.Namespace) -> int:

@@ -1,7 +1,8 @@
-"""Control groups: each host's share of the cores and its freezer, in cgroup v1 or v2.
+"""Control groups: each host's share of the cores, memory and freezer, in cgroup v1 or v2.
 
 One group for each host, named by its tag. `VersionOne` uses the cpu controller and, where it is
-mounted, the freezer; `VersionTwo` the unified tree. Without a freezer the processes are stopped.
+mounted, memory and the freezer; `VersionTwo` the unified tree. Without a freezer the processes are
+stopped, without memory no limit can be set.
 """
 
 import os
@@ -12,11 +13,15 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from synchromesh.values import size
+
 ROOT = Path("/sys/fs/cgroup")
 # Of a quota; short against a training step, so that a quota looks like a slower core (chosen).
 PERIOD_MICROSECONDS = 10_000
 # Times an ordinary group's weight: a busy machine must not make the hosts slower (chosen).
 CPU_WEIGHT = 10
+UNLIMITED = 2**60  # bytes; v1 has no word for no limit
+NO_MEMORY = "mount cgroup v1's memory controller beside the cpu controller"
 FREEZE_SECONDS = 5.0  # for a group to freeze (chosen)
 END_SECONDS = 10.0  # for killed processes to leave their group (chosen)
 
@@ -65,6 +70,19 @@ class Groups(ABC):
         """Cores that the group is limited to."""
 
     @abstractmethod
+    def set_memory(self, name: str, limit: int) -> None:
+        """Limit the bytes that the group's processes hold, without swap. ValueError where the
+        kernel cannot, or they hold more."""
+
+    @abstractmethod
+    def memory(self, name: str) -> int | None:
+        """Bytes that the group is limited to; None without a limit."""
+
+    @abstractmethod
+    def killed(self, name: str) -> int:
+        """How many of the group's processes the kernel has killed, as they needed more."""
+
+    @abstractmethod
     def freeze(self, name: str) -> None:
         """Stop every process of the group; TimeoutError where one waits in the kernel."""
 
@@ -78,11 +96,11 @@ class Groups(ABC):
 
 
 class VersionOne(Groups):
-    """cgroup v1: the cpu controller's tree and, where mounted, the freezer's."""
+    """cgroup v1: the cpu controller's tree and, where mounted, memory's and the freezer's."""
 
-    def __init__(self, cpu: Path, freezer: Path | None) -> None:
-        super().__init__(cpu, *([] if freezer is None else [freezer]))
-        self._cpu, self._freezer = cpu, freezer
+    def __init__(self, cpu: Path, freezer: Path | None, memory: Path | None = None) -> None:
+        super().__init__(*(tree for tree in (cpu, memory, freezer) if tree is not None))
+        self._cpu, self._freezer, self._memory = cpu, freezer, memory
 
     def make(self, name: str) -> None:
         """Make the group's folder in each tree."""
@@ -100,6 +118,38 @@ class VersionOne(Groups):
         """Quota over period."""
         quota = int((self._cpu / name / "cpu.cfs_quota_us").read_text())
         return quota / int((self._cpu / name / "cpu.cfs_period_us").read_text())
+
+    def set_memory(self, name: str, limit: int) -> None:
+        """Of memory, and of memory and swap together where the kernel counts that."""
+        if self._memory is None:
+            raise ValueError(f"a host's memory cannot be limited: {NO_MEMORY}")
+        group = self._memory / name
+        swapped = group / "memory.memsw.limit_in_bytes"  # never below the other
+        if swapped.exists():
+            swapped.write_text("-1")
+        try:
+            (group / "memory.limit_in_bytes").write_text(str(limit))
+        except OSError:  # EBUSY
+            held = int((group / "memory.usage_in_bytes").read_text())
+            raise ValueError(
+                f"{name} cannot be limited to {size.show(limit)}: its processes hold "
+                f"{held / 2**20:.0f} MiB; end them first"
+            ) from None
+        if swapped.exists():
+            swapped.write_text(str(limit))
+
+    def memory(self, name: str) -> int | None:
+        """As the kernel has rounded it to pages."""
+        if self._memory is None:
+            return None
+        limit = int((self._memory / name / "memory.limit_in_bytes").read_text())
+        return limit if limit < UNLIMITED else None
+
+    def killed(self, name: str) -> int:
+        """The count beside the settings of what is done then."""
+        if self._memory is None:
+            return 0
+        return _count(self._memory / name / "memory.oom_control")
 
     def freeze(self, name: str) -> None:
         """By the freezer, else by SIGSTOP."""
@@ -134,17 +184,21 @@ class VersionTwo(Groups):
 
     def make(self, name: str) -> None:
         """Make the group's folder; ValueError where the cpu controller cannot be passed on."""
-        subtree = self._root / "cgroup.subtree_control"
-        if "cpu" not in subtree.read_text().split():
-            try:
-                subtree.write_text("+cpu")
-            except OSError as error:  # EBUSY: a container's own root has processes in it
-                raise ValueError(
-                    f"the cpu controller cannot be passed on below {self._root} "
-                    f"({error.strerror}): start the lab outside of this container"
-                ) from None
+        self._pass_on("cpu")
         (self._root / name).mkdir()
         (self._root / name / "cpu.weight").write_text(str(CPU_WEIGHT * 100))
+
+    def _pass_on(self, controller: str) -> None:
+        """Let the groups have a controller."""
+        subtree = self._root / "cgroup.subtree_control"
+        if controller not in subtree.read_text().split():
+            try:
+                subtree.write_text(f"+{controller}")
+            except OSError as error:  # EBUSY: a container's own root has processes in it
+                raise ValueError(
+                    f"the {controller} controller cannot be passed on below {self._root} "
+                    f"({error.strerror}): start the lab outside of this container"
+                ) from None
 
     def set_cpu(self, name: str, cpu: float) -> None:
         """Write quota and period."""
@@ -155,6 +209,24 @@ class VersionTwo(Groups):
         """Quota over period; infinite where there is no quota."""
         quota, period = (self._root / name / "cpu.max").read_text().split()
         return float("inf") if quota == "max" else int(quota) / int(period)
+
+    def set_memory(self, name: str, limit: int) -> None:
+        """Write both limits; processes that hold more are killed by the kernel."""
+        self._pass_on("memory")
+        group = self._root / name
+        if (group / "memory.swap.max").exists():
+            (group / "memory.swap.max").write_text("0")
+        (group / "memory.max").write_text(str(limit))
+
+    def memory(self, name: str) -> int | None:
+        """The limit; the file is missing where the controller was not passed on."""
+        path = self._root / name / "memory.max"
+        text = path.read_text().strip() if path.exists() else "max"
+        return None if text == "max" else int(text)
+
+    def killed(self, name: str) -> int:
+        """The group's count."""
+        return _count(self._root / name / "memory.events")
 
     def freeze(self, name: str) -> None:
         """Write the group's freezer and wait until the kernel reports it."""
@@ -174,8 +246,9 @@ class VersionTwo(Groups):
 def detect(root: Path = ROOT) -> Groups | None:
     """The version that has this machine's cpu controller; None where neither can be written."""
     if (root / "cpu" / "cpu.shares").exists() and os.access(root / "cpu", os.W_OK):
-        freezer = root / "freezer"
-        return VersionOne(root / "cpu", freezer if os.access(freezer, os.W_OK) else None)
+        others = (root / "freezer", root / "memory")
+        freezer, memory = (tree if os.access(tree, os.W_OK) else None for tree in others)
+        return VersionOne(root / "cpu", freezer, memory)
     controllers = root / "cgroup.controllers"
     if (
         controllers.exists()
@@ -224,6 +297,14 @@ def _await(name: str, done: Callable[[], bool]) -> None:
                 f"{name} is not frozen after {FREEZE_SECONDS:g} s: a process waits in the kernel"
             )
         time.sleep(0.005)
+
+
+def _count(path: Path) -> int:
+    """Processes killed for memory, of a file of names and numbers."""
+    if not path.exists():
+        return 0
+    pairs = (line.split() for line in path.read_text().splitlines())
+    return next((int(number) for name, number in pairs if name == "oom_kill"), 0)
 
 
 def _signal(processes: Iterable[int], number: int) -> None:

@@ -1,7 +1,7 @@
-"""A description of a lab: its hosts' rates and shares, and two racks with a slower uplink.
+"""A description of a lab: its hosts' rates, shares and memory, and two racks with a slower uplink.
 
 hosts:
-  - {bandwidth: 200mbit, cpu: 40%, count: 3}
+  - {bandwidth: 200mbit, cpu: 40%, memory: 1GiB, count: 3}
   - {bandwidth: 20mbit, cpu: 10%}
 racks: [[0, 1], [2, 3]]         # both or neither; hosts count from 0
 uplink: 100mbit                 # what all hosts of a rack share on the way to the other
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from synchromesh.lab import quantity
-from synchromesh.values import document
+from synchromesh.values import document, size
 from synchromesh.values.cluster import Cluster, Device, Host, Link
 
 MOST_HOSTS = 200  # addresses 10.77.0.1 and up, and what one machine can bear
@@ -25,10 +25,12 @@ MOST_HOSTS = 200  # addresses 10.77.0.1 and up, and what one machine can bear
 
 @dataclass(frozen=True)
 class Emulated:
-    """One host: bits a second each way on its link, and cores (0.4: 40 % of one)."""
+    """One host: bits a second each way on its link, cores (0.4: 40 % of one), and the bytes that
+    its processes may hold (None: whatever the machine has)."""
 
     bandwidth: int
     cpu: float
+    memory: int | None = None
 
     @property
     def cores(self) -> int:
@@ -36,9 +38,9 @@ class Emulated:
         return math.ceil(self.cpu)
 
     def __str__(self) -> str:
-        return (
-            f"{quantity.show_bandwidth(self.bandwidth)}, {quantity.show_share(self.cpu)} of a core"
-        )
+        rate, part = quantity.show_bandwidth(self.bandwidth), quantity.show_share(self.cpu)
+        limit = "" if self.memory is None else f", {size.show(self.memory)}"
+        return f"{rate}, {part} of a core{limit}"
 
 
 @dataclass(frozen=True)
@@ -86,22 +88,28 @@ class Description(document.Document):
         cpu: Any,
         racks: Sequence[Sequence[int]] = (),
         uplink: Any = None,
+        memory: Any = None,
     ) -> "Description":
-        """`hosts` hosts; `bandwidth` and `cpu` are one value for all or a sequence by host."""
-        lengths = {len(v) for v in (bandwidth, cpu) if _is_sequence(v)}
+        """`hosts` hosts; `bandwidth`, `cpu` and `memory` are one value for all or a sequence by
+        host."""
+        values = (bandwidth, cpu, memory)
+        lengths = {len(v) for v in values if _is_sequence(v)}
         count = hosts if hosts is not None else max(lengths, default=1)
         if lengths - {count}:
             raise ValueError(
-                f"{count} hosts need {count} bandwidths and shares, or one for all, "
+                f"{count} hosts need {count} bandwidths, shares and memories, or one for all, "
                 f"not {', '.join(str(n) for n in sorted(lengths - {count}))}"
             )
-        rates = bandwidth if _is_sequence(bandwidth) else [bandwidth] * count
-        shares = cpu if _is_sequence(cpu) else [cpu] * count
+        by_host = zip(*(v if _is_sequence(v) else [v] * count for v in values), strict=True)
         cores = os.cpu_count() or 1
         return cls(
             tuple(
-                Emulated(quantity.bandwidth(rate), quantity.share(part, cores))
-                for rate, part in zip(rates, shares, strict=True)
+                Emulated(
+                    quantity.bandwidth(rate),
+                    quantity.share(part, cores),
+                    None if limit is None else quantity.memory(limit),
+                )
+                for rate, part, limit in by_host
             ),
             tuple(tuple(rack) for rack in racks),
             None if uplink is None else quantity.bandwidth(uplink),
@@ -134,6 +142,7 @@ class Description(document.Document):
                 {
                     "bandwidth": quantity.show_bandwidth(host.bandwidth),
                     "cpu": quantity.show_share(host.cpu),
+                    **({} if host.memory is None else {"memory": size.show(host.memory)}),
                 }
                 for host in self.hosts
             ]
@@ -184,10 +193,13 @@ class Description(document.Document):
     def cluster(self, name: str, memory_bytes: int, date: str) -> Cluster:
         """The cluster that the ranks see: an emulated one, its links between each pair."""
         names = [f"host{i}" for i in range(len(self.hosts))]
-        device = Device("cpu", max(1, memory_bytes // len(self.hosts)))
+        part = max(1, memory_bytes // len(self.hosts))
         return Cluster(
             name=name,
-            hosts=tuple(Host(host, (device,)) for host in names),
+            hosts=tuple(
+                Host(name, (Device("cpu", host.memory or part),))
+                for name, host in zip(names, self.hosts, strict=True)
+            ),
             links=tuple(
                 Link(names[a], names[b], self._between(a, b) / 8)
                 for a in range(len(names))
@@ -218,14 +230,18 @@ def _remedy(shares: Sequence[float], busiest: float, cores: int) -> str:
 def _hosts(value: Any, path: str) -> list[Emulated]:
     """One entry of the list of hosts, which stands for `count` equal ones."""
     needed = ("bandwidth", "cpu")
-    item = document.mapping(value, path, (*needed, "count"), needed)
+    item = document.mapping(value, path, (*needed, "memory", "count"), needed)
     cores = os.cpu_count() or 1
     with document.at(f"{path}.bandwidth"):
         rate = quantity.bandwidth(_as_text(item["bandwidth"], "200mbit"))
     with document.at(f"{path}.cpu"):
         part = quantity.share(_as_text(item["cpu"], "40%"), cores)
+    limit = None
+    if "memory" in item:
+        with document.at(f"{path}.memory"):
+            limit = quantity.memory(_as_text(item["memory"], "1GiB"))
     count = document.integer(item.get("count", 1), f"{path}.count", 1, MOST_HOSTS)
-    return [Emulated(rate, part)] * count
+    return [Emulated(rate, part, limit)] * count
 
 
 def _as_text(value: Any, example: str) -> str:

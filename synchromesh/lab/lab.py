@@ -1,4 +1,4 @@
-"""A lab: emulated hosts on one machine, with a stated link rate and share of a core each.
+"""A lab: emulated hosts on one machine, each with a stated link rate, share of a core and memory.
 
     with Lab(hosts=4, bandwidth="200mbit", cpu=0.4) as lab:
         results = lab.run([sys.executable, "train.py"], timeout=120)
@@ -29,6 +29,7 @@ from types import TracebackType
 from synchromesh.lab import cgroup, entry, quantity, removal
 from synchromesh.lab.description import Description, Emulated
 from synchromesh.lab.keeper_process import KeeperProcess
+from synchromesh.lab.killings import killings
 from synchromesh.lab.network import Network
 from synchromesh.lab.record import Record, Records
 from synchromesh.lab.requirements import require
@@ -42,6 +43,7 @@ PORTS = (20_000, 30_000)  # of the rendezvous; below those that the kernel gives
 END_SECONDS = 60.0  # for a keeper to remove its lab
 Bandwidth = str | float  # `200mbit`, or bits a second
 Share = str | float  # `40%`, or cores
+Memory = str | int  # `1GiB`, or bytes
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,14 @@ class HostState:
     address: str
     bandwidth: int  # bits a second each way
     cpu: float  # cores
+    memory: int | None  # bytes that its processes may hold; None: no limit
     state: str  # up, frozen, cut, frozen and cut
     processes: int
 
 
 class Lab:
-    """`hosts` emulated hosts; `bandwidth` and `cpu` are one value for all, or one by host.
+    """`hosts` emulated hosts; `bandwidth`, `cpu` and `memory` are one value for all, or one by
+    host (memory: none, and they share the machine's).
 
     `racks`, two lists of hosts, and `uplink`, the rate between them, go together. ValueError for
     what cannot be, in one sentence.
@@ -70,8 +74,9 @@ class Lab:
         cpu: Share | Sequence[Share] = 0.4,
         racks: Sequence[Sequence[int]] = (),
         uplink: Bandwidth | None = None,
+        memory: Memory | Sequence[Memory | None] | None = None,
     ) -> None:
-        self._begin(Description.alike(hosts, bandwidth, cpu, racks, uplink), None)
+        self._begin(Description.alike(hosts, bandwidth, cpu, racks, uplink, memory), None)
 
     @classmethod
     def of(cls, description: Description, name: str | None = None) -> "Lab":
@@ -163,6 +168,8 @@ class Lab:
         for host, shape in enumerate(self.description.hosts):
             self._groups.make(self._tag.part(host))
             self._groups.set_cpu(self._tag.part(host), shape.cpu)
+            if shape.memory is not None:
+                self._groups.set_memory(self._tag.part(host), shape.memory)
         self._network.build()
         self._keeper.await_ready()
         date = time.strftime("%Y-%m-%d")
@@ -204,6 +211,7 @@ class Lab:
         with this process where the main thread starts it.
         """
         processes: list[subprocess.Popen[bytes]] = []
+        parts = [*map(self._part, self._hosts())]
         # The signal of a parent's death is that of its thread: no other may end before the run.
         main = threading.current_thread() is threading.main_thread()
         parent = str(os.getpid() if main else 0)
@@ -223,7 +231,7 @@ class Lab:
                 process.kill()
                 process.communicate()
             raise
-        return Running(processes, timeout, self._thaw_all, listener)
+        return Running(processes, timeout, self._thaw_all, listener, killings(self._groups, parts))
 
     def ways(self, hosts: int | None = None) -> list[Way]:
         """How one run gets onto every host, or onto the first `hosts`. ValueError where one is
@@ -270,13 +278,14 @@ class Lab:
         bandwidth: Bandwidth | None = None,
         cpu: Share | None = None,
         uplink: Bandwidth | None = None,
+        memory: Memory | None = None,
     ) -> None:
-        """Change the link or the share of one host, or of all, or the uplink; also during a run.
+        """Change the link, share or memory of one host or all, or the uplink; also during a run.
 
         A share is at most the cores the host came up with, as its processes are pinned to them.
         """
-        if bandwidth is None and cpu is None and uplink is None:
-            raise ValueError("nothing to set: give a bandwidth, a share of a core, or an uplink")
+        if bandwidth is None and cpu is None and uplink is None and memory is None:
+            raise ValueError("nothing to set: give a bandwidth, a share, memory, or an uplink")
         if uplink is not None and self.description.uplink is None:
             raise ValueError(f"lab {self.name} has no racks, so there is no uplink to set")
         hosts = self._hosts(host)
@@ -286,8 +295,11 @@ class Lab:
             if cpu is not None
         }
         rate = None if bandwidth is None else quantity.bandwidth(bandwidth)
+        limit = None if memory is None else quantity.memory(memory)
         with self._records.locked():
             for h in hosts:
+                if limit is not None:
+                    self._groups.set_memory(self._part(h), limit)
                 if rate is not None:
                     self._network.set_rate(h, rate)
                 if h in shares:
@@ -325,9 +337,10 @@ class Lab:
         return list(self._states())
 
     def current(self) -> Description:
-        """The description with the rates and shares of this moment."""
+        """The description with the rates, shares and memory of this moment."""
         hosts = tuple(
-            Emulated(self._network.rate(h), self._groups.cpu(self._part(h))) for h in self._hosts()
+            Emulated(self._network.rate(h), self._groups.cpu(part), self._groups.memory(part))
+            for h, part in enumerate(map(self._part, self._hosts()))
         )
         uplink = None if self.description.uplink is None else self._network.uplink()
         return replace(self.description, hosts=hosts, uplink=uplink)
@@ -353,7 +366,7 @@ class Lab:
             faults = ["frozen"] if self._groups.frozen(part) else []
             faults += [] if self._network.connected(host) else ["cut"]
             yield HostState(
-                host, self._network.address(host), now.bandwidth, now.cpu,
+                host, self._network.address(host), now.bandwidth, now.cpu, now.memory,
                 " and ".join(faults) or "up", len(self._groups.processes(part)),
             )  # fmt: skip
 

@@ -3,9 +3,12 @@
 bandwidth   NUMBER UNIT, UNIT one of kbit, mbit, gbit, in any case, `/s` or `ps` after it or not:
             10^3, 10^6, 10^9 bits a second in each direction, from 100kbit to 10gbit
 share       NUMBER%, per cent of one core, from 10% to all cores
+memory      NUMBER UNIT, as 1GiB or 500MB, from 16MiB
 """
 
 import re
+
+from synchromesh.values import size
 
 BANDWIDTH = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmg])bit(?:/s|ps)?", re.IGNORECASE)
 SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
@@ -14,6 +17,7 @@ UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 # and the two ends on one machine are the limit.
 LEAST_BANDWIDTH, MOST_BANDWIDTH = 10**5, 10**10
 LEAST_SHARE = 0.1  # 1 ms of a 10 ms period: the kernel takes no smaller quota
+LEAST_MEMORY = 2**24  # bytes; an interpreter needs 8 MB, torch 300 (measured)
 
 
 def bandwidth(value: object) -> int:
@@ -54,6 +58,20 @@ def share(value: object, cores: int) -> float:
             f"({cores} cores): try 40%"
         )
     return part
+
+
+def memory(value: object) -> int:
+    """Bytes of text such as `1GiB`, or of a number of bytes."""
+    if isinstance(value, str):
+        bytes_ = int(size.parse(value.strip()))
+    elif isinstance(value, int) and not isinstance(value, bool):
+        bytes_ = value
+    else:
+        raise ValueError(f"{value!r} is no size: write text as 1GiB")
+    if bytes_ < LEAST_MEMORY:
+        least = size.show(LEAST_MEMORY)
+        raise ValueError(f"a host's memory of {value} is below {least}: try 1GiB")
+    return bytes_
 
 
 def show_bandwidth(bits: float) -> str:

@@ -43,7 +43,10 @@ class Result:
 class HostFailed(RuntimeError):
     """A command failed or ran out of time on a host; the message closes with its last output."""
 
-    def __init__(self, results: Sequence[Result], rank: int, timeout: float | None) -> None:
+    def __init__(
+        self, results: Sequence[Result], rank: int, timeout: float | None, why: str = ""
+    ) -> None:
+        """why: what else is known of it, in words."""
         result = results[rank]
         fate = f"ended with code {result.code}"
         if timeout is not None:
@@ -52,7 +55,9 @@ class HostFailed(RuntimeError):
             fate = f"was ended by {signal.Signals(-result.code).name}"
         output = result.error[-SHOWN_CHARACTERS:] or result.output[-SHOWN_CHARACTERS:]
         super().__init__(
-            f"host {rank} of {len(results)} {fate}" + (f":\n{output}" if output else "")
+            f"host {rank} of {len(results)} {fate}"
+            + (f": {why}" if why else "")
+            + (f":\n{output}" if output else "")
         )
         self.results, self.rank, self.late = tuple(results), rank, timeout is not None
 
@@ -66,7 +71,8 @@ class HostFailed(RuntimeError):
 class Running:
     """Processes by host and what they write: `listener` gets every line, else the results do.
 
-    `thaw` is called before processes are killed: one of a frozen host cannot die.
+    `thaw` is called before processes are killed: one of a frozen host cannot die. `why` is asked
+    for words on a failure.
     """
 
     def __init__(
@@ -75,7 +81,9 @@ class Running:
         timeout: float | None,
         thaw: Callable[[], None],
         listener: Listener | None = None,
+        why: Callable[[], str] = str,
     ) -> None:
+        self._why = why
         self._processes, self._timeout, self._thaw = processes, timeout, thaw
         self._listener = listener
         self._late_at = None if timeout is None else time.monotonic() + timeout
@@ -102,7 +110,8 @@ class Running:
             for rank, process in enumerate(self._processes)
         ]
         if self._first is not None and self._asked is None:
-            raise HostFailed(results, self._first, self._timeout if self._late else None)
+            late = self._timeout if self._late else None
+            raise HostFailed(results, self._first, late, self._why())
         return results
 
     def wait(self, timeout: float | None = None) -> list[Result]:

@@ -1,5 +1,6 @@
 """Hosts as the tests of the lab see them: where they can be, and what a lab has left behind."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,18 @@ from synchromesh.lab.tag import Tag
 
 needs_hosts = pytest.mark.skipif(
     reason_unavailable() is not None, reason=str(reason_unavailable())
+)
+
+
+def _limits_memory() -> bool:
+    controllers = cgroup.ROOT / "cgroup.controllers"
+    if controllers.exists():
+        return "memory" in controllers.read_text().split()
+    return os.access(cgroup.ROOT / "memory", os.W_OK)
+
+
+needs_memory = pytest.mark.skipif(
+    not _limits_memory(), reason="there is no memory controller of cgroup v1 or v2"
 )
 
 

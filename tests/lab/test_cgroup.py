@@ -37,6 +37,28 @@ def test_version_two_gives_shares_and_freezes(tree: Path) -> None:
     assert list(groups.names()) == ["a-0"]
 
 
+def test_version_two_limits_memory_and_counts_who_was_killed(tree: Path) -> None:
+    groups = VersionTwo(tree)
+    groups.make("a-0")
+    assert groups.memory("a-0") is None and groups.killed("a-0") == 0
+    (tree / "cgroup.subtree_control").write_text("cpu\n")
+    (tree / "a-0" / "memory.swap.max").write_text("max\n")
+    groups.set_memory("a-0", 2**30)
+    assert (tree / "cgroup.subtree_control").read_text() == "+memory"
+    assert (tree / "a-0" / "memory.swap.max").read_text() == "0"
+    assert groups.memory("a-0") == 2**30
+    (tree / "a-0" / "memory.max").write_text("max\n")
+    (tree / "a-0" / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
+    assert groups.memory("a-0") is None and groups.killed("a-0") == 1
+
+
+def test_version_one_without_a_memory_controller_says_so(tmp_path: Path) -> None:
+    groups = VersionOne(tmp_path, None)
+    assert groups.memory("a-0") is None and groups.killed("a-0") == 0
+    with pytest.raises(ValueError, match="a host's memory cannot be limited: mount cgroup v1's"):
+        groups.set_memory("a-0", 2**30)
+
+
 def test_version_two_without_a_limit(tree: Path) -> None:
     groups = VersionTwo(tree)
     groups.make("a-0")

@@ -70,6 +70,8 @@ def test_a_lab_stays_between_commands(up: dict[str, object]) -> None:
 
 @needs_hosts
 def test_one_host_is_changed_and_its_cluster_with_it(up: dict[str, object]) -> None:
+    assert "memory" not in lab("status")[0]
+    assert "4GiB" in lab("set", "--host", "1", "--memory", "4GiB")[0]
     table, _ = lab("set", "--host", "1", "--bandwidth", "20mbit", "--cpu", "10%")
     assert "20mbit" in table and "10%" in table
     assert [(h["bandwidth"], h["cpu"]) for h in hosts()] == [(10**8, 0.5), (2 * 10**7, 0.1)]
@@ -175,8 +177,11 @@ def test_a_lab_whose_keeper_was_killed_is_removed_by_the_next_command(tmp_path: 
     os.kill(tag.pid, signal.SIGKILL)
     assert until(lambda: not tag.alive) and traces(tag)
     down = run("down")
-    assert down.returncode == 0 and traces(tag) == []
-    assert f"removed lab {name}: its keeper was no longer alive\n" in down.stderr
+    assert traces(tag) == []
+    if down.returncode:  # the next command was that of a test beside this one
+        assert f"there is no lab {name!r}" in down.stderr
+    else:
+        assert f"removed lab {name}: its keeper was no longer alive\n" in down.stderr
 
 
 @pytest.fixture

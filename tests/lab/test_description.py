@@ -31,11 +31,22 @@ def test_a_file_describes_hosts_and_racks(tmp_path: Path) -> None:
     assert str(found) == f"hosts: 3 of {fast}; 1 of {slow}; racks 100mbit apart"
 
 
+def test_memory_is_a_hosts_own(tmp_path: Path) -> None:
+    found = load(TEXT.replace("cpu: 10%}", "cpu: 10%, memory: 1.5GiB}"), tmp_path)
+    assert [host.memory for host in found.hosts] == [None] * 3 + [3 * 2**29]
+    assert Description.from_dict(found.to_dict()) == found
+    assert str(found.hosts[3]) == "20mbit, 10% of a core, 1536MiB"
+    devices = [h.devices[0].memory_bytes for h in found.cluster("c", 2**34, "2026-01-31").hosts]
+    assert devices == [2**32] * 3 + [3 * 2**29]
+    assert Description.alike(2, "200mbit", "40%", memory=["1GB", None]).hosts[0].memory == 10**9
+
+
 def test_hosts_alike_or_not() -> None:
     alike = Description.alike(2, "200mbit", "40%")
     assert alike == Description.alike(None, ["200mbit", 2e8], 0.4)
     assert str(alike) == "hosts of 200mbit, 40% of a core"
-    with pytest.raises(ValueError, match="3 hosts need 3 bandwidths and shares, or one for all"):
+    said = "3 hosts need 3 bandwidths, shares and memories, or one for all"
+    with pytest.raises(ValueError, match=said):
         Description.alike(3, ["200mbit", "100mbit"], 0.4)
 
 
@@ -57,6 +68,9 @@ def test_hosts_alike_or_not() -> None:
         ("[2, 3]", "[2, three]", r"racks\[1\]: should be a whole number, not text 'three'"),
         ("cpu: 10%", "cpu: 0.1", r"hosts\[1\].cpu: should be text with its unit, as 40%, not 0.1"),
         ("cpu: 10%", "cpu: 5%", r"hosts\[1\].cpu: a share of 5% of a core is outside 10% to"),
+        ("cpu: 10%", "cpu: 10%, memory: 1G", r"hosts\[1\].memory: '1G' is no size as 8GiB"),
+        ("cpu: 10%", "cpu: 10%, memory: 1KB", r"hosts\[1\].memory: .* is below 16MiB: try 1GiB"),
+        ("cpu: 10%", "cpu: 10%, memory: 9", r"hosts\[1\].memory: should be text .* 1GiB, not 9"),
         ("cpu: 10%", "cpus: 10%", r"hosts\[1\]: unknown key 'cpus'"),
         (", cpu: 10%", "", r"hosts\[1\]: cpu is missing"),
         (": 20mbit", ": 20", r"hosts\[1\].bandwidth: should be text with its unit, as 200mbit"),

@@ -15,7 +15,7 @@ from synchromesh.lab import HostFailed, Lab, Running, network, requirements
 from synchromesh.lab import running as running_module
 from synchromesh.lab.tag import Tag
 from synchromesh.values.cluster import Cluster
-from tests.lab.hosts import alive, needs_hosts, python, traces, until
+from tests.lab.hosts import alive, needs_hosts, needs_memory, python, traces, until
 
 ROOT = Path(__file__).parents[2]
 pytestmark = needs_hosts
@@ -209,6 +209,23 @@ def test_a_killed_host_ends_the_run(pair: Lab) -> None:
     assert failed.value.code == 128 + signal.SIGKILL
     assert time.monotonic() - start < 10
     assert [s.processes for s in pair.states()] == [0, 0]
+
+
+@needs_memory
+def test_a_host_holds_no_more_memory_than_stated(pair: Lab) -> None:
+    holds = "import os; x = b'x' * (int(os.environ['RANK']) * {} << 20); print(len(x))"
+    pair.set(memory="64MiB")
+    assert [s.memory for s in pair.states()] == [2**26] * 2
+    assert Cluster.load(pair.cluster_file).hosts[1].devices[0].memory_bytes == 2**26
+    assert [r.output for r in pair.run(python(holds.format(32)))] == ["0\n", f"{2**25}\n"]
+    killed = (
+        "host 1 of 2 was ended by SIGKILL: the kernel killed processes of host 1, which needed "
+        "more than their 64MiB of memory"
+    )
+    with pytest.raises(HostFailed, match=killed):
+        pair.run(python(holds.format(200)))
+    pair.set(memory="1GiB")
+    assert len(pair.run(python(holds.format(200)))) == 2
 
 
 def test_a_host_that_fails_ends_all_and_its_words_are_told(
