@@ -271,7 +271,7 @@ def test_a_program_that_does_not_exist_is_told(pair: Lab) -> None:
 
 
 @pytest.mark.parametrize("victims", ["owner", "keeper", "both"])
-def test_a_lab_is_gone_whoever_is_killed(victims: str) -> None:
+def test_a_lab_is_gone_whoever_is_killed(victims: str, alone: None) -> None:
     program = (
         "import sys; from synchromesh.lab import Lab\n"
         "with Lab(1) as lab:\n"
@@ -309,7 +309,7 @@ def test_a_lab_is_gone_whoever_is_killed(victims: str) -> None:
     owner.stdout.close()
 
 
-def test_what_a_dead_keeper_left_is_removed_and_nothing_else(pair: Lab) -> None:
+def test_what_a_dead_keeper_left_is_removed_and_nothing_else(pair: Lab, alone: None) -> None:
     dead = Tag(os.getpid(), 1)  # the id is in use, by a process that started at another time
     strangers = [f"smlab-{os.getpid()}-1", "smlab-x-1-0", f"smlab-{os.getpid()}-1-0-mine"]
     cards = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
