@@ -3,7 +3,7 @@
 bandwidth   NUMBER UNIT, UNIT one of kbit, mbit, gbit, in any case, `/s` or `ps` after it or not:
             10^3, 10^6, 10^9 bits a second in each direction, from 100kbit to 10gbit
 share       NUMBER%, per cent of one core, from 10% to all cores
-memory      NUMBER UNIT, as 1GiB or 500MB, from 16MiB
+memory      NUMBER UNIT, as 1GiB or 500MB, from 16MiB to 1024TiB
 """
 
 import re
@@ -17,7 +17,8 @@ UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 # and the two ends on one machine are the limit.
 LEAST_BANDWIDTH, MOST_BANDWIDTH = 10**5, 10**10
 LEAST_SHARE = 0.1  # 1 ms of a 10 ms period: the kernel takes no smaller quota
-LEAST_MEMORY = 2**24  # bytes; an interpreter needs 8 MB, torch 300 (measured)
+# Bytes; an interpreter needs 8 MB, torch 300 (measured), and above the kernel sees no limit.
+LEAST_MEMORY, MOST_MEMORY = 2**24, 2**50
 
 
 def bandwidth(value: object) -> int:
@@ -68,9 +69,9 @@ def memory(value: object) -> int:
         bytes_ = value
     else:
         raise ValueError(f"{value!r} is no size: write text as 1GiB")
-    if bytes_ < LEAST_MEMORY:
-        least = size.show(LEAST_MEMORY)
-        raise ValueError(f"a host's memory of {value} is below {least}: try 1GiB")
+    if not LEAST_MEMORY <= bytes_ <= MOST_MEMORY:
+        least, most = size.show(LEAST_MEMORY), size.show(MOST_MEMORY)
+        raise ValueError(f"a host's memory of {value} is outside {least} to {most}: try 1GiB")
     return bytes_
 
 
