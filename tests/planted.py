@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.engine import batches
+from synchromesh.engine.buckets import FlatBucket
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.trace.capture.batch import take
 from synchromesh.training.trainer import Trainer
@@ -98,13 +99,19 @@ def _row(patch: pytest.MonkeyPatch, error: Planted) -> None:
     patch.setattr(Trainer, "shard", shard)
 
 
+def _bucket(sync: GradientSync, error: Planted) -> FlatBucket:
+    bucket = sync._buckets[error.seed % len(sync._buckets)]
+    assert isinstance(bucket, FlatBucket)
+    return bucket
+
+
 def _twice(patch: pytest.MonkeyPatch, error: Planted) -> None:
     right = GradientSync.finish
 
     def finish(sync: GradientSync, scale: float | None = None) -> None:
         right(sync, scale)
-        bucket = sync._buckets[error.seed % len(sync._buckets)]
-        bucket.group.all_reduce(bucket.values, counted=False)
+        bucket = _bucket(sync, error)
+        bucket.group.all_reduce(bucket.flat, counted=False)
 
     patch.setattr(GradientSync, "finish", finish)
 
@@ -115,10 +122,10 @@ def _stale_bucket(patch: pytest.MonkeyPatch, error: Planted) -> None:
 
     def finish(sync: GradientSync, scale: float | None = None) -> None:
         right(sync, scale)
-        bucket = sync._buckets[error.seed % len(sync._buckets)]
-        now = bucket.values.clone()
+        bucket = _bucket(sync, error)
+        now = bucket.flat.clone()
         if before and bucket.group.world.rank == error.rank:
-            bucket.values.copy_(before.pop())
+            bucket.flat.copy_(before.pop())
         before[:] = [now]
 
     patch.setattr(GradientSync, "finish", finish)

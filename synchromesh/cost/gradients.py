@@ -4,17 +4,72 @@ A parameter that several stages use is summed over the ranks of all of them: its
 the last of their groups comes to it.
 """
 
-from synchromesh.cost.setting import Setting, collective_seconds, gradient_pattern
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from synchromesh.cost.setting import (
+    Setting,
+    collective_seconds,
+    gradient_pattern,
+    shard_seconds,
+)
 from synchromesh.cost.timeline import Spans
 from synchromesh.cost.timelines import Timelines
 from synchromesh.values import buckets
-from synchromesh.values.buckets import SIZES, BucketSizes
+from synchromesh.values.buckets import SIZES, UNDER_WAY, BucketSizes, SendingOrder
 from synchromesh.values.holding import Holding
 from synchromesh.values.profile import Profile
+from synchromesh.values.traffic import CollectiveKind
+
+
+def first_users(setting: Setting, group: int) -> dict[str, int]:
+    """The first component of a device group that uses each trained parameter."""
+    found: dict[str, int] = {}
+    for i in setting.components(group):
+        for h in setting.trained(i):
+            found.setdefault(h.tensor.name, i)
+    return found
+
+
+def gradient_buckets(
+    setting: Setting, group: int, sizes: BucketSizes = SIZES
+) -> list[list[Holding]]:
+    """The buckets of a device group's gradients, in the order in which they are sent."""
+    users = first_users(setting, group)
+    stage_of = {i: s for s in setting.stages_on(group) for i in setting.stages[s]}
+
+    def kind(h: Holding) -> Hashable:
+        stage = stage_of[users[h.tensor.name]] if h.every else None
+        return gradient_pattern(h), tuple(h.positions), h.tensor.dtype, h.parts > 1, stage
+
+    summed = [h for n in users if (h := setting.holdings[n]).summed]
+    return buckets.fill(summed, kind, lambda h: h.local_bytes, sizes)
+
+
+@dataclass
+class _Filling:
+    """A bucket, and the gradients that it waits for."""
+
+    held: list[Holding]
+    missing: set[str] = field(default_factory=set)
+
+    def empty(self) -> None:
+        """None is there."""
+        self.missing = {h.tensor.name for h in self.held}
+
+
+def _order(found: Iterable[list[Holding]]) -> SendingOrder[_Filling]:
+    order: SendingOrder[_Filling] = SendingOrder(lambda bucket: not bucket.missing)
+    order.buckets += map(_Filling, found)
+    for bucket in order.buckets:
+        bucket.empty()
+    return order
 
 
 class Gradients:
-    """Call `ready` after the last backward of each of the group's components, then `finish`."""
+    """Call `ready` after each backward of one of the group's components, `end_backward` after each
+    one of a stage, then `finish`."""
 
     def __init__(
         self, setting: Setting, profile: Profile, timelines: Timelines, group: int = 0,
@@ -23,50 +78,68 @@ class Gradients:
         self.setting, self.profile = setting, profile
         self.timelines, self.group, self.line = timelines, group, timelines.lines[group]
         ranks = [setting.ranks[p] for p in setting.positions[group]]
-        self._copy_byte = profile.copy_byte * profile.lateness(ranks)
-        self._first_user: dict[str, int] = {}  # whose backward ends last
-        for i in setting.components(group):
-            for h in setting.trained(i):
-                self._first_user.setdefault(h.tensor.name, i)
-        self.buckets = buckets.fill(
-            [h for n in self._first_user if (h := setting.holdings[n]).summed],
-            lambda h: (gradient_pattern(h), tuple(h.positions), h.tensor.dtype),
-            lambda h: h.local_bytes,
-            sizes,
-        )
-        self._missing = [{h.tensor.name for h in bucket} for bucket in self.buckets]
-        self._next = 0
+        self.copy_byte = profile.copy_byte * profile.lateness(ranks)
+        self._first_user = first_users(setting, group)  # whose backward ends last
+        stage_of = {i: s for s in setting.stages_on(group) for i in setting.stages[s]}
+        found = gradient_buckets(setting, group, sizes)
+        self._last = _order(b for b in found if not b[0].every)
+        self._every = {
+            s: _order(b for b in found if b[0].every and stage_of[self._user(b)] == s)
+            for s in setting.stages_on(group)
+        }
+        self._sent: list[object] = []
+        self._under_way: list[object] = []  # of buckets that are scattered
 
-    def ready(self, component: int) -> Spans:
-        """The backward of `component` is done: its gradients go into their buckets."""
+    def _user(self, bucket: list[Holding]) -> int:
+        return self._first_user[bucket[0].tensor.name]
+
+    def ready(self, component: int, last: bool = True) -> Spans:
+        """A backward of `component` is done: gradients that are summed then go into their
+        buckets. last: there is no other one in this step."""
         names = {n for n, i in self._first_user.items() if i == component}
-        for missing in self._missing:
-            copied = sum(self.setting.holdings[n].local_bytes for n in missing & names)
-            yield from self.line.compute(self._copy_byte * copied)
-            missing -= names
-        while self._next < len(self.buckets) and not self._missing[self._next]:
-            self._launch()
+        for order in [*self._every.values(), *([self._last] if last else [])]:
+            for bucket in order.buckets:
+                sizes = (self.setting.holdings[n].local_bytes for n in bucket.missing & names)
+                yield from self.line.compute(self.copy_byte * sum(sizes))
+                bucket.missing -= names
+            yield from self._launch(order.ready())
 
-    def _launch(self) -> None:
-        bucket = self.buckets[self._next]
-        ranks, payload = gradient_pattern(bucket[0]), sum(h.local_bytes for h in bucket)
-        seconds = collective_seconds("all_reduce", ranks, payload, self.profile)
-        parties = self._groups(bucket[0])
-        self.timelines.come(self.group, self._key(bucket), parties, "all_reduce", seconds, ranks)
-        self._next += 1
+    def end_backward(self, stage: int) -> Spans:
+        """A backward of a stage is over: what is summed in each one is on its way."""
+        order = self._every[stage]
+        yield from self._launch(order.rest())
+        order.restart()
+        for bucket in order.buckets:
+            bucket.empty()
+
+    def _launch(self, ready: Sequence[_Filling]) -> Spans:
+        for bucket in (filling.held for filling in ready):
+            ranks, scattered = gradient_pattern(bucket[0]), bucket[0].parts > 1
+            kind: CollectiveKind = "reduce_scatter" if scattered else "all_reduce"
+            if scattered:
+                seconds = shard_seconds(kind, bucket, self.profile)
+            else:
+                payload = sum(h.local_bytes for h in bucket)
+                seconds = collective_seconds(kind, ranks, payload, self.profile)
+            key = self._key(bucket)
+            self.timelines.come(self.group, key, self._groups(bucket[0]), kind, seconds, ranks)
+            self._sent.append(key)
+            if scattered:
+                self._under_way.append(key)
+            if len(self._under_way) > UNDER_WAY:
+                first = self._under_way.pop(0)
+                yield from self.line.wait(partial(self.timelines.arrived, first))
 
     def _groups(self, holding: Holding) -> int:
         """How many device groups hold a tensor."""
         return sum(its[0] in holding.positions for its in self.setting.positions)
 
     def _key(self, bucket: list[Holding]) -> object:
-        shared = () if self._groups(bucket[0]) > 1 else (self.group,)
+        shared = () if self._groups(bucket[0]) > 1 else (self.group, len(self._sent))
         return ("gradients", *shared, bucket[0].tensor.name)
 
     def finish(self) -> Spans:
         """Backward is over: what is left is sent, and all of it is waited for."""
-        while self._next < len(self.buckets):
-            self._launch()
-        keys = [self._key(bucket) for bucket in self.buckets]
-        yield from self.line.wait(lambda: all(map(self.timelines.arrived, keys)))
+        yield from self._launch(self._last.rest())
+        yield from self.line.wait(lambda: all(map(self.timelines.arrived, self._sent)))
         yield from self.line.finish()

@@ -1,6 +1,9 @@
 """The peak memory of a plan: bytes alive on each device, walked through a step.
 
-    resident     parameters, buffers, gradient buckets, optimizer state: always
+    resident     parameters, buffers, gradient buckets, optimizer state: always; of what is
+                 sharded this rank's parts
+    gathered     sharded parameters while they are there, and what they are gathered into
+    scattered    gradients of which each rank gets a part: their buckets, and what arrives
     batch        this rank's rows of the batch's leaves
     kept         what forwards keep for backwards, and border values until their last reader
     gradients    of border values until their maker's backward; of parameters in no bucket
@@ -20,7 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from synchromesh.cost.setting import Setting, measured
+from synchromesh.cost.alive_bytes import AliveBytes
+from synchromesh.cost.scattered_gradients import ScatteredGradients
+from synchromesh.cost.setting import Setting, measured, sharded_bytes
 from synchromesh.cost.turns import Portion, walked
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values.component import Value
@@ -45,6 +50,7 @@ class PeakMemory:
 
 VALUE, KEPT, WAITING, SUMMED = "value", "kept", "waiting", "summed"
 ARRIVED, SENT = "arrived", "sent"
+GATHERED, ON_ITS_WAY = "gathered", "on its way"
 
 
 def peak_memories(setting: Setting, profile: Profile, pieces: int = 1) -> tuple[PeakMemory, ...]:
@@ -79,8 +85,8 @@ def _update(held: list[Holding], profile: Profile) -> float:
     """Bytes besides the resident ones while the optimizer steps: gradients in no bucket, its
     own."""
     trained = [h for h in held if h.tensor.trainable]
-    sizes = [h.local_bytes for h in trained]
-    alone = sum(h.local_bytes for h in trained if not h.summed)
+    sizes = [h.kept_bytes for h in trained]
+    alone = sum(h.kept_bytes for h in trained if not h.summed or h.parts > 1)
     return alone + profile.work_largest * max(sizes, default=0) + profile.work_byte * sum(sizes)
 
 
@@ -88,34 +94,13 @@ def _resident(held: list[Holding], profile: Profile) -> int:
     """Parameters, buffers, optimizer state, and the buckets in which gradients lie."""
     total = 0.0
     for holding in held:
-        size = holding.local_bytes
+        size = holding.kept_bytes
         total += size
         if holding.tensor.trainable:
             total += profile.state_factor * size
-            if holding.summed:
+            if holding.summed and holding.parts == 1:
                 total += size  # a bucket is there from the first step on
     return round(total)
-
-
-class _Alive:
-    """Bytes alive at a moment of a step, by what they are, and the most there were."""
-
-    def __init__(self) -> None:
-        self.bytes: dict[tuple[Any, ...], float] = {}  # (what, micro-batch, which): bytes
-        self.now = self.highest = 0.0
-
-    def set(self, key: tuple[Any, ...], size: float) -> None:
-        """`key` has `size` bytes from now on."""
-        self.now += size - self.bytes.get(key, 0.0)
-        self.bytes[key] = size
-
-    def free(self, key: tuple[Any, ...]) -> None:
-        """`key` has no bytes any more, if it had."""
-        self.now -= self.bytes.pop(key, 0.0)
-
-    def meanwhile(self, working: float) -> None:
-        """A component works, in `working` bytes more."""
-        self.highest = max(self.highest, self.now + working)
 
 
 class _MemoryWalk:
@@ -138,7 +123,7 @@ class _MemoryWalk:
                 self.last[form] = i
                 if item.source is None:
                     continue
-                if number in self.memory[i].kept_inputs:
+                if number in self.memory[i].kept_inputs or local.layout.recompute:
                     self.keepers.setdefault(form, i)
                 if item.source in self.parts:
                     maker = self.parts[item.source].layout
@@ -155,8 +140,11 @@ class _MemoryWalk:
             for e in items
             if setting.of[source] == self.group
         }
-        self.alive = _Alive()
+        self.alive = AliveBytes()
         self.begun: set[tuple[str, int, int]] = set()  # passes through components
+        self.passes = setting.passes(self.group, pieces)
+        self.left_uses: Counter[int] = Counter()  # micro-batches that have passed a use
+        self.scattered = ScatteredGradients(setting, self.group, self.alive)
 
     def rows(self, layout: Layout) -> float:
         """Rows of a micro-batch on this device."""
@@ -275,14 +263,41 @@ class _MemoryWalk:
         for item in walked(self.setting.turns[stage], action):
             if isinstance(item, Portion) and (action.kind, m, item.component) not in self.begun:
                 self.begun.add((action.kind, m, item.component))
+                at = self.passes.at(action, item.component)
+                if at is not None:
+                    self._enter(at)
                 run(m, item.component, needed)
+                if at is not None:
+                    self._leave_use(at)
         if action.kind == "F" or action.turn:
             return
+        if m % self.pieces == 0:
+            self.scattered.end_backward(stage)
         for message, e in (*needed, *self._needed(replace(action, kind="F"))):
             self.alive.free((ARRIVED, message, e))
         for form, maker in self.handed.items():
             if maker == stage:
                 self.alive.free((VALUE, m, form))
+
+    def _enter(self, at: int) -> None:
+        """What a use gathers is there, and what the next one gathers on its way."""
+        units = self.setting.gathering.units
+        for unit in self.passes.uses[at].gathered if not self.left_uses[at] else ():
+            held = units[unit].holdings
+            self.alive.set((ON_ITS_WAY, unit), sharded_bytes(held))
+            self.alive.set((GATHERED, unit), sum(h.local_bytes for h in held))
+            self.alive.meanwhile(0.0)
+            self.alive.free((ON_ITS_WAY, unit))
+        for unit in self.passes.uses[at + 1].gathered if at + 1 < len(self.passes.uses) else ():
+            held = units[unit].holdings
+            own = sum(h.kept_bytes for h in held)  # a copy in one piece is what is sent
+            self.alive.set((ON_ITS_WAY, unit), own + sharded_bytes(held))
+
+    def _leave_use(self, at: int) -> None:
+        self.left_uses[at] += 1
+        if self.left_uses[at] == self.pieces:
+            for unit in self.passes.uses[at].freed:
+                self.alive.free((GATHERED, unit))
 
     def _forward(self, m: int, i: int, _: object) -> None:
         local, memory, alive = self.parts[i], self.memory[i], self.alive
@@ -293,12 +308,14 @@ class _MemoryWalk:
                     alive.set((VALUE, m, form), size)
         rows = self.rows(local.layout)
         alive.meanwhile(memory.forward(rows))
-        alive.set((KEPT, m, i), memory.kept(rows))
+        recompute = local.layout.recompute
+        alive.set((KEPT, m, i), 0.0 if recompute else memory.kept(rows))
         made = []
         for number, output in enumerate(local.outputs):
             form, size = self._sized(output.value, local.layout, output.placement)
             # kept outputs are counted among what the component keeps
-            alive.set((VALUE, m, form), 0.0 if number in memory.kept_outputs else size)
+            counted = number in memory.kept_outputs and not recompute
+            alive.set((VALUE, m, form), 0.0 if counted else size)
             made.append(form)
         for form in (*self.dies.get(i, ()), *(f for f in made if f not in self.last)):
             if form not in self.keepers and form not in self.handed:
@@ -320,6 +337,11 @@ class _MemoryWalk:
         if self.pieces == 1:  # each has a backward of its own, which adds in place to the earlier
             staying = staying and (self.count == 1 or not added)
             added = 0.0
+        if local.layout.recompute:
+            alive.meanwhile(memory.forward(rows))
+        for holding in trained:
+            if self._scatters(holding):
+                self.scattered.open(holding)  # filled while the component is at work
         alive.meanwhile((memory.staying if staying else memory.backward)(rows) + added)
         for message, e in brought:  # autograd's caller holds them until it returns
             alive.set((ARRIVED, message, e), self._received(e, message))
@@ -327,6 +349,11 @@ class _MemoryWalk:
         for form, keeper in self.keepers.items():
             if keeper == i and form not in self.handed:
                 alive.free((VALUE, m, form))
+
+    def _scatters(self, holding: Holding) -> bool:
+        """Whether each rank gets a part of the sum after the backward to come."""
+        last = self.left[holding.tensor.name] == 1
+        return holding.every or (holding.parts > 1 and last)
 
     def _leave(self, m: int, local: LocalComponent, trained: Sequence[Holding]) -> None:
         """The gradients that a component leaves: of what it read, and of its parameters."""
@@ -336,8 +363,12 @@ class _MemoryWalk:
                 self.alive.set((WAITING, m, form), size)
         for holding in trained:
             name = holding.tensor.name
+            scatters = self._scatters(holding)
             self.left[name] -= 1
-            if self.left[name] or not holding.summed:
+            if scatters:
+                self.alive.free((SUMMED, name))
+                self.scattered.add(holding)
+            elif self.left[name] or not holding.summed:
                 self.alive.set((SUMMED, name), float(holding.local_bytes))
             else:
                 self.alive.free((SUMMED, name))  # it lies in its bucket

@@ -10,13 +10,15 @@ from functools import cached_property
 from synchromesh.cost.turns import Turn, turns_of
 from synchromesh.trace.partition.crossings import crossings
 from synchromesh.trace.partition.local import LocalComponent, Partition
+from synchromesh.trace.partition.shard_traffic import gathering_of
 from synchromesh.values.exchange import Exchange
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout, groups_of, stages_of
 from synchromesh.values.messages import Instruction, instructions
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Compute, Pattern, Profile
-from synchromesh.values.schedule import Schedule, pipeline, taking_turns
+from synchromesh.values.schedule import Action, Schedule, pipeline, taking_turns
+from synchromesh.values.sharding import Gathering, Use
 from synchromesh.values.traffic import Collective
 
 
@@ -74,6 +76,11 @@ class Setting:
         """What goes from stage to stage."""
         return crossings(self.partition)
 
+    @cached_property
+    def gathering(self) -> Gathering:
+        """The units of sharded parameters, and which components need them."""
+        return gathering_of(self.partition, self.holdings)
+
     def stages_on(self, group: int) -> list[int]:
         """The stages of a device group."""
         return [stage for stage, its in enumerate(self.of) if its == group]
@@ -105,6 +112,15 @@ class Setting:
         """What each device group does, in its order."""
         return instructions(self.schedule(pieces), frozenset(self.crossings))
 
+    def passes(self, group: int, pieces: int) -> "Passes":
+        """How a device group's components use sharded parameters."""
+        actions = self.schedule(pieces).groups[group]
+        runs = list(dict.fromkeys((a.kind, a.stage, a.micro_batch // pieces) for a in actions))
+        found = [self.gathering.run(self.stages[stage], kind == "B") for kind, stage, _ in runs]
+        places = [(run, i) for run, its in zip(runs, found, strict=True) for i, _ in its]
+        uses = self.gathering.uses(found)
+        return Passes(pieces, uses, {place: at for at, place in enumerate(places)})
+
     def blocks(self, layout: Layout) -> tuple[int, ...]:
         """Rows that each data index has of one of the plan's micro-batches, of the largest where
         they differ; a rank without rows computes one that does not count."""
@@ -113,6 +129,21 @@ class Setting:
     def row_ranges(self, data: int) -> tuple[tuple[int, int], ...]:
         """The rows [start, stop) of that micro-batch by data index, of a data degree."""
         return self.plan.row_ranges(-(-self.rows // self.plan.micro_batches), data)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The uses of sharded parameters by a device group in a step, in order; `places`: by what runs
+    (its kind, stage and number, whatever takes turns in it) and component."""
+
+    pieces: int
+    uses: tuple[Use, ...]
+    places: Mapping[tuple[tuple[str, int, int], int], int]
+
+    def at(self, action: Action, component: int) -> int | None:
+        """The use that a component of an action is; None: it needs nothing."""
+        run = action.kind, action.stage, action.micro_batch // self.pieces
+        return self.places.get((run, component))
 
 
 def measured(setting: Setting, local: LocalComponent, profile: Profile) -> Compute:
@@ -132,6 +163,16 @@ def gradient_pattern(holding: Holding) -> Pattern:
     """The groups of ranks over which a parameter's gradient is summed."""
     layout = holding.gradient_layout
     return Pattern(layout.data, layout.tensor)
+
+
+def shard_seconds(kind: str, held: Sequence[Holding], profile: Profile) -> float:
+    """Seconds to gather the parts of parameters, or to scatter their gradients."""
+    return collective_seconds(kind, gradient_pattern(held[0]), sharded_bytes(held), profile)
+
+
+def sharded_bytes(held: Sequence[Holding]) -> int:
+    """Bytes of what is gathered or scattered: every part as long as the largest one."""
+    return sum(h.parts * h.kept_bytes for h in held)
 
 
 def collective_seconds(kind: str, ranks: Pattern, payload: float, profile: Profile) -> float:

@@ -25,6 +25,7 @@ from synchromesh.cost.setting import collective_seconds as collective_seconds
 from synchromesh.cost.setting import gradient_pattern as gradient_pattern
 from synchromesh.cost.setting import measured as measured
 from synchromesh.cost.setting import pattern as pattern
+from synchromesh.cost.setting import shard_seconds
 from synchromesh.cost.timeline import Spans, Timeline
 from synchromesh.cost.timelines import Timelines
 from synchromesh.cost.traffic import Traffic
@@ -112,16 +113,22 @@ class _GroupWalk:
         for stage in self.setting.stages_on(group):
             for turn in self.setting.turns[stage]:
                 self.left.update(i.component for i in turn if isinstance(i, Portion))
+        self.portions = dict(self.left)  # of a micro-batch
         for i in self.left:
             local = self.setting.partition.components[i]
             self.seconds[i] = _compute(self.setting, local, traffic.profile, traffic.pieces)
             self.left[i] *= count
         self.forward = 0.0
         self.needs: dict[Action, list[Message]] = {}
+        self.passes = self.setting.passes(group, traffic.pieces)
+        # uses of sharded parameters, and those whose parameters are on their way
+        self.entered, self.begun = set[int](), set[int]()
+        self.again: set[tuple[int, Action]] = set()  # components that were computed again
 
     def spans(self, instructions: Sequence[Instruction]) -> Spans:
         """The walk (cost/timelines.py)."""
         sent: list[Message] = []
+        self._gather(0)
         for instruction in instructions:
             if isinstance(instruction, Run):
                 begun = self.line.clock
@@ -154,15 +161,52 @@ class _GroupWalk:
             yield from self.line.compute(calls.begin_backward)
         for item in walked(self.setting.turns[action.stage], action):
             if isinstance(item, Portion):
-                i = item.component
-                yield from self.line.compute(self.seconds[i][backward] * item.share)
-                self.left[i] -= backward
-                if not self.left[i]:
-                    yield from self.gradients.ready(i)
+                yield from self._portion(item, action)
             elif item.departs is not backward:
                 self.traffic.begin(self.line, item, action)
             else:
                 yield from self.traffic.end(self.line, item, action)
+        if backward and not action.turn and not shared:
+            yield from self.gradients.end_backward(action.stage)
+
+    def _portion(self, item: Portion, action: Action) -> Spans:
+        i, backward = item.component, action.kind == "B"
+        at = self.passes.at(action, i)
+        if at is not None and at not in self.entered:
+            yield from self._enter(at)
+        if backward and (i, action) not in self.again:
+            self.again.add((i, action))
+            for number, repeated in enumerate(self.traffic.repeats(i)):
+                key = "again", i, action, number
+                self.line.depart(key, *repeated)
+                yield from self.line.arrive(key)
+        yield from self.line.compute(self.seconds[i][backward] * item.share)
+        if backward:
+            self.left[i] -= 1
+            if self.left[i] % (self.portions[i] * self.traffic.pieces) == 0:
+                yield from self.gradients.ready(i, last=not self.left[i])
+
+    def _enter(self, at: int) -> Spans:
+        """The parameters that a use needs are waited for, and those of the next one on their
+        way."""
+        self.entered.add(at)
+        self._gather(at)
+        for unit in self.passes.uses[at].gathered:
+            yield from self.line.arrive(("gather", at, unit))
+            held = self.setting.gathering.units[unit].holdings
+            copied = self.gradients.copy_byte * sum(h.local_bytes for h in held)
+            yield from self.line.compute(copied)
+        self._gather(at + 1)
+
+    def _gather(self, at: int) -> None:
+        if at >= len(self.passes.uses) or at in self.begun:
+            return
+        self.begun.add(at)
+        for unit in self.passes.uses[at].gathered:
+            held = self.setting.gathering.units[unit].holdings
+            seconds = shard_seconds("all_gather", held, self.traffic.profile)
+            ranks = gradient_pattern(held[0])
+            self.line.depart(("gather", at, unit), "all_gather", seconds, ranks)
 
 
 def _compute(
@@ -179,7 +223,8 @@ def _compute(
         different[id(found.forward[min(rank, last)]), rows] = rank
     forward, backward = max((found.on(r, n) for (_, n), r in different.items()), key=sum)
     calls = profile.calls
-    return max(0.0, forward + calls.forward), max(0.0, backward + calls.backward)
+    forward, backward = max(0.0, forward + calls.forward), max(0.0, backward + calls.backward)
+    return forward, backward + forward * local.layout.recompute
 
 
 def computing(setting: Setting, profile: Profile) -> Callable[[int, float], float]:
@@ -210,5 +255,5 @@ def _update(
     measured on all's."""
     trained = [h for h in setting.held(positions[0]) if h.tensor.trainable]
     byte, tensor = profile.update_byte, profile.update_tensor
-    slowest = byte * sum(h.local_bytes for h in trained) + tensor * len(trained)
+    slowest = byte * sum(h.kept_bytes for h in trained) + tensor * len(trained)
     return slowest * profile.lateness(ranks)

@@ -38,6 +38,11 @@ class Traffic:
         for number in range(len(item.communication.collectives)):
             yield from line.arrive(self._key(item, action, number))
 
+    def repeats(self, component: int) -> list[_Traffic]:
+        """What a component that is recomputed sends once more in backward."""
+        local = self.setting.partition.components[component]
+        return [self._seconds(c, local.layout) for c in local.repeats]
+
     def message(self, message: Message) -> float:
         """Seconds of all values of a message, one after another."""
         known = (message.kind, message.source, message.target)
@@ -57,13 +62,13 @@ class Traffic:
 
     def _move(self, item: Transmit, direction: Direction) -> list[_Traffic]:
         layout = self.setting.partition.components[item.component].layout
-        found: list[_Traffic] = []
-        for c in item.communication.collectives:
-            if c.direction == direction:
-                payload = self._payload(c, layout)
-                seconds = collective_seconds(c.kind, pattern(c), payload, self.profile)
-                found.append((c.kind, seconds, pattern(c)))
-        return found
+        sent = (c for c in item.communication.collectives if c.direction == direction)
+        return [self._seconds(c, layout) for c in sent]
+
+    def _seconds(self, collective: Collective, layout: Layout) -> _Traffic:
+        ranks, payload = pattern(collective), self._payload(collective, layout)
+        seconds = collective_seconds(collective.kind, ranks, payload, self.profile)
+        return collective.kind, seconds, ranks
 
     def _payload(self, collective: Collective, layout: Layout) -> float:
         """Bytes for a micro-batch's rows, of the largest block."""

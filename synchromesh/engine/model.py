@@ -18,9 +18,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def describe(name: str, tensor: Tensor, trainable: bool) -> Parameter:
-    """A tensor by name, shape and data type."""
-    return Parameter(name, tuple(tensor.shape), dtype_name(tensor.dtype), trainable)
+def describe(name: str, tensor: Tensor) -> Parameter:
+    """A parameter or buffer by name, shape and data type."""
+    shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
+    if isinstance(tensor, nn.Parameter):
+        return Parameter(name, shape, dtype, tensor.requires_grad)
+    return Parameter(name, shape, dtype, trainable=False, buffer=True)
 
 
 class Model:
@@ -35,8 +38,8 @@ class Model:
         self._own_forward = vars(module).get("forward")  # where it has another than its class
         self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
         self.buffers: dict[str, Tensor] = dict(module.named_buffers())
-        self.described = {n: describe(n, p, p.requires_grad) for n, p in self.parameters.items()}
-        self.described |= {n: describe(n, b, False) for n, b in self.buffers.items()}
+        tensors = {**self.parameters, **self.buffers}
+        self.described = {name: describe(name, tensor) for name, tensor in tensors.items()}
         names = {id(p): n for n, p in self.parameters.items()}
         names |= {id(b): n for n, b in self.buffers.items()}
         self.slots: list[tuple[nn.Module, str, str]] = []  # module, attribute, name of a reference

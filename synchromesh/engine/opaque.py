@@ -24,12 +24,14 @@ from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Passage, RankOutputs, share
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.roll_call import RollCall
+from synchromesh.engine.sharding import Sharding
 from synchromesh.trace.capture.gradients import OwnLeaves, refuse_foreign
 from synchromesh.trace.capture.model_snapshot import CONTAINERS, attributes_of
 from synchromesh.trace.capture.modes import in_mode
 from synchromesh.trace.capture.outputs import carried, flat_outputs
 from synchromesh.values.exchange import Border, Exchange
 from synchromesh.values.layout import Layout
+from synchromesh.values.sharding import Run
 
 
 class OpaqueProgram:
@@ -39,6 +41,7 @@ class OpaqueProgram:
     coupled, of, group = True, (0,), 0
     crossings: Mapping[tuple[int, int], tuple[Exchange, ...]] = MappingProxyType({})
     deliveries = ()  # every rank goes on with the rows that it has
+    sharding = Sharding()  # nothing is sharded
 
     def __init__(
         self,
@@ -69,6 +72,10 @@ class OpaqueProgram:
     def parameters(self, _: int) -> tuple[str, ...]:
         """All of the model's."""
         return tuple(self.model.parameters)
+
+    def gathered(self, _: int, backward: bool) -> Run:
+        """As of `Program`: no sharded parameters."""
+        return ()
 
     def run(
         self,

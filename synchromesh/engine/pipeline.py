@@ -59,12 +59,15 @@ class PipelineWalk:
         self._receipts: dict[Message, Receipt] = {}
         # what each part of each micro-batch made of the carry
         self._carry: list[list[dict[str, Tensor]]] = [[{} for _ in m.parts] for m in micro_batches]
+        self.sharding = self.program.sharding
 
     def forward(self) -> list[RankOutputs]:
         """The outputs of all micro-batches that are this rank's."""
         results: list[RankOutputs] = []
         schedule = forward_only(self.program.of, len(self.micro_batches))
-        for instruction in self._instructions(schedule):
+        instructions = self._instructions(schedule)
+        self._expect(instructions, goes_on=False)
+        for instruction in instructions:
             if isinstance(instruction, Run):
                 results += self._run_forward(instruction.action).results
                 self._finish(instruction.action)  # nothing goes back
@@ -79,17 +82,21 @@ class PipelineWalk:
         forwarded: Callable[[Sequence[RankOutputs]], None],
         forwards_over: Callable[[], None],
         backwards: Callable[[Action, Sequence[RankOutputs]], Seeds],
+        backward_over: Callable[[int], None] = lambda _: None,
+        goes_on: bool = False,
     ) -> None:
-        """Forwards and backwards in the order of the schedule `name`.
+        """Forwards and backwards in the order of the schedule `name`. goes_on: whether others
+        follow before parameters change.
 
         forwarded: is called after each forward with its outputs. forwards_over: once, when this
         rank has no forward left, and what its last one made departs. backwards: before each
-        backward, and gives the gradients of its outputs.
+        backward, and gives the gradients of its outputs. backward_over: after it, with its stage.
         """
         schedule = pipeline(name, self.program.of, len(self.micro_batches))
         walked = self._instructions(schedule)
         runs = [i.action for i in walked if isinstance(i, Run)]
         last = max(i for i, a in enumerate(runs) if a.kind == "F")
+        self._expect(walked, goes_on)
         for instruction in walked:
             if not isinstance(instruction, Run):
                 self._communicate(instruction)
@@ -101,6 +108,7 @@ class PipelineWalk:
                 forwarded(self._run_forward(action).results)
             else:
                 self._run_backward(action, backwards)
+                backward_over(action.stage)
         self._end()
 
     def last_backwards(self, name: str) -> dict[Action, list[str]]:
@@ -122,6 +130,13 @@ class PipelineWalk:
         found: tuple[Instruction, ...] = instructions(schedule, pairs)[self.program.group]
         return found
 
+    def _expect(self, instructions: Sequence[Instruction], goes_on: bool) -> None:
+        """Tells which parameters will be needed, in which order."""
+        actions = [i.action for i in instructions if isinstance(i, Run)]
+        programs = [self.micro_batches[a.micro_batch].program for a in actions]
+        runs = [p.gathered(a.stage, a.kind == "B") for p, a in zip(programs, actions, strict=True)]
+        self.sharding.expect(runs, goes_on)
+
     def _forget(self) -> None:
         while self._over:
             del self._passages[self._over.pop()]
@@ -130,6 +145,7 @@ class PipelineWalk:
         for posted in self._sent.values():
             posted.wait()
         self._sent.clear()
+        self.sharding.over()
 
     def carry(self) -> dict[str, Tensor]:
         """The carry of this rank's rows for the next batch, when all has been walked: the leaves
@@ -150,6 +166,7 @@ class PipelineWalk:
 
     def _run_forward(self, action: Action) -> Passage:
         self._forget()
+        self.sharding.begin_run()
         stage, m = action.stage, action.micro_batch
         batch, arrived = self.micro_batches[m], dict[Border, Tensor]()
         for (source, target), items in batch.program.crossings.items():
@@ -178,6 +195,7 @@ class PipelineWalk:
         self, action: Action, backwards: Callable[[Action, Sequence[RankOutputs]], Seeds]
     ) -> None:
         self._forget()
+        self.sharding.begin_run()
         stage, m = action.stage, action.micro_batch
         program, passage = self.micro_batches[m].program, self._passages[stage, m]
         seeds = backwards(action, passage.results)

@@ -17,6 +17,7 @@ another is under way between ranks:
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -29,16 +30,20 @@ from synchromesh.engine.collectives import TensorAxis
 from synchromesh.engine.exchange import depart
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.random import RandomStreams
+from synchromesh.engine.recomputation import Recomputation
+from synchromesh.engine.sharding import Sharding, signal
 from synchromesh.engine.walk import Walk, pauses, walking
 from synchromesh.trace import meta
 from synchromesh.trace.partition.crossings import crossings, deliveries, exchange_of
-from synchromesh.trace.partition.local import LocalComponent, Output, Partition
+from synchromesh.trace.partition.kept import shortened
+from synchromesh.trace.partition.local import LocalComponent, Output, Partition, flow
 from synchromesh.trace.step import Step
 from synchromesh.values.exchange import Border, Exchange, border
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout, groups_of, leaf_layout_at, stages_of
 from synchromesh.values.placement import REPLICATED
 from synchromesh.values.schedule import Schedule, taking_turns
+from synchromesh.values.sharding import Run, gathering
 
 T = TypeVar("T")
 
@@ -59,15 +64,21 @@ class BoundComponent:
     ]  # (index in tensors, placement) where it is not the local one
     place: tuple[int, int, int]  # data degree, this rank's data index and tensor index
     changed: tuple[int, ...]  # indices in tensors of buffers that it changes
-    absent: Callable[..., Walk] | None = None  # `walk` where this rank has no rows, once needed
+    units: tuple[int, ...]  # of sharded parameters that it needs (values/sharding.py)
+    # other walks, once needed, by whether there are rows and whether it is for backward
+    others: dict[tuple[bool, bool], Callable[..., Walk]] = field(default_factory=dict)
 
-    def walk_of(self, rows: int) -> Callable[..., Walk]:
-        """The walk for a block of so many rows."""
-        if rows:
+    def walk_of(self, rows: int, again: bool = False) -> Callable[..., Walk]:
+        """The walk for a block of so many rows; again: as far as its backward needs."""
+        if rows and not again:
             return self.walk
-        if self.absent is None:
-            self.absent = walking(isolated(self.local.graph))
-        return self.absent
+        key = rows > 0, again
+        if key not in self.others:
+            graph = self.local.graph if rows else isolated(self.local.graph)
+            if again:
+                graph = torch.fx.GraphModule({}, shortened(graph.graph))
+            self.others[key] = walking(graph)
+        return self.others[key]
 
 
 @dataclass(frozen=True)
@@ -125,9 +136,12 @@ class Program:
         holdings: Mapping[str, Holding],
         make_axis: Callable[[Layout, RandomStreams], TensorAxis],
         streams: RandomStreams,
+        sharding: Sharding | None = None,
     ) -> None:
         assert groups.position is not None, "an idle rank runs no program"
         self.step, self.partition, self.groups = step, partition, groups
+        self.sharding = sharding or Sharding()
+        self._gathering = gathering(self.sharding.units, map(flow, partition.components))
         self.position = groups.position
         self.coupled = bool(step.coupled)
         self._make_axis, self._streams = make_axis, streams
@@ -158,7 +172,7 @@ class Program:
         self, number: int, stage: range, tensors: Mapping[str, Tensor],
         holdings: Mapping[str, Holding],
     ) -> StageParts:  # fmt: skip
-        bound = [(i, self._bind(self.partition.components[i], tensors, holdings)) for i in stage]
+        bound = [(i, self._bind(i, tensors, holdings)) for i in stage]
         arriving, handed = dict[Border, None](), dict[Border, None]()
         for (source, target), items in self.crossings.items():
             if target == number:
@@ -180,8 +194,9 @@ class Program:
         return made
 
     def _bind(
-        self, local: LocalComponent, tensors: Mapping[str, Tensor], holdings: Mapping[str, Holding]
+        self, number: int, tensors: Mapping[str, Tensor], holdings: Mapping[str, Holding]
     ) -> BoundComponent:
+        local = self.partition.components[number]
         fetches = tuple(exchange_of(self.partition, local, item) for item in local.inputs)
         names = (*local.parameters, *local.buffers)
         uses = []
@@ -199,7 +214,7 @@ class Program:
         changed = tuple(i for i, name in enumerate(names) if name in self._changed)
         return BoundComponent(
             local, walk, tuple(fetch.read for fetch in fetches), fetches, results, (),
-            tuple(bound), tuple(uses), place, changed,
+            tuple(bound), tuple(uses), place, changed, self._gathering.needed[number],
         )  # fmt: skip
 
     def _arrange(self, stage: StageParts) -> int:
@@ -250,11 +265,16 @@ class Program:
         lanes = [self._lane(i, step, first) for i in range(len(micro_batches))]
         made: dict[Border, Tensor] = {}
         walks = [
-            self._walk(parts, batch, rows, lane, arrived or {}, made)
+            self._walk(parts, batch, rows, lane, arrived or {}, made, len(lanes))
             for (batch, rows), lane in zip(micro_batches, lanes, strict=True)
         ]
         results = run_forwards(walks, taking_turns(len(walks), parts.turns))
         return Passage(results, arrived or {}, made, lanes)
+
+    def gathered(self, stage: int, backward: bool) -> Run:
+        """The components of a stage that need sharded parameters, in the order in which they
+        run."""
+        return self._gathering.run((i for i, _ in self._stages[stage].parts), backward)
 
     def end(self, passage: Passage) -> None:
         """The passage is over, backward and all: what it used is free for another one."""
@@ -282,7 +302,7 @@ class Program:
 
     def _walk(
         self, stage: StageParts, batch: Any, rows: GlobalRows, lane: "Lane",
-        arrived: Mapping[Border, Tensor], made: dict[Border, Tensor],
+        arrived: Mapping[Border, Tensor], made: dict[Border, Tensor], turns: int,
     ) -> Generator[None, None, RankOutputs]:  # fmt: skip
         env: dict[Border, Tensor] = dict(zip(self._leaves, batches.leaves(batch), strict=True))
         env.update(arrived)
@@ -292,11 +312,15 @@ class Program:
             if data not in blocks:
                 blocks[data] = rows.ranges(data)[data_index]
             start, stop = blocks[data]
-            lane.streams.at(index, data_index, tensor_index)
+            at = partial(lane.streams.at, index, data_index, tensor_index)
+            at()
             axis.real_rows = stop - start
             for fetch in part.fetches:
                 env[fetch.read] = yield from self._fetch(fetch, axis, env[fetch.made], rows)
             inputs = [env[form] for form in part.reads]
+            if part.units:
+                self.sharding.enter(index)
+                inputs = signal(inputs, partial(self.sharding.leave, index, turns))
             tensors = list(part.tensors)
             for place, placement in part.uses:
                 tensors[place] = axis.move(tensors[place], "r", placement)
@@ -304,10 +328,16 @@ class Program:
             copied = part.changed if rows.plan.micro_batches > 1 else ()
             for place in copied:
                 tensors[place] = tensors[place].clone()
-            walk = part.walk_of(stop - start)
-            results = yield from walk(axis, max(1, stop - start), *inputs, *tensors)
+            count = stop - start
+            walk = part.walk_of(count)(axis, max(1, count), *inputs, *tensors)
+            if part.local.layout.recompute and torch.is_grad_enabled():
+                second = self._recomputation(part, axis, count, inputs, tensors, at)
+                walk = second.watched(walk)
+            results = yield from walk
             for place in copied:
                 part.tensors[place].copy_(tensors[place])
+            if part.units:
+                results = self._left(index, part.units, results, turns)
             env.update(zip(part.results, results, strict=True))
             for form in part.dropped:
                 env.pop(form, None)
@@ -317,6 +347,33 @@ class Program:
         covers = (0, False) if finest is None else share(finest, self.position, rows)
         carry = {leaf: env[form] for leaf, form in stage.carry.items()}
         return RankOutputs(self.step.outputs, outputs, *covers, carry)
+
+    def _recomputation(
+        self, part: BoundComponent, axis: TensorAxis, rows: int, inputs: Sequence[Tensor],
+        tensors: Sequence[Tensor], at: Callable[[], None],
+    ) -> Recomputation:  # fmt: skip
+        """A second walk, in backward, which draws what the first one draws and changes no buffer.
+        at: names the place of its draws."""
+        before = {i: tensors[i].clone() for i in part.changed}
+        walk = part.walk_of(rows, again=True)
+
+        def again() -> Walk:
+            at()
+            copies = {i: x.clone() for i, x in before.items()}
+            own = (copies.get(i, x) for i, x in enumerate(tensors))
+            return walk(axis, max(1, rows), *inputs, *own)
+
+        staying = [x for i, x in enumerate(tensors) if i not in before]
+        return Recomputation(again, [*inputs, *staying])
+
+    def _left(
+        self, index: int, units: tuple[int, ...], results: Sequence[Tensor], turns: int
+    ) -> tuple[Tensor, ...]:
+        """The results of a component whose parameters may be freed, and are there again in its
+        backward."""
+        own = [x.clone() if self.sharding.owned(units, x) else x for x in results]
+        self.sharding.leave(index, turns)
+        return tuple(signal(own, partial(self.sharding.enter, index)))
 
     def _fetch(
         self, fetch: Exchange, axis: TensorAxis, x: Tensor, rows: GlobalRows

@@ -26,6 +26,9 @@ def collectives_of(partition: Partition, rows: int, devices: int) -> Iterator[De
         for pattern in {Pattern(layout.data, layout.tensor), Pattern(devices)}:
             if pattern.size > 1 and bytes_:
                 yield "all_reduce", pattern, min(bytes_, GRADIENT_BYTES)
+            if pattern.size > 1 and layout.shard_states != "none":
+                yield "all_gather", pattern, local.component.parameter_bytes
+                yield "reduce_scatter", pattern, min(bytes_, GRADIENT_BYTES)
 
 
 def program_rows(

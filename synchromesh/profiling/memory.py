@@ -76,13 +76,30 @@ class LiveBytes(TorchDispatchMode):
             self._sizes[mark] = size
             self._change(mark, size)
 
-    def resized(self, storage: Any) -> None:
-        """Counts what a known storage has become in place, which no operator shows."""
-        mark = self._seen.get(id(storage))
-        if mark is not None and mark in self._sizes:
-            change = storage.nbytes() - self._sizes[mark]
-            self._sizes[mark] += change
-            self._change(mark, change)
+    def __enter__(self) -> "LiveBytes":
+        """Counts besides what becomes of storages in place, which no operator shows: so FSDP2 and
+        we free parameters that were gathered."""
+        resize = self._resize = torch.UntypedStorage.resize_
+
+        def counted(storage: Any, *args: Any, **kwargs: Any) -> Any:
+            result = resize(storage, *args, **kwargs)
+            self._resized(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = counted  # type: ignore[method-assign, assignment]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _resized(self, storage: Any) -> None:
+        self._know(storage, counts=False)
+        mark = self._seen[id(storage)]
+        change = storage.nbytes() - self._sizes.get(mark, 0)
+        self._sizes[mark] = storage.nbytes()
+        self._change(mark, change)
 
     def _change(self, mark: "StorageMark", size: int) -> None:
         self.now += size

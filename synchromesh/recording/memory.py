@@ -53,7 +53,6 @@ class MemoryTracker:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._stack.enter_context(_gradients_labelled(self.parameters, live))
-        self._stack.enter_context(_resizes_counted(live))
         self._stack.enter_context(live)
         return self
 
@@ -159,20 +158,3 @@ def _gradients_labelled(parameters: Iterable[Tensor], live: _Journal) -> Iterato
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@contextmanager
-def _resizes_counted(live: LiveBytes) -> Iterator[None]:
-    """Storages that change their size in place: so FSDP2 frees parameters it has gathered."""
-    resize = torch.UntypedStorage.resize_
-
-    def counted(storage: Any, *args: Any, **kwargs: Any) -> Any:
-        result = resize(storage, *args, **kwargs)
-        live.resized(storage)
-        return result
-
-    torch.UntypedStorage.resize_ = counted  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]

@@ -153,7 +153,10 @@ class Accumulation:
                 )
             return self._seeds(results, alone)
 
-        walk.train(execution.active.plan.schedule, forwarded, forwards_over, backwards)
+        walk.train(
+            execution.active.plan.schedule, forwarded, forwards_over, backwards,
+            execution.sync.end_backward, goes_on=not last,
+        )  # fmt: skip
         if late:
             self._send(sums)
         self._programs_run += INTERLEAVED * len(micro)

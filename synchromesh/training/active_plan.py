@@ -79,3 +79,17 @@ def refuse_parts(step: Step, micro_batches: int) -> None:
             f"micro_batches={micro_batches} would part rows that depend on each other "
             f"({step.coupled}) and train another loss: leave it out, or give smaller batches"
         )
+
+
+def refuse_untraced(step: Step, plan: Plan) -> None:
+    """ValueError where a plan shards states, or recomputes, of a model that runs untraced."""
+    asked = {
+        "shard its states": any(spec.states != "none" for spec in plan.specs),
+        "compute its activations again": any(spec.recompute for spec in plan.specs),
+    }
+    if step.opaque and any(asked.values()):
+        wishes = " and ".join(wish for wish, is_asked in asked.items() if is_asked)
+        raise ValueError(
+            f"plan {str(plan)!r} is to {wishes}, but the model runs as it is ({step.reason}): use "
+            "the plan 'data' or 'single'; a model's own activation checkpoints work under both"
+        )

@@ -4,13 +4,13 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from torch.optim import Optimizer
 
 from synchromesh.engine import batches
 from synchromesh.engine.batches import GlobalRows, Marks, RowAgreement
+from synchromesh.engine.buckets import Summed
 from synchromesh.engine.gradients import GradientSync
-from synchromesh.engine.groups import Group, World
+from synchromesh.engine.groups import World
 from synchromesh.engine.interleaving import Interleaving
 from synchromesh.engine.model import Model
 from synchromesh.engine.opaque import OpaqueProgram, hand_over
@@ -19,6 +19,7 @@ from synchromesh.engine.pipeline import MicroBatch
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Program
 from synchromesh.engine.random import RandomStreams
+from synchromesh.engine.sharding import Sharding
 from synchromesh.state import checkpoint, manifest
 from synchromesh.state.agreement import agreed, on_first
 from synchromesh.state.checkpoint import CheckpointError
@@ -29,7 +30,7 @@ from synchromesh.state.switch import TransferStats
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.partition import Partition, overlaps, partition, unsharded
 from synchromesh.trace.step import Step
-from synchromesh.training.active_plan import ActivePlan, refuse_parts
+from synchromesh.training.active_plan import ActivePlan, refuse_parts, refuse_untraced
 from synchromesh.training.carry import Carry
 from synchromesh.training.notices import Notices
 from synchromesh.training.options import Loss, Options
@@ -38,9 +39,10 @@ from synchromesh.training.programs import Programs
 from synchromesh.training.record import Record
 from synchromesh.training.traces import Traces
 from synchromesh.values.holding import holdings
-from synchromesh.values.layout import Layout
+from synchromesh.values.layout import Layout, stages_of
 from synchromesh.values.optimizer import coupled
 from synchromesh.values.plan import Plan
+from synchromesh.values.sharding import units
 
 
 class Execution:
@@ -122,12 +124,13 @@ class Execution:
         ranks, rows = plan.devices(self.world.size), self.planning.rows
         plan.check_rows(rows)
         refuse_parts(step, plan.micro_batches)
+        refuse_untraced(step, plan)
         stated = self._stated(plan, step)
         layouts = step.undivided(stated)
         pins = unsharded(step, layouts) if coupled(self.optimizer) else {}
         made = made or partition(step, layouts, rows=rows, pins=pins)
         placed = holdings(self.model.described.values(), made.placements, len(ranks))
-        sharded = [n for n, h in placed.items() if h.placement.sharded]
+        sharded = [n for n, h in placed.items() if h.placement.sharded or h.parts > 1]
         check_optimizer(self.optimizer, bool(sharded))
         for name in sharded:
             self.state.optimizer_state.refuse_pieces(name)
@@ -152,12 +155,13 @@ class Execution:
         agree = RowAgreement(self.world.everyone, ranks, leaves, plan, self.world.device)
         of_components = dict(zip(step.chain.names, layouts, strict=True))
         self.active = ActivePlan(plan, step, made, groups, of_components, agree, mark)
-        self.programs = Programs(self.active, self.traces, self.state, self.streams)
+        self.sharding = self._sharding()
+        self._renew_programs()
         # batch norms of a model that runs as it is come in no order that buckets could keep
         late = step.opaque and self.options.sync_batch_norm
         # a gradient that stages share: another stage's last backward may wait for this one's
         late = late or (self.world.blocking and plan.stage_count > 1)
-        self.sync = GradientSync(self._gradient_groups(), late=late)
+        self.sync = GradientSync(self._summed(), late=late)
         turns = overlaps(step, made) and plan.stage_count == 1
         self.interleaving = Interleaving(self.world.everyone, turns, plan.pieces)
         return moved
@@ -172,22 +176,35 @@ class Execution:
             why = step.merged or step.reason
             raise ValueError(f"{error} ({why})" if why else str(error)) from None
 
-    def _gradient_groups(self) -> list[tuple[nn.Parameter, Group]]:
+    def _sharding(self) -> Sharding:
+        """The parameters of which ranks keep parts."""
+        active, holdings = self.active, self.state.holdings
+        parameters = (
+            [holdings[p.name] for p in component.parameters]
+            for component in active.step.chain.components
+        )
+        return Sharding(
+            units(parameters), active.groups.position, self.model.parameters,
+            active.groups.sum_group,
+        )  # fmt: skip
+
+    def _summed(self) -> list[Summed]:
         """Trained parameters of this rank in the order of the chain, each with the ranks that sum
         its gradient.
         """
-        groups = self.active.groups
-        if groups.position is None:
-            return []
-        found: dict[str, tuple[nn.Parameter, Group]] = {}
-        for component in self.active.step.chain.components:
-            for described in component.parameters:
-                if described.trainable and described.name not in found:
-                    holding = self.state.holdings[described.name]
-                    if groups.position not in holding.positions:
-                        continue
-                    group = groups.sum_group(holding)
-                    found[described.name] = (self.model.parameters[described.name], group)
+        groups, whole = self.active.groups, self.sharding.whole
+        found: dict[str, Summed] = {}
+        locals_ = self.active.partition.components
+        for number, stage in enumerate(stages_of([local.layout for local in locals_])):
+            for described in (p for i in stage for p in locals_[i].component.parameters):
+                holding = self.state.holdings[described.name]
+                if not described.trainable or groups.position not in holding.positions:
+                    continue
+                found.setdefault(described.name, Summed(
+                    self.model.parameters[described.name], groups.sum_group(holding),
+                    whole.get(described.name), holding.cut,
+                    holding.every, number,
+                ))  # fmt: skip
         return list(found.values())
 
     # Changes of the model
@@ -317,9 +334,13 @@ class Execution:
     def reseed(self, seed: int) -> None:
         """Random streams of another seed, as of a checkpoint."""
         self.streams = RandomStreams(seed, self.world.device)
-        self.programs = Programs(self.active, self.traces, self.state, self.streams)
+        self._renew_programs()
+
+    def _renew_programs(self) -> None:
+        self.programs = Programs(self.active, self.traces, self.state, self.streams, self.sharding)
 
     def close(self) -> None:
         """Ends hooks and programs; the groups are the world's."""
         self.sync.close()
-        self.programs = Programs(self.active, self.traces, self.state, self.streams)
+        self.sharding = Sharding()
+        self._renew_programs()

@@ -9,6 +9,7 @@ from synchromesh.engine.collectives import TensorAxis
 from synchromesh.engine.opaque import OpaqueProgram
 from synchromesh.engine.program import Program
 from synchromesh.engine.random import RandomStreams
+from synchromesh.engine.sharding import Sharding
 from synchromesh.state.model_state import ModelState
 from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.partition.crossings import deliveries
@@ -26,9 +27,11 @@ class Programs:
     """The programs of one plan in force, made when they are first needed."""
 
     def __init__(
-        self, active: ActivePlan, traces: Traces, state: ModelState, streams: RandomStreams
-    ) -> None:
+        self, active: ActivePlan, traces: Traces, state: ModelState, streams: RandomStreams,
+        sharding: Sharding,
+    ) -> None:  # fmt: skip
         self.active, self.traces, self.state, self.streams = active, traces, state, streams
+        self.sharding = sharding
         self._made: dict[tuple[Any, Hashable, int], Program | OpaqueProgram | None] = {}
         self._readers: dict[Any, Any] = {}  # of the carry, by function
 
@@ -108,8 +111,10 @@ class Programs:
             group = groups.data_group(layout) if options.sync_batch_norm else None
             return TensorAxis(groups.tensor_group(layout), streams, BatchNormPolicy(group))
 
-        tensors = {**model.parameters, **model.buffers}
-        return Program(step, made, groups, tensors, self.state.holdings, axis, self.streams)
+        tensors = {**model.parameters, **model.buffers, **self.sharding.whole}
+        return Program(
+            step, made, groups, tensors, self.state.holdings, axis, self.streams, self.sharding
+        )
 
     def _partition(self, step: Step, planned_rows: int, learns: bool) -> Partition:
         """The partition of another trace of the same model, with its tensors where they are.
@@ -125,7 +130,7 @@ class Programs:
         layouts = list(step.undivided(layouts))
         holdings = {n: h for n, h in self.state.holdings.items() if not h.home}
         complete = set() if learns else {n for n, h in holdings.items() if not h.placement.sharded}
-        pins = {(n, layout): REPLICATED for n in complete for layout in layouts}
+        pins = {(n, layout.mesh): REPLICATED for n in complete for layout in layouts}
         pins |= {(n, h.layout): h.placement for n, h in holdings.items()}
         leaves = self.active.partition.leaf_layouts
         made = partition(step, layouts, rows=planned_rows, pins=pins, leaves=leaves)
@@ -133,7 +138,7 @@ class Programs:
             holding = holdings.get(name)
             if holding is None or (name in complete and placement == REPLICATED):
                 continue
-            if (holding.layout, holding.placement) != (layout, placement):
+            if (holding.layout, holding.placement) != (layout.mesh, placement):
                 why = f" ({step.coupled})" if step.coupling else ""
                 raise ValueError(
                     f"{name} lies as {holding.placement} on {holding.layout}, but another trace "

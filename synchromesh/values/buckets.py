@@ -8,7 +8,7 @@ Only gradients of one kind (same ranks, data type and device) can share a bucket
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -26,6 +26,9 @@ class BucketSizes:
 
 
 SIZES = BucketSizes()
+# Buckets of which each rank gets a part that are under way at once, and take memory as long.
+# Chosen: one is sent while another fills.
+UNDER_WAY = 2
 
 
 def fill(
@@ -50,3 +53,28 @@ def fill(
             done.append(filling.pop(key))
             left[key] = sizes.full
     return done + list(filling.values())
+
+
+class SendingOrder(Generic[T]):
+    """Buckets that are sent in their order, which is that of every rank; each when it is full."""
+
+    def __init__(self, full: Callable[[T], bool]) -> None:
+        self.buckets: list[T] = []
+        self._full = full
+        self._next = 0
+
+    def ready(self) -> list[T]:
+        """Those whose turn it is, which are full."""
+        start = self._next
+        while self._next < len(self.buckets) and self._full(self.buckets[self._next]):
+            self._next += 1
+        return self.buckets[start : self._next]
+
+    def rest(self) -> list[T]:
+        """Those that have not been sent."""
+        start, self._next = self._next, len(self.buckets)
+        return self.buckets[start:]
+
+    def restart(self) -> None:
+        """None has been sent."""
+        self._next = 0

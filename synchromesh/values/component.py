@@ -55,6 +55,7 @@ class Parameter:
     shape: tuple[int, ...]
     dtype: str
     trainable: bool = True
+    buffer: bool = False
 
     @property
     def bytes(self) -> int:

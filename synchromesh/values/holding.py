@@ -1,13 +1,31 @@
 """A holding: which boxes of a parameter or buffer each position has, and over which positions its
 gradient is summed.
+
+What a position computes with follows from the placement on the tensor axis. Where states are
+sharded (ZeRO), it is the optimizer's step that has parts alone: each of the positions that sum the
+gradient keeps one part of the parameter, and gathers the others for as long as it computes.
+
+    data(2) x tensor(2), S(0), states sharded        position    computes with    keeps
+                                                        0          rows 0-3      rows 0-1
+                                                        1          rows 4-7      rows 4-5
+                                                        2          rows 0-3      rows 2-3
+                                                        3          rows 4-7      rows 6-7
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
 
 from synchromesh.values.component import Parameter
-from synchromesh.values.layout import Layout
-from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Box, Placement
+from synchromesh.values.layout import STATES, Layout, ShardStates
+from synchromesh.values.placement import (
+    REPLICATED,
+    REPLICATED_PARTIAL_GRADIENT,
+    Box,
+    Placement,
+    shard,
+)
 
 
 @dataclass(frozen=True)
@@ -19,6 +37,7 @@ class Holding:
     layout: Layout
     placement: Placement = REPLICATED
     shared: tuple[int, ...] = ()
+    states: ShardStates = "none"  # sharded over the positions that sum its gradient
 
     @property
     def positions(self) -> Sequence[int]:
@@ -27,7 +46,8 @@ class Holding:
 
     @property
     def home(self) -> bool:
-        """Whether every position has the global tensor and a partial sum of its gradient."""
+        """Whether every position computes with the global tensor, and has a partial sum of its
+        gradient."""
         return self.placement == REPLICATED_PARTIAL_GRADIENT
 
     @property
@@ -37,10 +57,47 @@ class Holding:
             return self.layout
         return Layout(len(self.positions), 1, first=self.positions[0])
 
+    @property
+    def parts(self) -> int:
+        """Into how many parts what a position computes with is cut; 1: it is kept whole."""
+        return 1 if self.states == "none" else self.gradient_layout.data
+
+    @property
+    def every(self) -> bool:
+        """Whether its gradient is summed after each backward, not after the last one alone."""
+        return self.parts > 1 and self.states != "optimizer"
+
+    @cached_property
+    def cut(self) -> Placement:
+        """Along which dimension that is: the one whose largest part is the smallest fraction."""
+        if self.parts == 1:
+            return REPLICATED
+        shape = self.local_shape
+        return shard(min(range(len(shape)), key=lambda d: -(-shape[d] // self.parts) / shape[d]))
+
     def boxes(self, position: int) -> tuple[Box, ...]:
-        """The boxes of the tensor at `position`, in local order."""
+        """The boxes of the tensor that `position` keeps, in local order."""
         if position not in self.positions:
             return ()
+        computed = self._computed(position)
+        if self.parts == 1:
+            return computed
+        d, cut = self.placement.dim if self.placement.sharded else -1, self.cut.dim
+        length = sum(b[cut][1] - b[cut][0] for b in (computed if d == cut else computed[:1]))
+        index = self.gradient_positions(position).index(position)
+        start, stop = self.cut.share(length, self.parts, index)
+        found, before = [], 0
+        for box in computed:
+            low, high = box[cut]
+            first, last = max(start, before), min(stop, before + high - low)
+            if first < last:
+                own = (low + first - before, low + last - before)
+                found.append((*box[:cut], own, *box[cut + 1 :]))
+            before += (high - low) * (d == cut)
+        return tuple(found)
+
+    def _computed(self, position: int) -> tuple[Box, ...]:
+        """The boxes that a position computes with."""
         if self.home:
             return REPLICATED.boxes(self.tensor.shape, 1, 0)
         index = self.layout.tensor_index(position)
@@ -48,20 +105,33 @@ class Holding:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Shape of what a position holds at most, as the first one does."""
+        """Shape of what a position computes with at most, as the first one does."""
         return self.placement.local_shape(self.tensor.shape, self.layout.tensor)
 
     @property
     def local_bytes(self) -> int:
-        """Bytes of what a position holds at most: what a plan is priced by."""
+        """Bytes of what a position computes with at most: what a plan is priced by."""
         return replace(self.tensor, shape=self.local_shape).bytes
 
-    def bytes_at(self, position: int) -> int:
-        """Bytes of what `position` holds."""
-        if position not in self.positions:
-            return 0
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of what a position keeps at most."""
+        shape = self.cut.local_shape(self.local_shape, self.parts)
+        return replace(self.tensor, shape=shape).bytes
+
+    def local_shape_at(self, position: int) -> tuple[int, ...]:
+        """Shape of what a position that holds it computes with."""
         index = self.layout.tensor_index(position)
-        shape = self.placement.local_shape(self.tensor.shape, self.layout.tensor, index)
+        return self.placement.local_shape(self.tensor.shape, self.layout.tensor, index)
+
+    def bytes_at(self, position: int) -> int:
+        """Bytes of what `position` keeps."""
+        volumes = (prod(b - a for a, b in box) for box in self.boxes(position))
+        return replace(self.tensor, shape=(sum(volumes),)).bytes
+
+    def part_bytes_at(self, position: int) -> int:
+        """Bytes of the largest part of what a position computes with, which all send alike."""
+        shape = self.cut.local_shape(self.local_shape_at(position), self.parts)
         return replace(self.tensor, shape=shape).bytes
 
     @property
@@ -75,8 +145,9 @@ class Holding:
 
     @property
     def copies(self) -> int:
-        """How many positions hold an equal copy of what one position holds."""
-        return self.layout.data if self.placement.sharded else len(self.positions)
+        """How many positions keep an equal copy of what one position keeps."""
+        alike = self.layout.data if self.placement.sharded else len(self.positions)
+        return alike // self.parts
 
 
 def holdings(
@@ -87,18 +158,36 @@ def holdings(
     """Where each tensor lies: as its one layout uses it; where layouts differ replicated on all
     positions of the stages that use it; where none uses it, on all `devices`.
     """
-    uses: dict[str, list[tuple[Layout, Placement]]] = {}
+    uses: dict[str, dict[Layout, Placement]] = {}
     for (name, layout), placement in placements.items():
-        uses.setdefault(name, []).append((layout, placement))
+        uses.setdefault(name, {})[layout] = placement
     found = {}
     for tensor in tensors:
-        match uses.get(tensor.name, []):
-            case [(layout, placement)]:
-                found[tensor.name] = Holding(tensor, layout, placement)
-            case several:
-                users = sorted({p for layout, _ in several for p in layout.positions})
-                everywhere = users or range(devices)
+        users = uses.get(tensor.name, {})
+        states = _states(tensor, users)
+        match [*{(layout.mesh, placement) for layout, placement in users.items()}]:
+            case [(mesh, placement)]:
+                found[tensor.name] = Holding(tensor, mesh, placement, states=states)
+            case _:
+                held = sorted({p for layout in users for p in layout.positions})
+                everywhere = held or range(devices)
                 layout = Layout(len(everywhere), 1, first=everywhere[0])
                 shared = () if tuple(layout.positions) == tuple(everywhere) else tuple(everywhere)
-                found[tensor.name] = Holding(tensor, layout, REPLICATED_PARTIAL_GRADIENT, shared)
+                found[tensor.name] = Holding(
+                    tensor, layout, REPLICATED_PARTIAL_GRADIENT, shared, states
+                )
     return found
+
+
+def _states(tensor: Parameter, users: Iterable[Layout]) -> ShardStates:
+    """What is sharded of a tensor: as much as all layouts that use it say.
+
+    Nothing where several stages use it, which come to it at different times; of a frozen parameter
+    there are neither gradients nor optimizer state.
+    """
+    layouts = list(users)
+    one_stage = len({layout.positions for layout in layouts}) == 1
+    if tensor.buffer or not one_stage or not prod(tensor.shape) or not tensor.shape:
+        return "none"
+    least = min((layout.shard_states for layout in layouts), key=STATES.index)
+    return least if tensor.trainable or least == "parameters" else "none"

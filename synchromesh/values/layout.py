@@ -13,9 +13,10 @@ same part of the parameters and sum its gradients.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 ShardStates = Literal["none", "optimizer", "gradients", "parameters"]  # ZeRO stage 0, 1, 2, 3
+STATES: tuple[ShardStates, ...] = get_args(ShardStates)
 
 
 @dataclass(frozen=True, order=True)

@@ -3,7 +3,8 @@
     layout spec               layout on K devices             options
     single                    1 x 1, the other devices idle   recompute
     data                      K x 1                           recompute
-    sharded-data              K x 1, states sharded (ZeRO)    states, recompute
+    sharded-data              K x 1, states sharded (ZeRO 3)  states, recompute
+    zero1, zero2              K x 1, states sharded           recompute
     tensor                    1 x K                           recompute
     hybrid:tensor=2           K/2 x 2                         tensor, data, states, recompute,
                                                               stages, microbatches
@@ -13,19 +14,18 @@
 K are the devices of a stage; `stages=2` halves those of the plan into two equal groups, each with
 about half of the work (`Plan.cut`). `states` is none, optimizer, gradients or parameters (ZeRO 0
 to 3); `recompute=yes` computes activations again in the backward pass. Specs are canonical:
-`hybrid:tensor=1` is `data`, `data:states=optimizer` is `sharded-data:states=optimizer`,
-`hybrid:stages=2,tensor=2` is `pipeline:stages=2,tensor=2`.
+`hybrid:tensor=1` is `data`, `data:states=optimizer` and `sharded-data:states=optimizer` are
+`zero1`, `hybrid:stages=2,tensor=2` is `pipeline:stages=2,tensor=2`.
 """
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from synchromesh.values.layout import Layout, ShardStates
+from synchromesh.values.layout import STATES, Layout, ShardStates
 from synchromesh.values.suggestion import near
 
 Name = Literal["single", "data", "sharded-data", "tensor", "hybrid", "pipeline", "auto"]
 NAMES: tuple[Name, ...] = get_args(Name)
-STATES: tuple[ShardStates, ...] = get_args(ShardStates)
 OPTIONS: dict[Name, tuple[str, ...]] = {
     "single": ("recompute",),
     "data": ("states", "recompute"),
@@ -35,6 +35,11 @@ OPTIONS: dict[Name, tuple[str, ...]] = {
     "pipeline": ("stages", "microbatches", "tensor", "data", "states", "recompute"),
     "auto": (),
 }
+# words for `sharded-data` of a level
+LEVELS: dict[str, ShardStates] = {
+    "zero1": "optimizer", "zero2": "gradients", "zero3": "parameters",
+}  # fmt: skip
+WORDS = (*NAMES[:3], "zero1", "zero2", *NAMES[3:])  # that a plan may begin with
 NUMBERS = ("tensor", "data", "stages", "microbatches")
 MOST = 1_000_000  # of any degree or count: larger ones are typing errors
 
@@ -115,31 +120,36 @@ class LayoutSpec:
     @classmethod
     def parse(cls, text: str) -> "LayoutSpec":
         """The spec that a text like `hybrid:tensor=2,recompute=yes` says."""
-        name, colon, rest = text.strip().partition(":")
-        name = name.strip()
+        word, colon, rest = text.strip().partition(":")
+        word = word.strip()
+        name = "sharded-data" if word in LEVELS else word
         if name not in NAMES:
             raise ValueError(
-                f"unknown layout {name[:60]!r}{near(name, NAMES)}; known are {', '.join(NAMES)}"
+                f"unknown layout {word[:60]!r}{near(word, WORDS)}; known are {', '.join(WORDS)}"
             )
-        fields: dict[str, object] = {}
+        fields: dict[str, object] = {"states": LEVELS[word]} if word in LEVELS else {}
         for item in rest.split(",") if colon else ():
             option, equals, value = (part.strip() for part in item.partition("="))
-            if option not in OPTIONS[name]:
-                known = ", ".join(OPTIONS[name]) or "none"
-                raise ValueError(f"{name} has no option {option[:60]!r}; it has {known}")
+            if option not in OPTIONS[name] or (option == "states" and word in LEVELS):
+                known = ("recompute",) if word in LEVELS else OPTIONS[name]
+                raise ValueError(
+                    f"{word} has no option {option[:60]!r}; it has {', '.join(known) or 'none'}"
+                )
             if not equals or option in fields:
-                raise ValueError(f"{name}: write each option once, as {option}=VALUE")
+                raise ValueError(f"{word}: write each option once, as {option}=VALUE")
             fields[option] = _value(name, option, value)
         return cls(name, **fields)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
+        word: str = self.name
         options = [f"{n}={v}" for n in NUMBERS if (v := getattr(self, n)) is not None]
-        usual = "parameters" if self.name == "sharded-data" else "none"
-        if self.states != usual:
+        if self.name == "sharded-data" and self.states != "parameters":
+            word = next(word for word, level in LEVELS.items() if level == self.states)
+        elif self.name != "sharded-data" and self.states != "none":
             options.append(f"states={self.states}")
         if self.recompute:
             options.append("recompute=yes")
-        return f"{self.name}:{','.join(options)}" if options else self.name
+        return f"{word}:{','.join(options)}" if options else word
 
     def layout(self, devices: int) -> Layout:
         """The layout on a stage's `devices`. ValueError where the degrees do not multiply."""
@@ -165,6 +175,11 @@ class LayoutSpec:
             raise ValueError(
                 f"{self}: data({data}) x tensor({tensor}) != {devices} devices: "
                 f"degrees that divide {devices} are {factors}; @ranks=... leaves devices idle"
+            )
+        if self.states != "none" and data == 1 < devices:
+            raise ValueError(
+                f"{self}: data(1) x tensor({tensor}) has one data rank, so there is nothing to "
+                "shard over: give it a smaller tensor degree, or leave the states out"
             )
         return Layout(data, tensor, self.states, self.recompute)
 

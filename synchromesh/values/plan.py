@@ -284,6 +284,12 @@ class Plan(document.Document):
                 found.append(replace(layout, first=groups[name].start))
             except ValueError as error:
                 faults.append(str(error))
+        sharded = [layout for layout in found if layout.shard_states != "none"]
+        if sharded and not faults and max(x.data for x in sharded) == 1 < len(self.devices(world)):
+            faults.append(
+                f"{self}: every component whose states are to be sharded has one data rank, so "
+                "there is nothing to shard over: leave the states out, or give stages more ranks"
+            )
         largest = max((layout.data for layout in found), default=1)
         if self.rows is not None and not faults and len(self.rows) != largest:
             faults.append(
@@ -397,10 +403,6 @@ class Plan(document.Document):
             faults.append("@pieces take turns inside one stage: leave them out, or the stages")
         if self.stage_count > 1 and self.rows is not None:
             faults.append("@rows of several stages are not executed yet: leave them out")
-        if any(spec.states != "none" for spec in self.specs):
-            faults.append("states sharded over data ranks are not executed yet: use data")
-        if any(spec.recompute for spec in self.specs):
-            faults.append("recomputation of activations is not executed yet: leave recompute out")
         if self.synchronisation != EVERY_STEP:
             faults.append(f"synchronisation {self.synchronisation} is not executed yet")
         return tuple(faults)

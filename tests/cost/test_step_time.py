@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from synchromesh.cost import step_time as module
-from synchromesh.cost.gradients import Gradients
+from synchromesh.cost.gradients import gradient_buckets
 from synchromesh.cost.step_time import Setting, Unmeasured, best_interleaving, step_time
-from synchromesh.cost.timeline import Timeline
-from synchromesh.cost.timelines import Timelines
 from synchromesh.cost.turns import Portion, Transmit, turns_of, walked
 from synchromesh.engine import program
 from synchromesh.engine.batch_norm import BatchNormPolicy
@@ -351,8 +349,7 @@ def test_every_shared_gradient_is_sent_once(name: str, layouts: Any) -> None:
         for h in setting.holdings.values()
         if h.tensor.trainable and len(h.gradient_positions(0)) > 1
     ]
-    alone = Timelines([Timeline()])
-    made = Gradients(setting, Profile(4), alone, 0, BucketSizes(6000, 1500)).buckets
+    made = gradient_buckets(setting, 0, BucketSizes(6000, 1500))
     assert sorted(h.tensor.name for bucket in made for h in bucket) == sorted(
         h.tensor.name for h in shared
     )

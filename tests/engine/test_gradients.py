@@ -5,9 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from synchromesh.engine.buckets import Summed
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import World
 from synchromesh.values.buckets import BucketSizes
+from synchromesh.values.placement import shard
 from tests.ranks import run
 
 
@@ -43,7 +45,7 @@ def _accumulated(bucket: int) -> None:
     world = World.open("cpu")
     model = _model()
     sync = GradientSync(
-        [(p, world.everyone) for p in model.parameters()], BucketSizes(bucket, bucket // 2)
+        [Summed(p, world.everyone) for p in model.parameters()], BucketSizes(bucket, bucket // 2)
     )
     for _ in range(2):
         for p in model.parameters():
@@ -75,7 +77,7 @@ def _missing() -> list[list[float] | None]:
     """a: everywhere; b: on rank 1; c: in an earlier micro-batch of rank 0; d: nowhere."""
     world = World.open("cpu")
     a, b, c, d = (nn.Parameter(torch.ones(2)) for _ in range(4))
-    sync = GradientSync([(p, world.everyone) for p in (a, b, c, d)])
+    sync = GradientSync([Summed(p, world.everyone) for p in (a, b, c, d)])
     if world.rank == 0:
         (c.sum() * 5).backward()
     for step in range(2):
@@ -107,7 +109,7 @@ def _mixed_groups() -> None:
     groups = [world.everyone, pairs, alone, pairs, world.everyone]
     dtypes = [torch.float64, torch.float32, torch.float32, torch.bfloat16, torch.float32]
     parameters = [nn.Parameter(torch.ones(3, dtype=t)) for t in dtypes]
-    sync = GradientSync(list(zip(parameters, groups, strict=True)), BucketSizes(1, 1))
+    sync = GradientSync(list(map(Summed, parameters, groups)), BucketSizes(1, 1))
     sync.begin()
     sync.complete(parameters)
     sum((p * (world.rank + 1)).sum().double() for p in parameters).backward()
@@ -129,7 +131,7 @@ def test_sparse_gradients_of_one_rank_become_dense() -> None:
     """As they do where they are summed: what follows (scaling, norms) takes dense ones."""
     world = World.open("cpu")
     table = nn.Embedding(5, 2, sparse=True)
-    sync = GradientSync([(table.weight, world.everyone)])
+    sync = GradientSync([Summed(table.weight, world.everyone)])
     sync.begin()
     sync.complete([table.weight])
     table(torch.tensor([1, 1, 3])).sum().backward()
@@ -145,7 +147,7 @@ def _replaced() -> None:
     for length in (4, 6):
         p.data = torch.ones(length)
         p.grad = None
-        sync = GradientSync([(p, world.everyone)])
+        sync = GradientSync([Summed(p, world.everyone)])
         sync.begin()
         sync.complete([p])
         (p.sum() * (world.rank + 1)).backward()
@@ -159,11 +161,61 @@ def test_another_shape_after_a_switch() -> None:
     run(2, _replaced)
 
 
+def _scattered(every: bool) -> None:
+    """Each rank keeps a part: of odd sizes, of fewer rows than ranks, of a missing gradient."""
+    world = World.open("cpu")
+    shapes = [(5, 3), (2,), (4, 2), (1, 7)]
+    wholes = [nn.Parameter(torch.ones(shape)) for shape in shapes]
+    cuts = [shard(0), shard(0), shard(0), shard(1)]
+    parts = [
+        nn.Parameter(x.detach().narrow(cut.dim, start, stop - start).clone())
+        for x, cut in zip(wholes, cuts, strict=True)
+        for start, stop in (cut.share(x.shape[cut.dim], world.size, world.rank),)
+    ]
+    sync = GradientSync(
+        [
+            Summed(part, world.everyone, whole, cut, every)
+            for part, whole, cut in zip(parts, wholes, cuts, strict=True)
+        ],
+        BucketSizes(40, 40),
+    )
+    for _ in range(2):
+        for part in parts:
+            part.grad = None
+        for micro in range(3):
+            if micro == 2:
+                sync.begin()
+                sync.complete(parts)
+            values = [torch.arange(x.numel()).view(x.shape) + micro for x in wholes]
+            used = zip(wholes[:3], values, strict=False)
+            sum(((world.rank + 1) * x * v).sum() for x, v in used).backward()
+            sync.end_backward(0)
+            assert all(x.grad is None for x in wholes) or not every
+        sync.finish(0.5)
+        ranks = sum(range(1, world.size + 1))
+        for part, whole, cut in zip(parts[:3], wholes, cuts, strict=False):
+            start, stop = cut.share(whole.shape[cut.dim], world.size, world.rank)
+            want = ranks * (3 * torch.arange(whole.numel()).view(whole.shape) + 3) / 2
+            assert torch.equal(part.grad, want.narrow(cut.dim, start, stop - start))
+        assert parts[3].grad is None
+    numbers = sum(world.size * cut.local_shape(s, world.size)[cut.dim] * torch.Size(s).numel()
+                  // s[cut.dim] for s, cut in zip(shapes, cuts, strict=True))  # fmt: skip
+    times = 6 if every else 2
+    assert world.ledger.sent == times * numbers * 4 * (world.size - 1) // world.size
+    world.close()
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("size", [2, 3])
+def test_each_rank_gets_the_sum_of_its_part(size: int, every: bool) -> None:
+    run(size, _scattered, every)
+
+
 def _zeroed_in_place() -> None:
     world = World.open("cpu")
     p = nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([p], lr=0.0)
-    sync = GradientSync([(p, world.everyone)])
+    sync = GradientSync([Summed(p, world.everyone)])
     for _ in range(3):
         optimizer.zero_grad(set_to_none=False)
         sync.begin()

@@ -47,5 +47,6 @@ def test_what_is_no_strategy_is_refused_with_the_nearest() -> None:
         check(name)
     with pytest.raises(ValueError, match=r"'dpd' is no strategy.*ddp.*choose of single, data"):
         check("dpd")
-    with pytest.raises(ValueError, match="sharded"):
-        check("sharded-data")
+    check("sharded-data")
+    with pytest.raises(ValueError, match="zero-bubble"):
+        check("data; @schedule=zero-bubble")

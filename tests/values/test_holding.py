@@ -1,6 +1,7 @@
 """Holdings: the boxes of each position tile a tensor, and who sums its gradient."""
 
 from itertools import product
+from math import prod
 
 import pytest
 
@@ -81,3 +82,63 @@ def test_stages_that_share_a_tensor_hold_it_alone_and_sum_its_gradient() -> None
     assert held["weight"] == Holding(weight, middle)
     assert [held["weight"].bytes_at(p) for p in range(6)] == [0, 0, 16, 16, 0, 0]
     assert held["weight"].gradient_positions(3) == (2, 3)
+
+
+@pytest.mark.parametrize("shape", [(12, 8), (5, 7), (3, 64), (1, 9), (6,)])
+@pytest.mark.parametrize("degrees", [(4, 1), (2, 2), (3, 2), (2, 1)])
+@pytest.mark.parametrize("placement", [REPLICATED, REPLICATED_PARTIAL_GRADIENT, shard(0)])
+def test_sharded_states_tile_what_is_computed_with(
+    shape: tuple[int, ...], degrees: tuple[int, int], placement: Placement
+) -> None:
+    tensor, layout = Parameter("weight", shape, "float32"), Layout(*degrees)
+    if not placement.fits(shape, layout.tensor):
+        pytest.skip(f"{placement} does not fit {shape}")
+    whole = Holding(tensor, layout, placement)
+    held = Holding(tensor, layout, placement, states="optimizer")
+    count: dict[tuple[int, ...], int] = {}
+    for position in layout.positions:
+        boxes = held.boxes(position)
+        assert held.bytes_at(position) == 4 * sum(map(volume, boxes))
+        assert held.bytes_at(position) <= held.part_bytes_at(position) <= held.kept_bytes
+        for box in boxes:
+            for entry in product(*(range(a, b) for a, b in box)):
+                count[entry] = count.get(entry, 0) + 1
+    assert set(count.values()) == {held.copies} and len(count) == prod(shape)
+    assert held.copies * held.gradient_layout.data == whole.copies
+    assert held.local_bytes == whole.local_bytes == whole.kept_bytes
+
+
+def test_segments_of_a_sharded_tensor_are_cut_where_it_is_smallest() -> None:
+    """A fused q-k-v weight over 2 x 2: two of six rows of each segment, of which one is kept."""
+    fused = Parameter("qkv", (12, 3), "float32")
+    held = Holding(fused, Layout(2, 2), shard(0, 3), states="parameters")
+    assert held.boxes(0) == (((0, 2), (0, 3)), ((4, 5), (0, 3)))
+    assert held.boxes(2) == (((5, 6), (0, 3)), ((8, 10), (0, 3)))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "layouts", "states"),
+    [
+        (Parameter("w", (4,), "float32"), [Layout(2, 1, "optimizer")], "optimizer"),
+        (Parameter("w", (4,), "float32"), [Layout(2, 1, "parameters"), Layout(2, 1)], "none"),
+        (
+            Parameter("w", (4,), "float32"),
+            [Layout(2, 1, "parameters"), Layout(2, 1, "gradients", recompute=True)],
+            "gradients",
+        ),
+        (Parameter("w", (), "float32"), [Layout(2, 1, "parameters")], "none"),
+        (Parameter("w", (4,), "float32", False), [Layout(2, 1, "gradients")], "none"),
+        (Parameter("w", (4,), "float32", False), [Layout(2, 1, "parameters")], "parameters"),
+        (Parameter("b", (4,), "float32", False, True), [Layout(2, 1, "parameters")], "none"),
+        (
+            Parameter("w", (4,), "float32"),
+            [Layout(2, 1, "parameters"), Layout(2, 1, "parameters", first=2)],
+            "none",
+        ),
+    ],
+)
+def test_as_much_is_sharded_as_all_users_say(
+    tensor: Parameter, layouts: list[Layout], states: str
+) -> None:
+    placements = {(tensor.name, layout): REPLICATED for layout in layouts}
+    assert holdings([tensor], placements, 4)[tensor.name].states == states

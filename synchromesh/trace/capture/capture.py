@@ -118,7 +118,8 @@ def opaque(model: nn.Module, batch: Any, reason: str) -> Step:
 
     def describe(name: str, tensor: Tensor) -> Parameter:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return Parameter(name, tuple(tensor.shape), dtype, tensor.requires_grad)
+        buffer = not isinstance(tensor, nn.Parameter)
+        return Parameter(name, tuple(tensor.shape), dtype, tensor.requires_grad, buffer)
 
     component = Component(
         "model",

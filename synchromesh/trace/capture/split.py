@@ -165,7 +165,9 @@ def tensors_read(group: list[Node], role: str) -> Iterable[Parameter]:
     """The parameters, or the buffers, that a component's nodes read, each once."""
     for node in dict.fromkeys(a for n in group for a in n.all_input_nodes if meta.role(a) == role):
         value = meta.value(node)
-        yield Parameter(meta.name(node), value.shape, value.dtype, value.differentiable)
+        yield Parameter(
+            meta.name(node), value.shape, value.dtype, value.differentiable, role == "buffer"
+        )
 
 
 def structure(group: list[Node], constants: dict[str, Tensor]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from synchromesh.trace.step import Step
 from synchromesh.values.component import ITEM_BYTES
 from synchromesh.values.holding import Holding, holdings
-from synchromesh.values.layout import Layout, stages_of
+from synchromesh.values.layout import Layout, ShardStates, stages_of
 from synchromesh.values.placement import REPLICATED
 from synchromesh.values.plan import Plan
 from synchromesh.values.traffic import (
@@ -22,6 +22,7 @@ from synchromesh.values.traffic import (
 from .crossings import crossings, deliveries
 from .edges import edge_collectives
 from .local import Communication, Input, LocalComponent, Partition
+from .shard_traffic import ShardTraffic, shard_traffic
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,10 @@ class ComponentExplanation:
     name: str
     data: int  # its layout
     tensor: int
+    states: ShardStates  # sharded over its data ranks
+    recompute: bool
     parameter_bytes: int
-    parameter_bytes_per_rank: int
+    parameter_bytes_per_rank: int  # that a rank keeps
     sharded_parameter_bytes: int  # global bytes of the parameters that are cut
     placements: dict[str, str]
     not_sharded: dict[str, str]  # parameter -> why it is replicated
@@ -111,12 +114,14 @@ def explain(
     used = {name for c in made.components for name in c.parameters}
     trained = [h for n, h in holding.items() if h.tensor.trainable and n in used]
     sent, local_bytes = [0] * world, [0] * world
+    micro_batches = len(plan.micro_rows(rows))
     for position, rank in enumerate(ranks):
         local_bytes[rank] = sum(h.bytes_at(position) for h in holding.values())
-        sent[rank] = _sent(made, trained, plan, rows, position)
+        shards = shard_traffic(made, holding, plan.schedule, micro_batches, position)
+        sent[rank] = _sent(made, trained, shards, plan, rows, position)
     stages = stages_of([c.layout for c in made.components])
     components = tuple(
-        _component(made.components[i], holding, plan, rows, number, ranks)
+        _component(made, i, holding, plan, rows, number, ranks)
         for number, stage in enumerate(stages)
         for i in stage
     )
@@ -124,13 +129,14 @@ def explain(
         str(plan), world, rows, components, edges, tuple(local_bytes), tuple(sent),
         "synchronised" if sync_batch_norm else "per row block", step.reason,
         f"{', '.join(step.coupling)}: {step.coupled}" if step.coupling else "",
-        step.merged, len(plan.micro_rows(rows)), plan.schedule if len(stages) > 1 else "",
+        step.merged, micro_batches, plan.schedule if len(stages) > 1 else "",
     )  # fmt: skip
 
 
 def _sent(
-    made: Partition, trained: Sequence[Holding], plan: Plan, rows: int, position: int
-) -> int:
+    made: Partition, trained: Sequence[Holding], shards: Sequence[ShardTraffic], plan: Plan,
+    rows: int, position: int,
+) -> int:  # fmt: skip
     """Bytes that a position sends in a step."""
     tally, messages = TrafficCount(), 0
     here = [c for c in made.components if position in c.layout.positions]
@@ -146,8 +152,10 @@ def _sent(
         messages += sum(x.sent_bytes(ranges, False, position) for x in (*between, *carry))
         messages += sum(x.sent_bytes(ranges, True, position) for x in between if x.flows)
     for h in trained:
-        if position in h.positions:
+        if position in h.positions and h.parts == 1:
             tally.add("all_reduce", h.bytes_at(position), len(h.gradient_positions(position)))
+    for s in shards:
+        tally.add(s.collective.kind, s.times * s.collective.fixed_bytes, s.collective.ranks)
     return tally.sent + messages
 
 
@@ -170,7 +178,7 @@ def _with_norms(local: LocalComponent, made: Partition) -> LocalComponent:
         (channels,) = placement.local_shape(tensors[name].shape, local.layout.tensor)
         item = max(4, ITEM_BYTES[tensors[name].dtype])
         found += batch_norm_collectives(channels, item, local.layout.data)
-    return replace(local, events=(*local.events, Communication(tuple(found))))
+    return replace(local, events=(*local.events, Communication(tuple(found), repeated=True)))
 
 
 def _holdings(step: Step, made: Partition, devices: int) -> dict[str, Holding]:
@@ -179,9 +187,10 @@ def _holdings(step: Step, made: Partition, devices: int) -> dict[str, Holding]:
 
 
 def _component(
-    local: LocalComponent, holding: dict[str, Holding], plan: Plan, rows: int, stage: int,
+    made: Partition, index: int, holding: dict[str, Holding], plan: Plan, rows: int, stage: int,
     ranks: Sequence[int],
 ) -> ComponentExplanation:  # fmt: skip
+    local = made.components[index]
     own = [holding[p.name] for p in local.component.parameters]
     parts, first = plan.micro_rows(rows), local.layout.first
     largest = max(stop - start for start, stop in parts)
@@ -192,18 +201,26 @@ def _component(
     ]
     summed: dict[int, int] = {}
     for h in own:
-        if h.tensor.trainable and h.summed:
+        if h.tensor.trainable and h.summed and h.parts == 1:
             size = h.gradient_layout.data
             summed[size] = summed.get(size, 0) + h.local_bytes
     collectives += [
         SentCollective("all_reduce", "gradient", n, size) for size, n in sorted(summed.items())
     ]
+    collectives += [
+        SentCollective(c.kind, c.direction, c.fixed_bytes, c.ranks, s.times)
+        for s in shard_traffic(made, holding, plan.schedule, len(parts), first)
+        for c in (s.collective,)
+        if s.component == index
+    ]
     return ComponentExplanation(
         local.component.name,
         local.layout.data,
         local.layout.tensor,
+        local.layout.shard_states,
+        local.layout.recompute,
         local.component.parameter_bytes,
-        sum(h.local_bytes for h in own),
+        sum(h.kept_bytes for h in own),
         sum(h.tensor.bytes for h in own if h.placement.sharded and h.layout.tensor > 1),
         {h.tensor.name: "whole" if h.home else str(h.placement) for h in own},
         dict(local.unsharded),
@@ -270,7 +287,7 @@ def text(explanation: Explanation) -> str:
             stage = part.stage
             out += [f"stage {stage} on ranks {', '.join(map(str, part.ranks))}", ""]
         out.append(
-            f"{part.name}  data({part.data}) x tensor({part.tensor})  "
+            f"{part.name}  data({part.data}) x tensor({part.tensor}){_options(part)}  "
             f"{part.parameter_bytes:,} bytes of parameters, {share:.0%} sharded, "
             f"{part.parameter_bytes_per_rank:,} on a rank"
         )
@@ -286,6 +303,11 @@ def text(explanation: Explanation) -> str:
             on = "" if t.kind == "send" else f" on {t.ranks} ranks"
             out.append(f"  {t.kind} of {t.bytes:,} bytes{on}, {t.direction}{times}")
     return "\n".join(out)
+
+
+def _options(part: ComponentExplanation) -> str:
+    sharded = f", {part.states} sharded" if part.states != "none" else ""
+    return sharded + (", recomputed" if part.recompute else "")
 
 
 def _placements(part: ComponentExplanation) -> list[str]:

@@ -1,7 +1,7 @@
 """A local component: the graph every rank of an axis runs, its borders, tensors and traffic."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -54,10 +54,12 @@ class Communication:
     """A move: the collectives it runs, maybe none; other micro-batches run meanwhile.
 
     pauses: whether they do. An operator's own collectives are waited for where they stand.
+    repeated: whether it runs again in backward where the component is recomputed.
     """
 
     collectives: tuple[Collective, ...] = ()
     pauses: bool = True
+    repeated: bool = False
 
 
 Event = Computation | Communication
@@ -82,7 +84,19 @@ class LocalComponent:
     @property
     def collectives(self) -> tuple[Collective, ...]:
         """All that it sends, per row of the data block (on edges: the producer's)."""
-        return tuple(c for e in self.events if isinstance(e, Communication) for c in e.collectives)
+        sent = [c for e in self.events if isinstance(e, Communication) for c in e.collectives]
+        return (*sent, *self.repeats)
+
+    @property
+    def repeats(self) -> tuple[Collective, ...]:
+        """What it sends once more in backward because it is recomputed."""
+        return tuple(
+            replace(c, direction="backward")
+            for e in self.events
+            if self.layout.recompute and isinstance(e, Communication) and e.repeated
+            for c in e.collectives
+            if c.direction == "forward"
+        )
 
 
 @dataclass(frozen=True)
@@ -120,6 +134,12 @@ class Partition:
         constants = [(v.shape, v.dtype) for v in local.constants]
         key = (structure(local.graph.graph), inputs, types, constants, local.layout.tensor)
         return blake2b(repr(key).encode(), digest_size=10).hexdigest()
+
+
+def flow(local: LocalComponent) -> tuple[Sequence[str], bool]:
+    """The parameters that a component uses, and whether a gradient flows back through it
+    (values/sharding.py)."""
+    return local.parameters, any(output.value.differentiable for output in local.outputs)
 
 
 def _name(target: Any) -> str:

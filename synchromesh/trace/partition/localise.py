@@ -8,6 +8,7 @@ A move stands before its first reader and serves all readers of that state in th
     add_R = axis.move(add, 'P', 'R')                                   the all-reduce
 """
 
+from dataclasses import replace
 from operator import getitem
 from typing import Any
 
@@ -25,6 +26,7 @@ from synchromesh.values.placement import Placement
 from synchromesh.values.traffic import Collective
 
 from .edges import edge_collectives
+from .kept import repeated
 from .local import (
     CarryOutput,
     Communication,
@@ -157,6 +159,7 @@ class LocalGraphWriter:
         self.graph = Graph()
         self.events: list[Event] = list(borders.moves[subgraph.index])
         self.computed = 0.0  # operations since the last event
+        self.sent_by: dict[Node, int] = {}  # the event that a node runs
         self.forms: dict[tuple[Tensor, Placement], Node] = {}
         self.made: dict[Tensor, Placement] = {}
         self.numbers: dict[Node, Node] = {}
@@ -198,14 +201,16 @@ class LocalGraphWriter:
                 )
                 self.forms[tensor, state] = moved
                 gradient = self.borders.gradient(tensor, self.layout.mesh, state)
-                self.communicate(
-                    move_collectives(value_of(tensor), source, state, self.m, gradient)
-                )
+                collectives = move_collectives(value_of(tensor), source, state, self.m, gradient)
+                self.communicate(moved, collectives)
         return self.forms[tensor, state]
 
-    def communicate(self, collectives: tuple[Collective, ...], pauses: bool = True) -> None:
-        """Notes a move, after what was computed before it."""
+    def communicate(
+        self, node: Node, collectives: tuple[Collective, ...], pauses: bool = True
+    ) -> None:
+        """Notes what a node sends, after what was computed before it."""
         self.finish_computation()
+        self.sent_by[node] = len(self.events)
         self.events.append(Communication(collectives, pauses))
 
     def finish_computation(self) -> None:
@@ -245,7 +250,7 @@ class LocalGraphWriter:
             made = spec.replace(emit, given) if spec.replace else emit.original(node, given)
             self.computed += self.strategies.operators[i].work * spec.share
             if spec.collectives:
-                self.communicate(spec.collectives, pauses=False)
+                self.communicate(made, spec.collectives, pauses=False)
             if isinstance(meta.value(node), tuple):
                 self.forms[(node, -1), R] = made
             else:
@@ -254,6 +259,11 @@ class LocalGraphWriter:
         handed = self.borders.handed[self.subgraph.index]
         self.graph.output(tuple(self.form(t, s) for t, s in handed))
         self.finish_computation()
+        for node in list(self.graph.nodes)[: repeated(self.graph)]:
+            if node in self.sent_by:
+                event = self.events[self.sent_by[node]]
+                assert isinstance(event, Communication)
+                self.events[self.sent_by[node]] = replace(event, repeated=True)
 
     def result(self) -> LocalComponent:
         """The component with its finished graph."""

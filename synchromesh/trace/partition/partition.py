@@ -103,7 +103,7 @@ def unsharded(step: Step, layouts: Sequence[Layout]) -> dict[tuple[str, Layout],
     """Pins that keep parameters replicated where rows depend on each other, which stand under a
     tensor degree for their rows alone: for optimizers that cannot update shards."""
     return {
-        (parameter.name, layout): REPLICATED
+        (parameter.name, layout.mesh): REPLICATED
         for component, layout in zip(step.chain.components, layouts, strict=True)
         if component.name in step.coupling
         for parameter in component.parameters

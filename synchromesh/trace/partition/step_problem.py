@@ -40,7 +40,7 @@ class StepProblem:
     """A step with a layout for each component, as a placement problem.
 
     leaf_layouts: that of the batch on the devices of each stage. pins: placements fixed
-    beforehand, by a parameter's name and layout.
+    beforehand, by a parameter's name and the mesh of a layout.
     """
 
     step: Step
@@ -81,7 +81,7 @@ class StepProblem:
 
     def pin(self, node: Node, layout: Layout) -> Placement | None:
         """The placement of a parameter that is fixed beforehand, if it is."""
-        return R if layout.tensor == 1 else self.pins.get((meta.name(node), layout))
+        return R if layout.tensor == 1 else self.pins.get((meta.name(node), layout.mesh))
 
     def _class(self, subgraph: Subgraph) -> Hashable:
         """What components that share units have in common."""

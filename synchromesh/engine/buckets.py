@@ -1,0 +1,192 @@
+"""Buckets of gradients that are summed over ranks in one collective (values/buckets.py).
+
+A gradient is copied once, into its bucket. Each bucket ends with one number for each parameter,
+how many ranks had a gradient: where none had, `grad` stays None.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from synchromesh.engine.communicator import Finish
+from synchromesh.engine.groups import Group
+from synchromesh.engine.sharding import parts_of
+from synchromesh.values.placement import REPLICATED, Placement
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A parameter whose gradient is summed over a group.
+
+    whole: what programs compute with, where this rank keeps a part of it, along `cut`. every:
+    whether it is summed after each backward; stage: the pipeline stage that uses it.
+    """
+
+    parameter: nn.Parameter
+    group: Group
+    whole: nn.Parameter | None = None
+    cut: Placement = REPLICATED
+    every: bool = False
+    stage: int = 0
+
+    @property
+    def leaf(self) -> nn.Parameter:
+        """What backward makes the gradient of."""
+        return self.parameter if self.whole is None else self.whole
+
+
+class Bucket:
+    """Parameters of one kind whose gradients are sent together: `fill` for each, `launch`,
+    `finish`."""
+
+    def __init__(self, items: Sequence[Summed]) -> None:
+        self.items, self.group = items, items[0].group
+        self.reset()
+
+    def reset(self) -> None:
+        """Makes the bucket ready for another backward."""
+        self.filled = [False] * len(self.items)
+        self.waiting = len(self.items)
+
+    def fill(self, index: int, gradient: Tensor) -> None:
+        """Takes one gradient in."""
+        self.waiting -= not self.filled[index]
+        self.filled[index] = True
+
+    def launch(self) -> None:
+        """Starts the sum; gradients that are missing here count as zero."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Waits for the sum, where it was started; `grad` of each parameter has it then."""
+        raise NotImplementedError
+
+
+class FlatBucket(Bucket):
+    """Gradients that every rank gets the sum of: they lie in one flat tensor from the first step
+    on, and `parameter.grad` is a view of it."""
+
+    def __init__(self, items: Sequence[Summed]) -> None:
+        parameters = [item.parameter for item in items]
+        numbers = sum(p.numel() for p in parameters)
+        first = parameters[0]
+        self.flat = torch.zeros(numbers + len(parameters), dtype=first.dtype, device=first.device)
+        self.views: list[Tensor] = []
+        start = 0
+        for p in parameters:
+            self.views.append(_like(p, self.flat[start : start + p.numel()]))
+            start += p.numel()
+        self.counts = self.flat[numbers:]
+        self.payload = numbers * first.element_size()
+        self.work: Any = None
+        super().__init__(items)
+
+    def fill(self, index: int, gradient: Tensor) -> None:
+        """Takes one gradient in; the parameter's `grad` becomes the view of it."""
+        view = self.views[index]
+        if gradient is not view:
+            view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            self.items[index].parameter.grad = view
+        super().fill(index, gradient)
+
+    def launch(self) -> None:
+        """Starts the all-reduce."""
+        if self.waiting:  # parameters without a gradient here, which other ranks may have
+            for view, filled in zip(self.views, self.filled, strict=True):
+                if not filled:
+                    view.zero_()
+            self.counts.copy_(torch.tensor(self.filled, dtype=self.flat.dtype))
+        else:
+            self.counts.fill_(1)
+        self.group.world.ledger.add("all_reduce", self.payload, self.group.size)
+        self.work = self.group.all_reduce(self.flat, asynchronous=True, counted=False)
+
+    def finish(self) -> None:
+        """Waits for the sum; gradients that other ranks alone had appear."""
+        if self.work is None:
+            return
+        self.group.world.wait(self.work)
+        self.work = None
+        if self.waiting:
+            found = zip(self.items, self.views, self.filled, self.counts.tolist(), strict=True)
+            for item, view, filled, count in found:
+                if not filled and count:
+                    item.parameter.grad = view
+
+
+class ScatterBucket(Bucket):
+    """Gradients of which every rank gets the sum of its own part: they lie in one tensor while
+    they are sent, the parts of a rank one after the other, and are added to `parameter.grad`."""
+
+    def __init__(self, items: Sequence[Summed]) -> None:
+        self._flat: Tensor | None = None
+        self._finish: Finish | None = None
+        self._offsets = [0]
+        for item in items:
+            largest = item.cut.local_shape(tuple(item.leaf.shape), items[0].group.size)
+            self._offsets.append(self._offsets[-1] + torch.Size(largest).numel())
+        super().__init__(items)
+
+    def fill(self, index: int, gradient: Tensor) -> None:
+        """Takes one gradient in, which is freed; adds it to what another stage's backward gave."""
+        self.finish()  # of the backward before
+        item, start = self.items[index], self._offsets[index]
+        flat, take = self._tensor(), Tensor.add_ if self.filled[index] else Tensor.copy_
+        dense = gradient.to_dense() if gradient.is_sparse else gradient
+        for ranks, view in parts_of(dense, item.cut, self.group.size):
+            shape = view.shape[1:]
+            take(flat[ranks, start : start + shape.numel()].unflatten(1, shape), view)
+        item.leaf.grad = None
+        super().fill(index, gradient)
+
+    def _tensor(self) -> Tensor:
+        """(ranks, what each of them gets)"""
+        if self._flat is None:
+            first, numbers = self.items[0].leaf, self._offsets[-1]
+            # zeros: parts that are smaller than the largest one leave entries that are sent too
+            self._flat = first.new_zeros(self.group.size, numbers + len(self.items)).detach()
+        return self._flat
+
+    def launch(self) -> None:
+        """Starts the reduce-scatter."""
+        self.finish()
+        flat, numbers = self._tensor(), self._offsets[-1]
+        flat[:, numbers:] = torch.tensor(self.filled, dtype=flat.dtype, device=flat.device)
+        payload = self.group.size * numbers * flat.element_size()
+        self._finish = self.group.start_reduce_scatter(flat, payload)
+
+    def finish(self) -> None:
+        """Waits for the sum and adds it up."""
+        if self._finish is None:
+            return
+        part, self._finish, self._flat = self._finish(), None, None
+        counts = part[self._offsets[-1] :].tolist() if self.waiting else [1] * len(self.items)
+        for item, start, count in zip(self.items, self._offsets, counts, strict=False):
+            if not count:
+                continue
+            p = item.parameter
+            own = part[start : start + p.numel()].view(p.shape)
+            if p.grad is None:
+                p.grad = own
+            else:
+                p.grad.add_(own)
+        self.reset()
+
+
+def bucket_of(items: Sequence[Summed]) -> Bucket:
+    """The bucket of parameters of one kind."""
+    return ScatterBucket(items) if items[0].cut.sharded else FlatBucket(items)
+
+
+def _like(p: Tensor, flat: Tensor) -> Tensor:
+    """A view of `flat` laid out as `p`, so that the optimizer runs along both."""
+    dense = sorted(zip(p.stride(), p.shape, strict=True))
+    expected = 1
+    for stride, length in dense:
+        if length != 1 and stride != expected:
+            return flat.view(p.shape)
+        expected *= length
+    return flat.as_strided(p.shape, p.stride(), flat.storage_offset())

@@ -1,0 +1,208 @@
+"""Sharded parameters on a rank: gathered ahead of use, freed after it.
+
+    forward     wait for c0, begin c1 | c0 | free | wait for c1, begin c2 | c1 | free | ...
+    backward    wait for c2, begin c1 | c2 | free | wait for c1, begin c0 | c1 | free | ...
+
+A program computes with parameters of its own (`whole`), whose storage is filled by an all-gather
+of the parts and emptied again: autograd keeps the tensors, not their bytes, from a component's
+forward to its backward. Two autograd nodes around the component say when its backward begins and
+ends. The latter comes last: of the nodes that are ready autograd runs the one that was made last.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from synchromesh.engine.communicator import Finish
+from synchromesh.engine.groups import Group
+from synchromesh.values.holding import Holding
+from synchromesh.values.placement import Placement
+from synchromesh.values.sharding import Run, Unit, Use, uses
+
+
+def parts_of(whole: Tensor, cut: Placement, parts: int) -> Iterator[tuple[slice, Tensor]]:
+    """Views of `whole` with its parts in front: (which parts, (how many, *shape of each)).
+
+    Parts differ by one entry along the dimension that is cut, so that there are two views at most.
+    """
+    d, length = cut.dim, whole.shape[cut.dim]
+    each, more = divmod(length, parts)
+    for ranks, size in ((slice(0, more), each + 1), (slice(more, parts), each)):
+        count = ranks.stop - ranks.start
+        if count and size:
+            start = more * (each + 1) if ranks.start else 0
+            view = whole.narrow(d, start, count * size).unflatten(d, (count, size))
+            yield ranks, view.movedim(d, 0)
+
+
+class _Gathered:
+    """A unit on this rank."""
+
+    def __init__(
+        self, unit: Unit, position: int, parameters: Sequence[nn.Parameter], group: Group
+    ) -> None:
+        self.unit, self.parameters, self.group = unit, parameters, group
+        self.there = False
+        self.whole: list[nn.Parameter] = []
+        self._offsets = [0]
+        for h, p in zip(unit.holdings, parameters, strict=True):
+            shape = h.local_shape_at(position)
+            self.whole.append(nn.Parameter(p.new_empty(shape), requires_grad=p.requires_grad))
+            entries = h.part_bytes_at(position) // p.element_size()
+            self._offsets.append(self._offsets[-1] + entries)
+        self._finish: Finish | None = None
+        self.free()
+
+    def begin(self) -> None:
+        """Begins to gather the parts, where that has not begun."""
+        if self.there or self._finish is not None:
+            return
+        first = self.parameters[0]
+        flat = torch.empty(self._offsets[-1], dtype=first.dtype, device=first.device)
+        for p, start in zip(self.parameters, self._offsets, strict=False):
+            flat[start : start + p.numel()].view(p.shape).copy_(p.detach())
+        self._finish = self.group.start_all_gather(flat)
+
+    def wait(self) -> None:
+        """The parameters are there."""
+        self.begin()
+        if self._finish is None:
+            return
+        parts, self._finish = self._finish(), None
+        for h, whole, start in zip(self.unit.holdings, self.whole, self._offsets, strict=False):
+            data = whole.data  # autograd need not know: values are those that it has seen
+            data.untyped_storage().resize_(data.nbytes)
+            for ranks, view in parts_of(data, h.cut, self.group.size):
+                shape = view.shape[1:]
+                view.copy_(parts[ranks, start : start + shape.numel()].unflatten(1, shape))
+        self.there = True
+
+    def free(self) -> None:
+        """The parameters are no longer there."""
+        if self._finish is not None:  # begun, but nobody came
+            self._finish()
+            self._finish = None
+        for whole in self.whole:
+            whole.untyped_storage().resize_(0)
+        self.there = False
+
+    def owns(self, x: Tensor) -> bool:
+        """Whether `x` lies in the storage of one of the parameters."""
+        own = x.untyped_storage()._cdata
+        return any(whole.untyped_storage()._cdata == own for whole in self.whole)
+
+
+class Sharding:
+    """The parameters of which this rank keeps parts. A walk begins with `expect`; in each of its
+    runs every component that needs a unit is used between `enter` and `leave`."""
+
+    def __init__(
+        self,
+        units: Sequence[Unit] = (),
+        position: int | None = None,
+        parameters: Mapping[str, nn.Parameter] = MappingProxyType({}),
+        group_of: Callable[[Holding], Group] | None = None,
+    ) -> None:
+        self.units = tuple(units)
+        self._here: dict[int, _Gathered] = {}  # by their number among all
+        for number, unit in enumerate(units):
+            if position is not None and position in unit.holdings[0].positions:
+                assert group_of is not None
+                own, group = [parameters[n] for n in unit.names], group_of(unit.holdings[0])
+                self._here[number] = _Gathered(unit, position, own, group)
+        self.whole = {
+            name: whole
+            for gathered in self._here.values()
+            for name, whole in zip(gathered.unit.names, gathered.whole, strict=True)
+        }
+        self._goes_on = False
+        self._walk: tuple[Use, ...] = ()
+        self._places: dict[tuple[int, int], int] = {}  # of a run's components in the walk
+        self._run = -1
+        self._left: dict[int, int] = {}  # micro-batches of a run that each component has computed
+
+    def expect(self, runs: Sequence[Run], goes_on: bool) -> None:
+        """What comes next. goes_on: whether more follows before the parameters change."""
+        if self._places:  # a walk that failed half-way
+            self.over()
+        places = [(i, c, units) for i, run in enumerate(runs) for c, units in run]
+        lasting = tuple(unit.lasting for unit in self.units)
+        self._walk = uses(tuple(units for *_, units in places), lasting, goes_on)
+        self._places = {(i, c): at for at, (i, c, _) in enumerate(places)}
+        self._goes_on, self._run = goes_on, -1
+        self._begin(0)
+
+    def begin_run(self) -> None:
+        """The next run begins; the one before is over, also for components whose backward had no
+        end that autograd could tell: their inputs have no gradients."""
+        for component in self._left:
+            self._free(component)
+        self._left.clear()
+        self._run += 1
+
+    def enter(self, component: int) -> None:
+        """The component is about to compute: what it needs is there, and what the next one needs
+        is on its way."""
+        at = self._places[self._run, component]
+        for unit in self._walk[at].units:
+            self._here[unit].wait()
+        self._left.setdefault(component, 0)
+        self._begin(at + 1)
+
+    def leave(self, component: int, turns: int) -> None:
+        """The component has computed one of `turns` micro-batches that take turns."""
+        self._left[component] += 1
+        if self._left[component] == turns:
+            del self._left[component]
+            self._free(component)
+
+    def over(self) -> None:
+        """The walk is over, or was abandoned."""
+        self._left.clear()
+        for gathered in self._here.values():
+            if not (self._goes_on and gathered.unit.lasting):
+                gathered.free()
+        self._walk, self._places = (), {}
+
+    def _free(self, component: int) -> None:
+        for unit in self._walk[self._places[self._run, component]].freed:
+            self._here[unit].free()
+
+    def _begin(self, at: int) -> None:
+        for unit in self._walk[at].units if at < len(self._walk) else ():
+            self._here[unit].begin()
+
+    def owned(self, units: Sequence[int], x: Tensor) -> bool:
+        """Whether `x` lies in a parameter that will be freed."""
+        return any(self._here[unit].owns(x) for unit in units)
+
+
+class _Signal(torch.autograd.Function):
+    """Identity whose backward calls a function first."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return tuple(x.view_as(x) for x in tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        ctx.call()
+        return None, *gradients
+
+
+def signal(tensors: Sequence[Tensor], call: Callable[[], None]) -> list[Tensor]:
+    """`tensors`; backward calls `call` when the gradients of all of them are there."""
+    flowing = [i for i, x in enumerate(tensors) if x.requires_grad]
+    found = list(tensors)
+    if flowing and torch.is_grad_enabled():
+        passed = _Signal.apply(call, *(tensors[i] for i in flowing))
+        for i, x in zip(flowing, passed, strict=True):
+            found[i] = x
+    return found
