@@ -25,6 +25,7 @@ from synchromesh.planner.demand import Demand
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.planner.problem import Problem
 from synchromesh.planner.runner_up import runners_up
+from synchromesh.planner.saving import savings
 from synchromesh.planner.stage_facts import stage_demands
 from synchromesh.planner.stage_plans import stage_plans
 from synchromesh.planner.unequal import widened
@@ -128,6 +129,9 @@ def decide(
         rows, quick = ceil(problem.rows * _unevenness(near)), current is not None
         deciding.ask([near], problem.ranks(near), rows=rows, quick=quick)
         found = deciding.priced([*plans, *more])
+    for plan in (less := savings(found)):
+        deciding.ask([plan], problem.ranks(plan))
+    found += deciding.priced(less)
     guessed = [p for p in more if p.ranks is not None]
     found = [c for c in found if c.time is not None or c.plan not in guessed]
     found = [with_interleaving(c, partitions) for c in found]
