@@ -1,10 +1,12 @@
 """Every model family under every plan against one process: `python -m benchmarks.equality [--dtype
-float32] [--uneven | --stages]`.
+float32] [--uneven | --stages | --states]`.
 
 --uneven: models of sizes that few degrees divide, `tensor` and mixed on 2, 3, 4 and 5 ranks.
 --stages: all families as two stages of two ranks, 1F1B with four micro-batches; GPT-2 with tied
 embeddings, a U-Net whose skips cross stages and a ResNet of basic blocks under every schedule,
 with 1, 4 and 7 micro-batches on 2 and 4 stages; groups of 3 + 1 ranks; 2 stages of 2 x 2 on 8.
+--states: all families with parameters sharded (ZeRO 3) and recomputed on 4 x 1, 2 x 2, two stages
+of two ranks, and with unequal rows; four of them under ZeRO 1 and 2; odd sizes on 3 ranks.
 Else global batches of 12 rows on four ranks. A short last batch, five steps of AdamW; deviations
 as `synchromesh verify` prints them, with the bytes it measured against those that `explain`
 predicts.
@@ -63,6 +65,26 @@ def stage_cases() -> Iterator[tuple[str, int, str, tuple[Any, ...]]]:
         yield family, 8, "2 stages of 2x2", (["0-3", "4-7"], "1f1b", 4, "hybrid:tensor=2")
 
 
+def state_cases() -> Iterator[tuple[str, int, str, Any, tuple[Any, ...]]]:
+    """Family, ranks, plan or its name, what writes the plan, its arguments after the family."""
+    pairs = ["0-1", "2-3"]
+    rest = "sharded-data:recompute=yes"
+    for family in FAMILIES:
+        for plan in (
+            "sharded-data", "data:recompute=yes", f"{rest}; @rows=3,2,1,2",
+            "hybrid:tensor=2,states=parameters,recompute=yes",
+        ):  # fmt: skip
+            yield family, 4, plan, None, ()
+        yield family, 4, "sharded, 2 stages of 2x1", stages, (pairs, "1f1b", 4, rest)
+    levels = {"zero1": "optimizer", "zero2": "gradients"}
+    for family, level in product(("cnn", "gpt2", "resnet_basic", "unet"), levels):
+        yield family, 4, level, None, ()
+        yield family, 4, f"{level}, 2 stages of 2x1", stages, (pairs, "1f1b", 4, level)
+        yield family, 4, f"hybrid:tensor=2,states={levels[level]}", None, ()
+    for family in UNEVEN:
+        yield family, 3, rest, None, ()
+
+
 def one(family: str, plan: str, steps: int, dtype: str) -> dict[str, Any]:
     return verify(target(family), plan, steps, dtype)
 
@@ -72,6 +94,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("float64", "float32"), default="float64")
     parser.add_argument("--uneven", action="store_true")
     parser.add_argument("--stages", action="store_true")
+    parser.add_argument("--states", action="store_true")
     parser.add_argument("--families")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--json", action="store_true")
@@ -85,6 +108,9 @@ def main() -> int:
     ]
     if args.stages:
         cases = [(*case[:3], stages, case[3]) for case in stage_cases() if case[0] in families]
+    if args.states:
+        known = families if args.families else (*families, *UNEVEN)
+        cases = [case for case in state_cases() if case[0] in known]
     rows: list[dict[str, Any]] = []
     if not args.json:
         print(

@@ -1,8 +1,10 @@
 """Ways to train the deep model on the ranks of this run: ours under a plan, and PyTorch's own.
 
     ddp                 DistributedDataParallel, gradients as views of its buckets
+    ddp:zero            the same with ZeroRedundancyOptimizer: states sharded (ZeRO 1)
     fsdp2               fully_shard of every layer; gathered parameters stay until backward, which
                         saves their second gathering (the model fits each host)
+    fsdp2:again         the same as it is by default: parameters are gathered again in backward
     torch:1f1b:2:8      torch.distributed.pipelining: 2 groups of layers, 8 micro-batches
     anything else       the text of a plan of Synchromesh; ours:1f1b:2:8 is short for the plan that
                         has the cuts, micro-batches and schedule of torch:1f1b:2:8
@@ -13,6 +15,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -68,12 +71,28 @@ class Pipeline:
         return empty / (VISITS[self.schedule] * self.micro_batches + empty)
 
 
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, deep.RATE)
+
+
+def zero_adamw(parameters: Any) -> torch.optim.Optimizer:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    kind: Any = torch.optim.AdamW
+    return ZeroRedundancyOptimizer(parameters, kind, lr=deep.RATE)
+
+
 class Replicated:
     """PyTorch on this rank's rows, the model wrapped by `wrap`."""
 
-    def __init__(self, shape: Shape, wrap: Callable[[nn.Sequential], nn.Module]) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        wrap: Callable[[nn.Sequential], nn.Module],
+        optimizer: Callable[[Any], torch.optim.Optimizer] = adamw,
+    ) -> None:
         self.model = wrap(deep.build(shape))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), deep.RATE)
+        self.optimizer = optimizer(self.model.parameters())
         rank, self.ranks = dist.get_rank(), dist.get_world_size()
         tokens, target = (x.chunk(self.ranks)[rank].clone() for x in deep.build_batch(shape))
         self.batch = (tokens, target)
@@ -93,7 +112,7 @@ def replicated(model: nn.Sequential) -> nn.Module:
     return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
-def sharded(model: nn.Sequential) -> nn.Module:
+def sharded(model: nn.Sequential, again: bool = False) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -101,8 +120,8 @@ def sharded(model: nn.Sequential) -> nn.Module:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=again)
+    fully_shard(model, mesh=mesh, reshard_after_forward=again)
     return model
 
 
@@ -182,9 +201,9 @@ def build(name: str, shape: Shape) -> Strategy:
     kind, _, rest = name.partition(":")
     match kind:
         case "ddp":
-            return Replicated(shape, replicated)
+            return Replicated(shape, replicated, zero_adamw if rest == "zero" else adamw)
         case "fsdp2":
-            return Replicated(shape, sharded)
+            return Replicated(shape, partial(sharded, again=rest == "again"))
         case "torch":
             return Piped(shape, Pipeline.parse(rest))
         case "ours":
