@@ -10,7 +10,6 @@ from rich.text import Text
 from synchromesh.planner.candidate import Candidate, readable
 from synchromesh.planner.choice import Choice, RunnerUp
 from synchromesh.training.trainer import Trainer
-from synchromesh.values.component import Parameter
 from synchromesh.values.fault import printable
 
 SHOWN, REJECTED = 9, 3  # candidates, and of those that do not fit
@@ -55,11 +54,8 @@ def component_table(trainer: Trainer) -> Table:
     others = {r.component: r for r in known}
     rows: list[_Row] = []
     for local in made.components:
-        total = local.component.parameter_bytes
-        local_bytes = sum(
-            Parameter("", made.local_shape(local, p.name), p.dtype).bytes
-            for p in local.component.parameters
-        )
+        total, held = local.component.parameter_bytes, local.component.parameters
+        local_bytes = sum(trainer.state.holdings[p.name].kept_bytes for p in held)
         name, other = local.component.name, others.get(local.component.name)
         rows.append(_Row(name, str(local.layout), total, local_bytes, other))
     table = Table(title="components (data x tensor)", title_justify="left")

@@ -12,7 +12,8 @@ from statistics import median
 import numpy as np
 import torch
 
-from synchromesh.engine.groups import WAYS, World
+from synchromesh.engine.groups import World
+from synchromesh.engine.reduce_scatter import PLAIN
 from synchromesh.profiling.collectives import largest, prepared, timed, wait
 from synchromesh.values.traffic import CollectiveKind, sent_bytes
 
@@ -88,7 +89,7 @@ def collectives(world: World, seconds: float, quick: bool = False) -> list[Colle
     if world.size == 1:
         return []
     sizes = QUICK_SIZES if quick else SIZES
-    ways = [(k, way) for k in KINDS for way in (WAYS if k == "reduce_scatter" else ("",))]
+    ways = [(k, way) for k in KINDS for way in (PLAIN if k == "reduce_scatter" else ("",))]
     each = seconds / len(sizes) / len(ways)
     found = []
     for kind, way in ways:

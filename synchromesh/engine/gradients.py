@@ -68,6 +68,7 @@ class GradientSync:
             assert item.every or not bucket.filled[index], "a gradient is complete once"
             assert leaf.grad is not None
             bucket.fill(index, leaf.grad)
+            item.group.world.advance()
             if not bucket.waiting and not self._late:
                 self._launch(order.ready())
 

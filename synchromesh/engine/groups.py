@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
-from synchromesh.engine import gloo
+from synchromesh.engine import gloo, reduce_scatter
 from synchromesh.engine.communicator import Finish, Op
 from synchromesh.engine.device import device_of
 from synchromesh.engine.ledger import Ledger
@@ -26,22 +26,8 @@ from synchromesh.launch import rendezvous
 
 T = TypeVar("T")
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
-# torch 2.13 renamed both and warns at the old names
+# torch 2.13 renamed it and warns at the old name
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-WAYS = ("native", "all-to-all", "all-reduce")  # of carrying out a reduce-scatter
-
-
-@dataclass(frozen=True)
-class ReduceScatterTrial:
-    """How the ways of a reduce-scatter are compared; both numbers were chosen, not measured."""
-
-    bytes: int = 1 << 20  # of the tensor that is scattered, at most
-    runs: int = 2  # of each way, after one that is not counted
-
-
-TRIAL = ReduceScatterTrial()
 
 
 class Group:
@@ -54,6 +40,8 @@ class Group:
         self.world = world
         self.handle = handle  # the process group, None where nothing is to be sent
         self.messages = messages  # the one for messages between two ranks: another in debugging
+        self.ring: Any = None  # the process group of rings, where there is one
+        self.rings: list[reduce_scatter.Ring] = []  # under way, in order
 
     def __repr__(self) -> str:
         return f"Group({self.ranks}, index={self.index})"
@@ -67,6 +55,12 @@ class Group:
                 "model again to go on"
             )
         return self.size > 1
+
+    def handles(self) -> list[Any]:
+        """Its process groups, of which it has none any more."""
+        found = {id(h): h for h in (self.handle, self.messages, self.ring) if h is not None}
+        self.handle = self.messages = self.ring = None
+        return list(found.values())
 
     def all_reduce(
         self, x: Tensor, op: Op = "sum", asynchronous: bool = False, counted: bool = True
@@ -124,24 +118,9 @@ class Group:
             return lambda: x.detach()[0]
         way = self.world.choices.get(self.ranks)
         if way is None:
-            way = self.world.choices[self.ranks] = self.measure_reduce_scatter(bytes_of(x))
+            way = self.world.choices[self.ranks] = reduce_scatter.quickest(self, bytes_of(x))
         self.world.ledger.add("reduce_scatter", payload or bytes_of(x), self.size)
-        return self._reduce_scatter(resolved(x).contiguous(), way)
-
-    def _reduce_scatter(self, x: Tensor, way: str) -> Finish:
-        if way == "all-reduce" or x.dtype is torch.int16:
-            total = x.to(torch.int32) if x.dtype is torch.int16 else x.clone()
-            work = dist.all_reduce(total, group=self.handle, async_op=True)
-            # a view would keep all of it alive
-            return self._after(work, lambda: total[self.index].to(x.dtype, copy=True))
-        if way == "all-to-all":
-            parts = torch.empty_like(x)
-            work = dist.all_to_all_single(parts, x, group=self.handle, async_op=True)
-            return self._after(work, lambda: parts.sum(0))
-        assert way == "native", way
-        part = torch.empty_like(x[0])
-        work = _reduce_scatter_single(part.view(-1), x.view(-1), group=self.handle, async_op=True)
-        return self._after(work, lambda: part)
+        return reduce_scatter.begin(self, x, way)
 
     def _after(self, work: Any, result: Callable[[], T]) -> Callable[[], T]:
         def finish() -> T:
@@ -149,24 +128,6 @@ class Group:
             return result()
 
         return finish
-
-    def measure_reduce_scatter(self, payload: int) -> str:
-        """The quickest way for about `payload` bytes, agreed over the group; collective.
-
-        gloo's own reduce-scatter takes as long as an all-reduce, so nothing is taken for granted.
-        """
-        numbers = max(1, min(payload, TRIAL.bytes) // 4 // self.size)
-        x = torch.zeros(self.size, numbers, device=self.world.device)
-        seconds: dict[str, float] = {}
-        for way in WAYS:
-            self._reduce_scatter(x, way)()
-            self.barrier()
-            start = time.perf_counter()
-            for _ in range(TRIAL.runs):
-                self._reduce_scatter(x, way)()
-            self.barrier()
-            seconds[way] = time.perf_counter() - start
-        return str(self.broadcast_json(min(WAYS, key=seconds.__getitem__)))
 
     def all_to_all(
         self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]] | None = None
@@ -322,6 +283,7 @@ class World:
         self.waited = 0.0  # seconds in which this rank waited for traffic, since it began
         self.choices: dict[tuple[int, ...], str] = {}  # how a group's reduce-scatter is done
         self._groups: dict[tuple[int, ...], Group] = {}
+        self._rings: set[tuple[int, ...]] = set()
         self._owner = owner  # of the default process group
 
     @classmethod
@@ -357,6 +319,12 @@ class World:
         work.wait()
         self.waited += time.perf_counter() - began
 
+    def advance(self) -> None:
+        """Lets reduce-scatters in rings go on, which is for a rank's own thread to do."""
+        for group in self._groups.values():
+            while group.rings and group.rings[0].advance():
+                pass
+
     @property
     def blocking(self) -> bool:
         """Whether a collective returns when all members have begun it, asynchronous ones too: in
@@ -383,6 +351,17 @@ class World:
             self._groups[ranks] = Group(self, ranks, handle, messages)
         return self._groups[ranks]
 
+    def add_ring(self, ranks: tuple[int, ...]) -> None:
+        """Lets the group of `ranks` scatter in a ring; collective over the world. Two ranks need
+        none, and in debugging none could begin a round alone."""
+        few = len(ranks) < 3 or self.backend != "gloo" or self.blocking
+        if few or ranks in self._rings:
+            return
+        self._rings.add(ranks)
+        self.choices.pop(ranks, None)  # there is another way now
+        handle, group = self._new(ranks), self.group(ranks)
+        group.ring = handle if self.rank in ranks else None
+
     def _new(self, ranks: tuple[int, ...]) -> Any:
         order: dict[str, Any] = {} if list(ranks) == sorted(ranks) else {"sort_ranks": False}
         backend = gloo.shared(self.backend)
@@ -407,14 +386,14 @@ class World:
         A reference to a gloo group that outlives the interpreter aborts the process at its end.
         """
         for group in self._groups.values():
-            handles = {id(h): h for h in (group.handle, group.messages) if h is not None}
-            group.handle = group.messages = None
+            handles = group.handles()
             while handles:
-                _, handle = handles.popitem()
+                handle = handles.pop()
                 if dist.is_initialized():
                     dist.destroy_process_group(handle)
                 del handle
         self._groups.clear()
+        self._rings.clear()
         if self._owner and dist.is_initialized():
             dist.destroy_process_group()
         self._owner = False

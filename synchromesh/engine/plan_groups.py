@@ -35,6 +35,9 @@ class PlanGroups:
             self._data[mesh] = self._group({mesh.data_positions(p) for p in mesh.positions})
         shared = {tuple(h.positions) for h in holdings if h.home}
         self._home = {positions: self._group([positions]) for positions in sorted(shared)}
+        scattered = {h.gradient_positions(p) for h in holdings if h.parts > 1 for p in h.positions}
+        for positions in sorted(scattered):
+            world.add_ring(tuple(ranks[p] for p in positions))
 
     def _group(self, positions: Iterable[Positions]) -> Group:
         """Makes the groups of these positions; that of this rank, or of it alone."""

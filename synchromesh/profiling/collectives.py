@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from synchromesh.engine.groups import Group, World
+from synchromesh.engine.reduce_scatter import quickest
 from synchromesh.values.profile import Curve, Pattern
 from synchromesh.values.traffic import MESSAGES
 
@@ -147,7 +148,7 @@ def choose_way(group: Group, payload: int) -> None:
     """A group keeps the first way it finds quickest: not for the small payload that comes first
     here, but for the largest that is asked for."""
     if group.size > 1 and group.ranks not in group.world.choices:
-        group.world.choices[group.ranks] = group.measure_reduce_scatter(payload)
+        group.world.choices[group.ranks] = quickest(group, payload)
 
 
 def _curve(

@@ -39,7 +39,10 @@ class Layout:
             raise ValueError(f"a stage's first position is at least 0, not {self.first}")
 
     def __str__(self) -> str:
-        return f"{self.data}x{self.tensor}" + (f"@{self.first}" if self.first else "")
+        degrees = f"{self.data}x{self.tensor}" + (f"@{self.first}" if self.first else "")
+        level = STATES.index(self.shard_states)
+        sharded = f" zero{level}" if level else ""
+        return degrees + sharded + (" recomputed" if self.recompute else "")
 
     @property
     def devices(self) -> int:

@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from synchromesh.engine.groups import WAYS, World
+from synchromesh.engine.groups import World
 from synchromesh.engine.ledger import Ledger
+from synchromesh.engine.reduce_scatter import PLAIN, WAYS, quickest
 from synchromesh.launch import rendezvous
 from synchromesh.values.fault import Fault
 from tests.ranks import run
@@ -41,7 +42,7 @@ def _lazy() -> None:
         assert mine.is_conj() or mine.is_neg()
         group.all_reduce(mine)
         assert same(mine, total)
-        for way in WAYS:
+        for way in WAYS if group.ring is not None else PLAIN:
             world.choices[group.ranks] = way
             assert same(group.reduce_scatter(x), total[r]), way
         assert same(torch.stack(group.all_to_all(list(x))), torch.stack([o[r] for o in others]))
@@ -82,8 +83,10 @@ def _collectives() -> dict:
     group.all_reduce(short := torch.tensor([r, 1], dtype=torch.int16))
     assert short.tolist() == [n * (n - 1) // 2, n]
 
+    world.add_ring(group.ranks)
+    assert (group.ring is not None) == (n > 2)
     whole = torch.stack([torch.full((2, 2), float(10 * i + r)) for i in range(n)])
-    for way in WAYS:
+    for way in WAYS if n > 2 else PLAIN:
         world.choices[group.ranks] = way
         mine = group.reduce_scatter(whole)
         assert torch.equal(mine, torch.full((2, 2), 10.0 * r * n + n * (n - 1) / 2)), way
@@ -114,10 +117,42 @@ def test_collectives_are_what_they_say_and_the_callers_group_survives(size: int)
     assert run(size, _collectives) == [{"initialized": True}] * size
 
 
+def _rings() -> bool:
+    """Two at once, which go on at other moments on each rank, beside other collectives."""
+    world = World.open("cpu")
+    group, r, n = world.everyone, world.rank, world.size
+    world.add_ring(group.ranks)
+    world.add_ring(group.ranks)  # once
+    world.choices[group.ranks] = "ring"
+    for step in range(20):
+        xs = [torch.full((n, 3), float(r + 10 * i + step)) for i in range(3)]
+        finishes = [group.start_reduce_scatter(x) for x in xs[:2]]
+        for _ in range((r * 7 + step) % 5):
+            world.advance()
+        gathered = group.start_all_gather(xs[0][0])
+        finishes.append(group.start_reduce_scatter(xs[2]))
+        if r % 2:
+            time.sleep(0.001 * (step % 3))
+            world.advance()
+        assert gathered()[:, 0].tolist() == [float(i + step) for i in range(n)]
+        order = [2, 0, 1] if step % 2 else [0, 1, 2]
+        for i in order:
+            want = sum(q + 10 * i + step for q in range(n))
+            assert finishes[i]().tolist() == [float(want)] * 3
+        assert group.rings == []
+    world.close()
+    return True
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_rings_go_on_at_any_moment(size: int) -> None:
+    assert run(size, _rings, timeout=30.0) == [True] * size
+
+
 def _ledger() -> tuple[int, dict]:
     world = World.open("cpu")
     group = world.everyone
-    group.measure_reduce_scatter(100)
+    quickest(group, 100)
     group.broadcast_json("control messages do not count")
     assert world.ledger.sent == 0
     group.all_reduce(torch.zeros(8))  # 2 x 3/4 x 32

@@ -49,3 +49,10 @@ def test_neighbours_on_the_same_devices_are_one_stage() -> None:
     assert leaf_layout_at(leaf_layouts(chain), 3) == Layout(1, 2, first=2)
     assert stages_of([one]) == (range(1),)
     assert leaf_layouts(chain) == {range(2): Layout(2, 1), range(2, 4): Layout(1, 2, first=2)}
+
+
+def test_a_layout_says_what_is_sharded_and_recomputed() -> None:
+    assert str(Layout(4, 2, first=8)) == "4x2@8"
+    assert str(Layout(4, 1, "optimizer")) == "4x1 zero1"
+    assert str(Layout(2, 1, "parameters", recompute=True, first=2)) == "2x1@2 zero3 recomputed"
+    assert str(Layout(1, 1, "parameters", recompute=True).mesh) == "1x1"
