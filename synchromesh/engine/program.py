@@ -318,8 +318,9 @@ class Program:
             for fetch in part.fetches:
                 env[fetch.read] = yield from self._fetch(fetch, axis, env[fetch.made], rows)
             inputs = [env[form] for form in part.reads]
+            ends = any(x.requires_grad for x in inputs)
             if part.units:
-                self.sharding.enter(index)
+                self.sharding.enter(index, turns)
                 inputs = signal(inputs, partial(self.sharding.leave, index, turns))
             tensors = list(part.tensors)
             for place, placement in part.uses:
@@ -337,7 +338,7 @@ class Program:
             for place in copied:
                 part.tensors[place].copy_(tensors[place])
             if part.units:
-                results = self._left(index, part.units, results, turns)
+                results = self._left(index, part.units, results, turns, ends)
             env.update(zip(part.results, results, strict=True))
             for form in part.dropped:
                 env.pop(form, None)
@@ -367,13 +368,13 @@ class Program:
         return Recomputation(again, [*inputs, *staying])
 
     def _left(
-        self, index: int, units: tuple[int, ...], results: Sequence[Tensor], turns: int
+        self, index: int, units: tuple[int, ...], results: Sequence[Tensor], turns: int, ends: bool
     ) -> tuple[Tensor, ...]:
         """The results of a component whose parameters may be freed, and are there again in its
         backward."""
         own = [x.clone() if self.sharding.owned(units, x) else x for x in results]
         self.sharding.leave(index, turns)
-        return tuple(signal(own, partial(self.sharding.enter, index)))
+        return tuple(signal(own, partial(self.sharding.enter, index, turns, ends)))
 
     def _fetch(
         self, fetch: Exchange, axis: TensorAxis, x: Tensor, rows: GlobalRows

@@ -32,14 +32,14 @@ WAYS = (*PLAIN, "ring")
 
 
 @dataclass(frozen=True)
-class Trial:
+class ReduceScatterTrial:
     """How the ways are compared; both numbers were chosen, not measured."""
 
     bytes: int = 1 << 20  # of the tensor that is scattered, at most
     runs: int = 2  # of each way, after one that is not counted
 
 
-TRIAL = Trial()
+TRIAL = ReduceScatterTrial()
 
 
 class Scattering(Protocol):

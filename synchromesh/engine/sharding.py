@@ -10,6 +10,7 @@ ends. The latter comes last: of the nodes that are ready autograd runs the one t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -96,6 +97,15 @@ class _Gathered:
         return any(whole.untyped_storage()._cdata == own for whole in self.whole)
 
 
+@dataclass
+class _AtWork:
+    """A component at work: how many micro-batches it has begun and ended."""
+
+    ends: bool
+    entered: int = 0
+    left: int = 0
+
+
 class Sharding:
     """The parameters of which this rank keeps parts. A walk begins with `expect`; in each of its
     runs every component that needs a unit is used between `enter` and `leave`."""
@@ -123,7 +133,7 @@ class Sharding:
         self._walk: tuple[Use, ...] = ()
         self._places: dict[tuple[int, int], int] = {}  # of a run's components in the walk
         self._run = -1
-        self._left: dict[int, int] = {}  # micro-batches of a run that each component has computed
+        self._open: dict[int, _AtWork] = {}  # components at work
 
     def expect(self, runs: Sequence[Run], goes_on: bool) -> None:
         """What comes next. goes_on: whether more follows before the parameters change."""
@@ -137,38 +147,40 @@ class Sharding:
         self._begin(0)
 
     def begin_run(self) -> None:
-        """The next run begins; the one before is over, also for components whose backward had no
-        end that autograd could tell: their inputs have no gradients."""
-        for component in self._left:
-            self._free(component)
-        self._left.clear()
+        """The next run begins; the one before is over."""
+        for component in list(self._open):
+            self._close(component)
         self._run += 1
 
-    def enter(self, component: int) -> None:
-        """The component is about to compute: what it needs is there, and what the next one needs
-        is on its way."""
+    def enter(self, component: int, turns: int = 1, ends: bool = True) -> None:
+        """The component is about to compute one of `turns` micro-batches that take turns: what it
+        needs is there, and what the next one needs is on its way. ends: whether it will `leave`;
+        if not, it is over when another one begins."""
+        for other, use in list(self._open.items()):
+            if other != component and not use.ends and use.entered == turns:
+                self._close(other)
         at = self._places[self._run, component]
         for unit in self._walk[at].units:
             self._here[unit].wait()
-        self._left.setdefault(component, 0)
+        self._open.setdefault(component, _AtWork(ends)).entered += 1
         self._begin(at + 1)
 
     def leave(self, component: int, turns: int) -> None:
-        """The component has computed one of `turns` micro-batches that take turns."""
-        self._left[component] += 1
-        if self._left[component] == turns:
-            del self._left[component]
-            self._free(component)
+        """The component has computed one of `turns` micro-batches."""
+        self._open[component].left += 1
+        if self._open[component].left == turns:
+            self._close(component)
 
     def over(self) -> None:
         """The walk is over, or was abandoned."""
-        self._left.clear()
+        self._open.clear()
         for gathered in self._here.values():
             if not (self._goes_on and gathered.unit.lasting):
                 gathered.free()
         self._walk, self._places = (), {}
 
-    def _free(self, component: int) -> None:
+    def _close(self, component: int) -> None:
+        del self._open[component]
         for unit in self._walk[self._places[self._run, component]].freed:
             self._here[unit].free()
 

@@ -132,15 +132,17 @@ def _why(best: Candidate, quickest: Candidate) -> str:
     return "least predicted time"
 
 
-def plainness(plan: Plan) -> int:
+def plainness(plan: Plan) -> tuple[int, bool]:
     """From the plainest on: one device, `data`, `tensor`, a uniform hybrid, mixed layouts, unequal
-    rows or some of the devices, stages."""
+    rows or some of the devices, stages; of either, without sharded states and recomputation."""
+    saving = any(spec.states != "none" or spec.recompute for spec in plan.specs)
     if plan.stages:
-        return len(PLAIN) + 2
+        return len(PLAIN) + 2, saving
     if plan.rows is not None or plan.ranks is not None:
-        return len(PLAIN) + 1
-    name = plan.default.name
-    return PLAIN.index(name) if not plan.overrides and name in PLAIN else len(PLAIN)
+        return len(PLAIN) + 1, saving
+    name = "data" if plan.default.name == "sharded-data" else plan.default.name
+    uniform = not plan.overrides and name in PLAIN
+    return PLAIN.index(name) if uniform else len(PLAIN), saving
 
 
 # Where nothing fits

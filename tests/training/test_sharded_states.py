@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synchromesh.training.prepare import prepare
+from synchromesh.training.verify import verify
 from tests.plain import Case, Outcome, adamw, apart, plain, sgd, under
 from tests.ranks import RankFailed, run
+from tests.targets import target
 from tests.traces import shared
 
 LIMIT = 1e-10
@@ -181,6 +183,24 @@ def test_each_rank_keeps_its_part_alone() -> None:
             assert sum(x[0] for x in found) == entire + 2 * (numbers + unsharded + unused)
             assert {x[3] for x in found} == {0}
     assert {x[:3] for x in whole} == {(entire, trained, 2 * (trained - 1))}
+
+
+def _verified(family: str, plans: list[str]) -> list[dict[str, Any]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [verify(target(family), plan, 2, "float64") for plan in plans]
+
+
+def test_it_sends_what_is_explained() -> None:
+    """T5 uses its table of embeddings three times, once in the middle of its components."""
+    plans = [
+        "sharded-data", "hybrid:tensor=2,states=parameters,recompute=yes",
+        "zero2:recompute=yes; @rows=3,1,2,1", "zero1",
+    ]  # fmt: skip
+    for found in run(4, _verified, "t5", plans, timeout=120.0)[0]:
+        assert found["passed"], found
+        assert found["sent_bytes_per_step"] == found["explained_sent_bytes_per_step"]
+        assert found["parameter_bytes_per_rank"] == found["explained_parameter_bytes_per_rank"]
 
 
 # Dropout, batch norm
