@@ -64,6 +64,11 @@ class Bucket:
         """Waits for the sum, where it was started; `grad` of each parameter has it then."""
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """After a backward that failed, maybe on this rank alone: what is on its way is of no use,
+        and is not waited for now."""
+        self.reset()
+
 
 class FlatBucket(Bucket):
     """Gradients that every rank gets the sum of: they lie in one flat tensor from the first step
@@ -124,6 +129,7 @@ class ScatterBucket(Bucket):
     def __init__(self, items: Sequence[Summed]) -> None:
         self._flat: Tensor | None = None
         self._finish: Finish | None = None
+        self._forgotten: Finish | None = None  # to be waited for before the next one starts
         self._offsets = [0]
         for item in items:
             largest = item.cut.local_shape(tuple(item.leaf.shape), items[0].group.size)
@@ -153,6 +159,9 @@ class ScatterBucket(Bucket):
     def launch(self) -> None:
         """Starts the reduce-scatter."""
         self.finish()
+        if self._forgotten is not None:
+            self._forgotten()
+            self._forgotten = None
         flat, numbers = self._tensor(), self._offsets[-1]
         flat[:, numbers:] = torch.tensor(self.filled, dtype=flat.dtype, device=flat.device)
         payload = self.group.size * numbers * flat.element_size()
@@ -174,6 +183,12 @@ class ScatterBucket(Bucket):
             else:
                 p.grad.add_(own)
         self.reset()
+
+    def forget(self) -> None:
+        """See `Bucket.forget`."""
+        self._forgotten, self._finish = self._finish or self._forgotten, None
+        self._flat = None
+        super().forget()
 
 
 def bucket_of(items: Sequence[Summed]) -> Bucket:

@@ -68,7 +68,8 @@ class GradientSync:
             assert item.every or not bucket.filled[index], "a gradient is complete once"
             assert leaf.grad is not None
             bucket.fill(index, leaf.grad)
-            item.group.world.advance()
+            if item.cut.sharded:
+                item.group.world.advance()
             if not bucket.waiting and not self._late:
                 self._launch(order.ready())
 
@@ -126,10 +127,11 @@ class GradientSync:
     def abandon(self) -> None:
         """After a backward that failed: the next one sums nothing until `begin`."""
         self._armed = False
+        self._under_way.clear()
+        for bucket in self._buckets:
+            if bucket.items[0].cut.sharded:
+                bucket.forget()
         for order in self._every.values():
-            for bucket in order.buckets:
-                bucket.finish()
-                bucket.reset()
             order.restart()
 
     def close(self) -> None:

@@ -60,6 +60,7 @@ class Group:
         """Its process groups, of which it has none any more."""
         found = {id(h): h for h in (self.handle, self.messages, self.ring) if h is not None}
         self.handle = self.messages = self.ring = None
+        self.rings.clear()
         return list(found.values())
 
     def all_reduce(
