@@ -243,7 +243,7 @@ def _edge(local: LocalComponent, item: Input, made: Partition, rows: int) -> Edg
         collective = ", ".join(f"{c.kind} ({c.direction})" for c in moves) or "none"
     return EdgeExplanation(
         name, local.component.name, item.value.name, item.value.bytes(rows),
-        f"{source} {item.have}", f"{local.layout} {item.want}", collective,
+        f"{source.mesh} {item.have}", f"{local.layout.mesh} {item.want}", collective,
     )  # fmt: skip
 
 
@@ -306,7 +306,7 @@ def text(explanation: Explanation) -> str:
 
 
 def _options(part: ComponentExplanation) -> str:
-    sharded = f", {part.states} sharded" if part.states != "none" else ""
+    sharded = f", {part.states} over data ranks" if part.states != "none" else ""
     return sharded + (", recomputed" if part.recompute else "")
 
 
