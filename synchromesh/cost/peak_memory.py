@@ -272,7 +272,7 @@ class _MemoryWalk:
         if action.kind == "F" or action.turn:
             return
         if m % self.pieces == 0:
-            self.scattered.end_backward(stage)
+            self.scattered.end_backward()
         for message, e in (*needed, *self._needed(replace(action, kind="F"))):
             self.alive.free((ARRIVED, message, e))
         for form, maker in self.handed.items():

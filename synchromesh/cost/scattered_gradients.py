@@ -37,7 +37,7 @@ class ScatteredGradients:
         if self.filled[number] == len(self.buckets[number]):
             self._send(number)
 
-    def end_backward(self, stage: int) -> None:
+    def end_backward(self) -> None:
         """What is summed in each backward is sent."""
         for number, count in list(self.filled.items()):
             if count and self.buckets[number][0].every:

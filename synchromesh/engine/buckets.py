@@ -65,8 +65,7 @@ class Bucket:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """After a backward that failed, maybe on this rank alone: what is on its way is of no use,
-        and is not waited for now."""
+        """After a step that failed, maybe on this rank alone: what is on its way is of no use."""
         self.reset()
 
 
@@ -120,6 +119,13 @@ class FlatBucket(Bucket):
             for item, view, filled, count in found:
                 if not filled and count:
                     item.parameter.grad = view
+
+    def forget(self) -> None:
+        """See `Bucket.forget`; waits for it, as its memory is used again."""
+        if self.work is not None:
+            self.group.world.wait(self.work)
+            self.work = None
+        super().forget()
 
 
 class ScatterBucket(Bucket):
@@ -185,7 +191,7 @@ class ScatterBucket(Bucket):
         self.reset()
 
     def forget(self) -> None:
-        """See `Bucket.forget`."""
+        """See `Bucket.forget`; the next launch waits for it."""
         self._forgotten, self._finish = self._finish or self._forgotten, None
         self._flat = None
         super().forget()

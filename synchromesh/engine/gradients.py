@@ -78,6 +78,8 @@ class GradientSync:
     def _launch(self, ready: Sequence[Bucket]) -> None:
         for bucket in ready:
             bucket.launch()
+            if bucket in self._under_way:
+                self._under_way.remove(bucket)
             if bucket.items[0].cut.sharded:
                 self._under_way.append(bucket)
             if len(self._under_way) > UNDER_WAY:
@@ -86,8 +88,7 @@ class GradientSync:
     def begin(self) -> None:
         """The accumulation ends with the backwards to come: its gradients will be summed."""
         for bucket in self._last.buckets:
-            bucket.finish()  # a step that failed half-way
-            bucket.reset()
+            bucket.forget()  # a step that failed half-way
         self._last.restart()
         self._complete.clear()
         self._armed = True
@@ -114,6 +115,7 @@ class GradientSync:
             self._launch([bucket])
         for bucket in self._buckets:
             bucket.finish()
+        self._under_way.clear()
         for p in self._alone:
             if p.grad is not None and p.grad.is_sparse:
                 p.grad = p.grad.to_dense()  # as where gradients are summed
@@ -131,6 +133,8 @@ class GradientSync:
         for bucket in self._buckets:
             if bucket.items[0].cut.sharded:
                 bucket.forget()
+                for item in bucket.items:  # of earlier micro-batches
+                    item.leaf.grad = None
         for order in self._every.values():
             order.restart()
 

@@ -314,6 +314,25 @@ def test_states_move_between_all_levels(tmp_path: Path) -> None:
             assert all(apart(found, expected) <= LIMIT for found in outcomes)
 
 
+def _abandoned(plan: str, folder: str) -> Outcome:
+    """A checkpoint is resumed in the middle of an accumulation, whose gradients are of no use."""
+    model = odd()
+    trainer = prepare(model, adamw(model), words, tokens(8), plan)
+    trainer.save(folder)
+    trainer.backward(trainer.shard(tokens(6)), last=False)
+    trainer.resume(folder)
+    losses = [float(trainer.step(trainer.shard(batch))) for batch in ODD.batches]
+    found = Outcome(losses, trainer.state_dict(), [])
+    trainer.close()
+    return found
+
+
+@pytest.mark.parametrize("plan", ["zero1", "zero2", "data"])
+def test_gradients_of_an_abandoned_accumulation_are_forgotten(plan: str, tmp_path: Path) -> None:
+    for found in run(2, _abandoned, plan, str(tmp_path / "saved")):
+        assert apart(found, plain(ODD)) <= LIMIT
+
+
 def _clipped(plan: str) -> tuple[float, Outcome]:
     model = odd()
     trainer = prepare(model, sgd(model), words, tokens(8), plan)
