@@ -4,7 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from synchromesh.trace.partition.partition import Partition, overlaps, partition, unsharded
+from synchromesh.trace.partition.partition import (
+    Analysis,
+    Partition,
+    overlaps,
+    partition,
+    unsharded,
+)
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
@@ -41,19 +47,27 @@ class PlanningProblem:
 
 
 class PartitionCache:
-    """The partitions of a problem's step, each solved once."""
+    """The partitions of a problem's step, each solved once for layouts of equal meshes."""
 
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
+        self._analysis = None if problem.step.opaque else Analysis(problem.step)
         self._solved: dict[tuple[Layout, ...], Partition] = {}
 
     def of_layouts(self, layouts: tuple[Layout, ...]) -> Partition:
         """The partition with `layouts[i]` for component i. ValueError where there is none."""
         if layouts not in self._solved:
-            step, rows = self.problem.step, self.problem.rows
-            pins = unsharded(step, layouts) if self.problem.unsplittable else {}
-            self._solved[layouts] = partition(step, layouts, rows=rows, pins=pins)
+            meshes = tuple(layout.mesh for layout in layouts)
+            if meshes == layouts:
+                self._solved[layouts] = self._solve(layouts)
+            else:
+                self._solved[layouts] = self.of_layouts(meshes).under(layouts)
         return self._solved[layouts]
+
+    def _solve(self, layouts: tuple[Layout, ...]) -> Partition:
+        step, rows = self.problem.step, self.problem.rows
+        pins = unsharded(step, layouts) if self.problem.unsplittable else {}
+        return partition(step, layouts, rows=rows, pins=pins, analysis=self._analysis)
 
     def partition(self, plan: Plan) -> Partition:
         """The partition under `plan`. ValueError where it allows none."""

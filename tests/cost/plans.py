@@ -6,7 +6,13 @@ from typing import Any
 import torch
 
 from synchromesh.cost.step_time import Setting
-from synchromesh.trace.partition.local import Computation, Event, LocalComponent, Partition
+from synchromesh.trace.partition.local import (
+    Computation,
+    Event,
+    LocalComponent,
+    Partition,
+    form_of,
+)
 from synchromesh.trace.partition.partition import overlaps, partition
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Component, Parameter
@@ -94,5 +100,5 @@ def _local(component: Component, layout: Layout, part: Mapping[str, Any]) -> Loc
     return LocalComponent(
         component, layout, torch.fx.GraphModule({}, graph),
         part.get("inputs", ()), part.get("outputs", ()),
-        tuple(p.name for p in component.parameters), (), (), events, {},
+        tuple(p.name for p in component.parameters), (), (), events, {}, form_of(graph),
     )  # fmt: skip

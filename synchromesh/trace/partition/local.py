@@ -79,6 +79,7 @@ class LocalComponent:
     constants: tuple[Value, ...]
     events: tuple[Event, ...]  # what one walk through the graph computes and sends, in order
     unsharded: Mapping[str, str]  # parameter -> why it is replicated
+    form: str  # what the graph does, whatever its names: `form_of` of it
     arrivals: int = 0  # how many of the first events bring inputs over the border
 
     @property
@@ -109,6 +110,17 @@ class Partition:
     leaf_layouts: Mapping[range, Layout]  # in which the batch is there, by positions of a stage
     carry: tuple[CarryOutput, ...] = ()
 
+    def under(self, layouts: Sequence[Layout]) -> "Partition":
+        """The same under layouts of equal meshes, whose states are sharded and whose components
+        are recomputed in another way."""
+        components, placements = [], {}
+        for local, layout in zip(self.components, layouts, strict=True):
+            assert local.layout.mesh == layout.mesh, f"{local.layout} is not {layout}"
+            components.append(replace(local, layout=layout))
+            for name in (*local.parameters, *local.buffers):
+                placements[name, layout] = self.placements[name, local.layout]
+        return replace(self, components=tuple(components), placements=placements)
+
     def local_shape(self, local: LocalComponent, name: str) -> tuple[int, ...]:
         """The shape of one rank's part of parameter or buffer `name`, as `local` uses it."""
         tensors = (*local.component.parameters, *local.component.buffers)
@@ -132,7 +144,7 @@ class Partition:
             for n in (*local.parameters, *local.buffers)
         ]
         constants = [(v.shape, v.dtype) for v in local.constants]
-        key = (structure(local.graph.graph), inputs, types, constants, local.layout.tensor)
+        key = (local.form, inputs, types, constants, local.layout.tensor)
         return blake2b(repr(key).encode(), digest_size=10).hexdigest()
 
 
@@ -146,6 +158,11 @@ def _name(target: Any) -> str:
     """The same in every process: a function's own text has its address."""
     qualified = getattr(target, "__qualname__", None)
     return f"{target.__module__}.{qualified}" if qualified else str(target)
+
+
+def form_of(graph: Graph) -> str:
+    """A key of a graph's structure, the same in every process."""
+    return blake2b(repr(structure(graph)).encode(), digest_size=10).hexdigest()
 
 
 def structure(graph: Graph) -> list[Any]:

@@ -8,7 +8,8 @@ A move stands before its first reader and serves all readers of that state in th
     add_R = axis.move(add, 'P', 'R')                                   the all-reduce
 """
 
-from dataclasses import replace
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any
 
@@ -17,7 +18,6 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from synchromesh.trace import meta
-from synchromesh.trace.capture.effects import dependent_on_rows
 from synchromesh.trace.nodes import arguments, draws
 from synchromesh.trace.rules.operator import Emit
 from synchromesh.values.layout import Layout
@@ -36,29 +36,26 @@ from .local import (
     LocalComponent,
     Output,
     Partition,
+    form_of,
 )
 from .moves import move_collectives
 from .reasons import why_replicated
 from .step_problem import Assignment, StepProblem
-from .subgraph import Subgraph, Tensor, origin, reads, results_of, value_of
-
-Form = tuple[Tensor, Layout, Placement]  # a value under a mesh in one state
+from .subgraph import Subgraph, Tensor, origin, results_of, value_of
 
 
 class Borders:
     """Which forms of which values every component reads, and what crosses from one to another.
 
-    By component: inputs, `handed` out to others and `moves` of inputs. live: forms that something
-    reads through which a gradient flows.
+    By component: inputs, `handed` out to others and `moves` of inputs. live: states, under a
+    layout, in which a tensor is read by something that a gradient flows through.
     """
 
     def __init__(self, problem: StepProblem, assignment: Assignment) -> None:
         self.problem, self.assignment = problem, assignment
-        assert problem.step.graph is not None
-        self.of_rows = dependent_on_rows(problem.step.graph)
-        self.outputs = problem.outputs()
+        self.analysis = problem.analysis
         self.made: dict[Tensor, Placement] = {}
-        self.live: set[Form] = set()
+        self.live: dict[tuple[Tensor, Layout], set[Placement]] = {}
         self.needed: list[dict[tuple[Tensor, Placement], None]] = [{} for _ in problem.subgraphs]
         self._collect_reads()
         self.handed: list[list[tuple[Tensor, Placement]]] = [[] for _ in problem.subgraphs]
@@ -69,19 +66,26 @@ class Borders:
     def _collect_reads(self) -> None:
         problem = self.problem
         for subgraph, specs in zip(problem.subgraphs, self.assignment.specs, strict=True):
-            mesh, needed = problem.layout(subgraph).mesh, self.needed[subgraph.index]
-            for node, spec in zip(subgraph.nodes, specs, strict=True):
+            layout, needed = problem.layout(subgraph), self.needed[subgraph.index]
+            for node, read, spec in zip(subgraph.nodes, subgraph.reads, specs, strict=True):
                 self.made |= zip(results_of(node), spec.outputs, strict=True)
                 flows = any(t in problem.flow.needs for t in results_of(node))
-                for tensor, state in zip(reads(node), spec.inputs, strict=True):
+                for tensor, state in zip(read, spec.inputs, strict=True):
                     needed[tensor, state] = None
                     if flows:
-                        self.live.add((tensor, mesh, state))
-        for tensor in self.outputs:
-            if tensor in problem.makers:
-                self.needed[problem.makers[tensor]][tensor, R] = None
+                        self._live(tensor, layout, state)
+        for tensor in self.analysis.outputs:
+            if tensor in self.analysis.makers:
+                self.needed[self.maker(tensor)][tensor, R] = None
                 if problem.flow.backward:
-                    self.live.add((tensor, problem.source(tensor).mesh, R))
+                    self._live(tensor, problem.source(tensor), R)
+
+    def _live(self, tensor: Tensor, layout: Layout, state: Placement) -> None:
+        self.live.setdefault((tensor, layout), set()).add(state)
+
+    def maker(self, tensor: Tensor) -> int:
+        """The component that makes a tensor."""
+        return self.analysis.makers[tensor][0]
 
     def _cross(self) -> None:
         """Inputs of every component, in the order of their use; each move over a border at its
@@ -91,12 +95,12 @@ class Borders:
             for tensor in subgraph.borders:
                 for state in [s for t, s in self.needed[subgraph.index] if t == tensor]:
                     self._add_input(subgraph, tensor, state, moved)
-        for tensor in self.outputs:
+        for tensor in self.analysis.outputs:
             self._hand(tensor, R)
 
     def _hand(self, tensor: Tensor, state: Placement) -> None:
-        if tensor in self.problem.makers:
-            handed = self.handed[self.problem.makers[tensor]]
+        if tensor in self.analysis.makers:
+            handed = self.handed[self.maker(tensor)]
             if (tensor, state) not in handed:
                 handed.append((tensor, state))
 
@@ -107,10 +111,11 @@ class Borders:
         state: Placement,
         moved: set[tuple[str, Layout, Placement]],
     ) -> None:
-        problem, target = self.problem, self.problem.layout(subgraph).mesh
-        source = problem.source(tensor, target).mesh
+        problem, target = self.problem, self.problem.layout(subgraph)
+        source = problem.source(tensor, target)
         value, made = value_of(tensor), self.made.get(tensor, R)
-        maker, flows = problem.makers.get(tensor), tensor in problem.flow.needs
+        maker = self.maker(tensor) if tensor in self.analysis.makers else None
+        flows = tensor in problem.flow.needs
         collectives: tuple[Collective, ...] | None
         if source == target:
             made_there = maker is not None and (tensor, state) in self.needed[maker]
@@ -125,7 +130,8 @@ class Borders:
             if maker is not None and have != made:
                 self.needed[maker][tensor, have] = None
             if flows:
-                self.live |= {(tensor, source, have), (tensor, target, want)}
+                self._live(tensor, source, have)
+                self._live(tensor, target, want)
             collectives = edge_collectives(value, have, want, source, target, flows)
         if want != have or source != target:
             key = (value.name, target, want)
@@ -139,9 +145,33 @@ class Borders:
             self.inputs[subgraph.index].append((tensor, item))
         self._hand(tensor, have)
 
-    def gradient(self, tensor: Tensor, mesh: Layout, state: Placement) -> bool:
+    def gradient(self, tensor: Tensor, layout: Layout, state: Placement) -> bool:
         """Whether a gradient flows through this form of the tensor."""
-        return tensor in self.problem.flow.needs and (tensor, mesh, state) in self.live
+        live = self.live.get((tensor, layout), ())
+        return tensor in self.problem.flow.needs and state in live
+
+    def form(self, subgraph: Subgraph) -> Hashable:
+        """What a component's local graph follows from: components of equal forms have the same
+        one, under other names."""
+        names, layout = subgraph.names, self.problem.layout(subgraph)
+        inputs = tuple(
+            (names[tensor], item.want, tensor[0] in self.analysis.of_rows)
+            for tensor, item in self.inputs[subgraph.index]
+        )
+        handed = tuple((names[t], state) for t, state in self.handed[subgraph.index])
+        needed = self.needed[subgraph.index]
+        forms = tuple((names[t], state, self.gradient(t, layout, state)) for t, state in needed)
+        return self.problem.classes[subgraph.index], inputs, handed, forms
+
+
+@dataclass(frozen=True)
+class Written:
+    """A local graph, and what of it holds for all components of its form."""
+
+    graph: torch.fx.GraphModule
+    form: str  # `form_of` of the graph
+    events: tuple[Event, ...]  # without inputs that arrive
+    unsharded: tuple[str, ...]  # of each parameter, why it is replicated; "": it is not
 
 
 class LocalGraphWriter:
@@ -157,7 +187,7 @@ class LocalGraphWriter:
         self.layout = self.problem.layout(subgraph)
         self.m = self.layout.tensor
         self.graph = Graph()
-        self.events: list[Event] = list(borders.moves[subgraph.index])
+        self.events: list[Event] = []
         self.computed = 0.0  # operations since the last event
         self.sent_by: dict[Node, int] = {}  # the event that a node runs
         self.forms: dict[tuple[Tensor, Placement], Node] = {}
@@ -174,12 +204,12 @@ class LocalGraphWriter:
             if tensor in self.made:  # the same value in another state
                 name = f"{name}_{len(self.forms)}"
             node = self.graph.placeholder(name)
-            meta.of_rows.set(node, tensor[0] in self.borders.of_rows)
+            meta.of_rows.set(node, tensor[0] in self.borders.analysis.of_rows)
             self.forms[tensor, item.want] = node
             self.made.setdefault(tensor, item.want)
         subgraph = self.subgraph
         for holder in (*subgraph.parameters, *subgraph.buffers, *subgraph.constants):
-            state = self.assignment.placeholders[holder, self.layout.mesh]
+            state = self.assignment.placeholders[holder, self.layout]
             self.forms[(holder, 0), state] = node = self.graph.placeholder(holder.name)
             meta.is_buffer.set(node, meta.role(holder) == "buffer")
             self.made[holder, 0] = state
@@ -200,7 +230,7 @@ class LocalGraphWriter:
                     "move", (self.axis, x, str(source), str(state), *lengths)
                 )
                 self.forms[tensor, state] = moved
-                gradient = self.borders.gradient(tensor, self.layout.mesh, state)
+                gradient = self.borders.gradient(tensor, self.layout, state)
                 collectives = move_collectives(value_of(tensor), source, state, self.m, gradient)
                 self.communicate(moved, collectives)
         return self.forms[tensor, state]
@@ -265,30 +295,39 @@ class LocalGraphWriter:
                 assert isinstance(event, Communication)
                 self.events[self.sent_by[node]] = replace(event, repeated=True)
 
-    def result(self) -> LocalComponent:
-        """The component with its finished graph."""
+    def written(self) -> Written:
+        """The finished graph."""
         self.add_placeholders()
         self.add_operators()
         self.graph.lint()
-        subgraph, index = self.subgraph, self.subgraph.index
-        unsharded = {
-            meta.name(n): why_replicated(subgraph, self.strategies, n, self.m)
-            for n in subgraph.parameters
-            if self.m > 1 and not self.assignment.placeholders[n, self.layout.mesh].sharded
-        }
-        return LocalComponent(
-            component=self.problem.step.chain.components[index],
-            layout=self.layout,
-            graph=torch.fx.GraphModule({}, self.graph),
-            inputs=tuple(item for _, item in self.borders.inputs[index]),
-            outputs=tuple(Output(value_of(t), s) for t, s in self.borders.handed[index]),
-            parameters=tuple(map(meta.name, subgraph.parameters)),
-            buffers=tuple(map(meta.name, subgraph.buffers)),
-            constants=tuple(value_of((n, 0)) for n in subgraph.constants),
-            events=tuple(self.events),
-            unsharded=unsharded,
-            arrivals=len(self.borders.moves[index]),
+        unsharded = (
+            ""
+            if self.m == 1 or self.assignment.placeholders[n, self.layout].sharded
+            else why_replicated(self.subgraph, self.strategies, n, self.m)
+            for n in self.subgraph.parameters
         )
+        module = torch.fx.GraphModule({}, self.graph)
+        return Written(module, form_of(self.graph), tuple(self.events), tuple(unsharded))
+
+
+def _local(borders: Borders, subgraph: Subgraph, written: Written) -> LocalComponent:
+    """A component of the form that was written."""
+    index, parameters = subgraph.index, tuple(map(meta.name, subgraph.parameters))
+    reasons = zip(parameters, written.unsharded, strict=True)
+    return LocalComponent(
+        component=borders.problem.step.chain.components[index],
+        layout=borders.problem.layout(subgraph),
+        graph=written.graph,
+        inputs=tuple(item for _, item in borders.inputs[index]),
+        outputs=tuple(Output(value_of(t), s) for t, s in borders.handed[index]),
+        parameters=parameters,
+        buffers=tuple(map(meta.name, subgraph.buffers)),
+        constants=tuple(value_of((n, 0)) for n in subgraph.constants),
+        events=(*borders.moves[index], *written.events),
+        unsharded={name: why for name, why in reasons if why},
+        form=written.form,
+        arrivals=len(borders.moves[index]),
+    )
 
 
 def length_of(tensor: Tensor, source: Placement, m: int) -> tuple[int, ...]:
@@ -300,19 +339,25 @@ def length_of(tensor: Tensor, source: Placement, m: int) -> tuple[int, ...]:
 
 
 def localise(problem: StepProblem, assignment: Assignment) -> Partition:
-    """The partition that an assignment describes."""
+    """The partition that an assignment describes, under the meshes of its layouts."""
     borders = Borders(problem, assignment)
-    components = tuple(LocalGraphWriter(borders, s).result() for s in problem.subgraphs)
+    written: dict[Hashable, Written] = {}
+    components = []
+    for subgraph in problem.subgraphs:
+        form = borders.form(subgraph)
+        if form not in written:
+            written[form] = LocalGraphWriter(borders, subgraph).written()
+        components.append(_local(borders, subgraph, written[form]))
     placements = {
-        (meta.name(node), problem.layout(s)): assignment.placeholders[node, problem.layout(s).mesh]
+        (meta.name(node), problem.layout(s)): assignment.placeholders[node, problem.layout(s)]
         for s in problem.subgraphs
         for node in (*s.parameters, *s.buffers)
     }
-    step = problem.step
-    results, carry = borders.outputs[: len(step.outputs)], borders.outputs[len(step.outputs) :]
+    step, made = problem.step, problem.analysis.outputs
+    results, carry = made[: len(step.outputs)], made[len(step.outputs) :]
     carried = tuple(
-        CarryOutput(name, value_of(t), problem.makers[t])
+        CarryOutput(name, value_of(t), borders.maker(t))
         for name, t in zip(step.carry, carry, strict=True)
     )
     outputs = tuple(Output(value_of(t), R) for t in results)
-    return Partition(components, placements, outputs, problem.leaf_layouts, carried)
+    return Partition(tuple(components), placements, outputs, problem.leaf_layouts, carried)

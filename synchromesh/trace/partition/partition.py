@@ -22,14 +22,15 @@ from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout, leaf_layouts
 from synchromesh.values.placement import REPLICATED, Placement
 
-from .local import Computation, LocalComponent, Partition
+from .analysis import Analysis
+from .local import Computation, LocalComponent, Partition, form_of
 from .localise import localise
 from .placement_problem import Price, choose, sample
 from .step_problem import Assignment, StepProblem
-from .subgraph import gradient_flow, subgraphs
 
 __all__ = [
-    "LocalComponent", "Partition", "assign", "overlaps", "partition", "problem_of", "unsharded",
+    "Analysis", "LocalComponent", "Partition", "assign", "overlaps", "partition", "problem_of",
+    "unsharded",
 ]  # fmt: skip
 
 
@@ -42,18 +43,21 @@ def partition(
     sample: random.Random | None = None,
     price: Price | None = None,
     leaves: Mapping[range, Layout] | None = None,
+    analysis: Analysis | None = None,
 ) -> Partition:
     """The cheapest partition of `step` with `layouts[i]` for its i-th component.
 
     rows: global batch rows, for prices. pins: placements fixed beforehand. sample: take a
     random valid assignment instead of the cheapest. leaves: the layout in which the batch is there
     on the positions of each stage, where it is not that of the largest data degree among
-    `layouts`. Equal arguments give an equal partition.
+    `layouts`. analysis: of `step`, where it is known. Equal arguments give an equal partition, and
+    layouts of equal meshes the same one under other layouts (`Partition.under`).
     """
     if step.opaque:
         return opaque_partition(step, layouts)
-    problem = problem_of(step, layouts, rows, pins or {}, price or Price(), leaves)
-    return localise(problem, assign(problem, sample))
+    analysis = analysis or Analysis(step)
+    problem = problem_of(analysis, layouts, rows, pins or {}, price or Price(), leaves)
+    return localise(problem, assign(problem, sample)).under(layouts)
 
 
 def opaque_partition(step: Step, layouts: Sequence[Layout]) -> Partition:
@@ -75,13 +79,14 @@ def opaque_partition(step: Step, layouts: Sequence[Layout]) -> Partition:
         constants=(),
         events=(Computation(1.0),),
         unsharded={},  # `Step.reason` says why, once
+        form=form_of(empty),
     )
     placements = {(name, layout): REPLICATED for name in (*parameters, *buffers)}
     return Partition((local,), placements, (), leaf_layouts([layout]))
 
 
 def problem_of(
-    step: Step,
+    analysis: Analysis,
     layouts: Sequence[Layout],
     rows: int,
     pins: Mapping[tuple[str, Layout], Placement],
@@ -89,14 +94,11 @@ def problem_of(
     leaves: Mapping[range, Layout] | None = None,
 ) -> StepProblem:
     """The placement problem of a step."""
-    assert not step.opaque, "an opaque step has no graph to partition"
-    assert len(layouts) == len(step.chain.components), "one layout per component"
-    check_reduced(step, layouts)
-    flow = gradient_flow(step)
+    assert len(layouts) == len(analysis.subgraphs), "one layout per component"
+    check_reduced(analysis.step, layouts)
+    meshes = tuple(layout.mesh for layout in layouts)
     leaves = leaves or leaf_layouts(layouts)
-    return StepProblem(
-        step, flow, subgraphs(step, flow), tuple(layouts), leaves, rows, pins, price
-    )
+    return StepProblem(analysis, meshes, leaves, rows, pins, price)
 
 
 def unsharded(step: Step, layouts: Sequence[Layout]) -> dict[tuple[str, Layout], Placement]:

@@ -18,7 +18,7 @@ that (see `Price.small`).
 
 import random
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -116,10 +116,16 @@ class PlacementProblem:
         self.counts.append(0)
         return len(self.options) - 1
 
-    def flow(self, key: object, flow: ValueFlow) -> None:
-        """Adds a flow, or one more occurrence of one of equal key, maker and readers."""
-        flow.readers = tuple(sorted(set(flow.readers)))
-        self.flows.setdefault((key, flow.maker, flow.readers), flow).count += 1
+    def flow(
+        self, key: object, maker: Port, readers: Iterable[Port], made: Callable[..., ValueFlow]
+    ) -> None:
+        """Adds the flow `made(maker, readers)`, or one more occurrence of one of equal key, maker
+        and readers."""
+        ports = tuple(sorted(set(readers)))
+        name = (key, maker, ports)
+        if name not in self.flows:
+            self.flows[name] = made(maker, ports)
+        self.flows[name].count += 1
 
     def agree(self, flow: ValueFlow, reader: Port, taken: Mapping[int, int]) -> bool:
         """Whether a move is allowed between the options that maker and reader have taken."""

@@ -5,14 +5,15 @@ from torch.fx import Node
 from synchromesh.trace.rules import rule_of
 from synchromesh.trace.step import Step
 
-from .strategies import Strategies, strategies
-from .subgraph import Subgraph, gradient_flow, subgraphs, value_of
+from .analysis import Analysis
+from .strategies import Strategies
+from .subgraph import Subgraph, value_of
 
 
 def obstacle(step: Step, component: int, degree: int) -> str | None:
     """Why no parameter of the component can be sharded over `degree` ranks; None where one can."""
-    subgraph = subgraphs(step, gradient_flow(step))[component]
-    found = strategies(subgraph, degree)
+    analysis = Analysis(step)
+    subgraph, found = analysis.subgraphs[component], analysis.strategies(component, degree)
     if any(s.sharded for n in subgraph.parameters for s in found.states_read(subgraph, n)):
         return None
     if not subgraph.parameters:

@@ -3,6 +3,7 @@ solution."""
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch.fx import Node
@@ -10,15 +11,14 @@ from torch.fx import Node
 from synchromesh.trace import meta
 from synchromesh.trace.rules import OpSpec
 from synchromesh.trace.rules.operator import P, R, inside_rows, r
-from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import Placement
 
+from .analysis import Analysis
 from .edges import edge_collectives
 from .moves import TABLE, move_collectives
 from .placement_problem import MovePrice, PlacementProblem, Port, Price, UnitOption, ValueFlow
-from .strategies import Strategies, strategies
-from .subgraph import GradientFlow, Subgraph, Tensor, operand_of, reads, results_of, value_of
+from .subgraph import Subgraph, Tensor, value_of
 
 PENALTY = 1e9  # bytes sent: the price of moving a pinned parameter, where nothing else is valid
 # of parameters: no traffic, and no rank holds a parameter twice
@@ -31,21 +31,19 @@ class Assignment:
     another degree."""
 
     specs: tuple[tuple[OpSpec, ...], ...]  # by component and operator
-    placeholders: dict[tuple[Node, Layout], Placement]  # by (node, mesh)
-    crossing: dict[tuple[Tensor, Layout], Placement]  # values read under another mesh
+    placeholders: dict[tuple[Node, Layout], Placement]  # by (node, layout)
+    crossing: dict[tuple[Tensor, Layout], Placement]  # values read under another layout
 
 
 @dataclass
 class StepProblem:
     """A step with a layout for each component, as a placement problem.
 
-    leaf_layouts: that of the batch on the devices of each stage. pins: placements fixed
-    beforehand, by a parameter's name and the mesh of a layout.
+    layouts: degrees and positions alone (`Layout.mesh`). leaf_layouts: that of the batch on the
+    devices of each stage. pins: placements fixed beforehand, by a parameter's name and a layout.
     """
 
-    step: Step
-    flow: GradientFlow
-    subgraphs: tuple[Subgraph, ...]
+    analysis: Analysis
     layouts: tuple[Layout, ...]
     leaf_layouts: Mapping[range, Layout]
     rows: int
@@ -54,15 +52,17 @@ class StepProblem:
     problem: PlacementProblem = field(default_factory=PlacementProblem)
 
     def __post_init__(self) -> None:
-        self._strategies: dict[Hashable, Strategies] = {}
+        self.step, self.flow = self.analysis.step, self.analysis.flow
+        self.subgraphs = self.analysis.subgraphs
         self._units: dict[Hashable, int] = {}
         # parameter unit -> its parts of its component's and of all parameter bytes
         self._shares: dict[int, tuple[float, float]] = {}
-        self.strategies = [self._strategies_of(s) for s in self.subgraphs]
-        numbers: dict[Hashable, int] = {}  # instead of the classes: they are long to hash
+        self.strategies = [
+            self.analysis.strategies(s.index, self.layout(s).tensor) for s in self.subgraphs
+        ]
+        numbers: dict[Hashable, int] = {}
         classes = (self._class(s) for s in self.subgraphs)
         self.classes = [numbers.setdefault(c, len(numbers)) for c in classes]
-        self.makers = {t: s.index for s in self.subgraphs for n in s.nodes for t in results_of(n)}
         self._add_placeholders()
         self._add_operators()
         self._add_flows()
@@ -73,49 +73,45 @@ class StepProblem:
 
     # -- units -----------------------------------------------------------------------------
 
-    def _strategies_of(self, subgraph: Subgraph) -> Strategies:
-        key = (subgraph.signature, self.layout(subgraph).tensor)
-        if key not in self._strategies:
-            self._strategies[key] = strategies(subgraph, self.layout(subgraph).tensor)
-        return self._strategies[key]
-
     def pin(self, node: Node, layout: Layout) -> Placement | None:
         """The placement of a parameter that is fixed beforehand, if it is."""
-        return R if layout.tensor == 1 else self.pins.get((meta.name(node), layout.mesh))
+        return R if layout.tensor == 1 else self.pins.get((meta.name(node), layout))
 
     def _class(self, subgraph: Subgraph) -> Hashable:
         """What components that share units have in common."""
         layout = self.layout(subgraph)
         pins = (self.pin(n, layout) for n in (*subgraph.parameters, *subgraph.buffers))
-        return (subgraph.signature, layout.data, layout.tensor, tuple(pins))
+        kind = self.analysis.kinds[subgraph.index]
+        return (kind, layout.data, layout.tensor, tuple(pins))
 
     def _add_placeholders(self) -> None:
-        """One unit for a parameter under one mesh, and for the parameters that equal
+        """One unit for a parameter under one layout, and for the parameters that equal
         components use in the same place."""
         uses = list(self._uses())
-        roots = _united((("node", n, mesh), ("use", c, slot)) for _, n, mesh, c, slot in uses)
+        roots = _united((("node", n, layout), ("use", c, slot)) for _, n, layout, c, slot in uses)
+        read = {(c, slot): (s, n) for s, n, _, c, slot in uses}  # of each class, one component
         states: dict[Hashable, set[Placement]] = {}
-        for subgraph, node, mesh, *_ in uses:
+        for (c, slot), (subgraph, node) in read.items():
             found = self.strategies[subgraph.index].states_read(subgraph, node)
-            states.setdefault(roots["node", node, mesh], set()).update(found)
+            states.setdefault(roots["use", c, slot], set()).update(found)
         names: dict[int, set[str]] = {}
-        for subgraph, node, mesh, *_ in uses:
-            root = roots["node", node, mesh]
+        for subgraph, node, layout, *_ in uses:
+            root = roots["node", node, layout]
             if root not in self._units:
-                options = self._placeholder_options(node, self.layout(subgraph), states[root])
+                options = self._placeholder_options(node, layout, states[root])
                 self._units[root] = self.problem.unit(options)
                 if meta.role(node) == "parameter":
                     self._shares[self._units[root]] = self._share(node, subgraph)
-            unit = self._units["placeholder", node, mesh] = self._units[root]
+            unit = self._units["placeholder", node, layout] = self._units[root]
             if meta.name(node) not in names.setdefault(unit, set()):
                 names[unit].add(meta.name(node))
                 self.problem.counts[unit] += 1
 
     def _uses(self) -> Iterator[tuple[Subgraph, Node, Layout, int, int]]:
-        """Every placeholder of every component: component, node, mesh, class, place."""
+        """Every placeholder of every component: component, node, layout, class, place."""
         for s, name in zip(self.subgraphs, self.classes, strict=True):
             for slot, node in enumerate((*s.parameters, *s.buffers, *s.constants)):
-                yield s, node, self.layout(s).mesh, name, slot
+                yield s, node, self.layout(s), name, slot
 
     def _share(self, node: Node, subgraph: Subgraph) -> tuple[float, float]:
         components = self.step.chain.components
@@ -179,26 +175,13 @@ class StepProblem:
 
     # -- flows -----------------------------------------------------------------------------
 
-    def readers(self) -> dict[Tensor, dict[int, list[Port]]]:
-        """Who reads each tensor, by component."""
-        found: dict[Tensor, dict[int, list[Port]]] = {}
-        for subgraph in self.subgraphs:
-            for i, node in enumerate(subgraph.nodes):
-                for slot, tensor in enumerate(reads(node)):
-                    by_component = found.setdefault(tensor, {})
-                    reader = (self.unit(subgraph, i), slot)
-                    by_component.setdefault(subgraph.index, []).append(reader)
-        return found
-
-    def outputs(self) -> list[Tensor]:
-        """The tensors that the step gives out."""
-        assert self.step.graph is not None
-        return [t for n in self.step.graph.find_nodes(op="output") for t in reads(n)]
-
     def _add_flows(self) -> None:
-        found, outputs = self.readers(), self.outputs()
+        found, outputs = self.analysis.readers, self.analysis.outputs
         for tensor in [*found, *(t for t in outputs if t not in found)]:
-            by_component = found.get(tensor, {})
+            by_component = {
+                c: [(self.unit(self.subgraphs[c], i), slot) for i, slot in readers]
+                for c, readers in found.get(tensor, {}).items()
+            }
             if meta.role(tensor[0]) == "leaf":
                 for stage in {self.layouts[c].positions: None for c in by_component}:
                     here = {
@@ -210,35 +193,40 @@ class StepProblem:
                 self._add_value(tensor, by_component, tensor in outputs)
                 continue
             for c, readers in by_component.items():
-                if self.layouts[c].tensor > 1:
-                    unit = self._units["placeholder", tensor[0], self.layouts[c].mesh]
-                    price = self._placeholder_move(tensor[0], self.layouts[c])
-                    flow = ValueFlow((unit, 0), tuple(readers), price, rigid=True)
-                    self.problem.flow("placeholder", flow)
+                layout = self.layouts[c]
+                if layout.tensor > 1:
+                    unit = self._units["placeholder", tensor[0], layout]
+                    move = self._placeholder_move(tensor[0], layout)
+                    made = partial(ValueFlow, price=move, rigid=True)
+                    self.problem.flow("placeholder", (unit, 0), readers, made)
+
+    def _value_flow(
+        self, tensor: Tensor, layout: Layout, maker: Port, readers: tuple[Port, ...]
+    ) -> ValueFlow:
+        options = self.problem.options
+        states = {o.makes[maker[1]] for o in options[maker[0]]}
+        states |= {o.reads[slot] for unit, slot in readers for o in options[unit]}
+        price = self._move_price(tensor, layout)
+        return ValueFlow(maker, readers, price, any(map(inside_rows, states)))
 
     def _add_value(
         self, tensor: Tensor, by_component: dict[int, list[Port]], is_output: bool
     ) -> None:
-        """Flows of a value from its maker to its readers, through border units where meshes
+        """Flows of a value from its maker to its readers, through border units where layouts
         differ."""
         source = self.source(tensor, *(self.layouts[c] for c in by_component))
         maker = self._maker(tensor)
         same: list[Port] = []
-        other: dict[Layout, list[int]] = {}  # mesh -> components
+        other: dict[Layout, list[int]] = {}  # layout -> components
         for c, readers in by_component.items():
-            if self.layouts[c].mesh == source.mesh:
+            if self.layouts[c] == source:
                 same += readers
             else:
-                other.setdefault(self.layouts[c].mesh, []).append(c)
+                other.setdefault(self.layouts[c], []).append(c)
         if is_output and source.tensor > 1:
             same.append((self._fixed_unit(("output", maker), UnitOption((R,), ())), 0))
         if same and source.tensor > 1:
-            options = self.problem.options
-            states = {o.makes[maker[1]] for o in options[maker[0]]}
-            states |= {o.reads[slot] for unit, slot in same for o in options[unit]}
-            price = self._move_price(tensor, source)
-            flow = ValueFlow(maker, tuple(same), price, any(map(inside_rows, states)))
-            self.problem.flow("value", flow)
+            self.problem.flow("value", maker, same, partial(self._value_flow, tensor, source))
         for target, components in other.items():
             states = {R} | {
                 option.reads[slot]
@@ -250,26 +238,26 @@ class StepProblem:
             border = self.problem.unit([UnitOption((w,), (w,)) for w in wanted])
             self.problem.counts[border] = 1
             self._units["border", tensor, target] = border
-            price = self._cross_price(tensor, source, target)
-            self.problem.flow("border", ValueFlow(maker, ((border, 0),), price, True, True))
-            price = self._move_price(tensor, target)
+            cross = self._cross_price(tensor, source, target)
+            crossing = partial(ValueFlow, price=cross, rigid=True, crosses=True)
+            self.problem.flow("border", maker, [(border, 0)], crossing)
+            inside = partial(ValueFlow, price=self._move_price(tensor, target))
             for c in components:
-                flow = ValueFlow((border, 0), tuple(by_component[c]), price)
-                self.problem.flow(("border", c), flow)
+                self.problem.flow(("border", c), (border, 0), by_component[c], inside)
 
     def source(self, tensor: Tensor, *readers: Layout) -> Layout:
         """The layout in which a value is made; a leaf of the batch is there on the devices of its
         `readers`, which are of one stage."""
         if meta.role(tensor[0]) == "leaf":
             return self.leaf_layouts[readers[0].positions]
-        return self.layouts[self.makers[tensor]]
+        return self.layouts[self.analysis.makers[tensor][0]]
 
     def _maker(self, tensor: Tensor) -> Port:
         """What makes a value: unit, output."""
         if meta.role(tensor[0]) == "leaf":
             return self._fixed_unit(("leaf", tensor[0]), UnitOption((), (R,))), 0
-        subgraph = self.subgraphs[self.makers[tensor]]
-        return self.unit(subgraph, subgraph.nodes.index(tensor[0])), tensor[1]
+        component, operator = self.analysis.makers[tensor]
+        return self.unit(self.subgraphs[component], operator), tensor[1]
 
     # -- prices of moves -------------------------------------------------------------------
 
@@ -290,13 +278,13 @@ class StepProblem:
 
     def _move_price(self, tensor: Tensor, layout: Layout) -> MovePrice:
         value, backward = value_of(tensor), tensor in self.flow.needs
-        operand, m, rows = operand_of(tensor), layout.tensor, self.rows / layout.data
+        m, rows = layout.tensor, self.rows / layout.data
         bytes_ = value.bytes(1) * (rows**value.rows.power if value.rows else 1.0)
 
         def price(a: Placement, b: Placement) -> float | None:
             if inside_rows(a) or inside_rows(b):
                 return None
-            if (a.kind, b.kind) not in TABLE or not operand.allows(b, m):
+            if (a.kind, b.kind) not in TABLE or not self.analysis.operand(tensor).allows(b, m):
                 return None
             found = move_collectives(value, a, b, m, backward)
             local = self.price.partial_byte if b.kind == "P" else self.price.local_byte
@@ -320,7 +308,7 @@ class StepProblem:
         move = self._move_price(tensor, source)
         best: tuple[Placement, float] | None = None
         for have in dict.fromkeys((made, R, r, P)):
-            if not operand_of(tensor).allows(have, source.tensor):
+            if not self.analysis.operand(tensor).allows(have, source.tensor):
                 continue
             before = 0.0 if have == made else move(made, have)
             found = edge_collectives(value, have, want, source, target, backward)

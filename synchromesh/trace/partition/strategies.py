@@ -26,8 +26,8 @@ class Strategies:
         """The states in which the component's operators can read a placeholder."""
         return {
             spec.inputs[slot]
-            for node, specs in zip(subgraph.nodes, self.specs, strict=True)
-            for slot, tensor in enumerate(reads(node))
+            for read, specs in zip(subgraph.reads, self.specs, strict=True)
+            for slot, tensor in enumerate(read)
             if tensor == (placeholder, 0)
             for spec in specs
         }
@@ -44,7 +44,7 @@ def strategies(subgraph: Subgraph, m: int) -> Strategies:
     replicated = cheap_nodes(subgraph)
     specs: list[tuple[OpSpec, ...]] = [()] * len(nodes)
     operators = [states.operator(n) for n in nodes]
-    tensors = [[*reads(n), *results_of(n)] for n in nodes]
+    tensors = [[*read, *results_of(n)] for n, read in zip(nodes, subgraph.reads, strict=True)]
     users: dict[Tensor, set[int]] = {}
     for i, own in enumerate(tensors):
         for tensor in own:

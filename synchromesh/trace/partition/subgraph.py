@@ -5,8 +5,9 @@ once, share the variables of the integer program, and come out with equal placem
 """
 
 import operator
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 
 import torch
@@ -97,6 +98,8 @@ class Subgraph:
     buffers: tuple[Node, ...]
     constants: tuple[Node, ...]
     borders: tuple[Tensor, ...]  # leaves and values of earlier components in order of first use
+    reads: tuple[tuple[Tensor, ...], ...]  # of each operator, in call order
+    names: Mapping[Tensor, Hashable]  # of all its tensors, the same in components of a signature
     signature: Hashable
 
 
@@ -140,15 +143,14 @@ def subgraphs(step: Step, flow: GradientFlow) -> tuple[Subgraph, ...]:
 
 
 def _subgraph(index: int, nodes: tuple[Node, ...], flow: GradientFlow) -> Subgraph:
-    own = set(nodes)
+    own, read = set(nodes), tuple(tuple(reads(node)) for node in nodes)
     kinds: dict[str, dict[Node, None]] = {"parameter": {}, "buffer": {}, "constant": {}}
     borders: dict[Tensor, None] = {}
-    for node in nodes:
-        for maker, k in reads(node):
-            if meta.role(maker) in kinds:
-                kinds[meta.role(maker)][maker] = None
-            elif maker not in own:
-                borders[maker, k] = None
+    for maker, k in chain.from_iterable(read):
+        if meta.role(maker) in kinds:
+            kinds[meta.role(maker)][maker] = None
+        elif maker not in own:
+            borders[maker, k] = None
     names: dict[Tensor, Hashable] = {
         (n, 0): (kind, i, n in flow.mutated)
         for kind, found in kinds.items()
@@ -170,7 +172,9 @@ def _subgraph(index: int, nodes: tuple[Node, ...], flow: GradientFlow) -> Subgra
             names[tensor] = ("result", i, tensor[1])
             signature.append((names[tensor], _type_of(tensor, flow)))
     parameters, buffers, constants = map(tuple, kinds.values())
-    return Subgraph(index, nodes, parameters, buffers, constants, tuple(borders), tuple(signature))
+    return Subgraph(
+        index, nodes, parameters, buffers, constants, tuple(borders), read, names, tuple(signature)
+    )
 
 
 def _type_of(tensor: Tensor, flow: GradientFlow) -> Hashable:

@@ -25,6 +25,7 @@ from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.trace.partition.local import structure
 from synchromesh.trace.partition.localise import localise
 from synchromesh.trace.partition.partition import (
+    Analysis,
     Partition,
     assign,
     partition,
@@ -69,7 +70,7 @@ def traced(name: str) -> tuple[Step, Any, Any, list[torch.Tensor], dict[str, tor
 @cache
 def problem(name: str, m: int) -> StepProblem:
     step = traced(name)[0]
-    return problem_of(step, layouts(step, m), ROWS, {}, Price())
+    return problem_of(Analysis(step), layouts(step, m), ROWS, {}, Price())
 
 
 def layouts(step: Step, m: int) -> list[Layout]:
@@ -201,10 +202,14 @@ def test_equal_blocks_are_solved_once_and_alike() -> None:
     sizes = len(found.problem.options)
     total = sum(len(s.nodes) for s in found.subgraphs)
     assert sizes < total, "the second layer has no units of its own"
-    states = placements(localise(found, assign(found, None)))
+    made = localise(found, assign(found, None))
+    states = placements(made)
     for name, state in states.items():
         if ".layer.0." in name:
             assert states[name.replace(".layer.0.", ".layer.1.")] == state
+    graphs = {c.component.name: c.graph for c in made.components}
+    pairs = [(n, n.replace(".layer.0.", ".layer.1.")) for n in graphs if ".layer.0." in n]
+    assert pairs and all(graphs[a] is graphs[b] for a, b in pairs), "they share one local graph"
 
 
 # -- other steps, other layouts

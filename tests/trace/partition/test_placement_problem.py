@@ -3,6 +3,7 @@ valid."""
 
 import itertools
 import random
+from functools import partial
 
 import pytest
 
@@ -48,10 +49,11 @@ def random_problem(seed: int) -> PlacementProblem:
     def held(a: Placement, b: Placement) -> float | None:
         return 0.0 if (a, b) == (REPLICATED, PARTIAL) else None
 
-    problem.flow("w", ValueFlow((parameter, 0), tuple((u, 0) for u in units[1:]), held, True))
+    rigid = partial(ValueFlow, price=held, rigid=True)
+    problem.flow("w", (parameter, 0), [(u, 0) for u in units[1:]], rigid)
     readers = ((units[1], 1), (units[2], 1), (units[3], 1))
-    problem.flow("x", ValueFlow((units[0], 0), readers, move))
-    problem.flow("y", ValueFlow((units[2], 0), ((units[3], 2),), move))
+    problem.flow("x", (units[0], 0), readers, partial(ValueFlow, price=move))
+    problem.flow("y", (units[2], 0), [(units[3], 2)], partial(ValueFlow, price=move))
     return problem
 
 
