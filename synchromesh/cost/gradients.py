@@ -87,8 +87,23 @@ class Gradients:
             s: _order(b for b in found if b[0].every and stage_of[self._user(b)] == s)
             for s in setting.stages_on(group)
         }
+        orders = (self._last, *self._every.values())
+        self._fills = {order: self._filled_by(order) for order in orders}
         self._sent: list[object] = []
         self._under_way: list[object] = []  # of buckets that are scattered
+
+    def _filled_by(
+        self, order: SendingOrder[_Filling]
+    ) -> dict[int, list[tuple[_Filling, set[str]]]]:
+        """By component: the buckets that its gradients go into, and which of these do."""
+        found: dict[int, list[tuple[_Filling, set[str]]]] = {}
+        for bucket in order.buckets:
+            by_user: dict[int, set[str]] = {}
+            for h in bucket.held:
+                by_user.setdefault(self._first_user[h.tensor.name], set()).add(h.tensor.name)
+            for component, names in by_user.items():
+                found.setdefault(component, []).append((bucket, names))
+        return found
 
     def _user(self, bucket: list[Holding]) -> int:
         return self._first_user[bucket[0].tensor.name]
@@ -96,9 +111,8 @@ class Gradients:
     def ready(self, component: int, last: bool = True) -> Spans:
         """A backward of `component` is done: gradients that are summed then go into their
         buckets. last: there is no other one in this step."""
-        names = {n for n, i in self._first_user.items() if i == component}
         for order in [*self._every.values(), *([self._last] if last else [])]:
-            for bucket in order.buckets:
+            for bucket, names in self._fills[order].get(component, ()):
                 sizes = (self.setting.holdings[n].local_bytes for n in bucket.missing & names)
                 yield from self.line.compute(self.copy_byte * sum(sizes))
                 bucket.missing -= names
