@@ -148,7 +148,7 @@ class Passes:
 
 def measured(setting: Setting, local: LocalComponent, profile: Profile) -> Compute:
     """What was measured of a component. Unmeasured: where nothing was."""
-    key = setting.partition.program(local)
+    key = local.program
     if key not in profile.compute:
         raise Unmeasured(f"{local.component.name} ({local.layout}) was not measured")
     return profile.compute[key]

@@ -66,7 +66,7 @@ def datasheet(
     wanted: dict[str, tuple[Partition, LocalComponent, tuple[int, ...]]] = {}
     for partition in partitions:
         for local in partition.components:
-            key = partition.program(local)
+            key = local.program
             rows = program_rows(problem.rows, local.layout, micro_batches)
             if key not in profile.compute or rows[0] < profile.compute[key].fewest:
                 wanted.setdefault(key, (partition, local, rows))

@@ -11,6 +11,9 @@ b's reader wants, over the cheapest way that `trace.edges` knows.
     gradient   the all-reduce of its gradients                           seconds
     memory     parameters, gradients, optimizer state, kept activations  bytes
 
+Where memory is short, a degree has an option for each way to save it: its states sharded over data
+ranks, its activations computed again. They have one border, as neighbours see nothing of that.
+
 A component of which a degree shards nothing is not offered under it. Where rows depend on each
 other it has one degree, that of all devices, which then compute all rows. The prediction of a plan
 is made anew, exactly, by `planner.candidate`; this is what the search adds up. Two things of mixed
@@ -21,7 +24,8 @@ than those of their uniform partitions, so that its sum is too large.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -30,15 +34,22 @@ from synchromesh.cost.step_time import (
     Unmeasured,
     pattern,
 )
-from synchromesh.planner.parts import parts
+from synchromesh.planner.parts import Parts, parts
 from synchromesh.planner.problem import BATCH, Option, PricedEdge, Prices, Problem
-from synchromesh.planner.uniform import DIRECTIONS, Uniform, holdings_of, payload, seconds_of
+from synchromesh.planner.uniform import (
+    DIRECTIONS,
+    Uniform,
+    holdings_of,
+    kinds,
+    payload,
+    seconds_of,
+)
 from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.trace.partition.local import Input
 from synchromesh.trace.partition.moves import TABLE, move_collectives
 from synchromesh.values.component import Value
 from synchromesh.values.holding import Holding
-from synchromesh.values.layout import Layout
+from synchromesh.values.layout import Layout, ShardStates
 from synchromesh.values.placement import (
     PARTIAL,
     REPLICATED,
@@ -74,62 +85,157 @@ def crossings(uniform: Uniform) -> list[tuple[str, Pattern, int]]:
     return [(kind, where, size) for (kind, where), size in sorted(found.items())]
 
 
-def assemble(uniform: Uniform, profile: Profile) -> Problem:
-    """Options and links. Unmeasured where the profile lacks what every option would need."""
-    holding_of = {m: holdings_of(uniform, m) for m in uniform.degrees}
-    known: dict[tuple[object, ...], tuple[Option, ...]] = {}
-    components = []
+@dataclass(frozen=True)
+class Assembled:
+    """The problem of a model, and the layout that each option of its components stands for."""
+
+    problem: Problem
+    layouts: tuple[tuple[Layout, ...], ...]
+
+
+Saving = tuple[ShardStates, bool]  # of memory: what is sharded, whether it is recomputed
+AS_IS: tuple[Saving, ...] = (("none", False),)
+# of the one micro-batch that the search knows: gradients of one are sharded at every level
+SAVINGS: tuple[Saving, ...] = tuple(product(("none", "optimizer", "parameters"), (False, True)))
+
+
+def assemble(uniform: Uniform, profile: Profile, savings: Sequence[Saving] = AS_IS) -> Assembled:
+    """Options and links. savings: in which ways each component may be laid out under a degree.
+    Unmeasured where the profile lacks what every option would need."""
+    holding_of = {
+        (m, states): holdings_of(uniform, m, states)
+        for m in uniform.degrees
+        for states in dict.fromkeys(states for states, _ in savings)
+    }
+    offers = _Offers(uniform, holding_of, profile)
+    known: dict[tuple[Option, ...], tuple[Option, ...]] = {}
+    components, layouts = [], []
     for i in range(len(uniform.step.chain.components)):
-        options = tuple(
-            option
+        found = {
+            offers.layout(m, i, saving): option
             for border, m in enumerate(uniform.degrees)
             if uniform.offers(m, i)
-            and (option := _option(uniform, m, border, i, holding_of[m], profile)) is not None
-        )
-        if not options:
+            for saving in savings
+            if (option := offers.option(m, border, i, saving)) is not None
+        }
+        if not found:
             name = uniform.step.chain.names[i]
             raise Unmeasured(f"no layout of {name} could be measured")
+        options = tuple(found.values())
         components.append(known.setdefault(options, options))
+        layouts.append(tuple(found))
     values = crossing_values(uniform)
     links = zip(values, prices_of(uniform, values, profile), strict=True)
-    return Problem(
-        tuple(components), tuple(PricedEdge(v.source, v.readers, prices) for v, prices in links)
-    )
+    priced = tuple(PricedEdge(v.source, v.readers, prices) for v, prices in links)
+    return Assembled(Problem(tuple(components), priced), tuple(layouts))
 
 
 # Options
 
 
-def _option(
-    uniform: Uniform,
-    degree: int,
-    border: int,
-    index: int,
-    holding_of: Mapping[str, Holding],
-    profile: Profile,
-) -> Option | None:
-    """The component under one degree; None where nothing is sharded or nothing is known of it."""
-    made = uniform.partitions[degree]
-    local = made.components[index]
-    only = not any(uniform.offers(m, index) for m in uniform.degrees if m != degree)
-    if (
-        degree > 1
-        and not only
-        and local.parameters
-        and not any(made.placements[n, local.layout].sharded for n in local.parameters)
-    ):
-        return None
-    found = parts(uniform, degree, index, holding_of, profile)
-    if found is None:
-        return None
-    return Option(
-        forward=found.forward,
-        backward=found.backward + found.taken,
-        gradient=found.gradient,
-        update=found.update,
-        memory=round(found.resident + found.kept),
-        border=border,
-    )
+@dataclass(frozen=True)
+class _Offers:
+    """What a component is offered."""
+
+    uniform: Uniform
+    holding_of: Mapping[tuple[int, ShardStates], Mapping[str, Holding]]  # by degree and states
+    profile: Profile
+    _kinds: dict[tuple[int, ShardStates], tuple[int, ...]] = field(default_factory=dict)
+    _known: dict[tuple[int, int, Saving], Parts | None] = field(default_factory=dict)
+
+    @cached_property
+    def first(self) -> Mapping[int, Mapping[str, int]]:
+        """By degree: the first component that reads a value of another one."""
+        found: dict[int, dict[str, int]] = {}
+        for m, made in self.uniform.partitions.items():
+            for i, local in enumerate(made.components):
+                for item in local.inputs:
+                    found.setdefault(m, {}).setdefault(item.value.name, i)
+        return found
+
+    def layout(self, degree: int, index: int, saving: Saving) -> Layout:
+        """The layout of a component under a degree."""
+        layout = self.uniform.partitions[degree].components[index].layout
+        if self.uniform.offers(degree, index):
+            layout = self.uniform.layout(degree)
+        states, recompute = saving
+        return replace(
+            layout, shard_states=states if layout.data > 1 else "none", recompute=recompute
+        )
+
+    def option(self, degree: int, border: int, index: int, saving: Saving) -> Option | None:
+        """The component under one degree; None where nothing is sharded or nothing is known of
+        it."""
+        uniform, (_, recompute) = self.uniform, saving
+        made = uniform.partitions[degree]
+        local = made.components[index]
+        only = not any(uniform.offers(m, index) for m in uniform.degrees if m != degree)
+        if (
+            degree > 1
+            and not only
+            and local.parameters
+            and not any(made.placements[n, local.layout].sharded for n in local.parameters)
+        ):
+            return None
+        found = self._parts(degree, index, saving)
+        if found is None:
+            return None
+        waits = self._waits(degree, index, saving, found)
+        return Option(
+            forward=found.forward + waits[0],
+            backward=found.backward + found.taken + waits[1],
+            gradient=found.gradient,
+            update=found.update,
+            memory=round(found.resident + found.kept + self._inputs(degree, index, recompute)),
+            border=border,
+        )
+
+    def _parts(self, degree: int, index: int, saving: Saving) -> Parts | None:
+        states, recompute = saving
+        held = self.holding_of[degree, states]
+        if (degree, states) not in self._kinds:
+            self._kinds[degree, states] = kinds(self.uniform, degree, held)
+        key = (degree, self._kinds[degree, states][index], saving)
+        if key not in self._known:
+            self._known[key] = parts(
+                self.uniform, degree, index, held, self.profile, recompute=recompute
+            )
+        return self._known[key]
+
+    def _waits(self, degree: int, index: int, saving: Saving, own: Parts) -> tuple[float, float]:
+        """Seconds for which forward and backward wait for sharded parameters, which are gathered
+        while the neighbour computes, in backward behind the gradients of the one before it; as if
+        the neighbours had the same layout.
+
+            forward    ( gather_i - forward_(i-1) )+
+            backward   ( gather_i + gradient_(i+2) - backward_(i+1) )+
+        """
+        count = len(self.uniform.step.chain.components)
+
+        def near(place: int) -> Parts | None:
+            return self._parts(degree, place, saving) if 0 <= place < count else None
+
+        before, behind, further = (near(index + step) for step in (-1, 1, 2))
+        forward = own.gathered - (before.forward if before else 0.0)
+        backward = own.gathered_again - (behind.backward if behind else 0.0)
+        backward += further.gradient if further and own.gathered_again else 0.0
+        return max(0.0, forward), max(0.0, backward)
+
+    def _inputs(self, degree: int, index: int, recompute: bool) -> float:
+        """Bytes of the values of other components that it keeps for backward, and is the first to
+        read."""
+        made = self.uniform.partitions[degree]
+        local = made.components[index]
+        kept = self.profile.compute[local.program].memory.kept_inputs
+        rows = -(-self.uniform.rows // self.layout(degree, index, AS_IS[0]).data)
+        total = 0.0
+        for number, item in enumerate(local.inputs):
+            first = self.first[degree][item.value.name] == index
+            if first and item.source is not None and (recompute or number in kept):
+                value, share = item.value, local.layout.tensor if item.want.sharded else 1
+                size = item.want.padded_bytes(value.bytes(1), value.shape, local.layout.tensor)
+                total += size / share * (rows**value.rows.power if value.rows else 1.0)
+        return total
 
 
 # Links

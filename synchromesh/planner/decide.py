@@ -4,6 +4,7 @@
                                           -> facts of new programs  -> exact prices
                                           -> unequal rows, fewer devices, priced alike
                          -> search of stages -> its best few, priced alike
+                         -> what lacks memory, sharded or recomputed; the search with these
                                           -> the choice among all (`choice.decided`)
 
 Where several ranks decide, all call alike and one of them searches and prices for all
@@ -13,11 +14,19 @@ Where several ranks decide, all call alike and one of them searches and prices f
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, inf
 from typing import Any, Protocol, TypeVar
 
 from synchromesh.cost.step_time import Unmeasured
-from synchromesh.planner.assemble import assemble, crossings
+from synchromesh.planner.assemble import (
+    AS_IS,
+    SAVINGS,
+    Assembled,
+    Saving,
+    assemble,
+    crossings,
+)
 from synchromesh.planner.candidate import Candidate, other_interleaving, price, with_interleaving
 from synchromesh.planner.chain import search
 from synchromesh.planner.choice import Choice, RunnerUp, decided
@@ -25,7 +34,7 @@ from synchromesh.planner.demand import Demand
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.planner.problem import Problem
 from synchromesh.planner.runner_up import runners_up
-from synchromesh.planner.saving import savings
+from synchromesh.planner.saving import nearest_lacking, savings
 from synchromesh.planner.stage_facts import stage_demands
 from synchromesh.planner.stage_plans import stage_plans
 from synchromesh.planner.unequal import widened
@@ -51,6 +60,7 @@ class DecisionTuning:
     alternatives: int = 4  # plans of the search that are priced exactly besides its best
     stages: float = 1.3  # times the seconds of the search's best plan, above which plans with
     # stages are neither timed nor priced; exact prices were 0.96 to 1.31 of what their search says
+    searches: int = 3  # for plans that save memory, each with what the one before lacked
     near: float = 1.15  # times the best plan's seconds: a quicker one whose ranks have many rows
     # is timed with them before it is believed
 
@@ -129,9 +139,7 @@ def decide(
         rows, quick = ceil(problem.rows * _unevenness(near)), current is not None
         deciding.ask([near], problem.ranks(near), rows=rows, quick=quick)
         found = deciding.priced([*plans, *more])
-    for plan in (less := savings(found)):
-        deciding.ask([plan], problem.ranks(plan))
-    found += deciding.priced(less)
+    found += deciding.saving(found)
     guessed = [p for p in more if p.ranks is not None]
     found = [c for c in found if c.time is not None or c.plan not in guessed]
     found = [with_interleaving(c, partitions) for c in found]
@@ -189,6 +197,60 @@ class _Deciding:
 
         return self.facts.agreed(propose, str, Plan.parse)
 
+    def saving(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """Plans that save memory, where quick ones in `found` lack it: those that save alike in
+        all components, and the best of the search that saves in each component what it must.
+
+        The search adds up what is there at the end of forward. By how much more its best plan
+        needs, at another moment of the step, it may use less the next time.
+        """
+        problem, made = self.partitions.problem, list[Candidate]()
+        tried: set[Plan] = set()
+        while near := nearest_lacking([*found, *made], tried):
+            tried.add(near.plan)
+            find = partial(savings, self.partitions, near.plan, self.profile)
+            less = self.facts.agreed(find, str, Plan.parse)
+            for plan in less:
+                self.ask([plan], problem.ranks(plan))
+            made += self.priced(less)
+        if not tried:
+            return []
+        parts, limit = uniform(self.partitions), problem.limit
+        self._ask_of_levels(parts)
+        for _ in range(TUNING.searches):
+            plans = self.facts.agreed(partial(self._saved, parts, limit), str, Plan.parse)
+            self.ask(plans)
+            new = self.priced(plans)
+            made += new
+            if not new or new[0].fits or new[0].time is None:
+                break
+            limit -= max(m.peak for m in new[0].memory) - problem.limit
+        known = {c.plan for c in found}
+        return list({c.plan: c for c in made if c.plan not in known}.values())
+
+    def _ask_of_levels(self, parts: Uniform) -> None:
+        """The facts of every degree under every level of sharded states."""
+        began = time.perf_counter()
+        levels = dict.fromkeys(states for states, _ in SAVINGS if states != "none")
+        every = [
+            cut.under([replace(c.layout, shard_states=states) for c in cut.components])
+            for states in levels
+            for cut in parts.partitions.values()
+        ]
+        self.profile = self.facts.profile(every, self.profile)
+        self.waited += time.perf_counter() - began
+
+    def _saved(self, parts: Uniform, limit: float) -> list[Plan]:
+        """The best of the search in which components may save memory."""
+        try:
+            found = searched(parts, self.profile, limit, SAVINGS)
+        except (Unmeasured, ValueError):
+            return []
+        if not found.found.fits:
+            return []
+        self.search = found
+        return list(dict.fromkeys(found.plans(self.partitions.problem)))
+
     def priced(self, plans: Sequence[Plan]) -> list[Candidate]:
         """The candidates of `plans`, which every rank has partitioned the step for."""
         self.partitions.possible(plans)
@@ -231,9 +293,13 @@ def _largest(plan: Plan, devices: int) -> float:
 class Searched:
     """What the search was asked and what it found."""
 
-    uniform: Uniform
-    problem: Problem
+    assembled: Assembled
     found: Found
+
+    @property
+    def problem(self) -> Problem:
+        """Options and links."""
+        return self.assembled.problem
 
     def plans(self, planned: PlanningProblem) -> list[Plan]:
         """The best plan and its alternatives, in order."""
@@ -249,17 +315,18 @@ class Searched:
 
     def layouts(self, choice: Sequence[int]) -> tuple[Layout, ...]:
         """The layout of each component under the options of `choice`."""
-        return tuple(
-            self.uniform.layout(self.uniform.degrees[options[k].border])
-            for options, k in zip(self.problem.components, choice, strict=True)
-        )
+        return tuple(layouts[k] for layouts, k in zip(self.assembled.layouts, choice, strict=True))
 
 
-def searched(uniform: Uniform, profile: Profile, limit: float) -> Searched:
-    """The search over the degrees of `uniform`, with at most `limit` bytes on a device.
-    Unmeasured where the profile lacks every layout of a component."""
-    problem = assemble(uniform, profile)
-    return Searched(uniform, problem, search(problem, limit, TUNING.alternatives))
+def searched(
+    uniform: Uniform, profile: Profile, limit: float, savings: Sequence[Saving] = AS_IS
+) -> Searched:
+    """The search over the degrees of `uniform`, with at most `limit` bytes on a device. savings:
+    in which ways each component may save memory. Unmeasured where the profile lacks every layout
+    of a component."""
+    assembled = assemble(uniform, profile, savings)
+    most = TUNING.alternatives if savings == AS_IS else 0  # those save a little more or less
+    return Searched(assembled, search(assembled.problem, limit, most))
 
 
 def plain(devices: int, splits: bool = True) -> list[Plan]:
@@ -315,11 +382,8 @@ def _choice(problem: PlanningProblem, result: Searched, plan: Plan) -> tuple[int
     """The options that are the plan's layouts; None where one of them was not offered."""
     if len(problem.ranks(plan)) != problem.devices or plan.stages:
         return None
-    found = []
-    for options, layout in zip(result.problem.components, problem.layouts(plan), strict=True):
-        degree = result.uniform.degrees.index(layout.tensor)
-        k = next((k for k, o in enumerate(options) if o.border == degree), None)
-        if k is None:
-            return None
-        found.append(k)
-    return tuple(found)
+    wanted = problem.layouts(plan)
+    offered = result.assembled.layouts
+    if not all(layout in layouts for layout, layouts in zip(wanted, offered, strict=True)):
+        return None
+    return tuple(layouts.index(x) for x, layouts in zip(wanted, offered, strict=True))

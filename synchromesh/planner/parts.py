@@ -2,13 +2,21 @@
 and of a step."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from synchromesh.cost.step_time import Unmeasured, collective_seconds, gradient_pattern
+from synchromesh.cost.setting import (
+    Unmeasured,
+    collective_seconds,
+    gradient_pattern,
+    shard_seconds,
+)
 from synchromesh.planner.uniform import DIRECTIONS, Uniform, seconds_of
-from synchromesh.trace.partition.local import Communication, LocalComponent
+from synchromesh.trace.partition.local import Communication
+from synchromesh.values import buckets
+from synchromesh.values.buckets import UNDER_WAY
 from synchromesh.values.holding import Holding
 from synchromesh.values.profile import Overlap, Pattern, Profile
+from synchromesh.values.sharding import units
 
 
 @dataclass(frozen=True)
@@ -18,6 +26,8 @@ class Parts:
     forward: float  # s of a micro-batch, blocking collectives included
     backward: float
     gradient: float  # s of traffic once a step, when the last backward is done
+    gathered: float  # s in which its sharded parameters are gathered, ahead of its forward
+    gathered_again: float  # s ahead of its backward
     taken: float  # s of computation that gradients cost besides, once a step
     update: float  # s of the optimizer's step
     resident: float  # bytes on a device: parameters, gradients, optimizer state
@@ -31,61 +41,98 @@ def parts(
     holding_of: Mapping[str, Holding],
     profile: Profile,
     ranks: Sequence[int] | None = None,
+    recompute: bool = False,
 ) -> Parts | None:
     """What the component takes under one degree on the slowest of `ranks` (None: all); None where
-    nothing is known of it."""
-    made = uniform.partitions[degree]
-    local = made.components[index]
-    measured = profile.compute.get(made.program(local))
+    nothing is known of it.
+    """
+    local = uniform.partitions[degree].components[index]
+    local = replace(local, layout=replace(local.layout, recompute=recompute))
+    measured = profile.compute.get(local.program)
     if measured is None:
         return None
     layout = uniform.layout(degree) if uniform.offers(degree, index) else local.layout
     rows = max(1, -(-uniform.rows // layout.data))
     communications = [e for e in local.events[local.arrivals :] if isinstance(e, Communication)]
     inside = [c for communication in communications for c in communication.collectives]
+    own = [holding_of[name] for name in uniform.own(index)]
+    trained = [h for h in own if h.tensor.trainable]
     try:
         sent = {d: seconds_of(uniform, inside, layout, d, profile) for d in DIRECTIONS}
-        traffic = _gradient(local, index, uniform, holding_of, profile)
+        again = seconds_of(uniform, local.repeats, layout, "backward", profile)
+        there, back = _gathered(own, profile), _gathered(own, profile, backward=True)
+        reduced = _reduced(trained, uniform, profile)
+        waited, scattered = _scattered(trained, profile)
     except Unmeasured:
         return None
-    own = _own(local, index, uniform, holding_of)
-    trained = sum(h.local_bytes for h in own if h.tensor.trainable)
-    count = sum(h.tensor.trainable for h in own)
-    frozen = sum(h.local_bytes for h in own if not h.tensor.trainable)
     of_ranks = range(len(measured.forward)) if ranks is None else ranks
-    beside = 1.0 - profile.overlap.get("all_reduce", Overlap()).compute
+    forward = max(measured.forward[r](rows) for r in of_ranks)
+    backward = max(measured.backward[r](rows) for r in of_ranks) + recompute * forward
+    forward += _taken("all_gather", there.seconds, profile) + profile.copy_byte * there.bytes
+    backward += _taken("all_gather", back.seconds, profile) + profile.copy_byte * back.bytes
+    in_buckets = sum(h.local_bytes for h in trained) * (reduced + scattered > 0)
+    taken = _taken("all_reduce", reduced, profile) + _taken("reduce_scatter", scattered, profile)
+    kept_bytes = sum(h.kept_bytes for h in trained)
     return Parts(
-        forward=max(measured.forward[r](rows) for r in of_ranks) + sent["forward"],
-        backward=max(measured.backward[r](rows) for r in of_ranks) + sent["backward"],
-        gradient=traffic,
-        taken=beside * traffic + profile.copy_byte * trained * (traffic > 0),
-        update=profile.update_byte * trained + profile.update_tensor * count,
-        resident=(2.0 + profile.state_factor) * trained + frozen,
-        kept=measured.memory.kept(rows),
+        forward=forward + sent["forward"],
+        backward=backward + sent["backward"] + again + waited,
+        gradient=reduced + scattered,
+        gathered=there.seconds,
+        gathered_again=back.seconds,
+        taken=taken + profile.copy_byte * in_buckets,
+        update=profile.update_byte * kept_bytes + profile.update_tensor * len(trained),
+        resident=sum(_resident(h, profile) for h in own),
+        kept=0.0 if recompute else measured.memory.kept(rows),
     )
 
 
-def _own(
-    local: LocalComponent, index: int, uniform: Uniform, holding_of: Mapping[str, Holding]
-) -> list[Holding]:
-    """Tensors that this component is the first to use."""
-    chain = uniform.step.chain.components
-    before = {t.name for c in chain[:index] for t in (*c.parameters, *c.buffers)}
-    tensors = (*local.component.parameters, *local.component.buffers)
-    return [holding_of[t.name] for t in tensors if t.name not in before]
+@dataclass(frozen=True)
+class _Gathers:
+    """Parameters that are gathered ahead of a component, and copied to where it reads them."""
+
+    seconds: float
+    bytes: int
 
 
-def _gradient(
-    local: LocalComponent,
-    index: int,
-    uniform: Uniform,
-    holding_of: Mapping[str, Holding],
-    profile: Profile,
-) -> float:
+def _gathered(own: Sequence[Holding], profile: Profile, backward: bool = False) -> _Gathers:
+    """Of forward; of backward those that were freed in between."""
+    found = [unit.holdings for unit in units([own]) if not (backward and unit.lasting)]
+    seconds = sum(shard_seconds("all_gather", held, profile) for held in found)
+    return _Gathers(seconds, sum(h.local_bytes for held in found for h in held))
+
+
+def _scattered(trained: Sequence[Holding], profile: Profile) -> tuple[float, float]:
+    """Seconds of the reduce-scatters of its gradients: of those that backward waits for, as no
+    more than `UNDER_WAY` buckets are under way, and of the others."""
+    sharded = [h for h in trained if h.parts > 1]
+    found = buckets.fill(
+        sharded, lambda h: (gradient_pattern(h), h.tensor.dtype), lambda h: h.local_bytes
+    )
+    seconds = [shard_seconds("reduce_scatter", bucket, profile) for bucket in found]
+    return sum(seconds[:-UNDER_WAY]), sum(seconds[-UNDER_WAY:])
+
+
+def _taken(kind: str, seconds: float, profile: Profile) -> float:
+    """Seconds of computation that traffic takes."""
+    return seconds * (1.0 - profile.overlap.get(kind, Overlap()).compute)
+
+
+def _resident(h: Holding, profile: Profile) -> float:
+    """Bytes of a tensor at the end of forward. Sharded, its gradient is not there yet, but where
+    it stays the gathered parameter is."""
+    if not h.tensor.trainable:
+        return h.kept_bytes
+    lasting = h.parts > 1 and h.states != "parameters"
+    return (1.0 + profile.state_factor) * h.kept_bytes + (
+        h.local_bytes if lasting else h.kept_bytes
+    )
+
+
+def _reduced(trained: Sequence[Holding], uniform: Uniform, profile: Profile) -> float:
     """Seconds of the all-reduces of its gradients; small ones ride in shared buckets."""
     sizes: dict[Pattern, int] = {}
-    for h in _own(local, index, uniform, holding_of):
-        if h.tensor.trainable:
+    for h in trained:
+        if h.parts == 1:
             ranks = uniform.resized(gradient_pattern(h))
             sizes[ranks] = sizes.get(ranks, 0) + h.local_bytes
     return sum(

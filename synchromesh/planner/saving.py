@@ -3,41 +3,69 @@
 They are slower than what they are made of, so they are asked for where a quick plan does not fit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 from math import inf
 
-from synchromesh.planner.candidate import Candidate
+from synchromesh.cost.peak_memory import peak_memories
+from synchromesh.planner.candidate import Candidate, setting
+from synchromesh.planner.planning_problem import PartitionCache
 from synchromesh.values.layout import ShardStates
 from synchromesh.values.layout_spec import OPTIONS, LayoutSpec
 from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
 
 
-def savings(found: Sequence[Candidate]) -> list[Plan]:
-    """What might fit, of the candidates that do not and are quicker than any that does."""
+def nearest_lacking(found: Sequence[Candidate], tried: Collection[Plan]) -> Candidate | None:
+    """The quickest candidate that lacks memory and is not among `tried`, if it may be quicker than
+    all that fit: sharded states leave less to update."""
     least = min((c.seconds for c in found if c.fits), default=inf)
-    large = [c.plan for c in found if c.time is not None and not c.fits and c.seconds < least]
-    return list(dict.fromkeys(saving for plan in large for saving in _savings(plan)))
+    short = [c for c in found if c.time is not None and not c.fits and c.plan not in tried]
+    best = min(short, key=lambda c: c.seconds, default=None)
+    if best is None or best.time is None or best.seconds - best.time.update >= least:
+        return None
+    return best
 
 
-def _savings(plan: Plan) -> Iterator[Plan]:
+def savings(partitions: PartitionCache, plan: Plan, profile: Profile) -> list[Plan]:
+    """Of the plans that fit and save memory in all components of one that does not, those that
+    save the least, without and with recomputation."""
+    made = []
+    for ways in _savings(plan):
+        possible = [p for p in ways if partitions.possible([p])]
+        if possible and _fits(partitions, possible[-1], profile):
+            made.append(next(p for p in possible if _fits(partitions, p, profile)))
+    return made
+
+
+def _fits(partitions: PartitionCache, plan: Plan, profile: Profile) -> bool:
+    """Whether a plan stays below the limits; its programs are known."""
+    problem = partitions.problem
+    memory = peak_memories(setting(partitions, plan), profile)
+    limits = (problem.limits[rank] for rank in problem.ranks(plan))
+    return all(m.peak <= limit for m, limit in zip(memory, limits, strict=True))
+
+
+def _savings(plan: Plan) -> Iterator[list[Plan]]:
     """Every level of sharding that frees more than the one before, without and with
     recomputation. Gradients of one micro-batch are sharded when they are there, whatever the
     level."""
     levels: list[ShardStates] = ["none", "optimizer", "parameters"]
     if plan.micro_batches > 1:
         levels.insert(2, "gradients")
-    for states, recompute in product(levels, (False, True)):
-        made = replace(
-            plan,
-            default=_spec(plan.default, states, recompute),
-            overrides=tuple(
-                replace(o, spec=_spec(o.spec, states, recompute)) for o in plan.overrides
-            ),
-        )
-        if made != plan:
-            yield made
+    for recompute in (False, True):
+        made = [
+            replace(
+                plan,
+                default=_spec(plan.default, states, recompute),
+                overrides=tuple(
+                    replace(o, spec=_spec(o.spec, states, recompute)) for o in plan.overrides
+                ),
+            )
+            for states in levels
+        ]
+        if other := [p for p in dict.fromkeys(made) if p != plan]:
+            yield other
 
 
 def _spec(spec: LayoutSpec, states: ShardStates, recompute: bool) -> LayoutSpec:

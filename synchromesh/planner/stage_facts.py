@@ -37,7 +37,7 @@ from synchromesh.planner.stage_costs import (
 )
 from synchromesh.planner.stage_mixes import Inside
 from synchromesh.planner.stage_problem import PlannedStage, StageProblem, Ways
-from synchromesh.planner.uniform import Uniform, holdings_of
+from synchromesh.planner.uniform import Uniform, holdings_of, kinds
 from synchromesh.values.holding import Holding
 from synchromesh.values.profile import Overlap, Pattern, Profile
 
@@ -141,7 +141,7 @@ class GroupFacts:
         self.uniform, self.profile = uniform, profile
         self._ranks = quick if len(quick) < len(profile.speeds) else None
         self._values = [v for v in crossing_values(uniform) if v.source != BATCH]
-        self._holdings: dict[int, Mapping[str, Holding]] = {}
+        self._holdings: dict[int, tuple[Mapping[str, Holding], tuple[int, ...]]] = {}
         self._known: dict[tuple[int, int, int], StageFacts | None] = {}
 
     def __call__(self, size: int, degree: int, micro_batches: int) -> StageFacts | None:
@@ -200,13 +200,15 @@ class GroupFacts:
     def _facts(self, group: Uniform, degree: int) -> StageFacts | None:
         profile = self.profile
         if degree not in self._holdings:
-            self._holdings[degree] = holdings_of(self.uniform, degree)
-        found = [
-            parts(group, degree, i, self._holdings[degree], profile, self._ranks)
-            for i in range(len(group.step.chain.components))
-        ]
-        known = [p for p in found if p is not None]
-        if len(known) < len(found):
+            holding_of = holdings_of(self.uniform, degree)
+            self._holdings[degree] = holding_of, kinds(self.uniform, degree, holding_of)
+        holding_of, numbers = self._holdings[degree]
+        of_kind = {
+            kind: parts(group, degree, numbers.index(kind), holding_of, profile, self._ranks)
+            for kind in dict.fromkeys(numbers)
+        }
+        known = [p for kind in numbers if (p := of_kind[kind]) is not None]
+        if len(known) < len(numbers):
             return None
         calls = profile.calls
         return StageFacts(

@@ -1,14 +1,15 @@
 """The partitions of a step under every tensor degree of its devices, each uniform."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from synchromesh.cost.step_time import collective_seconds, pattern
 from synchromesh.planner.planning_problem import PartitionCache
 from synchromesh.trace.partition.local import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.holding import Holding, holdings
-from synchromesh.values.layout import Layout
+from synchromesh.values.layout import Layout, ShardStates
 from synchromesh.values.profile import Pattern, Profile
 from synchromesh.values.traffic import Collective
 
@@ -39,6 +40,22 @@ class Uniform:
         """The groups over data ranks of a partition, on these devices."""
         solved = self.partitions[self.degrees[0]].components[0].layout.devices
         return Pattern(pattern.size * self.devices // solved, pattern.stride)
+
+    @cached_property
+    def _own(self) -> tuple[tuple[str, ...], ...]:
+        first: dict[str, int] = {}
+        components = self.step.chain.components
+        for i, component in enumerate(components):
+            for tensor in (*component.parameters, *component.buffers):
+                first.setdefault(tensor.name, i)
+        found: list[list[str]] = [[] for _ in components]
+        for name, i in first.items():
+            found[i].append(name)
+        return tuple(map(tuple, found))
+
+    def own(self, index: int) -> tuple[str, ...]:
+        """The parameters and buffers that a component is the first to use."""
+        return self._own[index]
 
     def offers(self, degree: int, index: int) -> bool:
         """Whether a component may have the degree; if not, it has its own in that partition."""
@@ -85,8 +102,25 @@ def seconds_of(
     )
 
 
-def holdings_of(uniform: Uniform, degree: int) -> Mapping[str, Holding]:
-    """Where every parameter and buffer lies under a degree."""
-    chain = uniform.step.chain
+def holdings_of(
+    uniform: Uniform, degree: int, states: ShardStates = "none"
+) -> Mapping[str, Holding]:
+    """Where every parameter and buffer lies under a degree, with states sharded alike in all
+    components."""
+    chain, made = uniform.step.chain, uniform.partitions[degree]
     tensors = {t.name: t for c in chain.components for t in (*c.parameters, *c.buffers)}
-    return holdings(tensors.values(), uniform.partitions[degree].placements, uniform.devices)
+    made = made.under([replace(c.layout, shard_states=states) for c in made.components])
+    return holdings(tensors.values(), made.placements, uniform.devices)
+
+
+def kinds(uniform: Uniform, degree: int, holding_of: Mapping[str, Holding]) -> tuple[int, ...]:
+    """A number for each component, equal where components run equal programs, send the same and
+    own equal tensors, so that they take the same."""
+    numbers: dict[object, int] = {}
+    found = []
+    for i, local in enumerate(uniform.partitions[degree].components):
+        own = (holding_of[name] for name in uniform.own(i))
+        tensors = tuple(replace(h, tensor=replace(h.tensor, name="")) for h in own)
+        key = (local.program, local.layout, local.events[local.arrivals :], tensors)
+        found.append(numbers.setdefault(key, len(numbers)))
+    return tuple(found)

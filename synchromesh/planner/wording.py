@@ -17,9 +17,11 @@ from synchromesh.values.plan import Override, Plan
 
 def spec_of(layout: Layout) -> LayoutSpec:
     """The spec whose layout this is."""
-    if layout.tensor == 1:
-        return LayoutSpec("data")
-    return LayoutSpec("tensor") if layout.data == 1 else LayoutSpec("hybrid", tensor=layout.tensor)
+    if layout.data == 1 and layout.tensor > 1:
+        return LayoutSpec("tensor", recompute=layout.recompute)
+    return LayoutSpec(
+        "hybrid", layout.tensor, states=layout.shard_states, recompute=layout.recompute
+    )
 
 
 def worded(

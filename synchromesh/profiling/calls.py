@@ -42,7 +42,6 @@ from synchromesh.trace.partition.local import (
     LocalComponent,
     Output,
     Partition,
-    form_of,
 )
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Chain, Component, Edge, Parameter, Rows, Value
@@ -154,7 +153,7 @@ def _chain(components: int) -> tuple[Step, Partition]:
                 component, _ALONE, torch.fx.GraphModule({}, graph),
                 (Input(values[i], source, REPLICATED, REPLICATED),),
                 (Output(values[i + 1], REPLICATED),), (name,), (), (), (Computation(1.0),), {},
-                form_of(graph),
+                name,
             )
         )  # fmt: skip
         edges.append(Edge(values[i], found[i - 1].component.name if i else None, (f"c{i}",)))

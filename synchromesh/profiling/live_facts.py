@@ -174,7 +174,7 @@ class LiveFacts:
         wanted: dict[str, Wanted] = {}
         for partition in partitions:
             for local in partition.components:
-                key = partition.program(local)
+                key = local.program
                 found = known.compute.get(key)
                 low, reach = (found.fewest, found.reach) if found else (float("inf"), 0.0)
                 rows = program_rows(total, local.layout, micro_batches)

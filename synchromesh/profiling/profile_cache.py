@@ -108,7 +108,7 @@ def _known(partitions: Iterable[Partition], profile: Profile) -> Partition:
     first = None
     for partition in partitions:
         first = first or partition
-        if any(partition.program(c) in profile.compute for c in partition.components):
+        if any(c.program in profile.compute for c in partition.components):
             return partition
     assert first is not None, "a profile is asked for some partition"
     return first

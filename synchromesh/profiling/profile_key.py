@@ -62,7 +62,7 @@ def of_ranks(table: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> dict[s
 def of_problem(facts: LiveFacts) -> dict[str, Any]:
     """The model, its batch and its optimizer."""
     unsharded = facts.partitions.partition(Plan(LayoutSpec("data")))
-    programs = [unsharded.program(local) for local in unsharded.components]
+    programs = [local.program for local in unsharded.components]
     wiring = repr((programs, facts.problem.step.chain))
     batch = [x for x in pytree.tree_leaves(facts.example) if isinstance(x, Tensor)]
     return {

@@ -80,7 +80,7 @@ def _devices_again(
     now = device_speeds(world, TUNING.device_runs)
     profile = replace(known, device=now)
     later = [now.slowdown_of(r) / known.device.slowdown_of(r) for r in range(world.size)]
-    locals_ = {partition.program(c): c for c in partition.components}
+    locals_ = {c.program: c for c in partition.components}
     timed = sorted((k for k in locals_ if k in known.compute), key=lambda k: -_seconds(known, k))
     if not timed:  # nothing to compare with: what is new is measured when plans are priced
         return profile

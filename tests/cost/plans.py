@@ -11,7 +11,6 @@ from synchromesh.trace.partition.local import (
     Event,
     LocalComponent,
     Partition,
-    form_of,
 )
 from synchromesh.trace.partition.partition import overlaps, partition
 from synchromesh.trace.step import Step
@@ -42,7 +41,7 @@ def setting(step: Step, made: Partition, devices: int, rows: int) -> Setting:
 def flat(setting: Setting, seconds: float = 1.0, traffic: float = 0.0) -> Profile:
     """Every program takes `seconds` forward and twice that backward, every collective `traffic`,
     whatever the size."""
-    programs = {setting.partition.program(c) for c in setting.partition.components}
+    programs = {c.program for c in setting.partition.components}
     forward, backward = (Curve(((0.0, s), (1.0, s))) for s in (seconds, 2 * seconds))
     wire = Curve(((0.0, traffic), (1.0, traffic)))
     links = {
@@ -95,10 +94,10 @@ def _local(component: Component, layout: Layout, part: Mapping[str, Any]) -> Loc
     events: tuple[Event, ...] = part.get("events", (Computation(1.0),))
     graph = torch.fx.Graph()
     graph.placeholder("axis")
-    graph.call_function(len, (component.name,))  # tells the programs apart
     graph.output(())
     return LocalComponent(
         component, layout, torch.fx.GraphModule({}, graph),
         part.get("inputs", ()), part.get("outputs", ()),
-        tuple(p.name for p in component.parameters), (), (), events, {}, form_of(graph),
+        tuple(p.name for p in component.parameters), (), (), events, {},
+        f"{component.name} {layout.tensor}",
     )  # fmt: skip

@@ -52,8 +52,7 @@ def known(setting: Setting, *memory: Memory, **more: Any) -> Profile:
     curve = (Curve(((1.0, 1.0),)),)
     locals_ = setting.partition.components
     compute = {
-        setting.partition.program(local): Compute(curve, curve, m)
-        for local, m in zip(locals_, memory, strict=True)
+        local.program: Compute(curve, curve, m) for local, m in zip(locals_, memory, strict=True)
     }
     return Profile(setting.devices, compute, **more)
 
@@ -222,7 +221,7 @@ def some(setting: Setting) -> Profile:
         work = [kept * f for f in (1, 2, 2.5, 3)]
         inputs = tuple(range(0, len(local.inputs), 2))
         m = Memory(*map(line, work), kept_inputs=inputs)
-        found[setting.partition.program(local)] = Compute(curve, curve, m)
+        found[local.program] = Compute(curve, curve, m)
     return Profile(setting.devices, found, state_factor=2.0)
 
 

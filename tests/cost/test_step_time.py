@@ -42,7 +42,7 @@ def profile(setting: Setting, seconds: dict[str, tuple[float, float]], **more: A
     compute = {}
     for local in setting.partition.components:
         f, b = seconds[local.component.name]
-        compute[setting.partition.program(local)] = Compute(
+        compute[local.program] = Compute(
             (Curve(((0.0, f), (1.0, f))),), (Curve(((0.0, b), (1.0, b))),), cast(Any, None)
         )
     return Profile(setting.devices, compute, **more)
@@ -148,7 +148,7 @@ def test_an_operators_own_collective_is_waited_for() -> None:
 
 def test_the_slowest_rank_counts_and_uneven_rows() -> None:
     setting = replace(drawn([{}], PAIR, rows=4), plan=Plan.parse("data; @rows=3,1"))
-    key = setting.partition.program(setting.partition.components[0])
+    key = setting.partition.components[0].program
     row, slow = Curve(((1.0, 1.0),)), Curve(((1.0, 5.0),))
 
     def seconds(*curves: Curve) -> float:
@@ -163,7 +163,7 @@ def test_the_slowest_rank_counts_and_uneven_rows() -> None:
 
 def test_best_interleaving_asks_for_enough_rows() -> None:
     setting = drawn([{"events": (Computation(1.0), SENT, Computation(3.0))}], Layout(1, 2), rows=4)
-    key = setting.partition.program(setting.partition.components[0])
+    key = setting.partition.components[0].program
     row = Curve(((1.0, 1.0),))
     links = {
         link: Curve(((4.0, seconds),)) for link, seconds in zip(LINKS, (1.0, 2.0), strict=True)

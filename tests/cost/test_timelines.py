@@ -45,7 +45,7 @@ def constant(seconds: float) -> Curve:
 def told(setting: Setting, message: float = 0.0, **more: Any) -> Profile:
     """Every component takes 1 second forward and 2 backward, every message `message`."""
     forward, backward = (constant(1.0),), (constant(2.0),)
-    programs = {setting.partition.program(c) for c in setting.partition.components}
+    programs = {c.program for c in setting.partition.components}
     network = {("send", Pattern(2, s)): constant(message) for s in range(1, setting.devices)}
     network |= {("all_reduce", Pattern(2)): constant(3.0)}
     compute = {key: Compute(forward, backward, cast(Any, None)) for key in programs}

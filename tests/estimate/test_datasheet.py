@@ -94,7 +94,7 @@ def test_memory_is_that_of_real_tensors(name: str) -> None:
     rows = ROWS // 2
     for local in made.components:
         real = Bench(step, made, local, tensors, borders, rows, CPU).bytes()
-        told = profile.compute[made.program(local)].memory
+        told = profile.compute[local.program].memory
         assert told.kept(rows) == real.kept, local.component.name
         assert told.kept_inputs == real.kept_inputs
         assert told.kept_outputs == real.kept_outputs
@@ -106,7 +106,7 @@ def test_the_profile_has_every_program_and_says_what_it_is() -> None:
     _, step, _ = stepped("bert")
     parts = [parted(step, Layout(4, 1)), parted(step, Layout(1, 4))]
     profile = datasheet(*asked("bert"), parts, V100, {})
-    keys = {p.program(local) for p in parts for local in p.components}
+    keys = {local.program for p in parts for local in p.components}
     assert set(profile.compute) == keys
     assert (profile.source, profile.error_band) == ("datasheet", V100.error_band)
     assert profile.state_factor == pytest.approx(2.0)
@@ -130,7 +130,7 @@ def test_a_device_of_half_the_rates_takes_twice_as_long() -> None:
     _, step, _ = stepped("cnn")
     made = parted(step, Layout(4, 1))
     profile = datasheet(*asked("cnn"), [made], Cluster("mixed", hosts), {})
-    found = profile.compute[made.program(made.components[0])]
+    found = profile.compute[made.components[0].program]
     times = [curve(2) for curve in found.forward]
     assert times[0] == times[1] and times[2] == times[3]
     assert times[2] == pytest.approx(2 * times[0], rel=0.05)  # launches take the same on both

@@ -227,7 +227,7 @@ class Asked(dict[Any, Curve]):
 
 def profiled(found: Uniform, seconds: float = 1.0) -> Profile:
     """What a survey of the uniform partitions measures, each program's time another."""
-    programs = {p.program(c): None for p in found.partitions.values() for c in p.components}
+    programs = {c.program: None for p in found.partitions.values() for c in p.components}
     compute = {}
     for i, key in enumerate(programs):
         forward, backward = (Curve(((8.0, s * (1 + i / 7)),)) for s in (seconds, 2 * seconds))
@@ -274,7 +274,7 @@ def test_one_degree_for_all_takes_what_the_step_time_says(name: str) -> None:
     told = profiled(found)
     for key in [("all_reduce", ALL), ("all_reduce", ACROSS)]:
         told.network[key] = Curve(((1.0, 0.0),))  # type: ignore[index]  # gradients: none hide here
-    problem = assemble(found, told)
+    problem = assemble(found, told).problem
     compared = 0
     for border, m in enumerate(found.degrees):
         if any(border not in {o.border for o in options} for options in problem.components):
@@ -291,7 +291,7 @@ def test_one_degree_for_all_takes_what_the_step_time_says(name: str) -> None:
 def test_the_survey_measures_whatever_may_cross(name: str) -> None:
     _, found = planned(name)
     told = profiled(found)
-    problem = assemble(found, told)
+    problem = assemble(found, told).problem
     assert not cast(Asked, told.network).missed
     assert all((link.prices.forward < float("inf")).any() for link in problem.links)
     assert {kind for kind, _, _ in crossings(found)} <= set(BYTE)
@@ -312,14 +312,14 @@ def test_a_degree_that_shards_nothing_is_not_offered() -> None:
     whole = trace(Inverse(), lambda m, x: m(x).square().mean(), torch.randn(6, 4), training=True)
     for step, offered in ((whole, {0}), (traced("odd_mlp"), {0, 1}), (traced("cnn"), {0, 1})):
         found = uniform(PartitionCache(PlanningProblem(step, ROWS, 2)))
-        problem = assemble(found, profiled(found))
+        problem = assemble(found, profiled(found)).problem
         assert {o.border for options in problem.components for o in options} == offered
 
 
 def test_of_what_nothing_is_known_there_is_a_name() -> None:
     _, found = planned("cnn", 2)
     told = profiled(found)
-    lost = {p.program(p.components[0]) for p in found.partitions.values()}
+    lost = {p.components[0].program for p in found.partitions.values()}
     less = {key: c for key, c in told.compute.items() if key not in lost}
     name = found.step.chain.names[0]
     with pytest.raises(Unmeasured, match=f"no layout of {name} could be measured"):
@@ -329,7 +329,7 @@ def test_of_what_nothing_is_known_there_is_a_name() -> None:
 def test_equal_components_share_their_options() -> None:
     step: Step = traced("gpt2")
     _, found = planned("gpt2")
-    problem = assemble(found, profiled(found))
+    problem = assemble(found, profiled(found)).problem
     by_structure: dict[str, Any] = {}
     for component, options in zip(step.chain.components, problem.components, strict=True):
         if component.structure:
@@ -362,7 +362,7 @@ def test_where_rows_depend_on_each_other_there_is_one_degree() -> None:
     told = profiled(found)
     for key in [("all_reduce", ALL), ("all_reduce", ACROSS)]:
         told.network[key] = Curve(((1.0, 0.0),))  # type: ignore[index]  # gradients: none hide here
-    problem = assemble(found, told)
+    problem = assemble(found, told).problem
     *others, last = [{o.border for o in options} for options in problem.components]
     assert others == [{0, 1, 2}, {0, 1, 2}] and last == {2}
     for border, plan in enumerate(["data", "hybrid:tensor=2", "tensor"]):
@@ -381,7 +381,7 @@ def test_where_rows_depend_on_each_other_there_is_one_degree() -> None:
 def test_where_nothing_may_be_sharded_all_rows_are_computed_with_complete_parameters() -> None:
     partitions, found = pairs("the optimizer needs all of a parameter")
     told = profiled(found)
-    problem = assemble(found, told)
+    problem = assemble(found, told).problem
     assert [{o.border for o in options} for options in problem.components] == [{0}, {0}, {1}]
     for made in (*found.partitions.values(), partitions.partition(Plan.parse("data"))):
         assert [str(c.layout) for c in made.components] == ["4x1", "4x1", "1x4"]

@@ -51,9 +51,7 @@ class Flat:
         profile = known or Profile(DEVICES, network=links)
         curves = tuple(Curve(((0.0, 0.0), (1.0, s))) for s in self.seconds)
         found = {
-            p.program(c): Compute(curves, curves, Memory())
-            for p in partitions
-            for c in p.components
+            c.program: Compute(curves, curves, Memory()) for p in partitions for c in p.components
         }
         return replace(profile, compute={**profile.compute, **found} if self.knows else {})
 

@@ -56,7 +56,7 @@ def profile(
     curves = [line(1e-3 * slow) for slow in ranks]
     backward = [line(2e-3 * slow) for slow in ranks]
     programs = {
-        p.program(c): Compute(tuple(curves), tuple(backward), Memory(kept=line(64.0)))
+        c.program: Compute(tuple(curves), tuple(backward), Memory(kept=line(64.0)))
         for m, p in parts.partitions.items()
         for c in p.components
         if tensor or m == 1
@@ -117,7 +117,7 @@ def test_stages_may_be_tensor_parallel() -> None:
     told = profile(1e-12)
     problem, parts = made()
     quick = {
-        p.program(c): Compute((line(1e-4),) * DEVICES, (line(2e-4),) * DEVICES, Memory())
+        c.program: Compute((line(1e-4),) * DEVICES, (line(2e-4),) * DEVICES, Memory())
         for m, p in parts.partitions.items()
         if m == 2
         for c in p.components
@@ -214,7 +214,7 @@ def classified_profile() -> Profile:
         for i, local in enumerate(made_of.components):
             work = 6e-3 / m if i == 6 else 3e-3 / (1 + 0.1 * (m - 1))
             curves = ((line(work / 3),) * DEVICES, (line(work * 2 / 3),) * DEVICES)
-            programs[made_of.program(local)] = Compute(*curves, Memory(kept=line(64.0)))
+            programs[local.program] = Compute(*curves, Memory(kept=line(64.0)))
     return replace(told, compute=programs)
 
 

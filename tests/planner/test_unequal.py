@@ -24,7 +24,7 @@ def timed(text: str, *paces: tuple[float, float]) -> Profile:
         return tuple(Curve(((0.0, f / of), (1.0, (f + s) / of))) for f, s in paces)
 
     half = curves(2 * len(made.components))
-    found = {made.program(c): Compute(half, half, Memory()) for c in made.components}
+    found = {c.program: Compute(half, half, Memory()) for c in made.components}
     return Profile(DEVICES, found)
 
 

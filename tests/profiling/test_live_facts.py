@@ -111,7 +111,7 @@ def timed_for_micro_batches() -> list[list[float]]:
     world = World.open()
     facts = facts_on(world)
     made = cut(facts, Layout(1, 1))
-    key = made.program(made.components[0])
+    key = made.components[0].program
     known = facts.profile([made], None, (0,))
     fewer = facts.profile([made], known, (0,), micro_batches=(8,))
     both = facts.profile([made], fewer, (0,), micro_batches=(1, 4, 8))
@@ -175,7 +175,7 @@ def timed_for_more_rows() -> Any:
         patch.setattr(programs.Bench, "bytes", bytes_)
         more = facts.profile([made], known, (0,), quick=True)
     world.close()
-    key = made.program(made.components[0])
+    key = made.components[0].program
     sizes = [[x for x, _ in c.forward[0].points] for c in (known.compute[key], more.compute[key])]
     kept = [c.memory.kept(8) for c in (known.compute[key], more.compute[key])]
     return sizes, kept, len(watched)

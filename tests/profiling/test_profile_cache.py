@@ -51,7 +51,7 @@ class Machine:
         made = Bench.__init__
 
         def begin(bench: Bench, step: Any, partition: Any, local: Any, *rest: Any) -> None:
-            self.programs.add(partition.program(local))
+            self.programs.add(local.program)
             made(bench, step, partition, local, *rest)
             self.most = max(self.most, bench.rows)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from synchromesh.values.component import Component, Value
+from synchromesh.values.component import Component, Parameter, Value
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement
 from synchromesh.values.traffic import Collective
@@ -79,7 +79,7 @@ class LocalComponent:
     constants: tuple[Value, ...]
     events: tuple[Event, ...]  # what one walk through the graph computes and sends, in order
     unsharded: Mapping[str, str]  # parameter -> why it is replicated
-    form: str  # what the graph does, whatever its names: `form_of` of it
+    program: str  # what it computes, whatever its names: `program_of`
     arrivals: int = 0  # how many of the first events bring inputs over the border
 
     @property
@@ -128,24 +128,24 @@ class Partition:
         placement = self.placements.get((name, local.layout), REPLICATED)
         return placement.local_shape(shape, local.layout.tensor)
 
-    def program(self, local: LocalComponent) -> str:
-        """A key that components share whose local graphs compute the same on the same shapes.
 
-        Equal on all ranks and in every process: stored measurements are found by it.
-        """
-        inputs = [
-            (v.shape, v.dtype, v.rows, v.differentiable, str(i.want))
-            for i in local.inputs
-            for v in (i.value,)
-        ]
-        tensors = {t.name: t for t in (*local.component.parameters, *local.component.buffers)}
-        types = [
-            (self.local_shape(local, n), tensors[n].dtype, tensors[n].trainable)
-            for n in (*local.parameters, *local.buffers)
-        ]
-        constants = [(v.shape, v.dtype) for v in local.constants]
-        key = (local.form, inputs, types, constants, local.layout.tensor)
-        return blake2b(repr(key).encode(), digest_size=10).hexdigest()
+def program_of(
+    form: str,
+    inputs: Sequence[Input],
+    tensors: Sequence[tuple[Parameter, Placement]],
+    constants: Sequence[Value],
+    layout: Layout,
+) -> str:
+    """A key that components share whose local graphs compute the same on the same shapes.
+
+    form: that of the graph. tensors: parameters and buffers with their placements. Equal on all
+    ranks and in every process: stored measurements are found by it.
+    """
+    values = ((i.value, str(i.want)) for i in inputs)
+    read = [(v.shape, v.dtype, v.rows, v.differentiable, want) for v, want in values]
+    types = [(p.local_shape(t.shape, layout.tensor), t.dtype, t.trainable) for t, p in tensors]
+    key = (form, read, types, [(v.shape, v.dtype) for v in constants], layout.tensor)
+    return blake2b(repr(key).encode(), digest_size=10).hexdigest()
 
 
 def flow(local: LocalComponent) -> tuple[Sequence[str], bool]:

@@ -37,6 +37,7 @@ from .local import (
     Output,
     Partition,
     form_of,
+    program_of,
 )
 from .moves import move_collectives
 from .reasons import why_replicated
@@ -312,20 +313,30 @@ class LocalGraphWriter:
 
 def _local(borders: Borders, subgraph: Subgraph, written: Written) -> LocalComponent:
     """A component of the form that was written."""
-    index, parameters = subgraph.index, tuple(map(meta.name, subgraph.parameters))
+    index, layout = subgraph.index, borders.problem.layout(subgraph)
+    component = borders.problem.step.chain.components[index]
+    parameters = tuple(map(meta.name, subgraph.parameters))
+    buffers = tuple(map(meta.name, subgraph.buffers))
+    inputs = tuple(item for _, item in borders.inputs[index])
+    constants = tuple(value_of((n, 0)) for n in subgraph.constants)
+    described = {t.name: t for t in (*component.parameters, *component.buffers)}
+    tensors = [
+        (described[meta.name(n)], borders.assignment.placeholders[n, layout])
+        for n in (*subgraph.parameters, *subgraph.buffers)
+    ]
     reasons = zip(parameters, written.unsharded, strict=True)
     return LocalComponent(
-        component=borders.problem.step.chain.components[index],
-        layout=borders.problem.layout(subgraph),
+        component=component,
+        layout=layout,
         graph=written.graph,
-        inputs=tuple(item for _, item in borders.inputs[index]),
+        inputs=inputs,
         outputs=tuple(Output(value_of(t), s) for t, s in borders.handed[index]),
         parameters=parameters,
-        buffers=tuple(map(meta.name, subgraph.buffers)),
-        constants=tuple(value_of((n, 0)) for n in subgraph.constants),
+        buffers=buffers,
+        constants=constants,
         events=(*borders.moves[index], *written.events),
         unsharded={name: why for name, why in reasons if why},
-        form=written.form,
+        program=program_of(written.form, inputs, tensors, constants, layout),
         arrivals=len(borders.moves[index]),
     )
 

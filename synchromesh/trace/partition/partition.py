@@ -23,7 +23,7 @@ from synchromesh.values.layout import Layout, leaf_layouts
 from synchromesh.values.placement import REPLICATED, Placement
 
 from .analysis import Analysis
-from .local import Computation, LocalComponent, Partition, form_of
+from .local import Computation, LocalComponent, Partition, form_of, program_of
 from .localise import localise
 from .placement_problem import Price, choose, sample
 from .step_problem import Assignment, StepProblem
@@ -68,6 +68,7 @@ def opaque_partition(step: Step, layouts: Sequence[Layout]) -> Partition:
     empty.output(())
     parameters = tuple(p.name for p in component.parameters)
     buffers = tuple(b.name for b in component.buffers)
+    tensors = [(t, REPLICATED) for t in (*component.parameters, *component.buffers)]
     local = LocalComponent(
         component,
         layout,
@@ -79,7 +80,7 @@ def opaque_partition(step: Step, layouts: Sequence[Layout]) -> Partition:
         constants=(),
         events=(Computation(1.0),),
         unsharded={},  # `Step.reason` says why, once
-        form=form_of(empty),
+        program=program_of(form_of(empty), (), tensors, (), layout),
     )
     placements = {(name, layout): REPLICATED for name in (*parameters, *buffers)}
     return Partition((local,), placements, (), leaf_layouts([layout]))

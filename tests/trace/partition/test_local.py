@@ -52,7 +52,7 @@ def keys(
     step = trace(model, lambda m, b: m(b), batch, training=True)
     assert not step.opaque, step.reason
     made = partition(step, [Layout(2 // degree, degree)] * len(step.chain.components), rows=6)
-    return tuple(made.program(c) for c in made.components)
+    return tuple(c.program for c in made.components)
 
 
 @cache

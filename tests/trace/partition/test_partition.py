@@ -414,7 +414,7 @@ batch = torch.randn(6, 16), torch.randint(0, 4096, (6,))
 step = trace(model, lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]), batch, training=True)
 found = partition(step, [Layout(1, 2)] * len(step.chain.components), rows=6)
 for c in found.components:
-    print(c.graph.code, c.inputs, c.outputs, c.collectives, found.program(c))
+    print(c.graph.code, c.inputs, c.outputs, c.collectives, c.program)
 print(sorted((n, str(s)) for (n, _), s in found.placements.items()))
 print(step.chain)
 """
