@@ -21,9 +21,11 @@ import torch
 from synchromesh.trace.capture.capture import trace
 from tests.ranks import run
 from tests.targets import MODELS
-from tests.training.test_switch_training import switched, unswitched
+from tests.training.test_switch_training import losses as followed
+from tests.training.test_switch_training import start, switched, unswitched
 
 STEPS = 60
+EACH = STEPS // 4  # under each plan; a checkpoint is written after half of them
 TARGET = "tests/targets.py:gpt2"
 ROOT = Path(__file__).parents[1]
 
@@ -33,18 +35,48 @@ def deviation(found: list[float], expected: list[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
 
 
-def stages() -> tuple[str, ...]:
-    """Plans for switches, which begin with `data`."""
+def plans() -> dict[str, str]:
+    """Plans of two stages of two ranks, by what they are in words."""
     model, loss, make = MODELS["gpt2"]()
     names = trace(model, loss, make(6), training=True).chain.names
     quarter = [names[i * len(names) // 4] for i in range(4)]
-    return (
-        f"data; @stages=0-1:{quarter[0]}/2-3:{quarter[2]}; @micro_batches=4",
-        "data; @stages="
-        + "/".join(f"{ranks}:{n}" for ranks, n in zip(("0-1", "2-3") * 2, quarter, strict=True))
-        + "; @micro_batches=4; @schedule=interleaved",
-        "tensor",
-    )
+    halves = f"@stages=0-1:{quarter[0]}/2-3:{quarter[2]}; @micro_batches=4"
+    quarters = "/".join(f"{r}:{n}" for r, n in zip(("0-1", "2-3") * 2, quarter, strict=True))
+    return {
+        "two stages": f"data; {halves}",
+        "interleaved": f"data; @stages={quarters}; @micro_batches=4; @schedule=interleaved",
+        "two stages with tensor degree 2": f"hybrid:tensor=2; {halves}",
+    }
+
+
+def written(through: tuple[str, ...], folder: str) -> list[float]:
+    """Losses through these plans, each of which writes a checkpoint named by its number."""
+    trainer, data = start("gpt2", through[0])
+
+    def after() -> None:
+        number, step = divmod(trainer.steps, EACH)
+        if step == EACH // 2:
+            trainer.save(f"{folder}/{number}")
+        if step == 0 and number < len(through):
+            trainer.switch(through[number])
+
+    found = followed(trainer, data, STEPS, after)
+    trainer.close()
+    return found
+
+
+def resumed(through: tuple[str, ...], folder: str) -> list[tuple[int, list[float]]]:
+    """The losses behind every checkpoint under every plan but its own, with the steps before."""
+    found = []
+    for own, plan in enumerate(through):
+        trainer, data = start("gpt2", plan)
+        for other in range(len(through)):
+            if other != own:
+                trainer.resume(f"{folder}/{other}")
+                before = trainer.steps
+                found.append((before, followed(trainer, data, EACH // 2)))
+        trainer.close()
+    return found
 
 
 def train(*words: str) -> subprocess.Popen[str]:
@@ -88,19 +120,33 @@ def killed(folder: Path) -> tuple[float, int]:
     return time.monotonic() - began, process.returncode
 
 
+def switches(expected: list[float]) -> float:
+    """The largest deviation of runs through plans, and of those that resume their checkpoints."""
+    of = plans()
+    shifts = {
+        "tensor, a hybrid, data": ("tensor", "hybrid:tensor=2", "data"),
+        "two stages, interleaved ones, tensor": (of["two stages"], of["interleaved"], "tensor"),
+    }
+    worst = 0.0
+    for words, behind in shifts.items():
+        answers = run(4, switched, "gpt2", STEPS, behind, timeout=400)
+        off = max(deviation(found, expected) for found, _ in answers)
+        print(f"{STEPS} steps, data, then {words}: largest relative loss deviation {off:.1e}")
+        worst = max(worst, off)
+    through = ("data", of["two stages"], "sharded-data", of["two stages with tensor degree 2"])
+    with tempfile.TemporaryDirectory() as folder:
+        ran = run(4, written, through, folder, timeout=400)
+        off = max(deviation(found, expected) for found in ran)
+        print(f"data, two stages, ZeRO 3, two stages with tensor degree 2: {off:.1e}")
+        again = [pair for found in run(4, resumed, through, folder, timeout=400) for pair in found]
+    late = max(deviation(found, expected[b : b + len(found)]) for b, found in again)
+    print(f"checkpoints of each resumed by each other, {len(again) // 4} pairs: {late:.1e}")
+    return max(worst, off, late)
+
+
 def main() -> int:
     torch.set_num_threads(1)
-    expected = run(1, unswitched, "gpt2", STEPS, timeout=200)[0]
-    worst = max(
-        deviation(found, expected) for found, _ in run(4, switched, "gpt2", STEPS, timeout=400)
-    )
-    print(f"{STEPS} steps, switches at 15, 30, 45: largest relative loss deviation {worst:.1e}")
-    staged = max(
-        deviation(found, expected)
-        for found, _ in run(4, switched, "gpt2", STEPS, stages(), timeout=400)
-    )
-    print(f"the same through two stages and interleaved ones: {staged:.1e}")
-    worst = max(worst, staged)
+    worst = switches(run(1, unswitched, "gpt2", STEPS, timeout=200)[0])
     with tempfile.TemporaryDirectory() as place:
         alone, broken = Path(place) / "alone", Path(place) / "broken"
         train("--plan", "data", "--nproc", "1", "--output", str(alone)).communicate(timeout=300)

@@ -1,6 +1,7 @@
 """A run that shifts between plans, or stops and resumes under others, has the loss curve of one
 that does not."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -36,15 +37,14 @@ def start(family: str, plan: str) -> tuple[Trainer, Rows]:
 
 
 def losses(
-    trainer: Trainer, data: Rows, steps: int, switches: dict[int, str] | None = None
+    trainer: Trainer, data: Rows, steps: int, after: Callable[[], None] = lambda: None
 ) -> list[float]:
+    """after: called after each step."""
     found: list[float] = []
     while len(found) < steps:
         for batch in trainer.loader(data, batch_size=12, shuffle=True, seed=5):
             found.append(trainer.step(batch).item())
-            if switches and trainer.steps in switches:
-                moved = trainer.switch(switches[trainer.steps])
-                assert moved.bytes >= 0 and moved.seconds > 0
+            after()
             if len(found) == steps:
                 break
     return found
@@ -64,8 +64,14 @@ def switched(
     family: str, steps: int = STEPS, plans: tuple[str, ...] = PLANS
 ) -> tuple[list[float], Any]:
     trainer, data = start(family, "data")
-    every = steps // 4
-    found = losses(trainer, data, steps, {every * (i + 1): p for i, p in enumerate(plans)})
+    switches = {steps // 4 * i: plan for i, plan in enumerate(plans, 1)}
+
+    def switch() -> None:
+        if trainer.steps in switches:
+            moved = trainer.switch(switches[trainer.steps])
+            assert moved.bytes >= 0 and moved.seconds > 0
+
+    found = losses(trainer, data, steps, switch)
     state = trainer.state_dict()
     trainer.close()
     return found, state
