@@ -112,9 +112,10 @@ class _MemoryWalk:
         self.parts = {i: setting.partition.components[i] for i in setting.components(self.group)}
         self.memory = {i: measured(setting, p, profile).memory for i, p in self.parts.items()}
         self.count = setting.plan.micro_batches * pieces
-        self.left = Counter(  # gradients that are still to be added up to a parameter's
-            h.tensor.name for i in self.parts for h in setting.trained(i) * self.count
-        )
+        uses = Counter(h.tensor.name for i in self.parts for h in setting.trained(i))
+        # gradients that are still to be added up to a parameter's; those of one backward
+        self.left = Counter({name: n * self.count for name, n in uses.items()})
+        self.each = {name: n * pieces for name, n in uses.items()}
         self.last: dict[Form, int] = {}  # the last component that reads a form
         self.keepers: dict[Form, int] = {}  # the first one that keeps it for its backward
         for i, local in self.parts.items():
@@ -351,9 +352,11 @@ class _MemoryWalk:
                 alive.free((VALUE, m, form))
 
     def _scatters(self, holding: Holding) -> bool:
-        """Whether each rank gets a part of the sum after the backward to come."""
-        last = self.left[holding.tensor.name] == 1
-        return holding.every or (holding.parts > 1 and last)
+        """Whether each rank gets a part of the sum after the use to come, which is the last one of
+        a backward, of which micro-batches that take turns have one, or of the step."""
+        name = holding.tensor.name
+        of_backward = self.left[name] % self.each[name] == 1 % self.each[name]
+        return holding.parts > 1 and (of_backward if holding.every else self.left[name] == 1)
 
     def _leave(self, m: int, local: LocalComponent, trained: Sequence[Holding]) -> None:
         """The gradients that a component leaves: of what it read, and of its parameters."""

@@ -174,6 +174,20 @@ def test_micro_batches_work_on_their_rows_and_all_that_is_kept_is_there() -> Non
 STAGES = [PARTS[0], {**PARTS[1], "inputs": (replace(read(H, 0), flows=True),)}]
 
 
+def test_gradients_that_are_scattered_are_complete_once_in_a_backward() -> None:
+    """Micro-batches that take turns share one: autograd adds up their gradients before they go
+    into a bucket. 8 numbers, of which two ranks have a half each.
+
+        backward of one            bucket 32, and what it is sent into 32
+        of the second of two       bucket 32, sums 32 before and 32 after
+    """
+    setting = drawn([{"parameters": {"w": 8}}], replace(PAIR, shard_states="gradients"), rows=4)
+    profile = known(setting, memory(0, 0, 0, 0))
+    for pieces, expected in ((1, 64), (2, 96)):
+        found = peak_memory(setting, profile, 0, pieces)
+        assert found == PeakMemory(16, 16 + expected)
+
+
 def staged(plan: str, rows: int) -> list[PeakMemory]:
     """c0 on one device, c1 on another."""
     setting = drawn(STAGES, [ALONE, Layout(1, 1, first=1)], rows, f"data; {plan}")
