@@ -8,7 +8,7 @@ from typing import Any
 from synchromesh.trace.step import Step
 from synchromesh.values.component import ITEM_BYTES
 from synchromesh.values.holding import Holding, holdings
-from synchromesh.values.layout import Layout, ShardStates, stages_of
+from synchromesh.values.layout import STATES, Layout, ShardStates, stages_of
 from synchromesh.values.placement import REPLICATED
 from synchromesh.values.plan import Plan
 from synchromesh.values.traffic import (
@@ -23,6 +23,8 @@ from .crossings import crossings, deliveries
 from .edges import edge_collectives
 from .local import Communication, Input, LocalComponent, Partition
 from .shard_traffic import ShardTraffic, shard_traffic
+
+SHARDED = ("optimizer state", "gradients", "parameters")  # by a level, with all before it
 
 
 @dataclass(frozen=True)
@@ -282,13 +284,14 @@ def text(explanation: Explanation) -> str:
     stage = -1
     for part in explanation.components:
         share = part.sharded_parameter_bytes / (part.parameter_bytes or 1)
+        over_tensor = f"{share:.0%} sharded over tensor ranks, " if part.tensor > 1 else ""
         out.append("")
         if explanation.schedule and part.stage != stage:
             stage = part.stage
             out += [f"stage {stage} on ranks {', '.join(map(str, part.ranks))}", ""]
         out.append(
             f"{part.name}  data({part.data}) x tensor({part.tensor}){_options(part)}  "
-            f"{part.parameter_bytes:,} bytes of parameters, {share:.0%} sharded, "
+            f"{part.parameter_bytes:,} bytes of parameters, {over_tensor}"
             f"{part.parameter_bytes_per_rank:,} on a rank"
         )
         for c in inputs.get(part.name, []):
@@ -306,7 +309,10 @@ def text(explanation: Explanation) -> str:
 
 
 def _options(part: ComponentExplanation) -> str:
-    sharded = f", {part.states} over data ranks" if part.states != "none" else ""
+    """What is sharded over data ranks, with what the levels before it shard; recomputation."""
+    *found, last = ("", *SHARDED[: STATES.index(part.states)])
+    what = " and ".join(x for x in (", ".join(found[1:]), last) if x)
+    sharded = f", {what} sharded over data ranks" if what else ""
     return sharded + (", recomputed" if part.recompute else "")
 
 

@@ -1,6 +1,7 @@
 """Explanations: what a plan holds, sends and leaves whole, for pretended ranks."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -132,3 +133,12 @@ def test_rows_that_depend_on_each_other_are_named() -> None:
     assert "rows depend on each other, each rank computes all: 1: matmul" in text(told)
     assert [(c.data, c.tensor) for c in told.components] == [(4, 1), (1, 4)]
     assert not explained("cnn", "data", 2).coupled
+
+
+def test_what_is_sharded_over_which_ranks_is_said() -> None:
+    told = text(explained("odd_mlp", "data", 2))
+    assert "sharded" not in told
+    told = text(explained("odd_mlp", "hybrid:tensor=2,states=parameters", 4))
+    assert ", optimizer state, gradients and parameters sharded over data ranks  " in told
+    assert re.search(r"bytes of parameters, \d+% sharded over tensor ranks, ", told)
+    assert ", optimizer state sharded over data ranks  " in text(explained("odd_mlp", "zero1", 2))
