@@ -31,6 +31,12 @@ def collectives_of(partition: Partition, rows: int, devices: int) -> Iterator[De
                 yield "reduce_scatter", pattern, min(bytes_, GRADIENT_BYTES)
 
 
+def scattering(partition: Partition) -> set[Pattern]:
+    """The groups that scatter gradients, which have ways of their own to do it."""
+    layouts = {local.layout for local in partition.components}
+    return {Pattern(x.data, x.tensor) for x in layouts if x.shard_states != "none" and x.data > 1}
+
+
 def program_rows(
     rows: int, layout: Layout, micro_batches: Collection[int] = (1,)
 ) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from synchromesh.engine.meeting import NUMBERS
 from synchromesh.engine.model import Model
 from synchromesh.engine.random import RandomStreams
 from synchromesh.planner.decide import Find, Read, Write
-from synchromesh.planner.demand import Demand, collectives_of, program_rows
+from synchromesh.planner.demand import Demand, collectives_of, program_rows, scattering
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import collectives as network
 from synchromesh.profiling.borders import record, stand_ins
@@ -153,6 +153,9 @@ class LiveFacts:
         compute, missing = self.timed(where, wanted, profile) if wanted else ({}, [])
         links = profile.network
         new = [d for d in demands if d[:2] not in links or not network.reaches(links[d[:2]], d[2])]
+        for pattern in sorted({x for p in parts for x in scattering(p)}):
+            for group in pattern.groups(len(where)):  # as the engine makes them
+                world.add_ring(tuple(where[i] for i in group))
         found = network.collectives(world, where, new)
         old = profile.compute
         return replace(
