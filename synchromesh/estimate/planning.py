@@ -17,9 +17,10 @@ from synchromesh.engine.model import Model
 from synchromesh.estimate import network
 from synchromesh.estimate.datasheet import SOURCE, datasheet
 from synchromesh.planner.candidate import Candidate, readable
-from synchromesh.planner.choice import Choice, RunnerUp, misfit
+from synchromesh.planner.choice import Choice, RunnerUp
 from synchromesh.planner.decide import Find, Read, Write, decide, survey
 from synchromesh.planner.demand import Demand, collectives_of
+from synchromesh.planner.misfit import misfit
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.trace.capture.batch import row_count
 from synchromesh.trace.capture.capture import trace
@@ -143,7 +144,7 @@ def plan(
     problem = PlanningProblem(step, rows, len(limits), modules, limits, coupled(made))
     partitions, facts = PartitionCache(problem), DatasheetFacts(problem, made, place)
     choice = decide(partitions, facts, survey(partitions, facts), explained=explained)
-    refusal = "" if choice.chosen.fits else misfit(choice.candidates, limits, rows)
+    refusal = "" if choice.chosen.fits else misfit(choice, partitions)
     return Planned(choice, place, rows, refusal)
 
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from synchromesh.cost.peak_memory import PeakMemory
-from synchromesh.planner.candidate import Candidate, readable
+from synchromesh.planner.candidate import Candidate
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -143,43 +142,3 @@ def plainness(plan: Plan) -> tuple[int, bool]:
     name = "data" if plan.default.name == "sharded-data" else plan.default.name
     uniform = not plan.overrides and name in PLAIN
     return PLAIN.index(name) if uniform else len(PLAIN), saving
-
-
-# Where nothing fits
-
-
-def misfit(found: Sequence[Candidate], limits: Sequence[float], rows: int) -> str:
-    """A sentence: the nearest plan, by how much it misses on which device, what would help."""
-    measured = [c for c in found if c.memory]
-    if not measured:
-        return f"no plan could be priced: {found[0].reason}"
-
-    def over(c: Candidate) -> tuple[float, int, PeakMemory]:
-        ranks = c.plan.devices(len(limits))
-        missing = [(m.peak - limits[r], r, m) for r, m in zip(ranks, c.memory, strict=True)]
-        return max(missing, key=lambda x: x[0])
-
-    nearest = min(measured, key=lambda c: over(c)[0])
-    lacking, rank, memory = over(nearest)
-    limit = limits[rank]
-    return (
-        f"no plan fits the devices' memory; the nearest is {str(nearest.plan)!r}, which needs "
-        f"{readable(memory.peak)} on rank {rank} and has {readable(limit)} (lacks "
-        f"{readable(lacking)}). {_remedy(memory, limit, rows)}"
-    )
-
-
-def _remedy(memory: PeakMemory, limit: float, rows: int) -> str:
-    """What would help: what a step needs besides what is held grows with its rows."""
-    if memory.resident < limit:
-        fitting = int(rows * (limit - memory.resident) / (memory.peak - memory.resident))
-        if fitting >= 1:
-            return (
-                f"A global batch of about {fitting} rows instead of {rows} would fit, or devices "
-                f"of {readable(memory.peak)} each, or more devices"
-            )
-    return (
-        f"Parameters, gradients and optimizer state alone are {readable(memory.resident)} on a "
-        f"device: use more devices, devices of {readable(memory.peak)} each, or an optimizer "
-        "with less state"
-    )

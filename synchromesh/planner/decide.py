@@ -119,7 +119,7 @@ def decide(
 
     current: the plan in force, which is priced among the candidates. explained: finds each
     component's runner-up too, in the process that searched. The chosen candidate may fit no
-    device (`choice.misfit` says why), or have no price.
+    device (`misfit.py` says why), or have no price.
     """
     problem = partitions.problem
     began = time.perf_counter()

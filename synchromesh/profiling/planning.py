@@ -12,8 +12,9 @@ from torch import Tensor
 
 from synchromesh.engine.groups import World
 from synchromesh.planner.candidate import Candidate, price
-from synchromesh.planner.choice import Choice, misfit
+from synchromesh.planner.choice import Choice
 from synchromesh.planner.decide import decide, survey
+from synchromesh.planner.misfit import misfit
 from synchromesh.planner.stage_cut import cut_plan, measured_work, unstaged
 from synchromesh.planner.uniform import uniform
 from synchromesh.profiling.live_facts import LiveFacts
@@ -70,7 +71,7 @@ def reconsider(facts: LiveFacts, profile: Profile, current: Plan | None = None) 
     if all(c.time is None for c in choice.candidates):
         return _unpriced(facts.world, choice)
     if not choice.chosen.fits:
-        raise ValueError(misfit(choice.candidates, facts.problem.limits, facts.problem.rows))
+        raise ValueError(*facts.agreed(lambda: [misfit(choice, facts.partitions)], str, str))
     return choice
 
 

@@ -91,7 +91,7 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     words = "plan digits/cnn --cluster v100x2 --memory 100KB --json"
     assert main(words.split()) == 1
     out, err = capsys.readouterr()
-    assert "no plan fits the devices' memory; the nearest is" in err and err.count("\n") == 1
+    assert "no plan fits the devices' memory; the nearest of" in err and err.count("\n") == 1
     told = json.loads(out)
     assert told["chosen"] is None and "lacks" in told["refusal"]
     assert not any(c["fits"] for c in told["candidates"])

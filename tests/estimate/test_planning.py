@@ -1,6 +1,7 @@
 """Plans for clusters that are not there: the Python face, laws of the choice."""
 
 import json
+import re
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -12,10 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import synchromesh as sm
-from synchromesh.estimate.planning import cluster_of
+from synchromesh.estimate.planning import DatasheetFacts, cluster_of
+from synchromesh.planner.candidate import price
 from synchromesh.planner.choice import MARGIN
 from synchromesh.planner.decide import plain
+from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
+from synchromesh.trace.capture.capture import trace
 from synchromesh.values.cluster import Cluster, Device, Host, Link
+from synchromesh.values.plan import Plan
 from tests.models import FAMILIES
 
 ROWS = 16
@@ -100,18 +105,50 @@ def test_memory_excludes_data_and_then_everything() -> None:
     assert all(m.peak <= 0.7 * data for m in tight.candidates[0].memory)
     nothing = planned(memory=1e6)
     assert nothing.refusal and nothing.to_dict()["chosen"] is None
-    with pytest.raises(ValueError, match=r"no plan fits .* nearest is .* \(lacks .*\)"):
+    with pytest.raises(ValueError, match=r"no plan fits .* nearest of .* \(lacks .*\)"):
         _ = nothing.plan
-    assert "use more devices" in nothing.refusal
+    assert nothing.refusal.partition("What would fit: ")[2].startswith("devices of ")
+
+
+def named(refusal: str, pattern: str) -> str:
+    """What a refusal says would fit."""
+    found = re.search(pattern, refusal.partition("What would fit: ")[2])
+    assert found, refusal
+    return found[1]
 
 
 def test_a_batch_that_would_fit_is_named_and_fits() -> None:
     model, example = nn.Linear(4, 4), torch.zeros(4096, 4)
-    made = sm.plan(model, loss, example, cluster="v100x1", memory=50_000)
-    assert made.refusal and " rows instead of 4096 would fit" in made.refusal
-    rows = int(made.refusal.partition("batch of about ")[2].split()[0])
-    fitting = sm.plan(model, loss, example[: rows * 9 // 10], cluster="v100x1", memory=50_000)
-    assert not fitting.refusal
+
+    def refusal(rows: int, devices: int = 1) -> str:
+        cluster = f"v100x{devices}"
+        return sm.plan(model, loss, example[:rows], cluster=cluster, memory=50_000).refusal
+
+    rows = int(named(refusal(4096), r"a global batch of (\d+) rows instead of 4096"))
+    assert not refusal(rows) and refusal(rows + rows // 10)
+    more = int(named(refusal(4096), r"(\d+) devices instead of 1, 'data'"))
+    assert not refusal(4096, more) and refusal(4096, more // 2)
+
+
+def deep() -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)))
+
+
+def test_micro_batches_that_would_fit_are_named_and_fit() -> None:
+    given, place = (deep(), loss, torch.zeros(512, 64)), cluster_of("v100x1")
+    made = sm.plan(*given, cluster="v100x1")
+    least = min(c.memory[0].peak for c in made.candidates if c.memory)
+    refusal = sm.plan(*given, cluster="v100x1", memory=0.8 * least).refusal
+    plan = Plan.parse(named(refusal, r"micro-batches, '([^']*)'"))
+    step = trace(*given, training=True)
+    problem = PlanningProblem(step, 512, 1, limits=(0.8 * least,))
+    partitions = PartitionCache(problem)
+    facts = DatasheetFacts(problem, torch.optim.AdamW(given[0].parameters()), place)
+    count = plan.micro_batches
+    profile = facts.profile([partitions.partition(plan)], None, micro_batches=(count,))
+    assert price(partitions, plan, profile).fits
+    fewer = replace(plan, micro_batches=count // 2)
+    assert not price(partitions, fewer, profile).fits
 
 
 def test_faster_links_are_never_slower() -> None:

@@ -1,0 +1,117 @@
+"""Where no plan fits the devices: the nearest one, what it lacks, and which changes of it fit.
+
+Every change is priced in bytes as plans are, so that only what helps is named.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from synchromesh.cost.peak_memory import PeakMemory, peak_memories
+from synchromesh.planner.candidate import Candidate, readable, setting
+from synchromesh.planner.choice import Choice
+from synchromesh.planner.planning_problem import PartitionCache
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
+
+MOST_TIMES = 64  # as many devices are looked at,
+LOOKED_AT = 8  # under so many of the nearest plans
+
+
+def misfit(choice: Choice, partitions: PartitionCache) -> str:
+    """The plan that lacks least, by how much on which device, and what would fit: fewer rows, more
+    micro-batches, more devices, larger ones."""
+    problem = partitions.problem
+    measured = [c for c in choice.candidates if c.memory]
+    if not measured:
+        return f"no plan could be priced: {choice.chosen.reason}"
+
+    def over(c: Candidate) -> tuple[float, int, PeakMemory]:
+        missing = [
+            (m.peak - problem.limits[r], r, m)
+            for r, m in zip(problem.ranks(c.plan), c.memory, strict=True)
+        ]
+        return max(missing, key=lambda x: x[0])
+
+    order = sorted(measured, key=lambda c: over(c)[0])
+    nearest = order[0]
+    lacking, rank, memory = over(nearest)
+    limit = problem.limits[rank]
+    changes = [
+        _fewer_rows(partitions, nearest.plan, choice.profile),
+        _more_micro_batches(partitions, nearest.plan, choice.profile),
+        _more_devices(partitions, [c.plan for c in order], choice.profile),
+        f"devices of {readable(memory.peak)} each",
+    ]
+    unsharded = f". Nothing is sharded: {problem.unsplittable}" if problem.unsplittable else ""
+    return (
+        f"no plan fits the devices' memory; the nearest of {len(measured)} is "
+        f"{str(nearest.plan)!r}, which needs {readable(memory.peak)} on rank {rank}, of which "
+        f"{readable(memory.resident)} are there whatever the rows, and has {readable(limit)} "
+        f"(lacks {readable(lacking)}). What would fit: "
+        f"{', or '.join(c for c in changes if c)}{unsharded}"
+    )
+
+
+def _fits(partitions: PartitionCache, plan: Plan, profile: Profile, rows: int) -> bool:
+    """Whether `plan` fits with a global batch of so many rows; not where that is not known."""
+    problem = partitions.problem
+    try:
+        placed = replace(setting(partitions, plan), rows=rows)
+        memory = peak_memories(placed, profile, plan.pieces or 1)
+    except ValueError:  # no such plan, or nobody has measured its programs
+        return False
+    ranks = problem.ranks(plan)
+    return all(m.peak <= problem.limits[r] for r, m in zip(ranks, memory, strict=True))
+
+
+def _doubled(most: int, start: int = 2) -> Iterator[int]:
+    while start <= most:
+        yield start
+        start *= 2
+
+
+def _fewer_rows(partitions: PartitionCache, plan: Plan, profile: Profile) -> str:
+    """By bisection: what a step needs grows with its rows."""
+    rows = partitions.problem.rows
+    fitting = _last(lambda n: _fits(partitions, plan, profile, n), plan.micro_batches, rows)
+    return f"a global batch of {fitting} rows instead of {rows}" if fitting else ""
+
+
+def _last(true: Callable[[int], bool], first: int, end: int) -> int:
+    """The last number from `first` on below `end` of which `true` holds, which holds of none
+    behind it; 0: of none."""
+    if first >= end or not true(first):
+        return 0
+    while end - first > 1:
+        middle = (first + end) // 2
+        first, end = (middle, end) if true(middle) else (first, middle)
+    return first
+
+
+def _more_micro_batches(partitions: PartitionCache, plan: Plan, profile: Profile) -> str:
+    """The fewest that fit, of twice as many each time."""
+    problem = partitions.problem
+    if problem.step.coupling:
+        return ""  # rows that depend on each other are not parted
+    for count in _doubled(problem.rows, 2 * plan.micro_batches):
+        try:
+            cut = Plan.parse(str(replace(plan, micro_batches=count, pieces=None)))
+        except ValueError:
+            return ""
+        if _fits(partitions, cut, profile, problem.rows):
+            return f"{count} micro-batches, {str(cut)!r}"
+    return ""
+
+
+def _more_devices(partitions: PartitionCache, plans: Sequence[Plan], profile: Profile) -> str:
+    """The fewest on which one of the nearest plans fits, of twice as many each time. A plan that
+    names ranks says nothing of more of them."""
+    problem = partitions.problem
+    free = [p for p in plans if p.ranks is None and p.rows is None and not p.stages][:LOOKED_AT]
+    for times in _doubled(MOST_TIMES):
+        more = replace(problem, devices=problem.devices * times, limits=problem.limits * times)
+        larger = PartitionCache(more)
+        for plan in free:
+            if _fits(larger, plan, profile, problem.rows):
+                return f"{more.devices} devices instead of {problem.devices}, {str(plan)!r}"
+    return ""
