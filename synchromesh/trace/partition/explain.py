@@ -312,7 +312,7 @@ def _options(part: ComponentExplanation) -> str:
     """What is sharded over data ranks, with what the levels before it shard; recomputation."""
     *found, last = ("", *SHARDED[: STATES.index(part.states)])
     what = " and ".join(x for x in (", ".join(found[1:]), last) if x)
-    sharded = f", {what} sharded over data ranks" if what else ""
+    sharded = f", {what} sharded over data ranks" if what and part.data > 1 else ""
     return sharded + (", recomputed" if part.recompute else "")
 
 
