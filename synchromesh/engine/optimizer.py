@@ -1,8 +1,8 @@
 """The user's optimizer over shards of parameters: what it may be, global norms.
 
 An optimizer whose update of an entry depends on that entry's own history alone (elementwise) may
-run on shards. `ELEMENTWISE` lists those of torch 2.13 whose source says so; per-parameter scalars
-(step counters, ASGD's coefficients) depend on the number of steps alone and stay as they are.
+run on shards (`values/optimizer.py`); per-parameter scalars (step counters, ASGD's coefficients)
+depend on the number of steps alone and stay as they are.
 """
 
 import warnings
@@ -15,14 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from synchromesh.engine.groups import Group
-from synchromesh.values.optimizer import coupled
+from synchromesh.values.optimizer import coupled, elementwise
 
-ELEMENTWISE = frozenset(
-    {
-        "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop",
-        "Rprop", "SGD",
-    }
-)  # fmt: skip
 REFUSED = {
     "lbfgs": "it keeps own copies of all parameters and calls the loss again",
     "sparseadam": "it takes sparse gradients, which are not summed over ranks",
@@ -74,8 +68,7 @@ def check(optimizer: Optimizer, sharded: bool) -> None:
         return
     if why := coupled(optimizer):
         raise ValueError(f"{why}; use the plan 'data', or AdamW")
-    known = [getattr(torch.optim, name) for name in ELEMENTWISE]
-    if not any(issubclass(kind, k) and kind.step is k.step for k in known):
+    if not elementwise(optimizer):
         warnings.warn(
             f"it is not known whether the optimizer {kind.__name__} updates each entry by itself; "
             "if not, pieces of a parameter are updated otherwise than the whole "

@@ -21,11 +21,11 @@ from synchromesh.planner.demand import program_rows
 from synchromesh.planner.planning_problem import PlanningProblem
 from synchromesh.profiling.borders import stand_ins
 from synchromesh.profiling.compute import Bench, Bytes
-from synchromesh.profiling.optimizer import twin_of
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster, Device
 from synchromesh.values.component import Value
+from synchromesh.values.optimizer import twin_of
 from synchromesh.values.profile import Calls, Compute, Curve, Memory, Pattern, Profile
 
 SOURCE = "datasheet"

@@ -1,12 +1,8 @@
 """The optimizer's step measured: seconds by parameter bytes and by tensors, bytes of its state."""
 
-import copy
 import time
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +10,7 @@ from torch.optim import Optimizer
 
 from synchromesh.profiling.clock import clock
 from synchromesh.profiling.memory import LiveBytes
+from synchromesh.values.optimizer import twin_of
 
 TRIAL_BYTES = 1 << 22  # of the parameters it is tried on; chosen, not measured
 TRIAL_RUNS = 5
@@ -102,18 +99,3 @@ def _step(
         twin.step()
     parameter_bytes = sum(p.numel() * p.element_size() for p in parameters)
     return _Step(median(taken[1:]), state_bytes / parameter_bytes, live.peak)
-
-
-def twin_of(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Any:
-    """An optimizer of the same class over `parameters`, with the settings of the first group."""
-    twin = copy.copy(optimizer)
-    # a scheduler puts a `step` of its own there, which steps the original; hooks are the user's
-    twin.__dict__ = {
-        k: type(v)() if k.startswith("_optimizer_") and k.endswith("_hooks") else v
-        for k, v in optimizer.__dict__.items()
-        if k not in ("step", "_opt_called")
-    }
-    settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
-    twin.param_groups = [{**settings, "params": list(parameters)}]
-    twin.state = defaultdict(dict)
-    return twin

@@ -90,6 +90,7 @@ def refuse_untraced(step: Step, plan: Plan) -> None:
     if step.opaque and any(asked.values()):
         wishes = " and ".join(wish for wish, is_asked in asked.items() if is_asked)
         raise ValueError(
-            f"plan {str(plan)!r} is to {wishes}, but the model runs as it is ({step.reason}): use "
-            "the plan 'data' or 'single'; a model's own activation checkpoints work under both"
+            f"plan {str(plan)!r} is to {wishes}, which needs a trace of the model, and "
+            f"{step.reason}; under 'data' and 'single' the model's own activation checkpoints "
+            "(torch.utils.checkpoint) save memory"
         )

@@ -54,6 +54,11 @@ class Notices:
         self._unsharded(plan, stated, partition)
         self._row_state(plan, partition, step, parameters)
         divided = any(local.layout.data > 1 for local in partition.components)
+        if not divided and any(spec.states != "none" for spec in plan.specs):
+            self.once(
+                f"{str(plan)!r}: there is one data rank, so there is nothing to shard over, and "
+                "it keeps all states"
+            )
         if divided or plan.micro_batches > 1:
             self.once(step.uneven)
         elif len(plan.rows or ()) > 1:

@@ -1,5 +1,22 @@
-"""Optimizers whose update of one entry depends on other entries of the parameter."""
+"""Optimizers whose update of one entry depends on other entries of the parameter: those known by
+name, and those that show it on a small one."""
 
+import copy
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+# those of torch 2.13 whose source says that an entry's update depends on its own history alone
+ELEMENTWISE = frozenset(
+    {
+        "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop",
+        "Rprop", "SGD",
+    }
+)  # fmt: skip
 # what an update of one entry depends on besides, by class name in lower case, of any package
 COUPLED = {
     "adafactor": "row and column means of the gradient, and the norm of the whole update",
@@ -19,8 +36,9 @@ COUPLED = {
 }
 
 
-def coupled(optimizer: object) -> str:
-    """Why no parameter of this optimizer may lie in pieces; nothing where they may."""
+def coupled(optimizer: Optimizer) -> str:
+    """Why no parameter of this optimizer may lie in pieces; nothing where they may, or where that
+    is not known."""
     kind = type(optimizer)
     for name in (k.__name__.lower() for k in kind.__mro__):
         if name in COUPLED:
@@ -28,4 +46,71 @@ def coupled(optimizer: object) -> str:
                 f"the optimizer {kind.__name__} cannot update pieces of a parameter: its update "
                 f"needs {COUPLED[name]}"
             )
+    if not elementwise(optimizer) and parts_differ(optimizer):
+        return (
+            f"the optimizer {kind.__name__} cannot update pieces of a parameter: of a small one "
+            "it updates entries otherwise where it has a part of them alone"
+        )
     return ""
+
+
+def elementwise(optimizer: Optimizer) -> bool:
+    """Whether its step is one of torch's that are known to be elementwise."""
+    kind: Any = type(optimizer)
+    known = [getattr(torch.optim, name) for name in ELEMENTWISE]
+    return any(issubclass(kind, k) and kind.step is k.step for k in known)
+
+
+def parts_differ(optimizer: Optimizer) -> bool | None:
+    """Whether three steps of an equal optimizer on each half of a small parameter, along either
+    dimension, differ from those on all of it; None: it does not run there, or draws at random."""
+    whole = torch.linspace(-1.0, 1.0, 24).view(6, 4)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            expected = _stepped(optimizer, [whole])
+            if not torch.equal(expected, _stepped(optimizer, [whole])):
+                return None
+            for dim in (0, 1):
+                parts = [_stepped(optimizer, [part]) for part in whole.chunk(2, dim)]
+                if not torch.allclose(torch.cat(parts, dim), expected, rtol=1e-4, atol=1e-6):
+                    return True
+    except Exception:  # the user's code, on tensors that it was not written for
+        return None
+    return False
+
+
+def _stepped(optimizer: Optimizer, values: Iterable[Tensor]) -> Tensor:
+    """The only parameter after three steps; a gradient follows from its entry."""
+    (p,) = parameters = [nn.Parameter(x.clone()) for x in values]
+    twin = twin_of(optimizer, parameters)
+    for group in twin.param_groups:
+        if isinstance(group.get("lr"), (int, float)):
+            group["lr"] = 0.1  # a warm-up may begin with 0
+    for step in range(3):
+        p.grad = torch.sin(5.0 * p.detach() + step)
+        twin.step()
+    return p.detach()
+
+
+def twin_of(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Any:
+    """An optimizer of the same class over `parameters`, with the settings of the first group; its
+    steps leave the original as it is."""
+    stays: dict[int, Any] = {id(p): p for g in optimizer.param_groups for p in g["params"]}
+    stays[id(optimizer)] = optimizer
+
+    def own(key: str, value: Any) -> Any:
+        if key.startswith("_optimizer_") and key.endswith("_hooks"):
+            return type(value)()  # the user's
+        try:
+            return copy.deepcopy(value, dict(stays))
+        except Exception:  # what cannot be copied is hardly a number that a step changes
+            return value
+
+    # a scheduler puts a `step` of its own there, which steps the original
+    left_out = ("step", "_opt_called", "param_groups", "state")
+    twin = copy.copy(optimizer)
+    twin.__dict__ = {k: own(k, v) for k, v in optimizer.__dict__.items() if k not in left_out}
+    settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
+    twin.param_groups = [{**settings, "params": list(parameters)}]
+    twin.state = defaultdict(dict)
+    return twin

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import (
-    ELEMENTWISE,
     check,
     clip_norm,
     global_norm,
 )
+from synchromesh.values.optimizer import ELEMENTWISE, parts_differ
 from tests.ranks import run
 
 
@@ -91,6 +91,31 @@ class Homemade(torch.optim.Optimizer):
         super().__init__(params, {})
 
 
+class Scaled(torch.optim.SGD):
+    """SGD by the direction of the gradient, whose norm is that of all entries."""
+
+    scale = staticmethod(lambda g: g / g.norm())
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        self.steps = torch.zeros(())
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.steps += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= group["lr"] * self.scale(p.grad)
+
+
+class Signs(Scaled):
+    scale = staticmethod(torch.sign)
+
+
+class Noisy(Scaled):
+    scale = staticmethod(lambda g: g + torch.randn_like(g))
+
+
 class Renamed(torch.optim.AdamW):
     """An AdamW with other defaults: its update is AdamW's."""
 
@@ -113,6 +138,11 @@ def test_what_cannot_update_pieces_is_refused_by_name() -> None:
         with pytest.raises(ValueError, match=f"{name} cannot update pieces .* the plan 'data'"):
             check(optimizer, sharded=True)
         check(optimizer, sharded=False)
+    with pytest.raises(ValueError, match=r"Scaled cannot update pieces .* of a small one it"):
+        check(Scaled(_parameters(), lr=0.0), sharded=True)  # as a warm-up begins
+    tried = [kind(_parameters(), lr=0.1) for kind in (Scaled, Signs, Noisy)]
+    assert [parts_differ(optimizer) for optimizer in tried] == [True, False, None]
+    assert all(optimizer.steps == 0 for optimizer in tried), "it was another that stepped"
     with pytest.warns(UserWarning, match="not known whether the optimizer Homemade"):
         check(Homemade(_parameters()), sharded=True)
     with warnings.catch_warnings():

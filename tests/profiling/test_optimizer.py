@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from synchromesh.profiling import optimizer as module
-from synchromesh.profiling.optimizer import twin_of, update
+from synchromesh.profiling.optimizer import update
+from synchromesh.values.optimizer import twin_of
 
 CPU = torch.device("cpu")
 

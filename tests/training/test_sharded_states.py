@@ -374,6 +374,7 @@ def _refused(plan: str, what: str) -> str:
         ("hybrid:tensor=2,states=parameters", "", "nothing to shard over"),
         ("data; head=hybrid:data=1,states=optimizer", "", "nothing to shard over"),
         ("sharded-data:recompute=yes", "untraced", "is to shard its states and compute its"),
+        ("data:recompute=yes", "untraced", "the model's own activation checkpoints"),
     ],
 )
 def test_what_cannot_be_sharded_is_refused(plan: str, what: str, said: str) -> None:
@@ -383,7 +384,9 @@ def test_what_cannot_be_sharded_is_refused(plan: str, what: str, said: str) -> N
 
 def test_one_device_shards_nothing() -> None:
     for plan in ("zero1", "zero2", "sharded-data:recompute=yes"):
-        assert apart(under(ODD, plan), plain(ODD)) <= LIMIT
+        found = under(ODD, plan)
+        assert apart(found, plain(ODD)) <= LIMIT
+        assert any("there is nothing to shard over" in text for text in found.warned)
 
 
 def _fails_on_one(plan: str) -> None:
