@@ -7,11 +7,14 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from synchromesh.engine import reduce_scatter
 from synchromesh.engine.groups import World
 from synchromesh.engine.ledger import Ledger
 from synchromesh.engine.reduce_scatter import PLAIN, WAYS, quickest
@@ -375,3 +378,31 @@ def test_processes_meet_by_environment_twice_and_end_cleanly() -> None:
     assert [
         (p.returncode, out.strip()) for p, (out, _) in zip(processes, results, strict=True)
     ] == [(0, "2 False")] * 2, results
+
+
+@pytest.mark.parametrize(
+    ("ring", "others", "taken"),
+    [
+        ([4.0] * 5, 8.0, "ring"),
+        ([7.2] * 5, 8.0, "native"),  # hardly quicker
+        ([4.0, 90.0, 4.0, 4.0, 60.0], 8.0, "ring"),  # pauses
+        ([9.0, 1.0, 9.0, 9.0, 1.0], 8.0, "native"),  # luck
+    ],
+)
+def test_a_way_is_taken_that_is_clearly_quicker_in_most_runs(
+    ring: list[float], others: float, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    runs = iter([0.0, *ring])  # the first one does not count
+
+    def begin(_: Any, __: torch.Tensor, way: str) -> Any:
+        clock[0] += next(runs) if way == "ring" else others
+        return lambda: None
+
+    group: Any = SimpleNamespace(
+        size=4, world=SimpleNamespace(device="cpu"), ring=object(),
+        barrier=lambda: None, broadcast_json=lambda x: x,
+    )  # fmt: skip
+    monkeypatch.setattr(reduce_scatter, "begin", begin)
+    monkeypatch.setattr(reduce_scatter, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    assert quickest(group, 1 << 20) == taken
