@@ -5,8 +5,8 @@ once for all its ranks and plans (tests/traces.py).
 """
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from synchromesh.training.prepare import prepare
 from tests.ranks import run
 from tests.traces import shared
 
+LIMIT = 1e-10
 Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
@@ -102,6 +103,27 @@ def on_ranks(case: Case, plan: str, ranks: int, timeout: float = 60.0) -> list[O
         return run(ranks, under, case, plan, timeout=timeout) if ranks > 1 else [under(case, plan)]
 
 
+@contextmanager
+def traced(*cases: tuple[Case, str], ranks: int = 4) -> Iterator[None]:
+    """Inside, ranks take traces of all these cases under their plans that were made once. Models
+    of one test module that have equal tensors compute the same."""
+    with ExitStack() as stack:
+        for case, plan in cases:
+            module, model, example = cases[0][0].build.__module__, case.build(), case.first()
+            stack.enter_context(shared(module, model, case.loss, example, plan, ranks=ranks))
+        yield
+
+
+def all_on_ranks(cases: Sequence[tuple[Case, str]], ranks: int = 4) -> list[list[Outcome]]:
+    """By rank, the outcomes of all cases under their plans, in one run."""
+    with traced(*cases, ranks=ranks):
+        return run(ranks, _all_under, cases, timeout=120.0)
+
+
+def _all_under(cases: Sequence[tuple[Case, str]]) -> list[Outcome]:
+    return [under(case, plan) for case, plan in cases]
+
+
 def apart(a: Outcome, b: Outcome) -> float:
     """The largest difference of losses and of tensors of the state, relative to 1 or their size;
     infinite where something is missing or only one of two is not a number."""
@@ -126,7 +148,7 @@ def apart(a: Outcome, b: Outcome) -> float:
     return worst
 
 
-def exact(case: Case, plan: str, ranks: int, limit: float = 1e-10) -> list[Outcome]:
+def exact(case: Case, plan: str, ranks: int, limit: float = LIMIT) -> list[Outcome]:
     """AssertionError unless every rank's run under the plan is the plain loop's; its outcomes."""
     expected = plain(case)
     found = on_ranks(case, plan, ranks)

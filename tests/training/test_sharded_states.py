@@ -3,8 +3,6 @@ and stages, odd sizes, shared, frozen and unused parameters, switches, checkpoin
 
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,9 @@ from torch.nn import functional as F
 from synchromesh.trace.partition.explain import explain
 from synchromesh.training.prepare import prepare
 from synchromesh.values.plan import Plan
-from tests.plain import Case, Outcome, adamw, apart, plain, sgd, under
+from tests.plain import LIMIT, Case, Outcome, adamw, all_on_ranks, apart, plain, sgd, traced, under
 from tests.ranks import RankFailed, run
-from tests.traces import shared
 
-LIMIT = 1e-10
 STAGES = "@stages=0-1:embed/2-3:second; @micro_batches=3"
 
 
@@ -112,26 +108,9 @@ CASES: list[tuple[Case, str]] = [
 ]
 
 
-def all_cases() -> list[Outcome]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [under(case, plan) for case, plan in CASES]
-
-
-@contextmanager
-def traced(*cases: tuple[Case, str], ranks: int = 4) -> Iterator[None]:
-    """Inside, ranks take traces that were made once."""
-    with ExitStack() as stack:
-        for case, plan in cases:
-            model, example = case.build(), case.first()
-            stack.enter_context(shared("states", model, case.loss, example, plan, ranks=ranks))
-        yield
-
-
 @pytest.fixture(scope="module")
 def outcomes() -> list[list[Outcome]]:
-    with traced(*CASES):
-        return run(4, all_cases, timeout=120.0)
+    return all_on_ranks(CASES)
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[plan for _, plan in CASES])

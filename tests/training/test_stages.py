@@ -2,8 +2,7 @@
 tensors, weights, switches, checkpoints; what a user gets wrong."""
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,9 @@ from torch.nn import functional as F
 
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
-from tests.plain import Case, Outcome, adamw, apart, plain, sgd, under
+from tests.plain import LIMIT, Case, Outcome, adamw, all_on_ranks, apart, plain, sgd, traced, under
 from tests.ranks import RankFailed, run
-from tests.traces import shared
 
-LIMIT = 1e-10
 FOUR = "data; @stages=0:a/1:b/2:c/3:d; @micro_batches=4"
 
 
@@ -145,27 +142,9 @@ CASES: list[tuple[Case, str]] = [
 ]
 
 
-def all_cases() -> list[Outcome]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [under(case, plan) for case, plan in CASES]
-
-
-@contextmanager
-def traced(*cases: tuple[Case, str]) -> Iterator[None]:
-    """Inside, ranks take traces that were made once."""
-    with ExitStack() as stack:
-        for case, plan in cases:
-            model = case.build()
-            example = case.first()
-            stack.enter_context(shared("stages", model, case.loss, example, plan, ranks=4))
-        yield
-
-
 @pytest.fixture(scope="module")
 def outcomes() -> list[list[Outcome]]:
-    with traced(*CASES):
-        return run(4, all_cases, timeout=120.0)
+    return all_on_ranks(CASES)
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[plan for _, plan in CASES])
