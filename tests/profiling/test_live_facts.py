@@ -212,3 +212,21 @@ def test_measuring_stops_below_the_limit() -> None:
     for left, watched in ((2 * need, 1), (10 * need, 0)):
         told = numbers(known, left)
         assert len(told["points"]) == 1 and len(told["memory"]) == watched
+
+
+def scattered() -> tuple[bool, bool]:
+    """Whether there is a ring before and after what scatters gradients was measured."""
+    world = World.open()
+    facts, everyone = facts_on(world), world.everyone
+    known = facts.profile([cut(facts, Layout(3, 1))], None)
+    before = everyone.ring is not None
+    sharded = cut(facts, Layout(3, 1, shard_states="gradients"))
+    found = facts.profile([sharded], replace(known, compute={}))
+    assert ("reduce_scatter", Pattern(3)) in found.network
+    after = everyone.ring is not None
+    world.close()
+    return before, after
+
+
+def test_a_reduce_scatter_of_gradients_is_measured_with_the_ring_that_it_may_take() -> None:
+    assert run(3, scattered) == [(False, True)] * 3
