@@ -4,8 +4,8 @@ For each model and lab (hosts x Mbit/s) the trainer finds its plan (`auto`), whi
 candidate; then the candidates, DistributedDataParallel and FSDP2 are trained in turns in the same
 processes, in ABBA order, and the median full-size step of each (of the slowest rank) is noted.
 
---stages: instead of candidates of `auto`, plans with stages on four hosts, which leave their cuts
-open, are predicted and trained in turns.
+--stages, --states: instead of candidates of `auto`, given plans are predicted and trained in turns
+on four hosts: with stages, which leave their cuts open; with sharded states and recomputation.
 """
 
 import argparse
@@ -43,7 +43,28 @@ STAGES = (
     "pipeline:stages=4,microbatches=8; @schedule=gpipe",
     "hybrid:stages=2,tensor=2,microbatches=2",
 )
-STAGED = {"4x200": ("vgg", "resnet18"), "4x1000": ("vit", "resnet18")}  # 16 pairs
+Given = dict[str, dict[str, tuple[str, ...]]]  # lab -> model -> plans
+STAGED: Given = {  # 16 pairs
+    "4x200": {"vgg": STAGES, "resnet18": STAGES},
+    "4x1000": {"vit": STAGES, "resnet18": STAGES},
+}
+# each plan once for both models and in both labs
+LEVELS = (
+    "zero1",
+    "sharded-data",
+    "hybrid:tensor=2,states=gradients",
+    "pipeline:stages=2,microbatches=4,states=optimizer,recompute=yes",
+)
+SAVING = (
+    "zero2; @micro_batches=4",
+    "data:recompute=yes",
+    "hybrid:tensor=2,states=parameters,recompute=yes",
+    "pipeline:stages=2,microbatches=4,states=parameters",
+)
+SHARDED: Given = {  # 16 pairs
+    "4x200": {"vit": LEVELS, "vgg": SAVING},
+    "4x1000": {"vit": SAVING, "vgg": LEVELS},
+}
 Row = dict[str, Any]
 
 
@@ -158,22 +179,23 @@ def measure(name: str, most: int, rounds: int, rivals: Iterable[str]) -> list[Ro
     return rows
 
 
-def measure_stages(name: str, rounds: int) -> list[Row]:
-    """On every rank: the plans of `STAGES`, predicted and measured."""
+def measure_given(name: str, texts: Sequence[str], rounds: int) -> list[Row]:
+    """On every rank: these plans, predicted and measured."""
     import synchromesh as sm
 
     build, loss, batch, optimizer = make(name)
     model = build()
-    trainer = sm.prepare(model, optimizer(model.parameters()), loss, batch, plan=STAGES[0])
+    trainer = sm.prepare(model, optimizer(model.parameters()), loss, batch, plan=texts[0])
     plans, told, bytes_ = {}, {}, {}
-    taken: dict[str, list[float]] = {text: [] for text in STAGES}
+    taken: dict[str, list[float]] = {text: [] for text in texts}
     for turn in range(rounds):
-        for text in STAGES if turn % 2 == 0 else STAGES[::-1]:
+        for text in texts if turn % 2 == 0 else texts[::-1]:
             trainer.switch(plans.get(text, text))
             plans[text] = trainer.plan
             mine = pytree.tree_map(Tensor.clone, trainer.shard(batch))
             if text not in told:
                 told[text] = trainer.predict()
+            trainer._execution.interleaving.chosen = told[text].time.interleaved
             taken[text] += _timed(lambda mine=mine: trainer.step(mine))  # type: ignore[misc]
             if text not in bytes_:
                 bytes_[text] = _peak(trainer, mine)
@@ -189,7 +211,7 @@ def measure_stages(name: str, rounds: int) -> list[Row]:
             "predicted_bytes": max(m.peak for m in told[text].memory),
             "measured_bytes": bytes_[text],
         }
-        for text in STAGES
+        for text in texts
     ]
     trainer.close()
     return rows
@@ -225,12 +247,15 @@ def _slowest(step: Callable[[], Any]) -> float:
 
 def _peak(trainer: Any, mine: Any) -> float:
     """The most bytes of tensors that a rank has alive in a step, of the rank that has most."""
+    from synchromesh.engine.buckets import FlatBucket
     from synchromesh.profiling.memory import LiveBytes
 
+    execution = trainer._execution
     known = [
         *trainer.model.parameters.values(),
         *trainer.model.buffers.values(),
-        *(b.flat for b in trainer._execution.sync._buckets),
+        *execution.sharding.whole.values(),
+        *(b.flat for b in execution.sync._buckets if isinstance(b, FlatBucket)),
         *(x for s in trainer.optimizer.state.values() for x in s.values() if torch.is_tensor(x)),
         *pytree.tree_leaves(mine),
     ]
@@ -245,9 +270,9 @@ def run(options: argparse.Namespace) -> list[Row]:
     """The rows of every model in every lab; ValueError or HostFailed where a lab fails."""
     found: list[Row] = []
     root = Path(__file__).parents[1]
+    given = SHARDED if options.states else STAGED if options.stages else {}
     labs = QUARTER if options.quarter else dict.fromkeys(options.labs.split(","))
-    labs = STAGED if options.stages else labs
-    for lab_name, drawn in labs.items():
+    for lab_name, drawn in (given or labs).items():
         hosts, mbit = (int(n) for n in lab_name.split("x"))
         cpu = options.cpu or (0.2 if hosts > 4 else 0.4)
         with Lab(hosts=hosts, bandwidth=f"{mbit}mbit", cpu=cpu) as lab:
@@ -256,7 +281,7 @@ def run(options: argparse.Namespace) -> list[Row]:
                 command = [
                     sys.executable, "-m", "benchmarks.pairs", "--rank", name,
                     "--most", str(options.most), "--rounds", str(options.rounds),
-                    "--rivals", options.rivals, *(["--stages"] if options.stages else []),
+                    "--rivals", options.rivals, "--plans", *given.get(lab_name, {}).get(name, ()),
                 ]  # fmt: skip
                 results = lab.run(command, timeout=1200, cwd=root)
                 rows = json.loads(results[0].output.splitlines()[-1])
@@ -276,11 +301,13 @@ def asked(description: str) -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", help="`prediction`: steps of few rows")
     parser.add_argument("--quarter", action="store_true", help="a sample of models and labs")
     parser.add_argument("--stages", action="store_true", help="plans with stages on four hosts")
+    parser.add_argument("--states", action="store_true", help="plans that shard and recompute")
     parser.add_argument("--cpu", type=float, help="share of a core (0.4; 0.2 above 4 hosts)")
     parser.add_argument("--most", type=int, default=8, help="candidates of a model and lab")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each strategy")
     parser.add_argument("--rivals", default=",".join(RIVALS))
     parser.add_argument("--json", action="store_true", help="one document on standard output")
+    parser.add_argument("--plans", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--rank", metavar="MODEL", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -304,8 +331,8 @@ def main() -> int:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rivals = [r for r in options.rivals.split(",") if r]
-    if options.stages:
-        rows = measure_stages(options.rank, options.rounds)
+    if options.plans:
+        rows = measure_given(options.rank, options.plans, options.rounds)
     else:
         rows = measure(options.rank, options.most, options.rounds, rivals)
     if dist.get_rank() == 0:

@@ -5,6 +5,8 @@ each plan before its first step, and what it took. Goals: mean absolute error of
 8 %, of peak memory at most 5 %, rank correlation of a model's pairs at least 0.95.
 Pairs with steps below 150 ms are listed and not counted.
 
+--stages, --states: pairs of given plans, with stages; with sharded states and recomputation.
+
 `python -m benchmarks.prediction --short` has steps of few rows instead, which take milliseconds,
 on one rank and on two of this machine: what is not in operators and bytes shows there.
 """
