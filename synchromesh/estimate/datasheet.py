@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from synchromesh.estimate.roofline import LAUNCH_SECONDS, Operation, Operations, seconds
 from synchromesh.planner.demand import program_rows
 from synchromesh.planner.planning_problem import PlanningProblem
-from synchromesh.profiling.borders import stand_ins
+from synchromesh.profiling.borders import StandIns
 from synchromesh.profiling.compute import Bench, Bytes
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
@@ -95,7 +95,7 @@ def _fake(step: Step) -> Iterator[tuple[Step, Mapping[str, Tensor], Mapping[str,
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         constants = {n: mode.from_tensor(x.detach()) for n, x in step.constants.items()}
         borders = {e.value.name: _border(e.value) for e in step.chain.edges}
-        yield replace(step, constants=constants), stand_ins(step.chain, {}, CPU), borders
+        yield replace(step, constants=constants), StandIns(step.chain, {}, CPU), borders
 
 
 def _border(value: Value) -> Tensor:

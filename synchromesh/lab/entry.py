@@ -5,7 +5,7 @@
 PARENT is the process whose death is this one's (0: none); CORES and the host's cgroup.procs files
 (DOORS) come from `Lab`. A program of its own, with nothing imported that starts slowly, so that
 nothing of the command runs outside, and a process with threads need run no code between fork and
-exec.
+exec. As in a container, what runs on a host sees the memory limit of its host, read-only.
 """
 
 import ctypes
@@ -13,8 +13,9 @@ import os
 import signal
 import sys
 
-CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
-MS_REC, MS_SLAVE, MNT_DETACH = 0x4000, 1 << 19, 2
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWNET = 0x00020000, 0x02000000, 0x40000000
+MS_RDONLY, MS_REC, MS_SLAVE, MNT_DETACH = 1, 0x4000, 1 << 19, 2
+CGROUPS = "/sys/fs/cgroup"
 PR_SET_PDEATHSIG = 1
 
 
@@ -36,8 +37,24 @@ def enter(namespace: str, cores: set[int], parent: int, doors: list[str]) -> Non
     for door in doors:
         with open(door, "w") as file:
             file.write(str(os.getpid()))
+    unified = os.path.exists(f"{CGROUPS}/cgroup.controllers")
+    limited = any(door.startswith(f"{CGROUPS}/memory/") for door in doors)
+    # what is mounted from now on shows this group as the root: no other can be reached
+    _done(libc.unshare(CLONE_NEWCGROUP), "unshare")
     libc.umount2(b"/sys", MNT_DETACH)  # with the control groups below it: none can be left
     _done(libc.mount(namespace.encode(), b"/sys", b"sysfs", 0, None), "mount /sys")
+    if unified:
+        _show(libc, CGROUPS, "cgroup2", "")
+    elif limited:
+        _done(libc.mount(b"none", CGROUPS.encode(), b"tmpfs", 0, None), f"mount {CGROUPS}")
+        os.mkdir(f"{CGROUPS}/memory")
+        _show(libc, f"{CGROUPS}/memory", "cgroup", "memory")
+
+
+def _show(libc: ctypes.CDLL, place: str, kind: str, controller: str) -> None:
+    """Mounts a tree of control groups there, read-only: its limits can be seen."""
+    fields = place.encode(), kind.encode(), MS_RDONLY, controller.encode() or None
+    _done(libc.mount(b"none", *fields), f"mount {place}")
 
 
 def _done(code: int, what: str) -> None:

@@ -26,7 +26,7 @@ from synchromesh.planner.decide import Find, Read, Write
 from synchromesh.planner.demand import Demand, collectives_of, program_rows, scattering
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import collectives as network
-from synchromesh.profiling.borders import record, stand_ins
+from synchromesh.profiling.borders import StandIns, record
 from synchromesh.profiling.burst_speed import device_speeds
 from synchromesh.profiling.calls import call_seconds
 from synchromesh.profiling.clock import clock
@@ -230,10 +230,10 @@ class LiveFacts:
         """Each program's key and its numbers on this rank."""
         step, device = self.problem.step, self.world.device
         try:
-            tensors = stand_ins(step.chain, self.tensors, device)
+            tensors = StandIns(step.chain, self.tensors, device)
             sample = take(self.example, 0, min(TUNING.sample_rows, self.problem.rows))
             borders = record(step, batches.to_device(sample, device), tensors, device)
-            taken = storage_bytes((*self.present, *tensors.values(), *borders.values()))
+            taken = storage_bytes((*self.present, *borders.values())) + tensors.largest
         except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
             fault = {"fault": f"the values between components: {first_line(error)}"}
             yield from ((key, fault) for key in wanted)

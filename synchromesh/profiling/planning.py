@@ -4,12 +4,12 @@ Facts that are kept from an earlier run are sampled instead (`profiling/profile_
 ranks call alike.
 """
 
-import socket
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
+from synchromesh.engine import heap
 from synchromesh.engine.groups import World
 from synchromesh.planner.candidate import Candidate, price
 from synchromesh.planner.choice import Choice
@@ -18,7 +18,7 @@ from synchromesh.planner.misfit import misfit
 from synchromesh.planner.stage_cut import cut_plan, measured_work, unstaged
 from synchromesh.planner.uniform import uniform
 from synchromesh.profiling.live_facts import LiveFacts
-from synchromesh.profiling.machine import device_bytes
+from synchromesh.profiling.machine import Machine, machine_of
 from synchromesh.profiling.memory import process_bytes, storage_bytes
 from synchromesh.profiling.profile_cache import ProfileCache, Say
 from synchromesh.trace.partition.partition import Partition
@@ -47,6 +47,7 @@ def choose(facts: LiveFacts, say: Say = silent) -> Choice:
         say(f"measuring {len(step.chain.components)} components on {world.size} ranks ...")
     choice = reconsider(facts, survey(facts.partitions, facts, known))
     cache.keep(choice.profile, known)
+    heap.release()  # training begins with the memory that measuring has taken
     spent = choice.profile.seconds
     say(f"measured for {spent:.1f} s, searched for {choice.planning_seconds:.1f} s")
     _say_missing(choice.profile, say)
@@ -127,22 +128,25 @@ def _measured_once(
     known = cache.profile(likely(), say)
     profile = facts.profile([partition], known, ranks, micro_batches=(micro_batches,))
     cache.keep(profile, known)
+    heap.release()
     say(f"measured for {profile.seconds:.1f} s")
     _say_missing(profile, say)
     return profile
 
 
 def memory_limits(world: World, present: Iterable[Tensor]) -> list[float]:
-    """Bytes of tensors that each rank may hold: its device's share, less what the process has
-    besides tensors. present: the tensors that are there already.
+    """Bytes of tensors that each rank may hold: its part of the memory that it shares with others
+    (`Machine.sharers`), less what the process has besides tensors. present: the tensors that are
+    there already; what was freed is given back to the system. All ranks call alike.
     """
-    hosts = world.everyone.all_gather_json(socket.gethostname())
-    ranks_here = max(1, hosts.count(hosts[world.rank]))
-    share = device_bytes(world.device)
+    everyone, mine = world.everyone, machine_of(world.rank, world.device)
+    machines = [Machine.from_dict(m) for m in everyone.all_gather_json(mine.to_dict())]
+    share = mine.memory_bytes // mine.sharers(machines)
     if world.device.type != "cuda":
+        heap.release()
         besides = process_bytes() - storage_bytes(x for x in present if not x.is_meta)
-        share = share // ranks_here - max(0, besides)
-    return [float(n) for n in world.everyone.all_gather_json(max(0, int(share)))]
+        share -= max(0, besides)
+    return [float(n) for n in everyone.all_gather_json(max(0, int(share)))]
 
 
 def _unpriced(world: World, choice: Choice) -> Choice:

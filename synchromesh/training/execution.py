@@ -63,6 +63,7 @@ class Execution:
         self.carry = Carry(options.carry, world)
         self.unsettled_rows = 0  # computed with on this rank since `settle` was called
         step = self.traces.training_step(plan, example)
+        planning.limit()
         if options.weights is None:
             self.state.compare_first()
         if plan.automatic:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from synchromesh.engine import batches
@@ -21,10 +22,10 @@ from synchromesh.values.profile import Profile
 
 
 class PlanningSession:
-    """What was measured, chosen and predicted for one model; to be opened while the process has no
-    tensors but the model's, for they count as what planning may not use.
+    """What was measured, chosen and predicted for one model.
 
     rows: of the global batches that plans are made for.
+    limits: bytes of tensors that each rank may hold, once `limit` was called.
     """
 
     def __init__(
@@ -38,8 +39,15 @@ class PlanningSession:
         self._example = example
         self._choice_rows = self.rows  # that `choice` was made for
         self._facts: LiveFacts | None = None
-        tensors = [*model.parameters.values(), *model.buffers.values()]
-        self._limits = planning.memory_limits(world, tensors)
+        self.limits: tuple[float, ...] = ()
+
+    def limit(self) -> None:
+        """Notes what memory there is, while this process has no tensors but the model's and its
+        optimizer's: others count as what planning may not use. All ranks call alike."""
+        state = (x for s in self.optimizer.state.values() for x in s.values())
+        tensors = (x for x in state if isinstance(x, Tensor))
+        present = [*self.model.parameters.values(), *self.model.buffers.values(), *tensors]
+        self.limits = tuple(planning.memory_limits(self.world, present))
 
     def facts(self, step: Step) -> LiveFacts:
         """What a plan is wanted for; partitions that were solved for it are kept with it."""
@@ -47,7 +55,7 @@ class PlanningSession:
         if facts is None or facts.problem.step is not step or facts.problem.rows != self.rows:
             facts = self._facts = LiveFacts.of(
                 self.world, self.model, step, self.optimizer, self._example, self.rows,
-                self._limits,
+                self.limits,
             )  # fmt: skip
         return facts
 

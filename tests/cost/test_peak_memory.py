@@ -11,7 +11,7 @@ from torch import Tensor
 
 from synchromesh.cost.peak_memory import PeakMemory, peak_memories, peak_memory
 from synchromesh.cost.step_time import Setting, Unmeasured
-from synchromesh.profiling.borders import record, stand_ins
+from synchromesh.profiling.borders import StandIns, record
 from synchromesh.profiling.compute import Bench
 from synchromesh.profiling.memory import LiveBytes
 from synchromesh.trace.partition.local import Input, Output
@@ -279,7 +279,7 @@ def measured(name: str, setting: Setting, batch: Any) -> Profile:
     """The memory of a family's programs, as the survey measures it."""
     step, (model, _, _) = traced(name), family(name)
     held = {n: x.detach() for n, x in (*model.named_parameters(), *model.named_buffers())}
-    tensors = stand_ins(step.chain, held, torch.device("cpu"))
+    tensors = StandIns(step.chain, held, torch.device("cpu"))
     borders = record(step, batch, tensors, torch.device("cpu"))
     found = []
     for local in setting.partition.components:

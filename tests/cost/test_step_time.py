@@ -18,7 +18,7 @@ from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.collectives import TensorAxis
 from synchromesh.engine.random import RandomStreams
-from synchromesh.profiling.borders import local_part, record, stand_ins, tiled
+from synchromesh.profiling.borders import StandIns, local_part, record, tiled
 from synchromesh.profiling.silent_group import SilentGroup
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.local import Communication, Computation
@@ -216,7 +216,7 @@ class Order:
         model, _, make = family(name)
         self.batch = make(setting.rows, dtype=torch.float64)
         held = {n: x.detach() for n, x in (*model.named_parameters(), *model.named_buffers())}
-        whole = stand_ins(step.chain, held, CPU)
+        whole = StandIns(step.chain, held, CPU)
         self.borders = record(step, self.batch, whole, CPU)
         tensors = {}
         for n, x in whole.items():

@@ -37,3 +37,18 @@ def test_freed_memory_is_kept() -> None:
 def test_a_users_own_settings_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
     assert faults("keep")[0] == "False"
+
+
+@pytest.mark.skipif(not glibc, reason="mallopt is glibc's")
+def test_what_is_free_goes_back_to_the_system_when_it_is_asked_to() -> None:
+    script = (
+        "import torch; from synchromesh.engine import heap; heap.keep()\n"
+        "from synchromesh.profiling.memory import process_bytes\n"
+        "def size(): return process_bytes() >> 20\n"
+        "few, large = torch.ones(1), torch.ones(64 << 20)  # 256 MiB\n"
+        "last, full = torch.ones(1), size(); del large; kept = size(); heap.release()\n"
+        "print(full - kept, kept - size())"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    stayed, gone = map(int, told.stdout.split())
+    assert stayed < 16 and gone > 200, told.stderr

@@ -12,7 +12,7 @@ from synchromesh import catalogue
 from synchromesh.estimate.datasheet import CPU, CountingBench, count, datasheet, update
 from synchromesh.estimate.roofline import LAUNCH_SECONDS
 from synchromesh.planner.planning_problem import PlanningProblem
-from synchromesh.profiling.borders import record, stand_ins
+from synchromesh.profiling.borders import StandIns, record
 from synchromesh.profiling.compute import Bench
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.capture.capture import trace
@@ -65,7 +65,7 @@ def flops(layout: Layout) -> tuple[int, int]:
     """Of all programs, forward and backward."""
     step = trace(Square(), loss, torch.ones(ROWS, 64), training=True)
     made = parted(step, layout)
-    tensors = stand_ins(step.chain, {}, CPU)
+    tensors = StandIns(step.chain, {}, CPU)
     borders = record(step, torch.ones(ROWS, 64), tensors, CPU)
     forward = backward = 0
     for local in made.components:
@@ -89,7 +89,7 @@ def test_memory_is_that_of_real_tensors(name: str) -> None:
     _, step, batch = stepped(name)
     made = parted(step, Layout(2, 2))
     profile = datasheet(*asked(name), [made], V100, {})
-    tensors = stand_ins(step.chain, {}, CPU)
+    tensors = StandIns(step.chain, {}, CPU)
     borders = record(step, take(batch, 0, 4), tensors, CPU)
     rows = ROWS // 2
     for local in made.components:

@@ -218,6 +218,12 @@ def test_a_host_holds_no_more_memory_than_stated(pair: Lab) -> None:
     assert [s.memory for s in pair.states()] == [2**26] * 2
     assert Cluster.load(pair.cluster_file).hosts[1].devices[0].memory_bytes == 2**26
     assert [r.output for r in pair.run(python(holds.format(32)))] == ["0\n", f"{2**25}\n"]
+    shown = (
+        "import pathlib; print(*(path.read_text().strip() for path in pathlib.Path("
+        "'/sys/fs/cgroup').rglob('memory.*') if path.name in ('memory.max', "
+        "'memory.limit_in_bytes')))"
+    )
+    assert [r.output for r in pair.run(python(shown))] == [f"{2**26}\n"] * 2
     killed = (
         "host 1 of 2 was ended by SIGKILL: the kernel killed processes of host 1, which needed "
         "more than their 64MiB of memory"

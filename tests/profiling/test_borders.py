@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from synchromesh.profiling.borders import local_part, made_up, record, stand_ins, tiled
+from synchromesh.profiling.borders import StandIns, local_part, made_up, record, tiled
+from synchromesh.profiling.memory import LiveBytes
+from synchromesh.trace.capture.capture import trace
 from synchromesh.values.component import Chain, Component, Parameter, Rows
 from synchromesh.values.placement import parse
 from tests.models import FAMILIES, family, traced
@@ -99,13 +101,14 @@ def test_tensors_that_are_here_stand_for_themselves() -> None:
         "meta": torch.empty(4, 4, dtype=torch.float64, device="meta"),
         "stranger": torch.zeros(1),
     }
-    found = stand_ins(Chain((one, other)), held, CPU)
+    found = StandIns(Chain((one, other)), held, CPU)
     assert found.keys() == shapes.keys()
     assert found["here"].data_ptr() == here.data_ptr() and not found["here"].requires_grad
     for name in ("cut", "meta"):
         assert found[name].shape == (4, 4) and found[name].device == CPU
         assert found[name].isfinite().all() and found[name].std() > 0
-    again = stand_ins(Chain((one, other)), held, CPU)
+    assert found.largest == 4 * 4 * 8 + 4 * 8, "meta and bias, of the other one"
+    again = StandIns(Chain((one, other)), held, CPU)
     assert all(torch.equal(x, again[n]) for n, x in found.items()), "alike on all ranks"
 
 
@@ -113,7 +116,26 @@ def test_tensors_that_are_here_stand_for_themselves() -> None:
 def test_a_model_that_is_nowhere_yet_gives_finite_values(name: str) -> None:
     found = record(
         traced(name), FAMILIES[name]()[2](3, dtype=torch.float64),
-        stand_ins(traced(name).chain, {}, CPU), CPU,
+        StandIns(traced(name).chain, {}, CPU), CPU,
     )  # fmt: skip
     for value, x in found.items():
         assert not x.is_floating_point() or x.isfinite().all(), value
+
+
+def test_what_is_made_up_is_there_for_one_component_at_a_time() -> None:
+    """Of a model that nobody holds, the forward has one block's parameters alive, not all."""
+    blocks, width = 6, 256
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(blocks)))
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        return module(batch).square().mean()
+
+    batch = torch.ones(2, width)
+    step = trace(
+        model.to("meta"), loss, batch, training=True, cuts=[str(i) for i in range(blocks)]
+    )
+    assert len(step.chain.components) >= blocks
+    with LiveBytes() as live:
+        record(step, batch, StandIns(step.chain, {}, CPU), CPU)
+    one = width * width * 4
+    assert one <= live.peak < 3.5 * one, "a block's, and the numbers that are drawn for it"

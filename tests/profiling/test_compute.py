@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from synchromesh.profiling.borders import record, stand_ins, tiled
+from synchromesh.profiling.borders import StandIns, record, tiled
 from synchromesh.profiling.compute import TUNING, Bench, Bytes
 from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.local import LocalComponent, Partition
@@ -26,7 +26,7 @@ def benches(
 ) -> Iterator[tuple[Partition, LocalComponent, Bench, dict[str, Tensor]]]:
     """Every component of the step on a bench, with the values that cross its borders."""
     held = {n: x.detach() for n, x in (*model.named_parameters(), *model.named_buffers())}
-    tensors = stand_ins(step.chain, held, CPU)
+    tensors = StandIns(step.chain, held, CPU)
     borders = record(step, batch, tensors, CPU)
     made = partition(step, (layout,) * len(step.chain.components), rows=rows)
     for local in made.components:

@@ -11,7 +11,7 @@ from synchromesh.engine.model import Model
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import collectives as network
 from synchromesh.profiling import programs
-from synchromesh.profiling.borders import record, stand_ins
+from synchromesh.profiling.borders import StandIns, record
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.overlap import overlap
 from synchromesh.profiling.programs import Numbers, ProgramTimer, Wanted, memory_of
@@ -192,7 +192,7 @@ def test_measuring_stops_below_the_limit() -> None:
     facts = facts_on(World.open(CPU))
     made, step = cut(facts, Layout(1, 1)), facts.problem.step
     wanted = Wanted(made, made.components[0], (2, 8))
-    tensors = stand_ins(step.chain, facts.tensors, CPU)
+    tensors = StandIns(step.chain, facts.tensors, CPU)
     borders = record(step, facts.example, tensors, CPU)
 
     def numbers(program: Wanted, left: float) -> Numbers:
