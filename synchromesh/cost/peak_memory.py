@@ -19,7 +19,7 @@ turns share a backward, in which their gradients are added up out of place.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,15 +92,17 @@ def _update(held: list[Holding], profile: Profile) -> float:
 
 def _resident(held: list[Holding], profile: Profile) -> int:
     """Parameters, buffers, optimizer state, and the buckets in which gradients lie."""
-    total = 0.0
-    for holding in held:
-        size = holding.kept_bytes
-        total += size
-        if holding.tensor.trainable:
-            total += profile.state_factor * size
-            if holding.summed and holding.parts == 1:
-                total += size  # a bucket is there from the first step on
-    return round(total)
+    buckets = [h for h in held if h.summed and h.parts == 1]  # there from the first step on
+    return round(least_held(held, profile.state_factor, buckets))
+
+
+def least_held(
+    held: Iterable[Holding], state_factor: float, gradients: Iterable[Holding]
+) -> float:
+    """Bytes of the parameters, buffers and optimizer state of what one device holds, with the
+    gradients of those among `gradients`. state_factor: bytes of state for one of a parameter."""
+    tensors = sum(h.kept_bytes * (1 + state_factor * h.tensor.trainable) for h in held)
+    return tensors + sum(h.kept_bytes for h in gradients if h.tensor.trainable)
 
 
 class _MemoryWalk:

@@ -29,7 +29,7 @@ from types import TracebackType
 from synchromesh.lab import cgroup, entry, quantity, removal
 from synchromesh.lab.description import Description, Emulated
 from synchromesh.lab.keeper_process import KeeperProcess
-from synchromesh.lab.killings import killings
+from synchromesh.lab.killings import Killings
 from synchromesh.lab.network import Network
 from synchromesh.lab.record import Record, Records
 from synchromesh.lab.requirements import require
@@ -38,7 +38,6 @@ from synchromesh.lab.tag import Tag
 from synchromesh.lab.way import Way
 from synchromesh.values.cluster import Cluster
 
-CLUSTER = "SYNCHROMESH_LAB"  # names the file of the lab's cluster to what runs on its hosts
 PORTS = (20_000, 30_000)  # of the rendezvous; below those that the kernel gives away
 END_SECONDS = 60.0  # for a keeper to remove its lab
 Bandwidth = str | float  # `200mbit`, or bits a second
@@ -212,6 +211,7 @@ class Lab:
         """
         processes: list[subprocess.Popen[bytes]] = []
         parts = [*map(self._part, self._hosts())]
+        why = Killings(self._groups, parts, self._records.forewarning(self.name))
         # The signal of a parent's death is that of its thread: no other may end before the run.
         main = threading.current_thread() is threading.main_thread()
         parent = str(os.getpid() if main else 0)
@@ -231,7 +231,7 @@ class Lab:
                 process.kill()
                 process.communicate()
             raise
-        return Running(processes, timeout, self._thaw_all, listener, killings(self._groups, parts))
+        return Running(processes, timeout, self._thaw_all, listener, why.told)
 
     def ways(self, hosts: int | None = None) -> list[Way]:
         """How one run gets onto every host, or onto the first `hosts`. ValueError where one is
@@ -267,7 +267,7 @@ class Lab:
             "MASTER_ADDR": self._network.address(0),
             "MASTER_PORT": str(port),
             "GLOO_SOCKET_IFNAME": "eth0",
-            CLUSTER: str(self._records.cluster(self.name)),
+            **self._records.variables(self.name),
         }
 
     # ---- what happens to its hosts

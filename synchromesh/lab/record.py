@@ -13,9 +13,11 @@ from typing import Any
 
 from synchromesh.lab.description import Description
 from synchromesh.lab.tag import Tag
+from synchromesh.launch.forewarning import FILE
 from synchromesh.values import document
 
 FOLDER = Path("/run/synchromesh/lab")  # not $XDG_RUNTIME_DIR: sudo and root's own shell differ
+CLUSTER = "SYNCHROMESH_LAB"  # names the file of the lab's cluster to what runs on its hosts
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}")
 
 
@@ -87,6 +89,14 @@ class Records:
         """Where the description of the lab as a cluster is, for what runs in it."""
         return self.folder / f"{name}.cluster.json"
 
+    def forewarning(self, name: str) -> Path:
+        """Where what runs in the lab says beforehand that it lacks memory."""
+        return self.folder / f"{name}.forewarning"
+
+    def variables(self, name: str) -> dict[str, str]:
+        """What the environment of what runs in the lab says of these files."""
+        return {CLUSTER: str(self.cluster(name)), FILE: str(self.forewarning(name))}
+
     def write_cluster(self, name: str, text: str) -> None:
         """Replace the file that `cluster` names."""
         _replace(self.cluster(name), text)
@@ -97,6 +107,7 @@ class Records:
         for name in names:
             self._path(name).unlink(missing_ok=True)
             self.cluster(name).unlink(missing_ok=True)
+            self.forewarning(name).unlink(missing_ok=True)
         return names
 
     def _names(self) -> list[str]:

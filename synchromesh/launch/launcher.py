@@ -27,6 +27,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 
+from synchromesh.launch.forewarning import FILE, forewarning
 from synchromesh.launch.forks import Fork
 from synchromesh.launch.rank import LAUNCHER
 from synchromesh.launch.scratch import scratch
@@ -36,6 +37,8 @@ from synchromesh.values.fault import Fault
 END_SECONDS = 3  # for ranks that outlive a failed one
 POLL_SECONDS = 0.1
 START_SECONDS = 60  # for the agent's own rendezvous
+
+FOREWARNING = "forewarning"  # in the launcher's scratch folder
 
 RANK = (sys.executable, "-u", "-m", "synchromesh.launch.rank")  # a new rank's process
 
@@ -49,6 +52,7 @@ class Failure:
     exit_code: int
     fault: Fault | None
     ended: tuple[int, ...] = ()  # ranks that had ended before, without an error
+    forewarning: str = ""  # a clause about the plan's memory, said before
 
     @property
     def code(self) -> int:
@@ -65,6 +69,8 @@ class Failure:
             why = self.fault.sentence.partition("\n")[0]
         elif self.exit_code < 0:
             why = f"killed by {Signals(-self.exit_code).name}"
+            if self.forewarning and self.exit_code == -SIGKILL:
+                why += f"; {self.forewarning}"
         else:
             why = f"exit code {self.exit_code}"
         if self.ended:
@@ -96,7 +102,7 @@ def launch(
     if ranks < 1:
         raise ValueError(f"at least one process is needed: --nproc {ranks}")
     before = {s: getsignal(s) for s in (SIGTERM, SIGINT, SIGHUP, SIGQUIT)}
-    with scratch() as folder, _environment(ranks), _quiet():
+    with scratch() as folder, _environment(ranks, folder), _quiet():
         agent = _agent(command, ranks, folder, grace, forks)
         stopped = None
         try:
@@ -219,7 +225,8 @@ class _Agent(LocalElasticAgent):
         if left and left["sentence"]:
             fault = Fault(left["sentence"], left["traceback"], left["code"])
         ended = tuple(r for r, code in sorted(self.observed.codes.items()) if code == 0)
-        return Failure(first, ranks, self.observed.codes.get(first, 1), fault, ended)
+        code = self.observed.codes.get(first, 1)
+        return Failure(first, ranks, code, fault, ended, forewarning(self.folder / FOREWARNING))
 
 
 def _ranks_of(forks: Sequence[Fork]) -> AbstractContextManager[object]:
@@ -240,11 +247,12 @@ def _ranks_of(forks: Sequence[Fork]) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def _environment(ranks: int) -> Iterator[None]:
+def _environment(ranks: int, folder: Path) -> Iterator[None]:
     """What the ranks find in their environment (the agent hands on its own)."""
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     wanted = {
         LAUNCHER: str(os.getpid()),
+        FILE: str(folder / FOREWARNING),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "PYTHONUNBUFFERED": "1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a shared store keeps stale gloo addresses

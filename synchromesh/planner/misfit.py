@@ -6,10 +6,11 @@ Every change is priced in bytes as plans are, so that only what helps is named.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from synchromesh.cost.peak_memory import PeakMemory, peak_memories
-from synchromesh.planner.candidate import Candidate, readable, setting
+from synchromesh.cost.peak_memory import peak_memories
+from synchromesh.planner.candidate import readable, setting
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.planning_problem import PartitionCache
+from synchromesh.planner.shortage import most_lacking
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
@@ -25,16 +26,9 @@ def misfit(choice: Choice, partitions: PartitionCache) -> str:
     if not measured:
         return f"no plan could be priced: {choice.chosen.reason}"
 
-    def over(c: Candidate) -> tuple[float, int, PeakMemory]:
-        missing = [
-            (m.peak - problem.limits[r], r, m)
-            for r, m in zip(problem.ranks(c.plan), c.memory, strict=True)
-        ]
-        return max(missing, key=lambda x: x[0])
-
-    order = sorted(measured, key=lambda c: over(c)[0])
+    order = sorted(measured, key=lambda c: most_lacking(c, problem.limits)[0])
     nearest = order[0]
-    lacking, rank, memory = over(nearest)
+    lacking, rank, memory = most_lacking(nearest, problem.limits)
     limit = problem.limits[rank]
     changes = [
         _fewer_rows(partitions, nearest.plan, choice.profile),

@@ -82,7 +82,7 @@ class LiveFacts:
         limits: Sequence[float],
     ) -> "LiveFacts":
         """Of a model's traced step for global batches of `rows`; limits: bytes of tensors that
-        each rank may hold (`planning.memory_limits`)."""
+        each rank may hold (`PlanningSession.limit`)."""
         problem = PlanningProblem(
             step, rows, world.size, model.inside(step.chain.names), tuple(limits),
             coupled(optimizer),

@@ -14,6 +14,7 @@ from synchromesh.values.optimizer import twin_of
 
 TRIAL_BYTES = 1 << 22  # of the parameters it is tried on; chosen, not measured
 TRIAL_RUNS = 5
+FEW = 4096  # numbers of a parameter that shows what state there is
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,21 @@ def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> Op
     largest = max(0.0, (one.work - other.work) / (TRIAL_BYTES / few[0] - TRIAL_BYTES / many[0]))
     work = max(0.0, (other.work - largest * TRIAL_BYTES / many[0]) / TRIAL_BYTES)
     return OptimizerCost(once, byte, tensor, one.state_factor, _copy(device, dtype), largest, work)
+
+
+def state_factor(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> float:
+    """Bytes of state that an optimizer of the same class and settings has for a byte of a
+    parameter."""
+    parameter = nn.Parameter(torch.ones(FEW, device=device, dtype=dtype))
+    parameter.grad = torch.full_like(parameter, 1e-3)
+    twin = twin_of(optimizer, [parameter])
+    twin.step()
+    return _state_bytes(twin) / parameter.nbytes
+
+
+def _state_bytes(twin: Optimizer) -> int:
+    state = [x for s in twin.state.values() for x in s.values() if isinstance(x, torch.Tensor)]
+    return sum(x.numel() * x.element_size() for x in state)
 
 
 def _copy(device: torch.device, dtype: torch.dtype) -> float:
@@ -91,8 +107,7 @@ def _step(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         taken.append(now() - began)
-    state = [x for s in twin.state.values() for x in s.values() if isinstance(x, torch.Tensor)]
-    state_bytes = sum(x.numel() * x.element_size() for x in state)
+    state_bytes = _state_bytes(twin)
     for p in parameters:
         p.grad = torch.full_like(p, 1e-3)
     with LiveBytes() as live:

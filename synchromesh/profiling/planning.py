@@ -5,9 +5,9 @@ ranks call alike.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from torch import Tensor
+import torch
 
 from synchromesh.engine import heap
 from synchromesh.engine.groups import World
@@ -19,7 +19,7 @@ from synchromesh.planner.stage_cut import cut_plan, measured_work, unstaged
 from synchromesh.planner.uniform import uniform
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.machine import Machine, machine_of
-from synchromesh.profiling.memory import process_bytes, storage_bytes
+from synchromesh.profiling.memory import process_bytes
 from synchromesh.profiling.profile_cache import ProfileCache, Say
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.values.layout_spec import LayoutSpec
@@ -134,19 +134,20 @@ def _measured_once(
     return profile
 
 
-def memory_limits(world: World, present: Iterable[Tensor]) -> list[float]:
-    """Bytes of tensors that each rank may hold: its part of the memory that it shares with others
-    (`Machine.sharers`), less what the process has besides tensors. present: the tensors that are
-    there already; what was freed is given back to the system. All ranks call alike.
-    """
-    everyone, mine = world.everyone, machine_of(world.rank, world.device)
-    machines = [Machine.from_dict(m) for m in everyone.all_gather_json(mine.to_dict())]
-    share = mine.memory_bytes // mine.sharers(machines)
-    if world.device.type != "cuda":
-        heap.release()
-        besides = process_bytes() - storage_bytes(x for x in present if not x.is_meta)
-        share -= max(0, besides)
-    return [float(n) for n in everyone.all_gather_json(max(0, int(share)))]
+def memory_share(world: World) -> int:
+    """Bytes of its device that each rank may use: those of a host's memory are divided over its
+    ranks (`Machine.sharers`). All ranks call alike."""
+    mine = machine_of(world.rank, world.device)
+    machines = [Machine.from_dict(m) for m in world.everyone.all_gather_json(mine.to_dict())]
+    return mine.memory_bytes // mine.sharers(machines)
+
+
+def free_bytes(share: int, device: torch.device) -> int:
+    """What is left of `share` bytes, once what was freed is given back to the system."""
+    if device.type == "cuda":
+        return share - torch.cuda.memory_allocated(device)
+    heap.release()
+    return max(0, share - process_bytes())
 
 
 def _unpriced(world: World, choice: Choice) -> Choice:

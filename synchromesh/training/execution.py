@@ -57,7 +57,9 @@ class Execution:
         self.world, self.options, self.planning = world, options, planning
         self.streams = RandomStreams(options.seed, world.device)
         self.notices = Notices(world.rank)
-        self.traces = Traces(model, loss, example, world, options, self.notices)
+        self.traces = Traces(
+            model, loss, example, world, options, self.notices, planning.free_bytes
+        )
         self.sync = GradientSync([])
         self.state = ModelState(model, optimizer, world)
         self.carry = Carry(options.carry, world)
@@ -144,6 +146,7 @@ class Execution:
                 "every rank with the same "
                 "script, arguments and versions of torch and synchromesh"
             )
+        self.planning.check_held(plan, placed)
         self.notices.partitioned(plan, stated, made, step, self.model.parameters)
         self.notices.undivided(stated, made, step, rows)
         undivided = {Layout(1, x.devices, first=x.first) for x in layouts}  # of a metric, maybe

@@ -1,24 +1,34 @@
 """A planning session: how a trainer's plan was found, and what its plans are predicted to take."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from synchromesh.cost.peak_memory import PeakMemory, least_held
 from synchromesh.engine import batches
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
+from synchromesh.launch.forewarning import forewarn
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.decide import survey, with_runners_up
+from synchromesh.planner.shortage import Shortage
 from synchromesh.planner.stage_cut import cut_plan
 from synchromesh.profiling import planning
 from synchromesh.profiling.live_facts import LiveFacts
+from synchromesh.profiling.memory import storage_bytes
+from synchromesh.profiling.optimizer import state_factor
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
+from synchromesh.values.holding import Holding
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
+
+# A model that takes a smaller part of a device fits with the state of any optimizer. Chosen.
+PLENTY = 8
 
 
 class PlanningSession:
@@ -40,6 +50,12 @@ class PlanningSession:
         self._choice_rows = self.rows  # that `choice` was made for
         self._facts: LiveFacts | None = None
         self.limits: tuple[float, ...] = ()
+        self._forewarned: Plan | None = None
+        self._share = planning.memory_share(world)
+
+    def free_bytes(self) -> int:
+        """Bytes that this rank may still use."""
+        return planning.free_bytes(self._share, self.world.device)
 
     def limit(self) -> None:
         """Notes what memory there is, while this process has no tensors but the model's and its
@@ -47,7 +63,8 @@ class PlanningSession:
         state = (x for s in self.optimizer.state.values() for x in s.values())
         tensors = (x for x in state if isinstance(x, Tensor))
         present = [*self.model.parameters.values(), *self.model.buffers.values(), *tensors]
-        self.limits = tuple(planning.memory_limits(self.world, present))
+        mine = self.free_bytes() + storage_bytes(x for x in present if not x.is_meta)
+        self.limits = tuple(map(float, self.world.everyone.all_gather_json(mine)))
 
     def facts(self, step: Step) -> LiveFacts:
         """What a plan is wanted for; partitions that were solved for it are kept with it."""
@@ -94,7 +111,38 @@ class PlanningSession:
             return chosen
         known = self.profile if known is None else known
         found, self.profile = planning.predict(self.facts(step), plan, known, self.say)
+        if found.memory:
+            self._forewarn(found)
         return found
+
+    def check_held(self, plan: Plan, holdings: Mapping[str, Holding]) -> None:
+        """Warns before anything is placed where parameters, gradients and optimizer state alone
+        take more memory than there is. All ranks call alike."""
+        ranks = plan.devices(self.world.size)
+        held = [[h for h in holdings.values() if p in h.positions] for p in range(len(ranks))]
+        least = (least_held(h, 0.0, ()) for h in held)
+        tight = any(PLENTY * n > self.limits[r] for n, r in zip(least, ranks, strict=True))
+        factor = self._state_factor() if tight else 0.0
+        bytes_ = (round(least_held(h, factor, h)) for h in held)
+        self._forewarn(Candidate(plan, None, tuple(PeakMemory(n, n) for n in bytes_), True, ""))
+
+    def _state_factor(self) -> float:
+        """Bytes of optimizer state for a byte of a parameter."""
+        dtypes = [p.dtype for group in self.optimizer.param_groups for p in group["params"]]
+        try:
+            return state_factor(self.optimizer, self.world.device, dtypes[0])
+        except Exception:  # of the user's optimizer, whose own step will say it
+            return 0.0
+
+    def _forewarn(self, candidate: Candidate) -> None:
+        """Says once of a plan that it will not fit, and leaves that for the launcher."""
+        if self.world.rank:
+            return
+        shortage = Shortage.of(candidate, self.limits, self.rows)
+        forewarn(shortage.clause if shortage else "")
+        if shortage and self._forewarned != candidate.plan:
+            self._forewarned = candidate.plan
+            warnings.warn(str(shortage), stacklevel=4)
 
     def explained(self, step: Step) -> Choice | None:
         """`choice` with what each component's next best layout would cost."""

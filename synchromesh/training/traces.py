@@ -4,7 +4,7 @@ A trace holds for a model as it was: which parameters are frozen, the modes of i
 content of buffers that were folded into it. Where any of these changes all traces are made anew.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,15 +29,18 @@ EXAMPLE_ROWS = 6  # kept to trace with again: how rows weigh does not show in a 
 
 
 class Traces:
-    """The traces of one model. `cuts`: where the chain of components was cut last."""
+    """The traces of one model. `cuts`: where the chain of components was cut last.
+
+    free_bytes: says what this rank may still use.
+    """
 
     def __init__(
         self, model: Model, loss: Loss, example: Any, world: World, options: Options,
-        notices: Notices,
+        notices: Notices, free_bytes: Callable[[], int],
     ) -> None:  # fmt: skip
         self.model, self.loss, self.world = model, loss, world
         self.options, self.notices = options, notices
-        self.trust = Trust(model, loss, world, options)
+        self.trust = Trust(model, loss, world, options, free_bytes)
         self.example = take(example, 0, EXAMPLE_ROWS)
         self.cuts: tuple[str, ...] = ()
         self._functions: dict[Hashable, Any] = {}  # losses and metrics by what they compute

@@ -2,9 +2,12 @@
 
 A rank that has the complete model runs it and its trace on the same rows and compares. Rounding
 may let ranks come to different answers, so the first rank's fault counts on all of them. A rank
-whose model is cut cannot compare: what was found before it was cut still holds.
+whose model is cut cannot compare: what was found before it was cut still holds. Where no rank ever
+could, as the model is on the meta device or its gradients take more memory than is left, the trace
+is taken as it is, and that is said.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +15,7 @@ from torch import nn
 
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
+from synchromesh.planner.candidate import readable
 from synchromesh.state.model_state import checksum
 from synchromesh.trace.capture.capture import opaque
 from synchromesh.trace.capture.comparison import compare
@@ -21,13 +25,19 @@ from synchromesh.trace.guards import at_least
 from synchromesh.trace.step import Step
 from synchromesh.training.options import Loss, Options
 
+# Gradients of a model that a comparison has alive at once: of two steps, and of the trace's one.
+ALIVE_GRADIENTS = 3
+
 
 class Trust:
     """Compares traces with the model they are of; `latest` is the training step so judged."""
 
-    def __init__(self, model: Model, loss: Loss, world: World, options: Options) -> None:
+    def __init__(
+        self, model: Model, loss: Loss, world: World, options: Options,
+        free_bytes: Callable[[], int],
+    ) -> None:  # fmt: skip
         self.model, self.loss, self.world = model, loss, world
-        self.autocast = options.autocast
+        self.autocast, self.say, self.free_bytes = options.autocast, options.say, free_bytes
         self.latest: Step | None = None
         self._mismatch = ""  # why a trace of the model once did not agree with it
 
@@ -39,8 +49,15 @@ class Trust:
 
     def _judged(self, module: nn.Module, example: Any, step: Step) -> Step:
         everyone = self.world.everyone
-        complete = self.model.complete()  # it is not on an idle rank, or while the model is cut
+        obstacle = self._obstacle(step)
+        complete = not obstacle
         anywhere = any(everyone.all_gather_json(complete))
+        if not anywhere and self.latest is None and not step.opaque:
+            self.say(
+                f"the trace was not compared with the model, neither losses nor gradients: "
+                f"{self._first(obstacle)}; `synchromesh verify` compares a plan with one process "
+                "where there is memory for the entire model"
+            )
         fault, least = step.reason, 1
         if complete and not step.opaque:
             found = compare(module, self.loss, example, step, self.autocast)
@@ -65,6 +82,22 @@ class Trust:
             free, fed = next(filter(None, everyone.all_gather_json(kinds)))
             step = replace(step, changed=tuple(free), fed=tuple(fed))
         return step
+
+    def _obstacle(self, step: Step) -> str:
+        """Why this rank cannot run the model beside its trace; empty where it can. An idle rank
+        has not all of it, nor has any while the model is cut."""
+        parameters = self.model.parameters.values()
+        if not self.model.complete():
+            meta = any(p.is_meta for p in parameters)
+            return "it is on the meta device" if meta else "it is cut over the ranks"
+        trained = sum(p.nbytes for p in parameters if p.requires_grad)
+        needed, free = ALIVE_GRADIENTS * trained, self.free_bytes()
+        if step.opaque or needed <= free:
+            return ""
+        return (
+            f"its gradients would take {readable(needed)} besides the parameters, and this rank "
+            f"has {readable(free)} left"
+        )
 
     def _uneven(self, module: nn.Module, example: Any, step: Step, complete: bool) -> str:
         """Why parts of a batch give another loss than all of it, where no operator says it: the
@@ -97,7 +130,7 @@ class Trust:
         """A trace of the loss for another shape or number of rows than those of `training`, as
         far as it agrees with the model."""
         fault = ""
-        if self.model.complete():
+        if not self._obstacle(step):
             fault = compare(module, self.loss, batch, step, self.autocast).fault or ""
         fault = self._first(fault)
         if fault:

@@ -228,8 +228,11 @@ def test_a_host_holds_no_more_memory_than_stated(pair: Lab) -> None:
         "host 1 of 2 was ended by SIGKILL: the kernel killed processes of host 1, which needed "
         "more than their 64MiB of memory"
     )
-    with pytest.raises(HostFailed, match=killed):
+    with pytest.raises(HostFailed, match=f"{killed}$"):
         pair.run(python(holds.format(200)))
+    said = "open(os.environ['SYNCHROMESH_FOREWARNING'], 'w').write('the plan needs 200 MiB'); x"
+    with pytest.raises(HostFailed, match=f"{killed}; the plan needs 200 MiB$"):
+        pair.run(python(holds.format(200).replace(" x", f" {said}")))
     pair.set(memory="1GiB")
     assert len(pair.run(python(holds.format(200)))) == 2
 

@@ -125,6 +125,19 @@ def test_a_rank_that_dies_without_an_error(
     assert ending.code == code
 
 
+def test_a_killed_rank_is_told_with_what_was_said_of_its_memory(tmp_path: Path) -> None:
+    said = "the plan 'data' is predicted to need 3.0 GB"
+    body = (
+        "from synchromesh.launch.forewarning import forewarn\n"
+        f'forewarn("nothing yet"); forewarn("{said}")\n'
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    shown = str(launch(script(tmp_path, body), 1).failure)
+    assert shown == (f"synchromesh: rank 0 of 1 failed (killed by SIGKILL; {said}); the run ended")
+    other = str(launch(script(tmp_path, body.replace("SIGKILL", "SIGTERM")), 1).failure)
+    assert said not in other
+
+
 def test_a_rank_that_ended_too_early_is_named(tmp_path: Path) -> None:
     lost = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1."
     body = f'if rank == "1": sys.exit()\ntime.sleep(0.5)\nraise RuntimeError("{lost}")'

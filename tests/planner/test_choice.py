@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+from synchromesh.cost.peak_memory import PeakMemory
 from synchromesh.cost.step_time import StepTime
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice, decided
+from synchromesh.planner.shortage import Shortage
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
@@ -56,3 +58,20 @@ def test_one_device_that_wins_is_a_sentence() -> None:
     assert near.alone.startswith("one device is as good as more, the other 3 stay idle: 1000.0 ms")
     assert replace(told, candidates=found[1:]).alone == ""
     assert Choice(found[:1], Profile(1), 0.0).alone == "", "there is no other"
+
+
+def test_what_a_given_plan_lacks_is_said_with_a_remedy() -> None:
+    memory = PeakMemory(400, 700), PeakMemory(400, 1000)
+    given = replace(candidate("data", 1.0), memory=memory)
+    assert Shortage.of(given, (700.0, 1000.0), 8) is None
+    assert Shortage.of(given, (), 8) is None, "no limit is known"
+    assert Shortage.of(candidate("data", 1.0), (1.0, 1.0), 8) is None, "nothing is known of it"
+    told = Shortage.of(given, (650.0, 700.0), 8)
+    assert told is not None and told.clause == (
+        "the plan 'data' is predicted to need 1.0 KB of tensors on rank 1, which has memory for "
+        "700 bytes"
+    )
+    assert "A global batch of about 4 rows instead of 8 would fit" in told.remedy
+    larger = Shortage.of(given, (300.0, 300.0), 8)
+    assert larger is not None and "optimizer state alone are 400 bytes" in larger.remedy
+    assert str(larger).endswith("the plan 'auto' takes one that fits, where there is one")
