@@ -24,6 +24,7 @@ from synchromesh.state import checkpoint, manifest
 from synchromesh.state.agreement import agreed, on_first
 from synchromesh.state.checkpoint import CheckpointError
 from synchromesh.state.export import load_safetensors
+from synchromesh.state.initial import refuse_lost_attributes, refuse_uninitialised
 from synchromesh.state.local_tensor import LocalTensor
 from synchromesh.state.model_state import ModelState
 from synchromesh.state.switch import TransferStats
@@ -64,7 +65,11 @@ class Execution:
         self.state = ModelState(model, optimizer, world)
         self.carry = Carry(options.carry, world)
         self.unsettled_rows = 0  # computed with on this rank since `settle` was called
+        weights = () if options.weights is None else model.persistent
+        refuse_uninitialised(model, world.device, weights)
         step = self.traces.training_step(plan, example)
+        if step.opaque or any(x.is_meta for x in step.constants.values()):
+            refuse_lost_attributes(model.module)
         planning.limit()
         if options.weights is None:
             self.state.compare_first()

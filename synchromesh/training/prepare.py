@@ -63,8 +63,10 @@ def prepare(
     say: receives on every rank, a sentence at a time, what is measured and what is reused.
 
     All ranks start from rank 0's weights. Of a model on the meta device only this rank's shards
-    come into being, from `weights` or its own initialisers. Raises ValueError for a plan that does
-    not fit or for ranks that disagree.
+    come into being, from `weights` or its own initialisers (`reset_parameters`, `_init_weights`):
+    values follow from the seed, equally under every plan and on one process, but are others than
+    those of a model that was built with values. Raises ValueError for a plan that does not fit, for
+    ranks that disagree, and for a tensor on the meta device that nothing initialises.
     """
     _check_kinds(model, optimizer, loss, scheduler, seed, timeout, carry)
     chosen = checked_plan(plan)
@@ -77,7 +79,7 @@ def prepare(
     try:
         check_optimizer(optimizer, sharded=False)
         loss, example_batch = joined(loss, example_batch, carry)
-        wrapped = Model(model if _is_meta(model) else model.to(world.device))
+        wrapped = Model(_placed(model, world.device))
         compare_ranks(world.everyone, wrapped, chosen, optimizer, seed, example_batch)
         _check_hooks(wrapped, world)
         source = None if weights is None else Path(weights)
@@ -184,5 +186,12 @@ def _check_scheduler(scheduler: LRScheduler, optimizer: Optimizer) -> None:
         )
 
 
-def _is_meta(model: nn.Module) -> bool:
-    return any(p.is_meta for p in model.parameters())
+def _placed(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on `device`, but for what is on the meta device."""
+    tensors = (*model.parameters(), *model.buffers())
+    if not any(t.is_meta for t in tensors):
+        return model.to(device)
+    if all(t.is_meta or t.device == device for t in tensors):
+        return model
+    placed: nn.Module = model._apply(lambda t: t if t.is_meta else t.to(device))
+    return placed

@@ -2,6 +2,7 @@
 differ.
 """
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.engine.model import Model
-from synchromesh.state.initial import initial_values
+from synchromesh.state.initial import initial_values, refuse_uninitialised
 from synchromesh.state.model_state import checksum
 from synchromesh.training.prepare import prepare
 from tests.models import FAMILIES
 from tests.ranks import run
 from tests.traces import shared
 
+CPU = torch.device("cpu")
 TOKEN_FAMILIES = ("llama", "bert")
 
 
@@ -44,9 +46,9 @@ def test_a_model_on_the_meta_device_initialises_itself(family: str) -> None:
     usual, _, _ = built(family)
     meta, _, _ = built(family, "meta")
     assert all(p.is_meta for p in meta.parameters())
-    values = dict(initial_values(Model(meta), 3, torch.device("cpu")))
+    values = dict(initial_values(Model(meta), 3, CPU))
     assert all(p.is_meta for p in meta.parameters()), "the model itself stays as it was"
-    again = dict(initial_values(Model(meta), 3, torch.device("cpu")))
+    again = dict(initial_values(Model(meta), 3, CPU))
     known = Model(usual)
     assert values.keys() == known.described.keys()
     for name, value in values.items():
@@ -60,16 +62,103 @@ def test_a_model_on_the_meta_device_initialises_itself(family: str) -> None:
             assert not torch.equal(value, there)
 
 
-def test_a_tensor_that_nothing_initialises_is_named() -> None:
-    class Bare(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.empty(3))
+class Bare(nn.Module):
+    """A parameter that nothing initialises."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Rotary(nn.Module):
+    """A buffer that the constructor computes, which state_dict leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inverse", 1.0 / torch.arange(1, 4.0), persistent=False)
+        self.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.inverse * self.mask  # type: ignore[operator]
+
+
+class Filled(Rotary):
+    """The same with an initialiser, whose values another module's must not change."""
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.inverse = 1.0 / torch.arange(1, 4.0, device=self.inverse.device)  # type: ignore[arg-type]
+            self.mask.fill_(True)  # type: ignore[operator]
+
+
+class Table(nn.Module):
+    """A tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = 1.0 / torch.arange(1, 4.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.table
+
+
+def on_meta(kind: type[nn.Module]) -> nn.Module:
     with torch.device("meta"):
-        model = Model(nn.Sequential(nn.Linear(2, 3), Bare()))
-    with pytest.raises(ValueError, match=r"1\.scale of 1 \(Bare\) .* reset_parameters.*weights="):
-        dict(initial_values(model, 0, torch.device("cpu")))
+        return nn.Sequential(nn.Linear(2, 3), kind())
+
+
+def test_a_tensor_that_nothing_initialises_is_named() -> None:
+    model = Model(on_meta(Bare))
+    named = r"1\.scale of 1 \(Bare\): .* reset_parameters.*weights="
+    with pytest.raises(ValueError, match=named):
+        dict(initial_values(model, 0, CPU))
+    with pytest.raises(ValueError, match=named):
+        refuse_uninitialised(model, CPU)
+    refuse_uninitialised(model, CPU, without=["1.scale"])
+    with pytest.raises(ValueError, match=r"1\.inverse of 1 .*1\.mask of 1 .* weights do"):
+        refuse_uninitialised(Model(on_meta(Rotary)), CPU)
+    refuse_uninitialised(Model(on_meta(Filled)), CPU)
+
+
+@pytest.mark.parametrize("family", TOKEN_FAMILIES)
+def test_models_that_initialise_themselves_are_not_refused(family: str) -> None:
+    model, _, _ = built(family, "meta")
+    refuse_uninitialised(Model(model), CPU)
+    assert all(t.is_meta for t in (*model.parameters(), *model.buffers())), "it is as it was"
+
+
+@pytest.mark.parametrize(("kind", "named"), [(Bare, r"1\.scale"), (Table, r"1\.table: tensors")])
+def test_it_is_named_before_anything_is_measured(kind: type[nn.Module], named: str) -> None:
+    model, said = on_meta(kind), list[str]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def squares(m: nn.Module, batch: Tensor) -> Tensor:
+        return m(batch).square().mean()  # type: ignore[no-any-return]
+
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(ValueError, match=named),
+    ):
+        warnings.filterwarnings("ignore", "the model runs whole")
+        prepare(model, optimizer, squares, torch.ones(4, 2), "single", say=said.append)
+    assert not any("measur" in text for text in said)
+
+
+def test_what_has_values_keeps_them_where_the_rest_is_initialised() -> None:
+    torch.manual_seed(0)
+    known = nn.Linear(2, 3)
+    model = nn.Sequential(known, on_meta(Filled)[1])
+    weight = known.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    trainer = prepare(model, optimizer, lambda m, b: m(b).square().mean(), torch.ones(4, 2))
+    state = trainer.state_dict()
+    assert torch.equal(state["0.weight"], weight) and state["1.mask"].all()
+    expected = known(torch.ones(4, 2)).detach() / torch.arange(1, 4.0)
+    assert float(trainer.step(torch.ones(4, 2))) == pytest.approx(float(expected.square().mean()))
+    trainer.close()
 
 
 def trained(
@@ -221,7 +310,7 @@ def from_meta(name: str, plan: str, meta: bool) -> list[float]:
     """The first steps with an optimizer that makes its state when it is made."""
     model, loss, make = built("cnn", "meta" if meta else "cpu")
     if not meta:
-        values = dict(initial_values(Model(built("cnn", "meta")[0]), 3, torch.device("cpu")))
+        values = dict(initial_values(Model(built("cnn", "meta")[0]), 3, CPU))
         model.load_state_dict(values)
     kind, settings = OPTIMIZERS[name]
     optimizer = kind([{"params": [p], "lr": 0.05 + i / 50} for i, p in
