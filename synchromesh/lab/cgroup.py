@@ -79,6 +79,11 @@ class Groups(ABC):
         """Bytes that the group is limited to; None without a limit."""
 
     @abstractmethod
+    def held(self, name: str) -> int:
+        """Bytes that the group's processes hold of their own: without files, which the kernel
+        drops where memory is short."""
+
+    @abstractmethod
     def killed(self, name: str) -> int:
         """How many of the group's processes the kernel has killed, as they needed more."""
 
@@ -145,11 +150,17 @@ class VersionOne(Groups):
         limit = int((self._memory / name / "memory.limit_in_bytes").read_text())
         return limit if limit < UNLIMITED else None
 
+    def held(self, name: str) -> int:
+        """What v1 calls rss."""
+        if self._memory is None:
+            return 0
+        return _count(self._memory / name / "memory.stat", "rss")
+
     def killed(self, name: str) -> int:
         """The count beside the settings of what is done then."""
         if self._memory is None:
             return 0
-        return _count(self._memory / name / "memory.oom_control")
+        return _count(self._memory / name / "memory.oom_control", "oom_kill")
 
     def freeze(self, name: str) -> None:
         """By the freezer, else by SIGSTOP."""
@@ -224,9 +235,13 @@ class VersionTwo(Groups):
         text = path.read_text().strip() if path.exists() else "max"
         return None if text == "max" else int(text)
 
+    def held(self, name: str) -> int:
+        """Anonymous memory."""
+        return _count(self._root / name / "memory.stat", "anon")
+
     def killed(self, name: str) -> int:
         """The group's count."""
-        return _count(self._root / name / "memory.events")
+        return _count(self._root / name / "memory.events", "oom_kill")
 
     def freeze(self, name: str) -> None:
         """Write the group's freezer and wait until the kernel reports it."""
@@ -299,12 +314,12 @@ def _await(name: str, done: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def _count(path: Path) -> int:
-    """Processes killed for memory, of a file of names and numbers."""
+def _count(path: Path, wanted: str) -> int:
+    """The number of this name in a file of names and numbers; 0 where there is none."""
     if not path.exists():
         return 0
     pairs = (line.split() for line in path.read_text().splitlines())
-    return next((int(number) for name, number in pairs if name == "oom_kill"), 0)
+    return next((int(number) for name, number in pairs if name == wanted), 0)
 
 
 def _signal(processes: Iterable[int], number: int) -> None:

@@ -64,9 +64,9 @@ def prepare(
 
     All ranks start from rank 0's weights. Of a model on the meta device only this rank's shards
     come into being, from `weights` or its own initialisers (`reset_parameters`, `_init_weights`):
-    values follow from the seed, equally under every plan and on one process, but are others than
-    those of a model that was built with values. Raises ValueError for a plan that does not fit, for
-    ranks that disagree, and for a tensor on the meta device that nothing initialises.
+    values follow from the seed, equally under every plan and on one process, and are others than
+    those of a model that was built with values. Raises ValueError for a plan that does not fit,
+    for ranks that disagree, and for a tensor on the meta device that nothing initialises.
     """
     _check_kinds(model, optimizer, loss, scheduler, seed, timeout, carry)
     chosen = checked_plan(plan)

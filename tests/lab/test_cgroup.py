@@ -50,6 +50,9 @@ def test_version_two_limits_memory_and_counts_who_was_killed(tree: Path) -> None
     (tree / "a-0" / "memory.max").write_text("max\n")
     (tree / "a-0" / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
     assert groups.memory("a-0") is None and groups.killed("a-0") == 1
+    assert groups.held("a-0") == 0
+    (tree / "a-0" / "memory.stat").write_text("anon 4096\nfile 8192\n")
+    assert groups.held("a-0") == 4096
 
 
 def test_version_one_without_a_memory_controller_says_so(tmp_path: Path) -> None:
