@@ -31,8 +31,10 @@ def keep() -> bool:
 
 
 def release() -> None:
-    """Gives the system back what is free now, after something that will not come again, as
-    measuring: what is freed later is kept. Nothing where it is not glibc."""
+    """Gives the system back what is free now: what is freed later is kept. After something that
+    will not come again, as measuring, and where memory is short: of 881 MiB that steps of a model
+    of 100 M parameters under `tensor` on four ranks took, 158 were holes between blocks, and steps
+    without them were as quick. Nothing where it is not glibc."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError, TypeError):

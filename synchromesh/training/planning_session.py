@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from synchromesh.cost.peak_memory import PeakMemory, least_held
-from synchromesh.engine import batches
+from synchromesh.engine import batches, heap
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.launch.forewarning import forewarn
@@ -19,7 +19,7 @@ from synchromesh.planner.shortage import Shortage
 from synchromesh.planner.stage_cut import cut_plan
 from synchromesh.profiling import planning
 from synchromesh.profiling.live_facts import LiveFacts
-from synchromesh.profiling.memory import storage_bytes
+from synchromesh.profiling.memory import process_bytes, storage_bytes
 from synchromesh.profiling.optimizer import state_factor
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
@@ -29,6 +29,7 @@ from synchromesh.values.profile import Profile
 
 # A model that takes a smaller part of a device fits with the state of any optimizer. Chosen.
 PLENTY = 8
+SHORT = 0.75  # of the memory that a rank may use; more is short. Chosen, not measured.
 
 
 class PlanningSession:
@@ -56,6 +57,12 @@ class PlanningSession:
     def free_bytes(self) -> int:
         """Bytes that this rank may still use."""
         return planning.free_bytes(self._share, self.world.device)
+
+    def relieve(self) -> None:
+        """Gives the system back what is free on the heap where this process has taken most of its
+        memory: what steps leave free comes with holes (`engine/heap.py`)."""
+        if self.world.device.type == "cpu" and process_bytes() > SHORT * self._share:
+            heap.release()
 
     def limit(self) -> None:
         """Notes what memory there is, while this process has no tensors but the model's and its

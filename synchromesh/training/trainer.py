@@ -261,6 +261,7 @@ class Trainer:
         if self.steps_to_come > 1:
             self.steps_to_come -= 1
         self._accumulation = Accumulation(self._execution)
+        self.planning.relieve()
 
     # Evaluation and data
 

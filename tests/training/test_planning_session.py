@@ -67,4 +67,17 @@ def test_a_trace_that_was_not_compared_is_named(monkeypatch: pytest.MonkeyPatch)
     with pytest.warns(UserWarning, match="'single' is predicted to need"):
         prepared(said=said).close()
     (told,) = said
-    assert "its gradients would take 50.3 MB besides the parameters, and this rank has" in told
+    assert "that takes about 67.1 MB besides the parameters, and this rank has" in told
+
+
+def test_what_steps_leave_free_is_given_back_where_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer, released = prepared(), list[int]()
+    monkeypatch.setattr(heap, "release", lambda: released.append(trainer.steps))
+    trainer.step(torch.ones(2, WIDTH))
+    assert not released, "there is plenty"
+    monkeypatch.setattr(trainer.planning, "_share", process_bytes())
+    trainer.step(torch.ones(2, WIDTH))
+    assert released == [2]
+    trainer.close()
