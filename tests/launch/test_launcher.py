@@ -17,6 +17,7 @@ import torch
 
 from synchromesh.launch import forks
 from synchromesh.launch import launcher as launching
+from synchromesh.launch.forewarning import FILE
 from synchromesh.launch.forks import forked
 from synchromesh.launch.launcher import Ending, launch
 from synchromesh.launch.rank import LAUNCHER
@@ -258,7 +259,7 @@ while rank == "1" and not (folder / f"{mode}0").exists():
     time.sleep(0.01)
 sys.exit(3 if rank == "1" else 0)
 """
-    run = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "MASTER_PORT", LAUNCHER)
+    run = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "MASTER_PORT", LAUNCHER, FILE)
     seen = {}
     for mode, ahead in (("new", False), ("ahead", True)):
         command = script(tmp_path, f"mode, PARENT, RUN = {mode!r}, {LAUNCHER!r}, {run!r}\n{body}")
