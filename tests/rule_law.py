@@ -58,7 +58,8 @@ def node_of(
 
 def subgraph_of(node: Node) -> Subgraph:
     """The node as the one operator of a component."""
-    return Subgraph(0, (node,), (), (), (), tuple(dict.fromkeys(reads(node))), ())
+    read = tuple(reads(node))
+    return Subgraph(0, (node,), (), (), (), tuple(dict.fromkeys(read)), (read,), {}, ())
 
 
 def value(name: str, x: Tensor) -> Value:

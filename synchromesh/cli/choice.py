@@ -7,6 +7,7 @@ from itertools import groupby
 from rich.table import Table
 from rich.text import Text
 
+from synchromesh.cost.alive_bytes import KINDS
 from synchromesh.planner.candidate import Candidate, readable
 from synchromesh.planner.choice import Choice, RunnerUp
 from synchromesh.training.trainer import Trainer
@@ -21,14 +22,18 @@ def choice_table(choice: Choice) -> Table:
     table = Table(title="plans by predicted step time", title_justify="left")
     for name in ("plan", "step", "memory per device", "waits", "why"):
         table.add_column(name, justify="left" if name in ("plan", "why") else "right")
-    fitting = [c for c in choice.candidates if c.fits]
-    rejected = [c for c in choice.candidates if not c.fits]
-    shown = [*fitting[:SHOWN], *rejected[:REJECTED]]
+    shown = _shown(choice)
     for candidate in shown:
         table.add_row(*(Text(printable(cell)) for cell in _cells(candidate)))
     if more := len(choice.candidates) - len(shown):
         table.caption, table.caption_justify = f"and {more} more (--json has all)", "left"
     return table
+
+
+def _shown(choice: Choice) -> list[Candidate]:
+    fitting = [c for c in choice.candidates if c.fits]
+    rejected = [c for c in choice.candidates if not c.fits]
+    return [*fitting[:SHOWN], *rejected[:REJECTED]]
 
 
 def _cells(candidate: Candidate) -> tuple[str, ...]:
@@ -44,7 +49,21 @@ def _cells(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _memory(candidate: Candidate) -> str:
-    return readable(max((m.peak for m in candidate.memory), default=0))
+    return readable(candidate.fullest.peak if candidate.fullest else 0)
+
+
+def memory_table(choice: Choice) -> Table:
+    """What the memory of the fullest device is at the highest moment of a step, under the plans
+    that `choice_table` shows; empty where nothing is known."""
+    table = Table(title="memory per device, at the highest moment", title_justify="left")
+    table.add_column("plan")
+    for kind in KINDS:
+        table.add_column(kind, justify="right")
+    for candidate in _shown(choice):
+        if most := candidate.fullest:
+            kinds = (readable(most.by_kind.get(kind, 0)) for kind in KINDS)
+            table.add_row(Text(printable(str(candidate.plan))), *kinds)
+    return table
 
 
 def component_table(trainer: Trainer) -> Table:

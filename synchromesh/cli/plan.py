@@ -166,7 +166,7 @@ def _list(args: argparse.Namespace) -> int:
 def _show(target: str, made: "Planned") -> None:
     from rich.text import Text
 
-    from synchromesh.cli.choice import choice_table
+    from synchromesh.cli.choice import choice_table, memory_table
     from synchromesh.cli.console import Console
 
     console = Console(highlight=False)
@@ -177,6 +177,9 @@ def _show(target: str, made: "Planned") -> None:
         printable(f"{target} on {made.cluster.name}, {made.rows} rows a step ({made.certainty})")
     )
     console.print(table)
+    memory = memory_table(made.choice)
+    if memory.row_count:
+        console.print(memory)
     if made.choice.alone and not made.refusal:
         console.print(Text(made.choice.alone))
     if made.components:

@@ -19,12 +19,12 @@ turns share a backward, in which their gradients are added up out of place.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from synchromesh.cost.alive_bytes import AliveBytes
-from synchromesh.cost.scattered_gradients import ScatteredGradients
+from synchromesh.cost.alive_bytes import KINDS, AliveBytes, MemoryKind
+from synchromesh.cost.scattered_gradients import PART, SCATTERED, ScatteredGradients
 from synchromesh.cost.setting import Setting, measured, sharded_bytes
 from synchromesh.cost.turns import Portion, walked
 from synchromesh.trace.partition.local import LocalComponent
@@ -42,15 +42,22 @@ Form = tuple[str, int, Placement]  # value, tensor degree, placement
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """Bytes of one device: always there, and at the highest moment of a step."""
+    """Bytes of one device: always there, and at the highest moment of a step; by kind, what these
+    are."""
 
     resident: int
     peak: int
+    by_kind: Mapping[MemoryKind, int] = field(default_factory=dict, compare=False)
 
 
 VALUE, KEPT, WAITING, SUMMED = "value", "kept", "waiting", "summed"
 ARRIVED, SENT = "arrived", "sent"
 GATHERED, ON_ITS_WAY = "gathered", "on its way"
+Kinds = Mapping[MemoryKind, float]  # bytes
+KIND_OF: Mapping[str, MemoryKind] = {
+    SUMMED: "gradients", SCATTERED: "gradients", PART: "gradients",
+    GATHERED: "parameters", ON_ITS_WAY: "buffers", SENT: "buffers",
+}  # fmt: skip
 
 
 def peak_memories(setting: Setting, profile: Profile, pieces: int = 1) -> tuple[PeakMemory, ...]:
@@ -77,32 +84,45 @@ def peak_memory(setting: Setting, profile: Profile, position: int, pieces: int =
     held = setting.held(position)
     resident = _resident(held, profile)
     walk = _MemoryWalk(setting, profile, position, pieces)
-    update = walk.batch_bytes + _update(held, profile)
-    return PeakMemory(resident, resident + round(max(walk.peak(), update)))
+    walk.run()
+    moments = (walk.alive.of_highest, _update(held, profile))
+    most = max(moments, key=lambda kinds: sum(kinds.values()))
+    batch: Kinds = {"activations": walk.batch_bytes}
+    always = round(sum(resident.values()))
+    return PeakMemory(
+        always,
+        always + round(sum(most.values()) + walk.batch_bytes),
+        {k: round(sum(x.get(k, 0.0) for x in (resident, most, batch))) for k in KINDS},
+    )
 
 
-def _update(held: list[Holding], profile: Profile) -> float:
+def _update(held: list[Holding], profile: Profile) -> Kinds:
     """Bytes besides the resident ones while the optimizer steps: gradients in no bucket, its
     own."""
     trained = [h for h in held if h.tensor.trainable]
     sizes = [h.kept_bytes for h in trained]
     alone = sum(h.kept_bytes for h in trained if not h.summed or h.parts > 1)
-    return alone + profile.work_largest * max(sizes, default=0) + profile.work_byte * sum(sizes)
+    own = profile.work_largest * max(sizes, default=0) + profile.work_byte * sum(sizes)
+    return {"gradients": alone, "states": own}
 
 
-def _resident(held: list[Holding], profile: Profile) -> int:
+def _resident(held: list[Holding], profile: Profile) -> Kinds:
     """Parameters, buffers, optimizer state, and the buckets in which gradients lie."""
     buckets = [h for h in held if h.summed and h.parts == 1]  # there from the first step on
-    return round(least_held(held, profile.state_factor, buckets))
+    return held_bytes(held, profile.state_factor, buckets)
 
 
-def least_held(
+def held_bytes(
     held: Iterable[Holding], state_factor: float, gradients: Iterable[Holding]
-) -> float:
+) -> Kinds:
     """Bytes of the parameters, buffers and optimizer state of what one device holds, with the
     gradients of those among `gradients`. state_factor: bytes of state for one of a parameter."""
-    tensors = sum(h.kept_bytes * (1 + state_factor * h.tensor.trainable) for h in held)
-    return tensors + sum(h.kept_bytes for h in gradients if h.tensor.trainable)
+    found = dict.fromkeys(KINDS, 0.0)
+    for h in held:
+        found["buffers" if h.tensor.buffer else "parameters"] += h.kept_bytes
+        found["states"] += state_factor * h.kept_bytes * h.tensor.trainable
+    found["gradients"] += sum(h.kept_bytes for h in gradients if h.tensor.trainable)
+    return found
 
 
 class _MemoryWalk:
@@ -143,7 +163,7 @@ class _MemoryWalk:
             for e in items
             if setting.of[source] == self.group
         }
-        self.alive = AliveBytes()
+        self.alive = AliveBytes(KIND_OF)
         self.begun: set[tuple[str, int, int]] = set()  # passes through components
         self.passes = setting.passes(self.group, pieces)
         self.left_uses: Counter[int] = Counter()  # micro-batches that have passed a use
@@ -174,8 +194,8 @@ class _MemoryWalk:
             found[form] = size * (self.count if item.value.rows else 1)
         return sum(found.values())
 
-    def peak(self) -> float:
-        """The most bytes that are alive at a moment."""
+    def run(self) -> None:
+        """Walks through the step."""
         before: Action | None = None
         for instruction in self.setting.instructions(self.pieces)[self.group]:
             if not isinstance(instruction, Run):
@@ -186,7 +206,6 @@ class _MemoryWalk:
                 self.alive.meanwhile(0.0)
             self._run(action)
             before = action
-        return self.batch_bytes + self.alive.highest
 
     # Messages
 

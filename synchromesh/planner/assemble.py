@@ -9,7 +9,8 @@ b's reader wants, over the cheapest way that `trace.edges` knows.
     forward    compute + blocking collectives                            seconds
     backward   the same + what gradient traffic takes of the device      seconds
     gradient   the all-reduce of its gradients                           seconds
-    memory     parameters, gradients, optimizer state, kept activations  bytes
+    memory     parameters, gradients, optimizer state, kept activations  bytes, when the last
+               component's backward is at work
 
 Where memory is short, a degree has an option for each way to save it: its states sharded over data
 ranks, its activations computed again. They have one border, as neighbours see nothing of that.
@@ -181,12 +182,14 @@ class _Offers:
         if found is None:
             return None
         waits = self._waits(degree, index, saving, found)
+        last = index == len(uniform.step.chain.components) - 1
+        alive = max(found.kept, found.working) if last else found.kept
         return Option(
             forward=found.forward + waits[0],
             backward=found.backward + found.taken + waits[1],
             gradient=found.gradient,
             update=found.update,
-            memory=round(found.resident + found.kept + self._inputs(degree, index, recompute)),
+            memory=round(found.resident + alive + self._inputs(degree, index, recompute)),
             border=border,
         )
 

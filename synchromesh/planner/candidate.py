@@ -28,6 +28,11 @@ class Candidate:
         """The predicted step time; infinite where there is none."""
         return self.time.seconds if self.time is not None else float("inf")
 
+    @property
+    def fullest(self) -> PeakMemory | None:
+        """The memory of the device that needs most; None where nothing is known of it."""
+        return max(self.memory, key=lambda m: m.peak, default=None)
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; its keys are interface."""
         time = self.time
@@ -35,6 +40,7 @@ class Candidate:
             "plan": str(self.plan),
             "step_seconds": None if time is None else time.seconds,
             "memory_bytes": [m.peak for m in self.memory],
+            "memory_by_kind": [dict(m.by_kind) for m in self.memory],
             "communication_share": None if time is None else time.communication_share,
             "fits": self.fits,
             "reason": self.reason,

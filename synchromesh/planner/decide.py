@@ -60,7 +60,9 @@ class DecisionTuning:
     alternatives: int = 4  # plans of the search that are priced exactly besides its best
     stages: float = 1.3  # times the seconds of the search's best plan, above which plans with
     # stages are neither timed nor priced; exact prices were 0.96 to 1.31 of what their search says
-    searches: int = 3  # for plans that save memory, each with what the one before lacked
+    above: float = 1.1  # times the limit, with which these begin: bytes of mixed layouts were up
+    # to 12 % less than the search says (tests/planner/test_saving.py)
+    searches: int = 5  # for plans that save memory, each with what the one before lacked
     near: float = 1.15  # times the best plan's seconds: a quicker one whose ranks have many rows
     # is timed with them before it is believed
 
@@ -201,8 +203,9 @@ class _Deciding:
         """Plans that save memory, where quick ones in `found` lack it: those that save alike in
         all components, and the best of the search that saves in each component what it must.
 
-        The search adds up what is there at the end of forward. By how much more its best plan
-        needs, at another moment of the step, it may use less the next time.
+        The search adds up what is there when the last component's backward is at work, and knows
+        layouts that are mixed roughly. By how much its best plan lacks memory when it is priced
+        exactly, the next one must need less; by how much it leaves, the next one may need more.
         """
         problem, made = self.partitions.problem, list[Candidate]()
         tried: set[Plan] = set()
@@ -215,16 +218,17 @@ class _Deciding:
             made += self.priced(less)
         if not tried:
             return []
-        parts, limit = uniform(self.partitions), problem.limit
+        parts, lacking = uniform(self.partitions), 0.0
         self._ask_of_levels(parts)
         for _ in range(TUNING.searches):
-            plans = self.facts.agreed(partial(self._saved, parts, limit), str, Plan.parse)
+            find = partial(self._saved, parts, lacking)
+            plans = self.facts.agreed(find, str, Plan.parse)
             self.ask(plans)
             new = self.priced(plans)
-            made += new
-            if not new or new[0].fits or new[0].time is None:
+            if not new or new[0].fullest is None or new[0].plan in {c.plan for c in made}:
                 break
-            limit -= max(m.peak for m in new[0].memory) - problem.limit
+            made += new
+            lacking = new[0].fullest.peak - problem.limit
         known = {c.plan for c in found}
         return list({c.plan: c for c in made if c.plan not in known}.values())
 
@@ -240,16 +244,17 @@ class _Deciding:
         self.profile = self.facts.profile(every, self.profile)
         self.waited += time.perf_counter() - began
 
-    def _saved(self, parts: Uniform, limit: float) -> list[Plan]:
-        """The best of the search in which components may save memory."""
+    def _saved(self, parts: Uniform, lacking: float) -> list[Plan]:
+        """The best of the search in which components may save memory; with as much less, or more,
+        than in the plan that it found before as that lacks, or leaves."""
+        limit, before = TUNING.above * self.partitions.problem.limit, self.search
+        if lacking and before is not None:
+            limit = before.found.memory - lacking
         try:
-            found = searched(parts, self.profile, limit, SAVINGS)
+            self.search = searched(parts, self.profile, limit, SAVINGS)
         except (Unmeasured, ValueError):
             return []
-        if not found.found.fits:
-            return []
-        self.search = found
-        return list(dict.fromkeys(found.plans(self.partitions.problem)))
+        return self.search.plans(self.partitions.problem)
 
     def priced(self, plans: Sequence[Plan]) -> list[Candidate]:
         """The candidates of `plans`, which every rank has partitioned the step for."""

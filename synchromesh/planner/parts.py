@@ -32,6 +32,7 @@ class Parts:
     update: float  # s of the optimizer's step
     resident: float  # bytes on a device: parameters, gradients, optimizer state
     kept: float  # bytes on a device from a micro-batch's forward to its backward
+    working: float  # bytes on a device in a backward, of what was kept and of what it makes
 
 
 def parts(
@@ -83,7 +84,16 @@ def parts(
         update=profile.update_byte * kept_bytes + profile.update_tensor * len(trained),
         resident=sum(_resident(h, profile) for h in own),
         kept=0.0 if recompute else measured.memory.kept(rows),
+        working=measured.memory.backward(rows) + sum(map(_gathered_bytes, own)),
     )
+
+
+def _gathered_bytes(h: Holding) -> int:
+    """Bytes that a sharded tensor takes besides while its component is at work: what that computes
+    with, where it has not stayed, and a place in a bucket for its gradient."""
+    if h.parts == 1:
+        return 0
+    return h.local_bytes * ((h.states == "parameters") + h.tensor.trainable)
 
 
 @dataclass(frozen=True)

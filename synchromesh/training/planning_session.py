@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from synchromesh.cost.peak_memory import PeakMemory, least_held
+from synchromesh.cost.peak_memory import PeakMemory, held_bytes
 from synchromesh.engine import batches, heap
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
@@ -127,10 +127,10 @@ class PlanningSession:
         take more memory than there is. All ranks call alike."""
         ranks = plan.devices(self.world.size)
         held = [[h for h in holdings.values() if p in h.positions] for p in range(len(ranks))]
-        least = (least_held(h, 0.0, ()) for h in held)
+        least = (sum(held_bytes(h, 0.0, ()).values()) for h in held)
         tight = any(PLENTY * n > self.limits[r] for n, r in zip(least, ranks, strict=True))
         factor = self._state_factor() if tight else 0.0
-        bytes_ = (round(least_held(h, factor, h)) for h in held)
+        bytes_ = (round(sum(held_bytes(h, factor, h).values())) for h in held)
         self._forewarn(Candidate(plan, None, tuple(PeakMemory(n, n) for n in bytes_), True, ""))
 
     def _state_factor(self) -> float:

@@ -82,6 +82,17 @@ def test_a_chain_by_hand() -> None:
     assert found == PeakMemory(held, held + max(forward, backward)) == PeakMemory(192, 192 + 322)
 
 
+def test_what_the_bytes_of_the_highest_moment_are() -> None:
+    setting = drawn(PARTS, ALONE)
+    found = peak_memory(setting, known(setting, FIRST, SECOND, state_factor=2.0), 0)
+    kinds = {"parameters": 64, "states": 128, "activations": 48 + 80 + 100 + 94, "gradients": 0}
+    assert found.by_kind == {**kinds, "buffers": 0} and sum(kinds.values()) == found.peak
+    profile = known(setting, FIRST, SECOND, work_largest=3.0, work_byte=4.0)
+    update = peak_memory(setting, profile, 0)
+    assert update.by_kind["gradients"] == 64 and update.by_kind["activations"] == 48
+    assert sum(update.by_kind.values()) == update.peak
+
+
 def test_buckets_are_held_and_gradients_in_them_do_not_stay() -> None:
     setting = drawn(PARTS, PAIR, rows=8)
     found = peak_memory(setting, known(setting, FIRST, SECOND), 1)
