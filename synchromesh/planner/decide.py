@@ -229,6 +229,9 @@ class _Deciding:
                 break
             made += new
             lacking = new[0].fullest.peak - problem.limit
+            least = min((c.seconds for c in (*found, *made) if c.fits), default=inf)
+            if lacking > 0 and new[0].seconds >= least:  # one of less memory is no quicker
+                break
         known = {c.plan for c in found}
         return list({c.plan: c for c in made if c.plan not in known}.values())
 
