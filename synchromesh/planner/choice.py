@@ -131,10 +131,15 @@ def _why(best: Candidate, quickest: Candidate) -> str:
     return "least predicted time"
 
 
+def saves_memory(plan: Plan) -> bool:
+    """Whether states are sharded or activations recomputed in any component."""
+    return any(spec.states != "none" or spec.recompute for spec in plan.specs)
+
+
 def plainness(plan: Plan) -> tuple[int, bool]:
     """From the plainest on: one device, `data`, `tensor`, a uniform hybrid, mixed layouts, unequal
     rows or some of the devices, stages; of either, without sharded states and recomputation."""
-    saving = any(spec.states != "none" or spec.recompute for spec in plan.specs)
+    saving = saves_memory(plan)
     if plan.stages:
         return len(PLAIN) + 2, saving
     if plan.rows is not None or plan.ranks is not None:

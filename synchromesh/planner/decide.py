@@ -29,7 +29,7 @@ from synchromesh.planner.assemble import (
 )
 from synchromesh.planner.candidate import Candidate, other_interleaving, price, with_interleaving
 from synchromesh.planner.chain import search
-from synchromesh.planner.choice import Choice, RunnerUp, decided
+from synchromesh.planner.choice import Choice, RunnerUp, decided, saves_memory
 from synchromesh.planner.demand import Demand
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.planner.problem import Problem
@@ -302,6 +302,7 @@ class Searched:
     """What the search was asked and what it found."""
 
     assembled: Assembled
+    limit: float  # bytes of a device
     found: Found
 
     @property
@@ -334,7 +335,7 @@ def searched(
     of a component."""
     assembled = assemble(uniform, profile, savings)
     most = TUNING.alternatives if savings == AS_IS else 0  # those save a little more or less
-    return Searched(assembled, search(assembled.problem, limit, most))
+    return Searched(assembled, limit, search(assembled.problem, limit, most))
 
 
 def plain(devices: int, splits: bool = True) -> list[Plan]:
@@ -362,7 +363,8 @@ def with_runners_up(partitions: PartitionCache, choice: Choice) -> Choice:
     in this process; without it where that search fails."""
     problem = partitions.problem
     try:
-        result = searched(uniform(partitions), choice.profile, problem.limit)
+        savings = SAVINGS if saves_memory(choice.chosen.plan) else AS_IS
+        result = searched(uniform(partitions), choice.profile, problem.limit, savings)
         return _with_runners_up(problem, result, choice)
     except ValueError:
         return choice
@@ -376,7 +378,7 @@ def _with_runners_up(problem: PlanningProblem, result: Searched, made: Choice) -
     if choice is None:
         choice, plan = result.found.choice, result.plans(problem)[0]
     chosen = found_of(result.problem, choice)
-    others = runners_up(result.problem, chosen, max(problem.limit, chosen.memory))
+    others = runners_up(result.problem, chosen, max(result.limit, chosen.memory))
     rows = []
     for i, (name, layout) in enumerate(zip(problem.names, result.layouts(choice), strict=True)):
         other = others[i]
