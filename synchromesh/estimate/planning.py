@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from synchromesh import catalogue
 from synchromesh.engine.model import Model
+from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.estimate import network
 from synchromesh.estimate.datasheet import SOURCE, datasheet
 from synchromesh.planner.candidate import Candidate, readable
@@ -138,7 +139,10 @@ def plan(
     step = trace(model, loss, example, training=True, autocast=autocast)
     if step.opaque:
         return Planned(_opaque(step, place), place, rows)
+    if next(model.parameters(), None) is None:
+        raise ValueError("the model has no parameters: there is nothing to train")
     made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())
+    check_optimizer(made, sharded=False)
     limits = tuple(memory or float(device.memory_bytes) for _, device in place.ranks)
     modules = Model(model).inside(step.chain.names)
     problem = PlanningProblem(step, rows, len(limits), modules, limits, coupled(made))

@@ -21,7 +21,6 @@ from typing import Any, Protocol, TypeVar
 from synchromesh.cost.step_time import Unmeasured
 from synchromesh.planner.assemble import (
     AS_IS,
-    SAVINGS,
     Assembled,
     Saving,
     assemble,
@@ -34,7 +33,7 @@ from synchromesh.planner.demand import Demand
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.planner.problem import Problem
 from synchromesh.planner.runner_up import runners_up
-from synchromesh.planner.saving import nearest_lacking, savings
+from synchromesh.planner.saving import nearest_lacking, savings, ways_to_save
 from synchromesh.planner.stage_facts import stage_demands
 from synchromesh.planner.stage_plans import stage_plans
 from synchromesh.planner.unequal import widened
@@ -213,6 +212,7 @@ class _Deciding:
             tried.add(near.plan)
             find = partial(savings, self.partitions, near.plan, self.profile)
             less = self.facts.agreed(find, str, Plan.parse)
+            tried.update(less)
             for plan in less:
                 self.ask([plan], problem.ranks(plan))
             made += self.priced(less)
@@ -235,10 +235,15 @@ class _Deciding:
         known = {c.plan for c in found}
         return list({c.plan: c for c in made if c.plan not in known}.values())
 
+    @property
+    def ways(self) -> tuple[Saving, ...]:
+        """In which ways a component may save memory."""
+        return ways_to_save(self.partitions.problem)
+
     def _ask_of_levels(self, parts: Uniform) -> None:
         """The facts of every degree under every level of sharded states."""
         began = time.perf_counter()
-        levels = dict.fromkeys(states for states, _ in SAVINGS if states != "none")
+        levels = dict.fromkeys(states for states, _ in self.ways if states != "none")
         every = [
             cut.under([replace(c.layout, shard_states=states) for c in cut.components])
             for states in levels
@@ -254,7 +259,7 @@ class _Deciding:
         if lacking and before is not None:
             limit = before.found.memory - lacking
         try:
-            self.search = searched(parts, self.profile, limit, SAVINGS)
+            self.search = searched(parts, self.profile, limit, self.ways)
         except (Unmeasured, ValueError):
             return []
         return self.search.plans(self.partitions.problem)
@@ -363,8 +368,8 @@ def with_runners_up(partitions: PartitionCache, choice: Choice) -> Choice:
     in this process; without it where that search fails."""
     problem = partitions.problem
     try:
-        savings = SAVINGS if saves_memory(choice.chosen.plan) else AS_IS
-        result = searched(uniform(partitions), choice.profile, problem.limit, savings)
+        ways = ways_to_save(problem) if saves_memory(choice.chosen.plan) else AS_IS
+        result = searched(uniform(partitions), choice.profile, problem.limit, ways)
         return _with_runners_up(problem, result, choice)
     except ValueError:
         return choice

@@ -56,6 +56,9 @@ class PartitionCache:
 
     def of_layouts(self, layouts: tuple[Layout, ...]) -> Partition:
         """The partition with `layouts[i]` for component i. ValueError where there is none."""
+        why = self.problem.unsplittable
+        if why and any(x.shard_states != "none" and x.data > 1 for x in layouts):
+            raise ValueError(why)
         if layouts not in self._solved:
             meshes = tuple(layout.mesh for layout in layouts)
             if meshes == layouts:

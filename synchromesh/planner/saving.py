@@ -8,8 +8,9 @@ from dataclasses import replace
 from math import inf
 
 from synchromesh.cost.peak_memory import peak_memories
+from synchromesh.planner.assemble import SAVINGS, Saving
 from synchromesh.planner.candidate import Candidate, setting
-from synchromesh.planner.planning_problem import PartitionCache
+from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.values.layout import ShardStates
 from synchromesh.values.layout_spec import OPTIONS, LayoutSpec
 from synchromesh.values.plan import Plan
@@ -27,14 +28,22 @@ def nearest_lacking(found: Sequence[Candidate], tried: Collection[Plan]) -> Cand
     return best
 
 
+def ways_to_save(problem: PlanningProblem) -> tuple[Saving, ...]:
+    """In which ways a component may save memory: nothing is sharded where the optimizer needs
+    whole parameters."""
+    return tuple(way for way in SAVINGS if way[0] == "none" or not problem.unsplittable)
+
+
 def savings(partitions: PartitionCache, plan: Plan, profile: Profile) -> list[Plan]:
-    """Of the plans that fit and save memory in all components of one that does not, those that
-    save the least, without and with recomputation."""
+    """Of the plans that save memory in all components of one that does not fit, those that save
+    the least and fit, without and with recomputation; where none of these fits, the leanest."""
     made = []
     for ways in _savings(plan):
         possible = [p for p in ways if partitions.possible([p])]
-        if possible and _fits(partitions, possible[-1], profile):
-            made.append(next(p for p in possible if _fits(partitions, p, profile)))
+        if possible:
+            fitting = (p for p in possible[:-1] if _fits(partitions, p, profile))
+            lean = not _fits(partitions, possible[-1], profile)
+            made.append(possible[-1] if lean else next(fitting, possible[-1]))
     return made
 
 

@@ -15,8 +15,10 @@ class Shortage:
     remedy: str
 
     @classmethod
-    def of(cls, candidate: Candidate, limits: Sequence[float], rows: int) -> "Shortage | None":
-        """None where it fits, or nothing is known of its memory."""
+    def of(
+        cls, candidate: Candidate, limits: Sequence[float], rows: int, given: bool = True
+    ) -> "Shortage | None":
+        """None where it fits, or nothing is known of its memory. given: the plan is the user's."""
         if not candidate.memory or not limits:
             return None
         lacking, rank, memory = most_lacking(candidate, limits)
@@ -27,8 +29,8 @@ class Shortage:
             f"the plan {str(candidate.plan)!r} is predicted to need {readable(memory.peak)} of "
             f"tensors on rank {rank}, which has memory for {readable(limit)}"
         )
-        other = "the plan 'auto' takes one that fits, where there is one"
-        return cls(clause, f"{_remedy(memory, limit, rows)}; {other}")
+        other = "; the plan 'auto' takes one that fits, where there is one" if given else ""
+        return cls(clause, _remedy(memory, limit, rows) + other)
 
     def __str__(self) -> str:
         return f"{self.clause}: the system may end the run. {self.remedy}"
@@ -38,7 +40,7 @@ def most_lacking(c: Candidate, limits: Sequence[float]) -> tuple[float, int, Pea
     """By how many bytes a candidate exceeds its limit where it does most, on which rank."""
     ranks = c.plan.devices(len(limits))
     missing = [(m.peak - limits[r], r, m) for r, m in zip(ranks, c.memory, strict=True)]
-    return max(missing, key=lambda x: x[0])
+    return max(missing, key=lambda x: x[:2])
 
 
 def _remedy(memory: PeakMemory, limit: float, rows: int) -> str:

@@ -16,7 +16,7 @@ from synchromesh.planner.chain import search
 from synchromesh.planner.decide import decide, survey
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.planner.problem import evaluate
-from synchromesh.planner.saving import nearest_lacking, savings
+from synchromesh.planner.saving import nearest_lacking, savings, ways_to_save
 from synchromesh.planner.uniform import uniform
 from synchromesh.planner.wording import worded
 from synchromesh.trace.capture.capture import trace
@@ -68,12 +68,25 @@ def texts(facts: tuple[PartitionCache, Profile], plan: str, limit: float = 1e12)
 
 def test_no_more_is_saved_than_must_be(facts: tuple[PartitionCache, Profile]) -> None:
     assert texts(facts, "data") == ["zero1", "data:recompute=yes"]
-    assert texts(facts, "data", 0.0) == []
+    lean = ["sharded-data", "sharded-data:recompute=yes"]
+    assert texts(facts, "data", 0.0) == lean, "the least that is lacking is said"
 
 
 def test_tensor_ranks_have_nothing_to_shard(facts: tuple[PartitionCache, Profile]) -> None:
     assert texts(facts, "tensor") == ["tensor:recompute=yes"]
     assert texts(facts, "single") == ["single:recompute=yes"]
+
+
+def test_an_optimizer_that_needs_whole_parameters_gets_them(
+    facts: tuple[PartitionCache, Profile],
+) -> None:
+    partitions, _ = facts
+    why = "the optimizer cannot update pieces"
+    partitions.problem = replace(partitions.problem, unsplittable=why)
+    assert texts(facts, "data") == ["data:recompute=yes"]
+    assert {states for states, _ in ways_to_save(partitions.problem)} == {"none"}
+    with pytest.raises(ValueError, match=why):
+        partitions.partition(Plan.parse("zero1"))
 
 
 def test_layouts_of_components_and_stages_are_kept(
