@@ -145,7 +145,8 @@ class PlanningSession:
         """Says once of a plan that it will not fit, and leaves that for the launcher."""
         if self.world.rank:
             return
-        shortage = Shortage.of(candidate, self.limits, self.rows)
+        given = self.choice is None or self.choice.chosen.plan != candidate.plan
+        shortage = Shortage.of(candidate, self.limits, self.rows, given)
         forewarn(shortage.clause if shortage else "")
         if shortage and self._forewarned != candidate.plan:
             self._forewarned = candidate.plan

@@ -305,6 +305,8 @@ class Trainer:
         self._accumulation.require_none("switch")
         forget_gradients(self.model)
         plan = checked_plan(plan)
+        if any(self.world.everyone.all_gather_json(self._execution.outdated())):
+            self._execution.follow_changes()
         if plan.automatic:
             plan = self.planning.choose(self.traced)
         self._execution.settle()

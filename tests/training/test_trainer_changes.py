@@ -41,8 +41,8 @@ def thawed(plan: str, switch: bool = False) -> dict[str, Tensor]:
     for step in range(6):
         if step in (2, 4):
             net[0].requires_grad_(step == 2)  # released, then frozen again
-            if switch and step == 2:
-                trainer.switch("data")  # what has just been released moves, and is trained after
+            if switch:  # what has just been released moves, and is trained after
+                trainer.switch("data" if step == 2 else "tensor")
         trainer.step(trainer.shard(batch()))
     state = trainer.state_dict()
     trainer.close()
