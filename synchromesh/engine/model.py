@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -150,6 +151,20 @@ class Model:
                 other = torch.float32 if tensor.dtype is torch.float16 else torch.float16
                 parameter.data = tensor.new_empty(0, dtype=other)
             parameter.data = tensor
+
+    @contextmanager
+    def unreferenced(self) -> Iterator[None]:
+        """Without the weak references that recurrent modules have to their weights, with which
+        torch swaps no tensors."""
+        recurrent = [part for part in self._modules if isinstance(part, nn.RNNBase)]
+        for part in recurrent:
+            part._flat_weight_refs = []
+        try:
+            yield
+        finally:
+            for part in recurrent:
+                weights = part._flat_weights
+                part._flat_weight_refs = [None if w is None else ref(w) for w in weights]
 
     def bind(self, name: str, buffer: Tensor) -> None:
         """Lets every place of the module that holds buffer `name` refer to `buffer`."""

@@ -99,6 +99,11 @@ class ModelState:
 
         without: names that are left uninitialised, for weights to be read into.
         """
+        with self.model.unreferenced():
+            self._start_tensors(seed, without)
+        self._start_optimizer(counters=False)
+
+    def _start_tensors(self, seed: int, without: Collection[str]) -> None:
         for name in [n for n in without if self.model.local(n).is_meta]:
             boxes, shape = self._boxes(name), self.model.described[name].shape
             dtype = self.model.local(name).dtype
@@ -113,7 +118,6 @@ class ModelState:
                 box_view(local, boxes, box).copy_(box_view(entire, (full_box(entire.shape),), box))
             self.model.place(name, local)
             del entire
-        self._start_optimizer(counters=False)
 
     def _start_optimizer(self, counters: bool) -> None:
         """State that the optimizer's constructor made on the meta device, and which therefore

@@ -147,6 +147,26 @@ def test_it_is_named_before_anything_is_measured(kind: type[nn.Module], named: s
     assert not any("measur" in text for text in said)
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0]  # type: ignore[no-any-return]
+
+
+def test_weights_that_a_recurrent_module_refers_to_come_into_being() -> None:
+    model, rows = on_meta(Recurrent), torch.ones(4, 5, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = prepare(model, optimizer, lambda m, b: m(b).square().mean(), rows)
+    first, second = (float(trainer.step(rows)) for _ in range(2))
+    trainer.close()
+    assert 0 < second < first
+    referred = [weight() for weight in model[1].lstm._flat_weight_refs]
+    assert all(w is p for w, p in zip(referred, model[1].parameters(), strict=True))
+
+
 def test_what_has_values_keeps_them_where_the_rest_is_initialised() -> None:
     torch.manual_seed(0)
     known = nn.Linear(2, 3)
