@@ -6,8 +6,7 @@ depend on the number of steps alone and stay as they are.
 """
 
 import warnings
-from collections.abc import Callable, Iterable
-from inspect import signature
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,12 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from synchromesh.engine.groups import Group
-from synchromesh.values.optimizer import coupled, elementwise
-
-REFUSED = {
-    "lbfgs": "it keeps own copies of all parameters and calls the loss again",
-    "sparseadam": "it takes sparse gradients, which are not summed over ranks",
-}
+from synchromesh.values.optimizer import coupled, elementwise, refuse_unusable
 
 
 def settings(optimizer: Optimizer) -> list[list[str]]:
@@ -40,38 +34,20 @@ def settings(optimizer: Optimizer) -> list[list[str]]:
     ]
 
 
-def needed_arguments(step: Callable[..., Any]) -> list[str]:
-    """Arguments without which `step`, of an optimizer or a scheduler, cannot be called."""
-    asked = signature(step).parameters.values()
-    return [p.name for p in asked if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-
-
 def check(optimizer: Optimizer, sharded: bool) -> None:
     """ValueError for optimizers that cannot run, a warning for unknown ones on shards.
 
     sharded: whether any parameter is sharded over several ranks.
     """
-    kind: Any = type(optimizer)
-    names = [k.__name__.lower() for k in kind.__mro__]
-    for name in names:
-        if name in REFUSED:
-            raise ValueError(
-                f"the optimizer {kind.__name__} cannot be used: {REFUSED[name]}; use AdamW"
-            )
-    if needed := needed_arguments(kind.step)[1:]:  # of the class: a scheduler wraps the object's
-        raise ValueError(
-            f"the optimizer {kind.__name__} is stepped with {', '.join(needed)}, which an update "
-            "does not have (one that computes the loss again cannot be used): use AdamW, or give "
-            "its step defaults"
-        )
+    refuse_unusable(optimizer)
     if not sharded:
         return
     if why := coupled(optimizer):
         raise ValueError(f"{why}; use the plan 'data', or AdamW")
     if not elementwise(optimizer):
         warnings.warn(
-            f"it is not known whether the optimizer {kind.__name__} updates each entry by itself; "
-            "if not, pieces of a parameter are updated otherwise than the whole "
+            f"it is not known whether the optimizer {type(optimizer).__name__} updates each entry "
+            "by itself; if not, pieces of a parameter are updated otherwise than the whole "
             "(`synchromesh verify` shows it; the plan 'data' is exact)",
             stacklevel=2,
         )

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from synchromesh import catalogue
 from synchromesh.engine.model import Model
-from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.estimate import network
 from synchromesh.estimate.datasheet import SOURCE, datasheet
 from synchromesh.planner.candidate import Candidate, readable
@@ -30,7 +29,7 @@ from synchromesh.trace.partition.local import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster
 from synchromesh.values.layout_spec import LayoutSpec
-from synchromesh.values.optimizer import coupled
+from synchromesh.values.optimizer import coupled, refuse_unusable
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 from synchromesh.workloads.workload import Loss
@@ -142,7 +141,7 @@ def plan(
     if next(model.parameters(), None) is None:
         raise ValueError("the model has no parameters: there is nothing to train")
     made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())
-    check_optimizer(made, sharded=False)
+    refuse_unusable(made)
     limits = tuple(memory or float(device.memory_bytes) for _, device in place.ranks)
     modules = Model(model).inside(step.chain.names)
     problem = PlanningProblem(step, rows, len(limits), modules, limits, coupled(made))

@@ -18,11 +18,11 @@ from synchromesh.engine.agreement import compare_ranks
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import check as check_optimizer
-from synchromesh.engine.optimizer import needed_arguments
 from synchromesh.trace.capture.carry import joined
 from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.options import Loss, Options
 from synchromesh.training.trainer import Trainer
+from synchromesh.values.optimizer import needed_arguments
 from synchromesh.values.plan import Plan
 
 

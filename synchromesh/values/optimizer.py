@@ -3,7 +3,8 @@ name, and those that show it on a small one."""
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -34,6 +35,35 @@ COUPLED = {
     "adam8bit": "blocks of neighbouring entries",
     "adamw8bit": "blocks of neighbouring entries",
 }
+
+
+REFUSED = {
+    "lbfgs": "it keeps own copies of all parameters and calls the loss again",
+    "sparseadam": "it takes sparse gradients, which are not summed over ranks",
+}
+
+
+def needed_arguments(step: Callable[..., Any]) -> list[str]:
+    """Arguments without which `step`, of an optimizer or a scheduler, cannot be called."""
+    asked = signature(step).parameters.values()
+    return [p.name for p in asked if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+def refuse_unusable(optimizer: Optimizer) -> None:
+    """ValueError for optimizers that cannot run under any plan."""
+    kind: Any = type(optimizer)
+    names = [k.__name__.lower() for k in kind.__mro__]
+    for name in names:
+        if name in REFUSED:
+            raise ValueError(
+                f"the optimizer {kind.__name__} cannot be used: {REFUSED[name]}; use AdamW"
+            )
+    if needed := needed_arguments(kind.step)[1:]:  # of the class: a scheduler wraps the object's
+        raise ValueError(
+            f"the optimizer {kind.__name__} is stepped with {', '.join(needed)}, which an update "
+            "does not have (one that computes the loss again cannot be used): use AdamW, or give "
+            "its step defaults"
+        )
 
 
 def coupled(optimizer: Optimizer) -> str:

@@ -39,12 +39,15 @@ def sentence(words: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_the_document(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     told = document(f"plan {target} --cluster v100x8", capsys)
     keys = {"plan", "step_seconds", "memory_bytes", "communication_share", "fits", "reason"}
+    keys.add("memory_by_kind")
     for candidate in told["candidates"]:
         assert set(candidate) == keys
         assert str(Plan.parse(candidate["plan"])) == candidate["plan"]  # canonical
         assert candidate["step_seconds"] > 0 and 0 <= candidate["communication_share"] <= 1
         devices = Plan.parse(candidate["plan"]).devices(8)
         assert len(candidate["memory_bytes"]) == len(devices)
+        kinds = [sum(of_device.values()) for of_device in candidate["memory_by_kind"]]
+        assert kinds == pytest.approx(candidate["memory_bytes"])
     texts = [c["plan"] for c in told["candidates"]]
     assert told["chosen"] == texts[0] and len(set(texts)) == len(texts)
     for plain in ("single", "data", "hybrid:tensor=2", "hybrid:tensor=4", "tensor"):
