@@ -124,11 +124,12 @@ def planned(case: str) -> dict[str, Any]:
     )  # fmt: skip
     seconds, chosen = time.perf_counter() - began, made.choice.chosen
     assert chosen.fullest is not None
+    assert not (chosen.plan.overrides or chosen.plan.stages), f"no sum by hand of {chosen.plan}"
     (layout,) = set(chosen.plan.layouts(["any"], len(made.cluster.ranks), {"any": ()}))
     return {
         "plan": str(chosen.plan),
         "fits": chosen.fits,
-        "sharded": layout.shard_states == "parameters" and not chosen.plan.overrides,
+        "sharded": layout.shard_states == "parameters",
         "step": chosen.seconds,
         "kinds": dict(chosen.fullest.by_kind),
         "device": chosen.fullest.peak,

@@ -260,7 +260,7 @@ class _Deciding:
             limit = before.found.memory - lacking
         try:
             self.search = searched(parts, self.profile, limit, self.ways)
-        except (Unmeasured, ValueError):
+        except ValueError:  # a level was not measured, or prices forbid every plan
             return []
         return self.search.plans(self.partitions.problem)
 

@@ -6,11 +6,10 @@ Every change is priced in bytes as plans are, so that only what helps is named.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from synchromesh.cost.peak_memory import peak_memories
-from synchromesh.planner.candidate import readable, setting
+from synchromesh.planner.candidate import readable
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.planning_problem import PartitionCache
-from synchromesh.planner.shortage import most_lacking
+from synchromesh.planner.shortage import fits, most_lacking
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
@@ -46,18 +45,6 @@ def misfit(choice: Choice, partitions: PartitionCache) -> str:
     )
 
 
-def _fits(partitions: PartitionCache, plan: Plan, profile: Profile, rows: int) -> bool:
-    """Whether `plan` fits with a global batch of so many rows; not where that is not known."""
-    problem = partitions.problem
-    try:
-        placed = replace(setting(partitions, plan), rows=rows)
-        memory = peak_memories(placed, profile, plan.pieces or 1)
-    except ValueError:  # no such plan, or nobody has measured its programs
-        return False
-    ranks = problem.ranks(plan)
-    return all(m.peak <= problem.limits[r] for r, m in zip(ranks, memory, strict=True))
-
-
 def _doubled(most: int, start: int = 2) -> Iterator[int]:
     while start <= most:
         yield start
@@ -67,7 +54,7 @@ def _doubled(most: int, start: int = 2) -> Iterator[int]:
 def _fewer_rows(partitions: PartitionCache, plan: Plan, profile: Profile) -> str:
     """By bisection: what a step needs grows with its rows."""
     rows = partitions.problem.rows
-    fitting = _last(lambda n: _fits(partitions, plan, profile, n), plan.micro_batches, rows)
+    fitting = _last(lambda n: fits(partitions, plan, profile, n), plan.micro_batches, rows)
     return f"a global batch of {fitting} rows instead of {rows}" if fitting else ""
 
 
@@ -92,7 +79,7 @@ def _more_micro_batches(partitions: PartitionCache, plan: Plan, profile: Profile
             cut = Plan.parse(str(replace(plan, micro_batches=count, pieces=None)))
         except ValueError:
             return ""
-        if _fits(partitions, cut, profile, problem.rows):
+        if fits(partitions, cut, profile, problem.rows):
             return f"{count} micro-batches, {str(cut)!r}"
     return ""
 
@@ -106,6 +93,6 @@ def _more_devices(partitions: PartitionCache, plans: Sequence[Plan], profile: Pr
         more = replace(problem, devices=problem.devices * times, limits=problem.limits * times)
         larger = PartitionCache(more)
         for plan in free:
-            if _fits(larger, plan, profile, problem.rows):
+            if fits(larger, plan, profile, problem.rows):
                 return f"{more.devices} devices instead of {problem.devices}, {str(plan)!r}"
     return ""

@@ -45,8 +45,7 @@ def parts(
     recompute: bool = False,
 ) -> Parts | None:
     """What the component takes under one degree on the slowest of `ranks` (None: all); None where
-    nothing is known of it.
-    """
+    nothing is known of it."""
     local = uniform.partitions[degree].components[index]
     local = replace(local, layout=replace(local.layout, recompute=recompute))
     measured = profile.compute.get(local.program)

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
-from synchromesh.cost.peak_memory import peak_memories
 from synchromesh.planner.assemble import SAVINGS, Saving
-from synchromesh.planner.candidate import Candidate, setting
+from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
+from synchromesh.planner.shortage import fits
 from synchromesh.values.layout import ShardStates
 from synchromesh.values.layout_spec import OPTIONS, LayoutSpec
 from synchromesh.values.plan import Plan
@@ -37,22 +37,13 @@ def ways_to_save(problem: PlanningProblem) -> tuple[Saving, ...]:
 def savings(partitions: PartitionCache, plan: Plan, profile: Profile) -> list[Plan]:
     """Of the plans that save memory in all components of one that does not fit, those that save
     the least and fit, without and with recomputation; where none of these fits, the leanest."""
-    made = []
+    made, rows = [], partitions.problem.rows
     for ways in _savings(plan):
-        possible = [p for p in ways if partitions.possible([p])]
-        if possible:
-            fitting = (p for p in possible[:-1] if _fits(partitions, p, profile))
-            lean = not _fits(partitions, possible[-1], profile)
-            made.append(possible[-1] if lean else next(fitting, possible[-1]))
+        if possible := [p for p in ways if partitions.possible([p])]:
+            *others, leanest = possible
+            known = others if fits(partitions, leanest, profile, rows) else []
+            made.append(next((p for p in known if fits(partitions, p, profile, rows)), leanest))
     return made
-
-
-def _fits(partitions: PartitionCache, plan: Plan, profile: Profile) -> bool:
-    """Whether a plan stays below the limits; its programs are known."""
-    problem = partitions.problem
-    memory = peak_memories(setting(partitions, plan), profile)
-    limits = (problem.limits[rank] for rank in problem.ranks(plan))
-    return all(m.peak <= limit for m, limit in zip(memory, limits, strict=True))
 
 
 def _savings(plan: Plan) -> Iterator[list[Plan]]:

@@ -1,10 +1,13 @@
-"""What a plan that does not fit lacks, where it does most."""
+"""Whether a plan fits, and what one that does not lacks, where it does most."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from synchromesh.cost.peak_memory import PeakMemory
-from synchromesh.planner.candidate import Candidate, readable
+from synchromesh.cost.peak_memory import PeakMemory, peak_memories
+from synchromesh.planner.candidate import Candidate, readable, setting
+from synchromesh.planner.planning_problem import PartitionCache
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,18 @@ def most_lacking(c: Candidate, limits: Sequence[float]) -> tuple[float, int, Pea
     ranks = c.plan.devices(len(limits))
     missing = [(m.peak - limits[r], r, m) for r, m in zip(ranks, c.memory, strict=True)]
     return max(missing, key=lambda x: x[:2])
+
+
+def fits(partitions: PartitionCache, plan: Plan, profile: Profile, rows: int) -> bool:
+    """Whether `plan` fits with a global batch of so many rows; not where that is not known."""
+    problem = partitions.problem
+    try:
+        placed = replace(setting(partitions, plan), rows=rows)
+        memory = peak_memories(placed, profile, plan.pieces or 1)
+    except ValueError:  # no such plan, or nobody has measured its programs
+        return False
+    ranks = problem.ranks(plan)
+    return all(m.peak <= problem.limits[r] for r, m in zip(ranks, memory, strict=True))
 
 
 def _remedy(memory: PeakMemory, limit: float, rows: int) -> str:
