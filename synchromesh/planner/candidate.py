@@ -82,7 +82,8 @@ def setting(partitions: PartitionCache, plan: Plan) -> Setting:
 def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate:
     """The candidate of `plan`: seconds, bytes on each device, whether it stays below the limits.
 
-    A plan that leaves open how many micro-batches are interleaved gets the better number.
+    A plan that leaves open how many micro-batches are interleaved gets the better number, of those
+    that fit if any does.
     """
     problem = partitions.problem
     limits = problem.limits
@@ -100,6 +101,10 @@ def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate
         for rank, m in zip(problem.ranks(plan), memory, strict=True)
         if limits and m.peak > limits[rank]
     ]
+    if over and plan.pieces is None and time.interleaved > 1:
+        alone = price(partitions, replace(plan, pieces=1), profile)
+        if alone.fits:
+            return replace(alone, plan=plan)
     if over:
         most, rank = max(over)
         reason = f"rank {rank} lacks {readable(most)}"

@@ -22,7 +22,7 @@ from synchromesh.planner.wording import worded
 from synchromesh.trace.capture.capture import trace
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
-from synchromesh.values.profile import Profile
+from synchromesh.values.profile import Curve, Pattern, Profile
 from tests.models import traced
 from tests.planner.test_assemble import profiled
 
@@ -70,6 +70,25 @@ def test_no_more_is_saved_than_must_be(facts: tuple[PartitionCache, Profile]) ->
     assert texts(facts, "data") == ["zero1", "data:recompute=yes"]
     lean = ["sharded-data", "sharded-data:recompute=yes"]
     assert texts(facts, "data", 0.0) == lean, "the least that is lacking is said"
+
+
+def test_micro_batches_that_take_turns_are_one_where_four_lack_memory() -> None:
+    partitions = PartitionCache(PlanningProblem(traced("gpt2"), 64, 4, limits=(1e12,) * 4))
+    known = profiled(uniform(partitions))
+    gathered = {
+        ("all_gather", Pattern(2, 2)): Curve(((1.0, 2e-6),)),
+        ("reduce_scatter", Pattern(2, 2)): Curve(((1.0, 2e-6),)),
+    }
+    profile = replace(known, network={**known.network, **gathered})
+    text = "hybrid:tensor=2,states=parameters"
+    one, four = (price(partitions, Plan.parse(f"{text}; @pieces={n}"), profile) for n in (1, 4))
+    assert one.fullest and four.fullest
+    assert four.seconds < one.seconds and four.fullest.peak > one.fullest.peak
+    for limit, taken in ((1e12, four), (one.fullest.peak, one), (0.0, four)):
+        partitions.problem = replace(partitions.problem, limits=(limit,) * 4)
+        found = price(partitions, Plan.parse(text), profile)
+        assert (found.seconds, found.memory) == (taken.seconds, taken.memory)
+        assert found.fits == (limit > 0) and str(found.plan) == text
 
 
 def test_tensor_ranks_have_nothing_to_shard(facts: tuple[PartitionCache, Profile]) -> None:
