@@ -17,7 +17,7 @@ from synchromesh.cost.setting import (
 from synchromesh.cost.timeline import Spans
 from synchromesh.cost.timelines import Timelines
 from synchromesh.values import buckets
-from synchromesh.values.buckets import SIZES, UNDER_WAY, BucketSizes, SendingOrder
+from synchromesh.values.buckets import UNDER_WAY, SendingOrder
 from synchromesh.values.holding import Holding
 from synchromesh.values.profile import Profile
 from synchromesh.values.traffic import CollectiveKind
@@ -32,19 +32,21 @@ def first_users(setting: Setting, group: int) -> dict[str, int]:
     return found
 
 
-def gradient_buckets(
-    setting: Setting, group: int, sizes: BucketSizes = SIZES
-) -> list[list[Holding]]:
+def gradient_buckets(setting: Setting, group: int) -> list[list[Holding]]:
     """The buckets of a device group's gradients, in the order in which they are sent."""
-    users = first_users(setting, group)
-    stage_of = {i: s for s in setting.stages_on(group) for i in setting.stages[s]}
+    stages: dict[str, list[int]] = {}  # of the group that use each parameter, in their order
+    for s in setting.stages_on(group):
+        for name in dict.fromkeys(
+            h.tensor.name for i in setting.stages[s] for h in setting.trained(i)
+        ):
+            stages.setdefault(name, []).append(s)
 
     def kind(h: Holding) -> Hashable:
-        stage = stage_of[users[h.tensor.name]] if h.every else None
-        return gradient_pattern(h), tuple(h.positions), h.tensor.dtype, h.parts > 1, stage
+        when = tuple(stages[h.tensor.name]) if h.every else None
+        return gradient_pattern(h), tuple(h.positions), h.tensor.dtype, h.parts > 1, when
 
-    summed = [h for n in users if (h := setting.holdings[n]).summed]
-    return buckets.fill(summed, kind, lambda h: h.local_bytes, sizes)
+    summed = [h for n in stages if (h := setting.holdings[n]).summed]
+    return buckets.fill(summed, kind, lambda h: h.local_bytes)
 
 
 @dataclass
@@ -72,16 +74,15 @@ class Gradients:
     one of a stage, then `finish`."""
 
     def __init__(
-        self, setting: Setting, profile: Profile, timelines: Timelines, group: int = 0,
-        sizes: BucketSizes = SIZES,
-    ) -> None:  # fmt: skip
+        self, setting: Setting, profile: Profile, timelines: Timelines, group: int = 0
+    ) -> None:
         self.setting, self.profile = setting, profile
         self.timelines, self.group, self.line = timelines, group, timelines.lines[group]
         ranks = [setting.ranks[p] for p in setting.positions[group]]
         self.copy_byte = profile.copy_byte * profile.lateness(ranks)
         self._first_user = first_users(setting, group)  # whose backward ends last
         stage_of = {i: s for s in setting.stages_on(group) for i in setting.stages[s]}
-        found = gradient_buckets(setting, group, sizes)
+        found = gradient_buckets(setting, group)
         self._last = _order(b for b in found if not b[0].every)
         self._every = {
             s: _order(b for b in found if b[0].every and stage_of[self._user(b)] == s)

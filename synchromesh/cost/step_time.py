@@ -31,7 +31,6 @@ from synchromesh.cost.timelines import Timelines
 from synchromesh.cost.traffic import Traffic
 from synchromesh.cost.turns import Portion, walked
 from synchromesh.trace.partition.local import LocalComponent
-from synchromesh.values.buckets import SIZES, BucketSizes
 from synchromesh.values.messages import Instruction, Message, Receive, Run
 from synchromesh.values.profile import Profile
 from synchromesh.values.schedule import Action
@@ -56,12 +55,7 @@ class StepTime:
         return self.waited / self.seconds if self.seconds else 0.0
 
 
-def step_time(
-    setting: Setting,
-    profile: Profile,
-    pieces: int = 1,
-    sizes: BucketSizes = SIZES,
-) -> StepTime:
+def step_time(setting: Setting, profile: Profile, pieces: int = 1) -> StepTime:
     """The predicted time of one step. pieces: how many micro-batches take turns on the only stage.
     Unmeasured: by its name."""
     traffic = Traffic(setting, profile, pieces)
@@ -69,7 +63,7 @@ def step_time(
     lines = [Timeline(profile.overlap, profile.device) for _ in lists]
     timelines = Timelines(lines)
     walks = [
-        _GroupWalk(traffic, timelines, group, Gradients(setting, profile, timelines, group, sizes))
+        _GroupWalk(traffic, timelines, group, Gradients(setting, profile, timelines, group))
         for group in range(len(lists))
     ]
     timelines.walk([walk.spans(own) for walk, own in zip(walks, lists, strict=True)])

@@ -22,7 +22,9 @@ class Summed:
     """A parameter whose gradient is summed over a group.
 
     whole: what programs compute with, where this rank keeps a part of it, along `cut`. every:
-    whether it is summed after each backward; stage: the pipeline stage that uses it.
+    whether it is summed after each backward, of the first of `stages`, the pipeline stages of this
+    rank that use it: what the others' backwards give has been added up by then. most_bytes: of the
+    gradient on any rank, by which all of them fill equal buckets; None: as on this one.
     """
 
     parameter: nn.Parameter
@@ -30,12 +32,18 @@ class Summed:
     whole: nn.Parameter | None = None
     cut: Placement = REPLICATED
     every: bool = False
-    stage: int = 0
+    stages: tuple[int, ...] = (0,)
+    most_bytes: int | None = None
 
     @property
     def leaf(self) -> nn.Parameter:
         """What backward makes the gradient of."""
         return self.parameter if self.whole is None else self.whole
+
+    @property
+    def size(self) -> int:
+        """Bytes that its gradient counts for in a bucket."""
+        return self.leaf.nbytes if self.most_bytes is None else self.most_bytes
 
 
 class Bucket:
@@ -44,6 +52,8 @@ class Bucket:
 
     def __init__(self, items: Sequence[Summed]) -> None:
         self.items, self.group = items, items[0].group
+        # whether it must not be sent before the backward of its stage is over
+        self.gathers = items[0].every and len(items[0].stages) > 1
         self.reset()
 
     def reset(self) -> None:
@@ -55,6 +65,11 @@ class Bucket:
         """Takes one gradient in."""
         self.waiting -= not self.filled[index]
         self.filled[index] = True
+
+    @property
+    def ready(self) -> bool:
+        """Whether all gradients of this backward are there."""
+        return not self.waiting and not self.gathers
 
     def launch(self) -> None:
         """Starts the sum; gradients that are missing here count as zero."""
@@ -136,6 +151,7 @@ class ScatterBucket(Bucket):
         self._flat: Tensor | None = None
         self._finish: Finish | None = None
         self._forgotten: Finish | None = None  # to be waited for before the next one starts
+        self._partial = False  # whether gradients were missing here in what is under way
         self._offsets = [0]
         for item in items:
             largest = item.cut.local_shape(tuple(item.leaf.shape), items[0].group.size)
@@ -172,13 +188,15 @@ class ScatterBucket(Bucket):
         flat[:, numbers:] = torch.tensor(self.filled, dtype=flat.dtype, device=flat.device)
         payload = self.group.size * numbers * flat.element_size()
         self._finish = self.group.start_reduce_scatter(flat, payload)
+        self._partial = self.waiting > 0
+        self.reset()  # the next backward fills it anew while this one's sum is under way
 
     def finish(self) -> None:
         """Waits for the sum and adds it up."""
         if self._finish is None:
             return
         part, self._finish, self._flat = self._finish(), None, None
-        counts = part[self._offsets[-1] :].tolist() if self.waiting else [1] * len(self.items)
+        counts = part[self._offsets[-1] :].tolist() if self._partial else [1] * len(self.items)
         for item, start, count in zip(self.items, self._offsets, counts, strict=False):
             if not count:
                 continue
@@ -188,7 +206,6 @@ class ScatterBucket(Bucket):
                 p.grad = own
             else:
                 p.grad.add_(own)
-        self.reset()
 
     def forget(self) -> None:
         """See `Bucket.forget`; the next launch waits for it."""

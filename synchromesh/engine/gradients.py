@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from synchromesh.engine.buckets import Bucket, Summed, bucket_of
 from synchromesh.values import buckets
-from synchromesh.values.buckets import SIZES, UNDER_WAY, BucketSizes, SendingOrder
+from synchromesh.values.buckets import UNDER_WAY, SendingOrder
 
 Order = SendingOrder[Bucket]
 
 
 def _order() -> Order:
-    return SendingOrder(lambda bucket: not bucket.waiting)
+    return SendingOrder(lambda bucket: bucket.ready)
 
 
 class GradientSync:
@@ -32,15 +32,13 @@ class GradientSync:
     `close` and make another.
     """
 
-    def __init__(
-        self, parameters: Sequence[Summed], sizes: BucketSizes = SIZES, *, late: bool = False
-    ) -> None:
+    def __init__(self, parameters: Sequence[Summed], *, late: bool = False) -> None:
         """late: buckets start in `finish`, or when a backward is over: when no other collective of
         backward is under way."""
         self._late = late
         self._alone = [p.parameter for p in parameters if p.group.size == 1]
         shared = [p for p in parameters if p.group.size > 1]
-        filled = buckets.fill(shared, _kind, lambda item: item.leaf.nbytes, sizes)
+        filled = buckets.fill(shared, _kind, lambda item: item.size)
         self._buckets = [bucket_of(items) for items in filled]
         self._last = _order()  # of buckets that are summed once
         self._every: dict[int, Order] = {}  # by stage: of those that are summed in each backward
@@ -57,7 +55,7 @@ class GradientSync:
 
     def _order_of(self, bucket: Bucket) -> Order:
         first = bucket.items[0]
-        return self._every.setdefault(first.stage, _order()) if first.every else self._last
+        return self._every.setdefault(first.stages[0], _order()) if first.every else self._last
 
     def _hook(self, bucket: Bucket, index: int) -> Any:
         item, order = bucket.items[index], self._order_of(bucket)
@@ -70,7 +68,7 @@ class GradientSync:
             bucket.fill(index, leaf.grad)
             if item.cut.sharded:
                 item.group.world.advance()
-            if not bucket.waiting and not self._late:
+            if bucket.ready and not self._late:
                 self._launch(order.ready())
 
         return ready
@@ -152,5 +150,5 @@ class GradientSync:
 def _kind(item: Summed) -> tuple[Any, ...]:
     """What gradients have in common that can be summed together."""
     parameter = item.parameter
-    when = item.stage if item.every else None
+    when = item.stages if item.every else None
     return item.group.ranks, parameter.dtype, parameter.device, item.cut.sharded, when

@@ -201,20 +201,22 @@ class Execution:
         """Trained parameters of this rank in the order of the chain, each with the ranks that sum
         its gradient.
         """
-        groups, whole = self.active.groups, self.sharding.whole
-        found: dict[str, Summed] = {}
-        locals_ = self.active.partition.components
+        groups, locals_ = self.active.groups, self.active.partition.components
+        users: dict[str, list[int]] = {}
         for number, stage in enumerate(stages_of([local.layout for local in locals_])):
             for described in (p for i in stage for p in locals_[i].component.parameters):
                 holding = self.state.holdings[described.name]
-                if not described.trainable or groups.position not in holding.positions:
-                    continue
-                found.setdefault(described.name, Summed(
-                    self.model.parameters[described.name], groups.sum_group(holding),
-                    whole.get(described.name), holding.cut,
-                    holding.every, number,
-                ))  # fmt: skip
-        return list(found.values())
+                if described.trainable and groups.position in holding.positions:
+                    users.setdefault(described.name, []).append(number)
+        found = []
+        for name, stages in users.items():
+            holding, whole = self.state.holdings[name], self.sharding.whole.get(name)
+            group = groups.sum_group(holding)
+            found.append(Summed(
+                self.model.parameters[name], group, whole, holding.cut, holding.every,
+                tuple(dict.fromkeys(stages)), holding.local_bytes,
+            ))  # fmt: skip
+        return found
 
     # Changes of the model
 

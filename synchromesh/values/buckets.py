@@ -35,7 +35,6 @@ def fill(
     parameters: Sequence[T],
     kind: Callable[[T], Hashable],
     size: Callable[[T], int],
-    sizes: BucketSizes = SIZES,
 ) -> list[list[T]]:
     """The buckets in the order in which they are sent, each with its parameters.
 
@@ -48,10 +47,10 @@ def fill(
     for parameter in reversed(parameters):
         key = kind(parameter)
         filling.setdefault(key, []).append(parameter)
-        left[key] = left.get(key, sizes.first) - size(parameter)
+        left[key] = left.get(key, SIZES.first) - size(parameter)
         if left[key] <= 0:
             done.append(filling.pop(key))
-            left[key] = sizes.full
+            left[key] = SIZES.full
     return done + list(filling.values())
 
 

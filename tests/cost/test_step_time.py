@@ -22,7 +22,6 @@ from synchromesh.profiling.borders import StandIns, local_part, record, tiled
 from synchromesh.profiling.silent_group import SilentGroup
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.local import Communication, Computation
-from synchromesh.values.buckets import BucketSizes
 from synchromesh.values.component import Rows
 from synchromesh.values.exchange import Exchange
 from synchromesh.values.layout import Layout
@@ -30,6 +29,7 @@ from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Calls, Compute, Curve, Overlap, Pattern, Profile
 from synchromesh.values.schedule import taking_turns
 from synchromesh.values.traffic import Collective
+from tests.bucket_sizes import bucket_sizes
 from tests.cost.plans import drawn, flat, placed
 from tests.models import family, traced
 
@@ -100,7 +100,8 @@ def test_gradient_traffic_hides_behind_backward(
 ) -> None:
     setting = drawn([{"parameters": {"a": 10}}, {"parameters": {"b": 10}}], PAIR)
     made = profile(setting, {"c0": (0, c0), "c1": (0, c1)}, network=GRADIENTS)
-    told = step_time(setting, made, sizes=BucketSizes(1, 1))
+    with bucket_sizes(1, 1):
+        told = step_time(setting, made)
     assert told.backward == pytest.approx(backward) and told.waited == pytest.approx(waited)
 
 
@@ -349,7 +350,8 @@ def test_every_shared_gradient_is_sent_once(name: str, layouts: Any) -> None:
         for h in setting.holdings.values()
         if h.tensor.trainable and len(h.gradient_positions(0)) > 1
     ]
-    made = gradient_buckets(setting, 0, BucketSizes(6000, 1500))
+    with bucket_sizes(6000, 1500):
+        made = gradient_buckets(setting, 0)
     assert sorted(h.tensor.name for bucket in made for h in bucket) == sorted(
         h.tensor.name for h in shared
     )

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from synchromesh.engine.buckets import Summed
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import World
-from synchromesh.values.buckets import BucketSizes
 from synchromesh.values.placement import shard
+from tests.bucket_sizes import bucket_sizes
 from tests.ranks import run
 
 
@@ -44,9 +44,8 @@ def _accumulated(bucket: int) -> None:
     """Three micro-batches a rank, two steps; sums are of all rows whichever bucket size."""
     world = World.open("cpu")
     model = _model()
-    sync = GradientSync(
-        [Summed(p, world.everyone) for p in model.parameters()], BucketSizes(bucket, bucket // 2)
-    )
+    with bucket_sizes(bucket, bucket // 2):
+        sync = GradientSync([Summed(p, world.everyone) for p in model.parameters()])
     for _ in range(2):
         for p in model.parameters():
             p.grad = None
@@ -109,7 +108,8 @@ def _mixed_groups() -> None:
     groups = [world.everyone, pairs, alone, pairs, world.everyone]
     dtypes = [torch.float64, torch.float32, torch.float32, torch.bfloat16, torch.float32]
     parameters = [nn.Parameter(torch.ones(3, dtype=t)) for t in dtypes]
-    sync = GradientSync(list(map(Summed, parameters, groups)), BucketSizes(1, 1))
+    with bucket_sizes(1, 1):
+        sync = GradientSync(list(map(Summed, parameters, groups)))
     sync.begin()
     sync.complete(parameters)
     sum((p * (world.rank + 1)).sum().double() for p in parameters).backward()
@@ -161,24 +161,26 @@ def test_another_shape_after_a_switch() -> None:
     run(2, _replaced)
 
 
-def _scattered(every: bool) -> None:
-    """Each rank keeps a part: of odd sizes, of fewer rows than ranks, of a missing gradient."""
+def _scattered(every: bool, bucket: int, unused: int) -> None:
+    """Each rank keeps a part: of odd sizes, of fewer rows than ranks, of a missing gradient, of
+    two data types."""
     world = World.open("cpu")
-    shapes = [(5, 3), (2,), (4, 2), (1, 7)]
-    wholes = [nn.Parameter(torch.ones(shape)) for shape in shapes]
-    cuts = [shard(0), shard(0), shard(0), shard(1)]
+    shapes = [(5, 3), (2,), (4, 2), (1, 7), (6,), (3, 2)]
+    dtypes = [torch.float32] * 4 + [torch.float64] * 2
+    wholes = [nn.Parameter(torch.ones(s, dtype=t)) for s, t in zip(shapes, dtypes, strict=True)]
+    cuts = [shard(0), shard(0), shard(0), shard(1), shard(0), shard(0)]
     parts = [
         nn.Parameter(x.detach().narrow(cut.dim, start, stop - start).clone())
         for x, cut in zip(wholes, cuts, strict=True)
         for start, stop in (cut.share(x.shape[cut.dim], world.size, world.rank),)
     ]
-    sync = GradientSync(
-        [
-            Summed(part, world.everyone, whole, cut, every)
-            for part, whole, cut in zip(parts, wholes, cuts, strict=True)
-        ],
-        BucketSizes(40, 40),
-    )
+    summed = [
+        Summed(part, world.everyone, whole, cut, every)
+        for part, whole, cut in zip(parts, wholes, cuts, strict=True)
+    ]
+    with bucket_sizes(bucket, bucket):
+        sync = GradientSync(summed)
+    used = [i for i in range(len(wholes)) if i != unused]
     for _ in range(2):
         for part in parts:
             part.grad = None
@@ -187,28 +189,33 @@ def _scattered(every: bool) -> None:
                 sync.begin()
                 sync.complete(parts)
             values = [torch.arange(x.numel()).view(x.shape) + micro for x in wholes]
-            used = zip(wholes[:3], values, strict=False)
-            sum(((world.rank + 1) * x * v).sum() for x, v in used).backward()
+            sum(((world.rank + 1) * wholes[i] * values[i]).sum() for i in used).backward()
             sync.end_backward(0)
             assert all(x.grad is None for x in wholes) or not every
         sync.finish(0.5)
         ranks = sum(range(1, world.size + 1))
-        for part, whole, cut in zip(parts[:3], wholes, cuts, strict=False):
+        for i in used:
+            whole, cut = wholes[i], cuts[i]
             start, stop = cut.share(whole.shape[cut.dim], world.size, world.rank)
             want = ranks * (3 * torch.arange(whole.numel()).view(whole.shape) + 3) / 2
-            assert torch.equal(part.grad, want.narrow(cut.dim, start, stop - start))
-        assert parts[3].grad is None
-    numbers = sum(world.size * cut.local_shape(s, world.size)[cut.dim] * torch.Size(s).numel()
-                  // s[cut.dim] for s, cut in zip(shapes, cuts, strict=True))  # fmt: skip
+            assert parts[i].grad.tolist() == want.narrow(cut.dim, start, stop - start).tolist()
+        assert parts[unused].grad is None
+    sent = sum(world.size * cut.local_shape(s, world.size)[cut.dim] * torch.Size(s).numel()
+               // s[cut.dim] * t.itemsize
+               for s, t, cut in zip(shapes, dtypes, cuts, strict=True))  # fmt: skip
     times = 6 if every else 2
-    assert world.ledger.sent == times * numbers * 4 * (world.size - 1) // world.size
+    assert world.ledger.sent == times * sent * (world.size - 1) // world.size
     world.close()
 
 
 @pytest.mark.parametrize("every", [False, True])
-@pytest.mark.parametrize("size", [2, 3])
-def test_each_rank_gets_the_sum_of_its_part(size: int, every: bool) -> None:
-    run(size, _scattered, every)
+@pytest.mark.parametrize(
+    ("size", "bucket", "unused"), [(2, 40, 3), (3, 40, 0), (2, 1, 0), (3, 1, 2), (2, 60, 1)]
+)
+def test_each_rank_gets_the_sum_of_its_part(
+    size: int, every: bool, bucket: int, unused: int
+) -> None:
+    run(size, _scattered, every, bucket, unused)
 
 
 def _zeroed_in_place() -> None:

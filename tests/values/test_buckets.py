@@ -4,19 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synchromesh.values.buckets import SIZES, BucketSizes, fill
+from synchromesh.values.buckets import BucketSizes, fill
+from tests.bucket_sizes import bucket_sizes
 
 Parameter = tuple[str, str, int]  # name, kind, bytes
 
 
-def filled(parameters: list[Parameter], sizes: BucketSizes) -> list[list[Parameter]]:
-    return fill(parameters, lambda p: p[1], lambda p: p[2], sizes)
+def filled(parameters: list[Parameter], full: int, first: int) -> list[list[Parameter]]:
+    with bucket_sizes(full, first):
+        return fill(parameters, lambda p: p[1], lambda p: p[2])
 
 
 def picture(text: str, full: int, first: int) -> str:
     """Parameters as `name:bytes`, of the kind that their first letter is."""
     split = [item.split(":") for item in text.split()]
-    made = filled([(n, n[0], int(size)) for n, size in split], BucketSizes(full, first))
+    made = filled([(n, n[0], int(size)) for n, size in split], full, first)
     return " | ".join(" ".join(name for name, _, _ in bucket) for bucket in made)
 
 
@@ -29,7 +31,7 @@ def test_each_kind_has_its_buckets_and_its_small_first_one() -> None:
 
 
 def test_sizes_are_those_of_ddp() -> None:
-    assert (SIZES.full, SIZES.first) == (25 << 20, 1 << 20)
+    assert BucketSizes() == BucketSizes(25 << 20, 1 << 20)
 
 
 @given(
@@ -41,7 +43,7 @@ def test_every_parameter_is_in_one_bucket_of_its_kind(
     drawn: list[tuple[str, int]], full: int, first: int
 ) -> None:
     parameters = [(str(i), kind, size) for i, (kind, size) in enumerate(drawn)]
-    made = filled(parameters, BucketSizes(full, first))
+    made = filled(parameters, full, first)
     assert sorted(p for bucket in made for p in bucket) == sorted(parameters)
     for kind in "ab":
         own = [bucket for bucket in made if bucket[0][1] == kind]
@@ -52,6 +54,6 @@ def test_every_parameter_is_in_one_bucket_of_its_kind(
             assert sum(sizes) >= limit > sum(sizes[:-1])
 
 
-@pytest.mark.parametrize("sizes", [SIZES, BucketSizes(1, 1)])
-def test_nothing_falls_into_no_bucket(sizes: BucketSizes) -> None:
-    assert filled([], sizes) == []
+@pytest.mark.parametrize("size", [25 << 20, 1])
+def test_nothing_falls_into_no_bucket(size: int) -> None:
+    assert filled([], size, size) == []
