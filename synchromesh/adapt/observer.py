@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from synchromesh.adapt.adapter import Adapter, Decision
+from synchromesh.values.plan import Plan
 
 NO_COST = (0, 0)
 
@@ -58,7 +59,7 @@ class Observer:
         self._sizes = deque(maxlen=2 * times * RESIZE.last)
         return True
 
-    def restart(self) -> None:
+    def restart(self, plan: Plan) -> None:
         """Forgets what was noted of a plan that is gone."""
         self.cost = NO_COST
-        self.adapter.restart()
+        self.adapter.restart(plan)

@@ -1,4 +1,4 @@
-"""The policy: whether a better plan is worth the move.
+"""The policy: whether a better plan is worth the move, and what measuring may take.
 
     saving  =  (seconds of a step now - seconds of a step under the better plan) x steps to come
     cost    =  seconds of the move (measuring is spent by then, and has a share of its own)
@@ -20,7 +20,15 @@ class SwitchLimits:
     measuring_share: float = 0.03  # of the run, as far as it is known, for measuring
 
 
-LIMITS = SwitchLimits()
+@dataclass(frozen=True)
+class MeasuringTuning:
+    """What measuring again is assumed to take. Chosen, not measured: on the safe side."""
+
+    seconds: float = 3.0  # that it is expected to take at least
+    growth: float = 1.5  # times as long as the one before it may take
+
+
+LIMITS, MEASURING = SwitchLimits(), MeasuringTuning()
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,25 @@ def weigh(now: float, better: float, steps: int, move: float) -> Verdict:
     return Verdict(True, figures)
 
 
-def may_measure(spent: float, elapsed: float, wanted: float) -> bool:
-    """Whether `wanted` more seconds of measuring keep it below its share of the run."""
-    return spent + wanted <= LIMITS.measuring_share * (elapsed + wanted)
+class Budget:
+    """What measuring has taken of a run that began at `began` (seconds of some clock), and may
+    still take."""
+
+    def __init__(self, began: float) -> None:
+        self._began, self._spent = began, 0.0
+        self._next = MEASURING.seconds  # of measuring again, at most
+        self._first = True
+
+    def allows(self, clock: float, to_come: float) -> bool:
+        """Whether measuring again keeps below its share of the run; to_come: seconds left."""
+        wanted = self._next
+        run = clock - self._began + to_come + wanted
+        return self._spent + wanted <= LIMITS.measuring_share * run
+
+    def spend(self, seconds: float, again: bool = True) -> None:
+        """Measuring has taken so long. again: everything was measured again, whose first time
+        takes twice as long as the next, which knows its programs."""
+        self._spent += seconds
+        if again:
+            usual = seconds / 2 if self._first else seconds
+            self._next, self._first = max(MEASURING.seconds, MEASURING.growth * usual), False

@@ -8,13 +8,15 @@ Among them is the chosen plan with the other number of interleaved micro-batches
 
 Predictions err by 6 to 7 % on average, and by 26 % where sixteen small micro-batches went through
 two stages (docs/design.md); the median of some steps errs less. Every rank sees the same table of
-times, so all come to the same conclusions.
+times, so all come to the same conclusions. A trial goes on until its steps are steady
+(monitor.py); where they show a change instead, all of them are void.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from synchromesh.adapt.monitor import Table, step_seconds
 from synchromesh.planner.candidate import Candidate
 from synchromesh.values.plan import Plan
 
@@ -26,8 +28,8 @@ class TrialTuning:
 
     near: float = 1.25  # times the chosen plan's predicted seconds, up to which others are tried
     most: int = 3  # of them
-    settle: int = 3  # steps of each that are not counted
-    steps: int = 5  # that are, whose median counts
+    steps: int = 5  # of each that are counted, whose median counts
+    whole: int = 8  # with those that are not counted
     # of a step's seconds, by which another plan must be quicker. On two processes of one machine
     # medians of five steps of one plan lay 2 to 10 % apart, so that quartiles must not meet either
     gain: float = 0.02
@@ -38,44 +40,37 @@ TUNING = TrialTuning()
 
 
 class Trials:
-    """`record` each step's seconds; `next` names the plan for the steps to come.
+    """`next` names the plan for the steps to come.
 
     over       nothing is tried (any more)
-    measured   seconds of a step under the plans that were tried
+    tables     the last steps under the plans that were tried
     """
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
-        """candidates: the chosen one first; none: nothing is tried."""
-        self.measured: dict[Plan, float] = {}
-        self._times: dict[Plan, list[float]] = {}  # of which these are the medians
+        """candidates: the plan in force first; none: nothing is tried."""
+        self.tables: dict[Plan, list[Table]] = {}
         self._queue = _near(candidates)
-        self._of = candidates[0].plan if candidates else None  # the plan that steps are timed of
-        self._seconds: list[float] = []
+        self._of = candidates[0].plan if candidates else None  # the plan that is tried
         self.over = not self._queue
 
-    def record(self, seconds: float) -> None:
-        """What a step took."""
-        self._seconds.append(seconds)
-
-    @property
-    def latest(self) -> float:
-        """What the last step took; 0 before there is one."""
-        return self._seconds[-1] if self._seconds else 0.0
+    def measured(self, plan: Plan) -> float:
+        """Seconds of a step under a plan that was tried."""
+        return median(map(step_seconds, self.tables[plan]))
 
     def next(
-        self, plan: Plan, steps: int, move: Callable[[Plan], float]
+        self, plan: Plan, counted: Sequence[Table], steps: int, move: Callable[[Plan], float]
     ) -> tuple[Plan, str] | None:
         """Another plan than the one in force, and why; None where it stays for now.
 
-        steps: to come. move: seconds of the pause of a switch to a plan, by estimate.
+        counted: its steps so far. steps: to come. move: seconds of the pause of a switch to a
+        plan, by estimate.
         """
         self.over = self.over or plan != self._of  # somebody else has switched
-        if self.over or len(self._seconds) < TUNING.settle + TUNING.steps:
+        if self.over or len(counted) < TUNING.steps:
             return None
-        self._times[plan] = sorted(self._seconds[-TUNING.steps :])
-        self.measured[plan] = now = median(self._times[plan])
-        self._seconds = []
-        if len(self.measured) == 1:
+        self.tables[plan] = list(counted[-TUNING.steps :])
+        if len(self.tables) == 1:
+            now = self.measured(plan)
             self._queue = _affordable(self._queue, now, TUNING.share * steps * now, move)
         if self._queue:
             following = self._queue.pop(0)
@@ -85,19 +80,20 @@ class Trials:
         best = self._best()
         if best == plan:
             return None
-        return best, f"of {len(self.measured)} plans that were tried the quickest"
+        return best, f"of {len(self.tables)} plans that were tried the quickest"
 
     def _best(self) -> Plan:
         """The quickest of those that gain, else the chosen one."""
-        chosen, *others = self.measured
-        limit, quarter = (1 - TUNING.gain) * self.measured[chosen], TUNING.steps // 4
-        low = self._times[chosen][quarter]
+        chosen, *others = self.tables
+        times = {plan: sorted(map(step_seconds, found)) for plan, found in self.tables.items()}
+        limit, quarter = (1 - TUNING.gain) * self.measured(chosen), TUNING.steps // 4
+        low = times[chosen][quarter]
         gains = [
             plan
             for plan in others
-            if self.measured[plan] <= limit and self._times[plan][-1 - quarter] < low
+            if self.measured(plan) <= limit and times[plan][-1 - quarter] < low
         ]
-        return min(gains, key=lambda plan: self.measured[plan], default=chosen)
+        return min(gains, key=self.measured, default=chosen)
 
 
 def _near(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -115,8 +111,7 @@ def _affordable(
     """The first ones, whose trials take no more than `left` seconds. now: seconds of a step."""
     kept = list[Candidate]()
     for candidate in candidates:
-        count = TUNING.settle + TUNING.steps
-        left -= count * max(now, candidate.seconds) + 2 * move(candidate.plan)
+        left -= TUNING.whole * max(now, candidate.seconds) + 2 * move(candidate.plan)
         if left < 0:
             break
         kept.append(candidate)

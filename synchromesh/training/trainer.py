@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from synchromesh.adapt.adapter import Adapter, Decision
+from synchromesh.adapt.adapter import Adapter, Decision, Trying
+from synchromesh.adapt.live_run import LiveRun
 from synchromesh.adapt.observer import NO_COST, Observer
 from synchromesh.engine import batches
 from synchromesh.engine.groups import World
@@ -106,8 +107,8 @@ class Trainer:
     @property
     def settled(self) -> bool:
         """Whether nothing is tried any more (engine/interleaving.py, adapt/trials.py)."""
-        over = self.adapter is None or self.adapter.trials.over
-        return over and self._execution.interleaving.chosen is not None
+        trying = self.adapter is not None and isinstance(self.adapter.state, Trying)
+        return not trying and self._execution.interleaving.chosen is not None
 
     def predict(self) -> Candidate:
         """What a step takes under the current plan, composed of measurements of components and
@@ -127,16 +128,16 @@ class Trainer:
 
     def adapt(self) -> None:
         """From now on `step` watches what steps take and may switch at its end (`decisions` says
-        why and what came of it). Measures the model and the links first, where that has not been
-        done; all ranks call alike.
-        """
+        why and what came of it). Measures model and links first, where that has not been done; all
+        ranks call alike."""
         self._meet("adapt")
         if self.traced.opaque or self.world.size == 1:
             why = self.traced.reason if self.traced.opaque else "there is one device"
             self.options.say(f"there is nothing to adapt: {why}")
             return
         profile = self.planning.surveyed(self.traced)
-        self._observer = Observer(Adapter(profile, self.switch, self.planning.candidates()))
+        candidates = self.planning.candidates() or (self.predict(),)
+        self._observer = Observer(Adapter(profile, candidates, time.monotonic()))
 
     @property
     def decisions(self) -> list[Decision]:
@@ -182,9 +183,8 @@ class Trainer:
         plan, alone = self.plan, self.plan.stage_count == 1
         if alone and plan.pieces is None and overlaps(self.traced, self.partition):
             plan = replace(plan, pieces=overlap.chosen)  # as candidates are written
-        facts = planning.facts(self.traced)
-        act = observer.adapter.act
-        decision = act(facts, plan, self.partition, self.steps, self.steps_to_come)
+        run = LiveRun(planning.facts(self.traced), plan, self.partition, self.switch)
+        decision = observer.adapter.act(run, self.steps, self.steps_to_come)
         if decision is not None and decision.measuring_seconds:
             observer.cost = NO_COST  # of a plan that may be gone
         self._report(decision)
@@ -313,7 +313,7 @@ class Trainer:
         self._execution.share_attributes()
         moved = self._execution.shift(plan)
         if self._observer is not None:
-            self._observer.restart()
+            self._observer.restart(self.plan)
         pairs = self.world.everyone.all_gather_json([moved.sent, moved.received])
         total = sum(sent for sent, _ in pairs)
         return Moved(time.perf_counter() - began, total, max(max(pair) for pair in pairs))
@@ -407,7 +407,7 @@ class Trainer:
             self.scheduler.load_state_dict(dict(saved.scheduler))
         self._loaders.go_on(saved.cursors)
         if self._observer is not None:
-            self._observer.restart()  # steps may have gone back
+            self._observer.restart(self.plan)  # steps may have gone back
         return dict(saved.extra)
 
     def _meet(self, method: str) -> None:

@@ -1,17 +1,24 @@
 """The adapter on real ranks: a drift leads to the same decision on all, at the same step, and a
 switch does not show in the losses."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import pytest
 import torch
 
 from synchromesh import prepare
-from synchromesh.adapt import adapter as adapting
-from synchromesh.adapt import trials
-from synchromesh.adapt.adapter import LIMITS, Adapter
-from synchromesh.adapt.monitor import Drift, Usual
+from synchromesh.adapt import live_run, monitor, trials
+from synchromesh.adapt.adapter import TUNING, Adapter
+from synchromesh.adapt.monitor import (
+    Drift,
+    DriftLimits,
+    Expectation,
+    Monitor,
+    Table,
+    step_seconds,
+)  # fmt: skip
 from synchromesh.adapt.observer import RESIZE
 from synchromesh.adapt.trials import TrialTuning
 from synchromesh.cost.step_time import StepTime
@@ -19,6 +26,7 @@ from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.reprofile import IdleProbe
+from synchromesh.state.switch import Moved
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 from tests.models import FAMILIES, family
@@ -27,33 +35,31 @@ from tests.ranks import run
 from tests.traces import shared
 
 STEPS, AT = 8, 4
-EXPLAINED = 1.0  # by devices: their programs are timed again
+DEVICES = "rank 1 computes twice as long"
 
 
-class NoticesOnce:
-    """A monitor that notices something once, at its third step."""
-
-    usual = None
+class NoticesOnce(Monitor):
+    """A monitor that notices something once, at its third step: devices, whose programs are timed
+    again."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.steps = 0
 
-    def record(self, table: Any) -> Drift | None:
+    def record(self, table: Table, ranks: Sequence[int] = ()) -> Drift | None:
         self.steps += 1
         assert len(table) in (1, 2) and all(c > 0 and w >= 0 for c, w in table)
-        ratios = (1.0,) * len(table)
-        return Drift(0.1, 1.0, ratios, EXPLAINED) if self.steps == 3 else None
-
-    def reset(self) -> None:
-        pass
+        found = Drift(0.1, 1.0, True, False, DEVICES, "usual")
+        return found if self.steps == 3 else None
 
 
 class NoticesNothing(NoticesOnce):
     """A monitor that notices nothing: one rank works as usual, the other is idle."""
 
-    usual = Usual(1.0, 0.0, (1.0,))  # type: ignore[assignment]
+    usual = Expectation(1.0, "usual", 0.5, 2.0, (1.0,))  # type: ignore[assignment]
+    measured = 1.0  # type: ignore[assignment]
 
-    def record(self, table: Any) -> Drift | None:
+    def record(self, table: Table, ranks: Sequence[int] = ()) -> Drift | None:
         return None
 
 
@@ -76,7 +82,7 @@ def trained(
         return Choice(tuple(sorted(found, key=lambda c: c.seconds)), profile, 0.0)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(adapting, "reconsider", reconsider)
+    patch.setattr(live_run, "reconsider", reconsider)
     model, loss, make = FAMILIES["cnn"]()
     model = model.double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -86,8 +92,8 @@ def trained(
         if adapt:
             trainer.adapt()
             assert trainer.adapter is not None
-            trainer.adapter.monitor = NoticesNothing() if quicker else NoticesOnce()  # type: ignore[assignment]
-            patch.setattr(adapting, "probe_idle", lambda *_: IdleProbe(links=quicker))
+            trainer.adapter.monitor = NoticesNothing() if quicker else NoticesOnce()
+            patch.setattr(live_run, "probe_idle", lambda *_: IdleProbe(links=quicker))
             trainer.steps_to_come = 10_000
         if first != "tensor":
             trainer.switch(f"{first}; @pieces=1")
@@ -107,7 +113,8 @@ def tried(second: str) -> tuple[list[float], list[dict[str, Any]], str, dict[str
     batches = [make(12, seed=i, dtype=torch.float64) for i in range(STEPS)]
     trainer = prepare(model, optimizer, loss, batches[0], plan="tensor; @pieces=1")
     patch = pytest.MonkeyPatch()
-    patch.setattr(trials, "TUNING", TrialTuning(settle=1, steps=2))
+    patch.setattr(trials, "TUNING", TrialTuning(steps=2, whole=3))
+    patch.setattr(monitor, "LIMITS", DriftLimits(settle=1, halves=10.0))  # steps of milliseconds
     try:
         plan = Plan.parse(second)
         if plan.open_cuts:
@@ -120,7 +127,8 @@ def tried(second: str) -> tuple[list[float], list[dict[str, Any]], str, dict[str
         losses = [float(trainer.step(trainer.shard(batch))) for batch in batches]
         assert trainer.settled
         assert trainer.adapter is not None
-        measured = {str(p): s for p, s in trainer.adapter.trials.measured.items()}
+        seen = trainer.adapter.plans.seen
+        measured = {str(p): median(map(step_seconds, steps)) for p, steps in seen.items()}
         decided = [event.to_dict() for event in trainer.decisions]
         return losses, decided, str(trainer.plan), measured
     finally:
@@ -170,17 +178,41 @@ def test_what_is_not_worth_it_stays_and_says_why() -> None:
     assert "no plan is 8% quicker" in event["reason"] and len(losses) == STEPS
 
 
+class Alone:
+    """A run on one rank that only its adapter's decisions are about (`AdaptedRun`)."""
+
+    idle = False
+
+    def __init__(self, *candidates: Candidate) -> None:
+        self.plan, self.found = Plan.parse("tensor"), candidates
+        self.seconds = 0.0
+        self.measured: list[Drift] = []
+
+    def clock(self) -> float:
+        return self.seconds
+
+    def agreed(self, find: Any) -> Any:
+        return find()
+
+    def measure(self, known: Profile, drift: Drift) -> Choice:
+        self.measured.append(drift)
+        return Choice(self.found, known, 0.0)
+
+    def probe(self, known: Profile, usual: Mapping[int, float]) -> IdleProbe:
+        return IdleProbe()
+
+    def move(self, better: Plan, known: Profile, now: float) -> float:
+        return 1.0
+
+    def switch(self, plan: Plan) -> Moved:
+        raise AssertionError("there is nothing to move to")
+
+
 def verdict(*candidates: Candidate) -> dict[str, Any]:
     """On a plan that takes 2 s and was predicted to take 1, with a thousand steps to come."""
-    drift = Drift(1.0, 2.0, (1.0,), 0.0)
-    patch = pytest.MonkeyPatch()
-    patch.setattr(Adapter, "_move", lambda *_: 1.0)
-    try:
-        adapter = Adapter(Profile(2), lambda plan: None)  # type: ignore[arg-type, return-value]
-        problem: Any = None
-        return adapter._weighed(problem, candidates, Plan.parse("tensor"), drift, 1000)
-    finally:
-        patch.undo()
+    drift = Drift(1.0, 2.0, False, True, "links", "usual")
+    adapter = Adapter(Profile(2), candidates)
+    return adapter._weighed(Alone(), candidates, drift, 1000)
 
 
 def test_the_quickest_is_weighed_where_the_plainest_is_not_worth_it() -> None:
@@ -233,12 +265,12 @@ def resized() -> tuple[list[Any], list[float], list[dict[str, Any]]]:
     sizes = [12, 12, 5] + [24] * (RESIZE.most + 1)  # the last batch of an epoch is no other size
     batches = [make(n, seed=i, dtype=torch.float64) for i, n in enumerate(sizes)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adapting, "reconsider", reconsider)
+        patch.setattr(live_run, "reconsider", reconsider)
         trainer = prepare(model, optimizer, loss, batches[0], plan="tensor; @pieces=1")
         try:
             trainer.adapt()
             assert trainer.adapter is not None
-            trainer.adapter.monitor = NoticesNothing()  # type: ignore[assignment]
+            trainer.adapter.monitor = NoticesNothing()
             trainer.steps_to_come = 10_000
             losses = [float(trainer.step(trainer.shard(batch))) for batch in batches]
             return asked, losses, [event.to_dict() for event in trainer.decisions]
@@ -255,74 +287,47 @@ def test_batches_of_another_size_are_planned_for() -> None:
     assert losses == others
 
 
-class Alone:
-    """A planning problem on one rank that only its adapter's decisions are about."""
-
-    size, subject, device = 1, None, torch.device("cpu")
-
-    @property
-    def world(self) -> "Alone":
-        return self
-
-    everyone = world
-
-    def broadcast_json(self, value: Any) -> Any:
-        return value
-
-
-def test_measuring_that_takes_too_long_is_reported_once_and_done_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    reprofiled = []
-
-    def reprofile(*args: Any) -> Profile:
-        reprofiled.append(step)
-        return Profile(1)
-
-    plan = Plan.parse("data")
-    monkeypatch.setattr(adapting, "reprofile", reprofile)
-    monkeypatch.setattr(
-        adapting, "reconsider", lambda *_: Choice((candidate("data", 1.0),), Profile(1), 0.0)
-    )
-    adapter = adapting.Adapter(Profile(1), lambda _: pytest.fail("there is nothing to move to"))
-    decided = []
+def decided(adapter: Adapter, run: Alone, drift: Drift | None) -> list[tuple[int, str]]:
+    """What is decided where `drift` is noticed at every step but the tenth, of a run in which
+    measuring is worth its time from step 30 on."""
+    found = []
     for step in range(1, 60):
-        adapter.drift = Drift(0.1, 1.0, (1.0,), EXPLAINED) if step != 10 else None  # it flickers
-        to_come = 1 if step < 30 else 10_000  # of a second each
-        problem: Any = Alone()
-        partition: Any = None
-        event = adapter.act(problem, plan, partition, step, to_come)
-        decided += [] if event is None else [(event.step, event.reason)]
-        if reprofiled:
+        if drift is not None and step != 10:  # it flickers
+            adapter._noticed = drift
+        adapter.monitor.counted = [[(1.0, 0.0)]] * 8
+        event = adapter.act(run, step, 1 if step < 30 else 10_000)
+        found += [] if event is None else [(event.step, event.reason)]
+        if run.measured:
             break
-    assert decided[0] == (1, "measuring would take more than 3% of the run")
-    assert reprofiled == [1 + 2 * LIMITS.retry_steps] and len(decided) == 2, (
-        "said once, asked again"
-    )
+    return found
 
 
-def test_another_size_is_planned_for_once_measuring_is_allowed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(adapting, "reprofile", lambda *_: Profile(1))
-    monkeypatch.setattr(
-        adapting, "reconsider", lambda *_: Choice((candidate("data", 1.0),), Profile(1), 0.0)
-    )
-    adapter = adapting.Adapter(Profile(1), lambda _: pytest.fail("there is nothing to move to"))
+TOO_MUCH = (1, "measuring would take more than 3% of the run")
+
+
+def test_measuring_that_takes_too_long_is_reported_once_and_done_later() -> None:
+    adapter, run = Adapter(Profile(1)), Alone(candidate("tensor", 1.0))
+    drift = Drift(0.1, 1.0, True, False, DEVICES, "usual")
+    first, last = decided(adapter, run, drift)
+    assert first == TOO_MUCH and last[0] == 1 + 2 * TUNING.retry_steps, "said once, asked again"
+
+
+def test_another_size_is_planned_for_once_measuring_is_allowed() -> None:
+    adapter, run = Adapter(Profile(1)), Alone(candidate("tensor", 1.0))
     adapter.resize(12, 24)
-    adapter.monitor.usual = Usual(1.0, 0.0, (1.0,))
-    problem: Any = Alone()
-    partition: Any = None
-    decided = {}
-    for step in range(1, 60):
-        to_come = 1 if step < 30 else 10_000
-        event = adapter.act(problem, Plan.parse("data"), partition, step, to_come)
-        if event is not None:
-            decided[step] = event.reason
-            adapter.monitor.usual = Usual(1.0, 0.0, (1.0,))  # learnt anew
-    first, later = decided.items()
-    assert first == (1, "measuring would take more than 3% of the run")
-    assert later == (1 + 2 * LIMITS.retry_steps, "the plan is still the best that was found")
+    first, last = decided(adapter, run, None)
+    assert first == TOO_MUCH
+    assert last == (1 + 2 * TUNING.retry_steps, "the plan is still the best that was found")
+    assert [str(d) for d in run.measured] == ["global batches have 24 rows, 12 before"]
+
+
+def test_what_does_not_explain_a_change_is_not_all_that_is_measured() -> None:
+    """Links are as they were, though steps wait longer: devices are measured too."""
+    found = candidate("tensor", 1.0)
+    adapter, run = Adapter(Profile(1), [found]), Alone(found)
+    adapter._noticed = Drift(1.0, 2.0, False, True, "waiting", "usual")
+    adapter.act(run, 1, 10_000)
+    assert [(d.devices, d.links) for d in run.measured] == [(False, True), (True, True)]
 
 
 def switched_by_hand() -> tuple[list[dict[str, Any]], int, str]:
@@ -333,7 +338,7 @@ def switched_by_hand() -> tuple[list[dict[str, Any]], int, str]:
     trainer = prepare(model, optimizer, loss, batch, plan="data; @pieces=1")
     trainer.adapt()
     assert trainer.adapter is not None
-    trainer.adapter.monitor.usual = Usual(1e-6, 0.0, (1e-6, 1e-6))  # anything is a drift from it
+    trainer.adapter.monitor.follow([1e-6])  # anything is a drift from it
     for _ in range(6):
         trainer.step(trainer.shard(batch))
     trainer.switch("single")

@@ -11,7 +11,7 @@ from synchromesh.values.profile import Profile
 
 @pytest.fixture
 def observer() -> Observer:
-    return Observer(Adapter(Profile(2), lambda plan: pytest.fail("there is nothing to move to")))
+    return Observer(Adapter(Profile(2)))
 
 
 def test_another_size_must_be_that_of_most_batches(observer: Observer) -> None:

@@ -2,7 +2,7 @@
 
 import random
 
-from synchromesh.adapt.policy import LIMITS, may_measure, weigh
+from synchromesh.adapt.policy import LIMITS, MEASURING, Budget, weigh
 
 
 def test_a_saving_must_exceed_the_move_by_the_margin() -> None:
@@ -26,5 +26,19 @@ def test_no_two_plans_take_turns() -> None:
 
 
 def test_measuring_has_its_share() -> None:
-    assert may_measure(0.0, 100 / LIMITS.measuring_share, 3.0)
-    assert not may_measure(0.0, 10.0, 3.0) and not may_measure(3.0, 100.0, 1.0)
+    run = MEASURING.seconds / LIMITS.measuring_share  # seconds in which it may be done once
+    budget = Budget(7.0)
+    assert budget.allows(7.0, run) and budget.allows(7.0 + run / 2, run / 2)
+    assert not budget.allows(7.0, run / 2)
+    budget.spend(MEASURING.seconds)
+    assert not budget.allows(7.0, run) and budget.allows(7.0, 2 * run)
+
+
+def test_the_next_time_is_expected_to_take_longer_than_the_last() -> None:
+    budget = Budget(0.0)
+    budget.spend(8.0)  # the first one, half of it for programs that the next knows
+    wanted = MEASURING.growth * 4.0
+    least = (8.0 + wanted) / LIMITS.measuring_share - wanted
+    assert budget.allows(0.0, least + 1) and not budget.allows(0.0, least - 1)
+    budget.spend(1.0, again=False)  # a probe says nothing of it
+    assert budget.allows(0.0, least + 1 / LIMITS.measuring_share + 1)

@@ -2,12 +2,14 @@
 
 import pytest
 
+from synchromesh.adapt.monitor import LIMITS, Table
 from synchromesh.adapt.trials import TUNING, Trials
 from synchromesh.cost.step_time import StepTime
 from synchromesh.planner.candidate import Candidate
 from synchromesh.values.plan import Plan
 
-STEPS = TUNING.settle + TUNING.steps
+STEPS = TUNING.whole
+assert LIMITS.settle + TUNING.steps == STEPS
 
 
 def candidate(plan: str, seconds: float, fits: bool = True) -> Candidate:
@@ -22,21 +24,19 @@ def trained(
     move: float = 0.0,
     noise: float = 0.0,
 ) -> list[tuple[str, str]]:
-    """(plan, why) of each switch in a run; the first steps of a plan take twice as long.
-    noise: every other step takes so much of itself longer."""
+    """(plan, why) of each switch in a run. noise: every other step takes so much of itself
+    longer."""
     trials = Trials([candidate(plan, seconds) for plan, seconds in predicted.items()])
-    plan, found, of = next(iter(predicted)), list[tuple[str, str]](), 0
+    plan, found = next(iter(predicted)), list[tuple[str, str]]()
+    counted: list[Table] = []
     for step in range(min(steps, 200)):
-        if not trials.over:
-            longer = 2 if of < TUNING.settle else 1 + noise * (of % 2)
-            trials.record(taken[plan] * longer)
-        of += 1
-        now = trials.next(Plan.parse(plan), steps - step, lambda _: move)
+        counted.append([(taken[plan] * (1 + noise * (step % 2)), 0.0)])
+        now = trials.next(Plan.parse(plan), counted, steps - step, lambda _: move)
         if now is not None:
-            assert not of % STEPS
-            plan, of = str(now[0]), 0
+            assert len(counted) == TUNING.steps
+            plan, counted = str(now[0]), []
             found.append((plan, now[1]))
-    assert trials.over and str(trials.next(Plan.parse(plan), 1, lambda _: move)) == "None"
+    assert trials.over and trials.next(Plan.parse(plan), counted, 1, lambda _: move) is None
     return found
 
 
@@ -94,4 +94,4 @@ def test_trials_take_a_small_share_of_the_run() -> None:
 def test_a_switch_of_somebody_else_ends_them() -> None:
     trials = Trials([candidate(plan, seconds) for plan, seconds in PREDICTED.items()])
     assert not trials.over
-    assert trials.next(Plan.parse("single"), 1000, lambda _: 0.0) is None and trials.over
+    assert trials.next(Plan.parse("single"), [], 1000, lambda _: 0.0) is None and trials.over

@@ -1,0 +1,69 @@
+"""A live run at the end of a step: what the adapter asks of the ranks."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from synchromesh.adapt.monitor import Drift
+from synchromesh.cost.move import most_received, transfer_seconds
+from synchromesh.planner.candidate import setting
+from synchromesh.planner.choice import Choice
+from synchromesh.profiling.live_facts import LiveFacts
+from synchromesh.profiling.planning import reconsider
+from synchromesh.profiling.reprofile import IdleProbe, probe_idle, reprofile
+from synchromesh.state.switch import Moved
+from synchromesh.trace.partition.partition import Partition
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
+
+SWITCH_STEPS = 2.0  # steps that tracing and partitioning for a new plan take; chosen
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """The ranks of this run, under `plan`."""
+
+    facts: LiveFacts
+    plan: Plan
+    partition: Partition
+    shift: Callable[[Plan], Moved]
+
+    @property
+    def idle(self) -> bool:
+        """Whether the plan leaves ranks idle."""
+        return len(self.plan.devices(self.facts.world.size)) < self.facts.world.size
+
+    def clock(self) -> float:
+        """Seconds, as rank 0 has them where that matters (`agreed`)."""
+        return time.monotonic()
+
+    def agreed(self, find: Callable[[], Any]) -> Any:
+        """What rank 0 finds, as JSON."""
+        world = self.facts.world
+        return world.everyone.broadcast_json(find() if world.rank == 0 else None)
+
+    def measure(self, known: Profile, drift: Drift) -> Choice:
+        """What has drifted is sampled, on idle ranks too; then the plans by it."""
+        world = self.facts.world
+        links = drift.links or (drift.devices and world.device.type == "cuda")
+        ranks = range(world.size)
+        found = reprofile(self.facts, ranks, self.partition, known, drift.devices, links)
+        return reconsider(self.facts, found, self.plan)
+
+    def probe(self, known: Profile, usual: Mapping[int, float]) -> IdleProbe:
+        """Whether what keeps ranks idle has become better."""
+        world = self.facts.world
+        return probe_idle(world, self.plan.devices(world.size), known, usual)
+
+    def move(self, better: Plan, known: Profile, now: float) -> float:
+        """The most bytes that a rank must receive, at the links' rate, and making the new
+        programs."""
+        world = self.facts.world.size
+        before, after = (setting(self.facts.partitions, p) for p in (self.plan, better))
+        moved = most_received(before, after, world, 1 + known.state_factor)
+        return transfer_seconds(moved, world, known) + SWITCH_STEPS * now
+
+    def switch(self, plan: Plan) -> Moved:
+        """Shifts to another plan."""
+        return self.shift(plan)
