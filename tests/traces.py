@@ -9,7 +9,6 @@ weights, rows or layouts is made when it asks.
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,9 +17,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from synchromesh.state.model_state import checksum
-from synchromesh.trace.capture import comparison, row_mean
 from synchromesh.trace.capture.batch import row_count
-from synchromesh.trace.capture.capture import signature, trace
+from synchromesh.trace.capture.capture import compare, signature, trace
 from synchromesh.trace.partition import partition as partitioning
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
@@ -77,16 +75,15 @@ def _once(step: Step, what: Hashable, make: Callable[[], Any]) -> Any:
 
 
 def _compared(
-    compare: Callable[..., Any], model: nn.Module, function: Any, batch: Any, step: Step,
-    autocast: torch.dtype | None,
-) -> Any:  # fmt: skip
+    model: nn.Module, function: Any, batch: Any, step: Step, autocast: torch.dtype | None
+) -> Any:
     """What `compare` says of a model and its trace, once for equal weights, modes and rows."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     weights = tuple((n, x.is_meta, checksum(x)) for n, x in tensors)
     leaves = [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
     rows = (signature(batch), row_count(batch), tuple(map(checksum, leaves)))
     computes = making.what_it_computes(function)
-    what = (compare, computes, weights, _modes(model), rows, autocast, step.guards)
+    what = (computes, weights, _modes(model), rows, autocast, step.guards)
     return _once(step, what, lambda: compare(model, function, batch, step, autocast))
 
 
@@ -109,8 +106,7 @@ def known(name: Hashable) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(making, "capture", capture)
-        for compare in (comparison.compare, row_mean.uneven_rows):
-            patch.setattr(trust, compare.__name__, partial(_compared, compare))
+        patch.setattr(trust, "compare", _compared)
         patch.setattr(execution, "partition", _partition)
         yield
 
@@ -136,8 +132,7 @@ def shared(
         if step.opaque:
             continue
         with suppress(Exception):  # for a rank to say
-            for compare in (comparison.compare, row_mean.uneven_rows):
-                _compared(compare, model, function, example, step, autocast)
+            _compared(model, function, example, step, autocast)
         inside = {n: [p for p in paths if p.startswith(f"{n}.")] for n in step.chain.names}
         with suppress(ValueError):  # plans for other numbers of ranks, or left open
             layouts = step.undivided(plan.layouts(step.chain.names, ranks, inside))

@@ -30,11 +30,10 @@ class Step:
     changed: tuple[str, ...] = ()  # what an opaque step changes whatever its rows
     coupled: str = ""  # why its rows may depend on each other: no micro-batches then
     coupling: tuple[str, ...] = ()  # components in which they do, as the graph shows
-    undoable: bool = False  # whether rows are no more than moved and counted there
     least: tuple[Guard, ...] = ()  # those that a comparison with the model has found
     merged: str = ""  # why components that might stand alone were made one
-    doubt: str = ""  # where its loss is not seen to treat rows apart
-    uneven: str = ""  # why parts of a batch give another loss than all of it
+    doubt: str = ""  # where its loss, and nothing else, is not seen to treat rows apart
+    uneven: str = ""  # why parts of a batch may give another loss than all of it
     targets: int = 0  # of a mean over targets, by row: it is given as (sum, weight); 0: others
 
     def takes(self, rows: int) -> bool:

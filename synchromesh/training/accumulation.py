@@ -117,6 +117,8 @@ class Accumulation:
                 f"itself; write @micro_batches={by_hand} into the plan instead"
             )
         refuse_parts(step, count)
+        if count > 1:
+            self._execution.notices.once(step.uneven)
         parts = rows.micro(by_hand) if by_hand > 1 else rows.micro_batches()
         return [part for part in parts if part.total]
 

@@ -74,7 +74,7 @@ def checked_plan(plan: Plan | str) -> Plan:
 
 def refuse_parts(step: Step, micro_batches: int) -> None:
     """ValueError where rows that depend on each other would come into several micro-batches."""
-    if micro_batches > 1 and step.coupling:
+    if micro_batches > 1 and step.coupling and not step.doubt:
         raise ValueError(
             f"micro_batches={micro_batches} would part rows that depend on each other "
             f"({step.coupled}) and train another loss: leave it out, or give smaller batches"

@@ -59,9 +59,9 @@ class Notices:
                 f"{str(plan)!r}: there is one data rank, so there is nothing to shard over, and "
                 "it keeps all states"
             )
-        if divided or plan.micro_batches > 1:
+        if (divided and step.opaque) or plan.micro_batches > 1:
             self.once(step.uneven)
-        elif len(plan.rows or ()) > 1:
+        elif not divided and len(plan.rows or ()) > 1:
             self.once(
                 f"@rows={show_numbers(plan.rows or ())} is left aside, for each rank computes all "
                 f"rows: {step.coupled}"

@@ -5,7 +5,6 @@ content of buffers that were folded into it. Where any of these changes all trac
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -159,9 +158,6 @@ class Traces:
             step = self._capture(module, function, batch, training, rows)
             if training and not step.opaque:
                 step = self.trust.of_shape(module, batch, step, active.step)
-        if step.undoable:  # what the training step puts back is put back here
-            kept = set(step.coupling) & set(active.step.coupling)
-            step = replace(step, coupling=tuple(n for n in step.coupling if n in kept))
         what = "this shape of batch" if training else "this metric"
         if step.opaque:
             shards = (p.sharded for p in active.partition.placements.values())

@@ -72,8 +72,8 @@ class Trust:
         coupled = self._first(step.coupled)
         named = {name for names in everyone.all_gather_json(step.coupling) for name in names}
         coupling = tuple(name for name in step.chain.names if name in named)
-        uneven = "" if coupling else self._uneven(module, example, step, complete)
-        step = replace(step, coupling=coupling, uneven=uneven, coupled=coupled or uneven)
+        uneven = self._uneven(module, example, complete) if step.opaque else doubted(step)
+        step = replace(step, coupling=coupling, uneven=uneven, coupled=coupled)
         if not anywhere:
             return self._as_before(step)
         self._mismatch = fault or self._mismatch
@@ -101,12 +101,11 @@ class Trust:
             f"{readable(free)} left"
         )
 
-    def _uneven(self, module: nn.Module, example: Any, step: Step, complete: bool) -> str:
-        """Why parts of a batch give another loss than all of it, where no operator says it: the
-        same on all ranks. complete: whether this rank has the complete model."""
-        tried = uneven_rows(module, self.loss, example, step, self.autocast) if complete else None
-        answers = self.world.everyone.all_gather_json(tried)
-        return next(filter(None, answers), "") or self._first(doubted(step))
+    def _uneven(self, module: nn.Module, example: Any, complete: bool) -> str:
+        """Why parts of a batch give another loss than all of it: the same on all ranks. complete:
+        whether this rank has the complete model."""
+        tried = uneven_rows(module, self.loss, example, self.autocast) if complete else None
+        return self._first(tried or "")
 
     def _as_before(self, step: Step) -> Step:
         """The step with what was found when every rank had the complete model."""
@@ -163,8 +162,7 @@ def doubted(step: Step) -> str:
     if not step.doubt:
         return ""
     return (
-        f"the loss is not seen to be a mean over rows ({step.doubt}): where rows weigh "
-        "differently (ignored targets, masks) or depend on each other it will differ between "
-        "plans that divide rows; return (sum, weight), or train under a plan without data "
-        "parallelism"
+        f"the loss is not seen to be a mean over rows ({step.doubt}), and may be another one in "
+        "micro-batches: where rows weigh differently return (sum, weight), where they depend on "
+        "each other do without micro-batches"
     )

@@ -1,7 +1,6 @@
 """Capture: a model, its loss and an example batch become a Step."""
 
 from collections.abc import Container, Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,9 +22,7 @@ from .flatten import flatten, shared_names
 from .loss_reduction import LossReduction, reduce_to_sums
 from .masks import fold_masks
 from .modes import in_mode
-from .observed import observe
 from .outputs import refuse_metrics
-from .row_mean import uneven_rows
 from .rows import annotate
 from .run import run
 from .split import UnorderedRows, split
@@ -70,36 +67,19 @@ def trace(
                 grouped, chain, merged = split(graph, model, modules, constants)
             except UnorderedRows as unordered:
                 merged = str(unordered)
-                observe(graph, constants, exported.leaves, model, batch)
-                if reduction.doubt:  # of rows that may be known to lie in order now
-                    reduction = reduce_to_sums(graph, count)
                 grouped, chain, _ = split(graph, model, modules, constants, merge=True)
         except Untraceable as error:
             return opaque(model, batch, str(error))
     outputs = ("sum", "weight") if reduction.targets else exported.outputs
     used = {meta.name(n) for n in meta.placeholders(grouped, "constant")}
     found = coupling(grouped, reduction.doubt)
-    step = Step(
+    return Step(
         chain, grouped, {n: x for n, x in constants.items() if n in used}, outputs,
         exported.leaves, shared_names(model), guards=exported.guards, assumed=assumed,
         fed=row_dependent_buffers(grouped), merged=merged, coupled=found.why,
         coupling=tuple(n for i, n in enumerate(chain.names) if i in found.components),
-        undoable=found.undoable,
-        targets=reduction.targets, doubt=reduction.doubt, carry=exported.carry,
+        targets=reduction.targets, doubt=found.why if found.doubted else "", carry=exported.carry,
     )  # fmt: skip
-    if training and found.undoable and undone(model, function, batch, step, autocast):
-        return replace(step, coupling=())
-    return step
-
-
-def undone(
-    model: nn.Module, function: Function, batch: Any, step: Step, autocast: torch.dtype | None
-) -> bool:
-    """Whether rows that operators move among each other are in their places again in the loss, as
-    parts of a batch show; a model on the meta device counts as one that puts them back."""
-    if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
-        return True
-    return uneven_rows(model, function, batch, step, autocast) == ""
 
 
 def refuse_changing(assumed: Container[str], graph: Graph) -> None:

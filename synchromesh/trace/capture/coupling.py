@@ -22,12 +22,12 @@ class Coupling:
     """why: a clause that names the first operator that couples rows, and the user's line.
 
     components: indices of those that must be computed of all rows of a batch at once.
-    undoable: whether the step may undo it: experts sort rows, count them, and put them back.
+    doubted: whether no operator is seen to couple rows, but the loss may.
     """
 
     why: str = ""
     components: frozenset[int] = frozenset()
-    undoable: bool = False
+    doubted: bool = False
 
 
 def coupling(graph: Graph, doubt: str = "") -> Coupling:
@@ -36,8 +36,8 @@ def coupling(graph: Graph, doubt: str = "") -> Coupling:
     doubt: why the loss is not seen to treat rows apart, if it is not; then the last component,
     which makes the loss, is one of those that need all rows.
     """
-    operators = {node: (why, undoable) for node, why, undoable in coupling_operators(graph)}
-    if not operators:
+    operators = dict(coupling_operators(graph))
+    if not operators and not doubt:
         return Coupling()
     found = {meta.component(node) for node in operators}
     if doubt:
@@ -53,14 +53,13 @@ def coupling(graph: Graph, doubt: str = "") -> Coupling:
     while len(found) != before:  # what rows were reduced to is made and read of the same rows
         before = len(found)
         found = found.union(*(ends for ends in crossings if ends & found))
-    first = next(filter(meta.differentiable, operators), next(iter(operators)))  # no mask
-    undoable = all(undoable for _, undoable in operators.values())
-    return Coupling(operators[first][0], frozenset(found), undoable)
+    ahead_of_masks = *filter(meta.differentiable, operators), *operators
+    why = operators[ahead_of_masks[0]] if operators else doubt
+    return Coupling(why, frozenset(found), not operators)
 
 
-def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str, bool]]:
-    """Every operator that couples rows, a clause that names it and the user's line, and whether
-    others may undo it: it moves or counts rows, and makes no value of rows x rows.
+def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str]]:
+    """Every operator that couples rows, and a clause that names it and the user's line.
 
     These are operators that make values of rows x rows, that work along the rows, or that join
     rows with a value that rows were reduced to. A loss's own mean, or sum / weight, joins none.
@@ -71,17 +70,16 @@ def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str, bool]]:
         if node not in live or meta.value(node) is None:
             continue
         content = [] if fills(node) else node.all_input_nodes
-        read = [a for a in content if a in reduced]
-        if why := why_coupled(node, bool(read)):
-            moves = meta.coupling(node) or not any(map(meta.differentiable, read))
-            yield node, why, bool(moves) and not rows_twice(node) and not scales_by_frequency(node)
-        if not meta.has_rows(node) and (read or any(map(meta.has_rows, content))):
+        read, rows = any(a in reduced for a in content), any(map(meta.has_rows, content))
+        if why := why_coupled(node, read and (rows or meta.has_rows(node))):
+            yield node, why
+        if not meta.has_rows(node) and (read or rows):
             reduced.add(node)
 
 
-def why_coupled(node: Node, reads_reduced: bool) -> str:
-    """The clause for a node, empty where it couples no rows. reads_reduced: whether it reads a
-    value that rows were reduced to."""
+def why_coupled(node: Node, joins: bool) -> str:
+    """The clause for a node, empty where it couples no rows. joins: whether it reads or makes
+    rows, and reads a value that rows were reduced to."""
     if rows_twice(node):
         return f"{described(node)} makes a value of rows x rows"
     if meta.coupling(node):
@@ -91,7 +89,7 @@ def why_coupled(node: Node, reads_reduced: bool) -> str:
             f"{described(node)} scales gradients by how often the batch has an entry "
             "(scale_grad_by_freq)"
         )
-    if meta.has_rows(node) and reads_reduced:
+    if joins and not meta.grouped(node):
         return f"{described(node)} joins rows with a value that rows were reduced to"
     return ""
 

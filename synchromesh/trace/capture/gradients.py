@@ -203,12 +203,8 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
             module.dropout = p
 
 
-def deterministic(step: Step, batch_norm: bool = True) -> Step:
-    """The step with every dropout off.
-
-    batch_norm: False for batch norm in evaluation mode, or left out where it has no statistics
-    but the batch's.
-    """
+def deterministic(step: Step) -> Step:
+    """The step with every dropout off."""
     assert step.graph is not None
     graph = Graph()
     graph.output(graph.graph_copy(step.graph, {}))
@@ -221,13 +217,6 @@ def deterministic(step: Step, batch_norm: bool = True) -> Step:
             node.kwargs = {k: v for k, v in node.kwargs.items() if k != "dropout_p"}
             if len(node.args) > 4:
                 node.update_arg(4, 0.0)
-        elif name == "batch_norm" and not batch_norm:
-            if node.args[3] is None:
-                (source, *_) = node.all_input_nodes
-                node.replace_all_uses_with(source)
-                graph.erase_node(node)
-            else:
-                node.update_arg(5, False)
         elif "dropout" in names and len(node.args) > (place := names.index("dropout")):
             node.update_arg(place, 0.0)
     return replace(step, graph=graph)

@@ -41,16 +41,33 @@ class RowLayout:
         return RowLayout(self.dim, self.count, frozenset(segments))
 
 
+@dataclass(frozen=True)
+class Order:
+    """An order that a step brings rows into: the permutation that the node `by` computes.
+
+    kind: what a value has along dimension 0. "values": those of one that lies in `layout`, in this
+    order. "places": where each of them was, divided by `per`. "inverse": of that permutation.
+    """
+
+    by: Node
+    kind: str
+    layout: RowLayout
+    per: int = 1
+
+
 class Irregular(Exception):
     """Rows that are not proved to be regular.
 
     coupling: a clause where it is the operator itself that works along the rows.
     grid: every row with every row, both in order; what sums over one of them has the other's rows.
+    order: the one that they are in, where the step may undo it.
     """
 
-    def __init__(self, why: str, coupling: str = "", grid: bool = False) -> None:
+    def __init__(
+        self, why: str, coupling: str = "", grid: bool = False, order: Order | None = None
+    ) -> None:
         super().__init__(why)
-        self.why, self.coupling, self.grid = why, coupling, grid
+        self.why, self.coupling, self.grid, self.order = why, coupling, grid, order
 
 
 RowStatus = RowLayout | Irregular | None  # None: a value without rows
@@ -110,6 +127,11 @@ class RowOperand:
     def grid(self) -> bool:
         """Whether it has every row with every row, in order."""
         return isinstance(self.rows, Irregular) and self.rows.grid
+
+    @property
+    def order(self) -> Order | None:
+        """The order that its rows are in, where the step may undo it."""
+        return self.rows.order if isinstance(self.rows, Irregular) else None
 
     @property
     def one_per_row(self) -> bool:

@@ -1,4 +1,5 @@
-"""A check that a loss gives each row of a batch the same weight, as every division of them does.
+"""A check that the loss of a model without a trace gives each row of a batch the same weight, as
+every division of them does.
 
 mean over rows     n L(all) = sum_i L(row i)            and so for the gradients of both sides
 (sum, weight)      both are sums over rows
@@ -15,17 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from synchromesh.trace import meta
-from synchromesh.trace.nodes import draws
-from synchromesh.trace.step import Step
-from synchromesh.values.component import Value
-
 from .batch import autocast_for, copy_of, pick, rows_of, take
 from .export import Function, quiet
-from .gradients import deterministic, first_gap, gradients, tolerance, without_dropout
+from .gradients import first_gap, gradients, tolerance, without_dropout
 from .model_snapshot import preserved
 from .outputs import flat_outputs
-from .run import run
 
 REMEDY = (
     "it will differ between plans that divide rows differently. If rows weigh differently (class "
@@ -69,7 +64,6 @@ def uneven_rows(
     model: nn.Module,
     function: Function,
     batch: Any,
-    step: Step,
     autocast: torch.dtype | None = None,
 ) -> str | None:
     """A sentence where the loss of a batch is not the mean of its rows', empty where it is; None
@@ -78,11 +72,8 @@ def uneven_rows(
     With batch norm in evaluation mode and without dropout, which couple rows by themselves.
     """
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    graph_step = None if step.opaque else deterministic(step, batch_norm=False)
 
     def outputs(sample: Any) -> Sequence[Tensor]:
-        if graph_step is not None:
-            return run(graph_step, model, sample)[: len(step.outputs)]
         model.eval()
         with without_dropout(model), autocast_for(sample, autocast):
             return flat_outputs(function(model, copy_of(sample)))[1]
@@ -95,8 +86,6 @@ def uneven_rows(
     if rows < 2:
         return None
     batch = pick(batch, torch.arange(rows) * rows_of(batch) // rows)
-    if graph_step is not None and draws_rows(graph_step):
-        return None  # a row alone draws other numbers than among others
     parts = [(start, min(stop, rows)) for start, stop in TEST.parts if start < rows]
     try:
         together, apart = sums_of(0, rows), sums_of(*parts[0])
@@ -105,7 +94,7 @@ def uneven_rows(
     except Exception:  # a model that does not take so few rows
         return None
     limit = TEST.slack * tolerance(together.computed, trained, autocast)
-    if fault := uneven_losses(step, together, apart, rows, limit):
+    if fault := uneven_losses(together, apart, rows, limit):
         return fault
     if gap := first_gap(together.gradients, apart.gradients, limit):
         name, size, largest = gap
@@ -116,7 +105,7 @@ def uneven_rows(
     return ""
 
 
-def uneven_losses(step: Step, together: Sums, apart: Sums, rows: int, limit: float) -> str:
+def uneven_losses(together: Sums, apart: Sums, rows: int, limit: float) -> str:
     """A sentence where the outputs of all rows are not what those of parts add up to."""
     pairs = list(zip(together.outputs, apart.outputs, strict=True))
     differing = [p for p in pairs if differ(*p, max(map(abs, p)), limit)]
@@ -126,10 +115,6 @@ def uneven_losses(step: Step, together: Sums, apart: Sums, rows: int, limit: flo
     kind = "sum" if len(pairs) == 2 else "mean"
     if len(pairs) == 1:
         of_all, of_parts = of_all / rows, of_parts / rows
-    elif step.targets:  # the pair stands for a mean
-        (sum_of_all, sum_of_parts), (weight_of_all, weight_of_parts) = pairs
-        kind = "mean"
-        of_all, of_parts = sum_of_all / (weight_of_all or 1), sum_of_parts / (weight_of_parts or 1)
     return (
         f"the loss of {rows} rows ({of_all:.6g}) is not the {kind} of its rows' losses "
         f"({of_parts:.6g}): {REMEDY}"
@@ -149,10 +134,3 @@ def sums(outputs: Sequence[Tensor], rows: int, trained: dict[str, nn.Parameter])
     share = rows if len(outputs) == 1 else 1
     values = [float(x.detach()) * share for x in outputs]
     return Sums(values, gradients(outputs[0] * share, trained), outputs[0].dtype)
-
-
-def draws_rows(step: Step) -> bool:
-    """Whether the step draws random numbers for rows; what is drawn for all of them is equal."""
-    assert step.graph is not None
-    random = (n for n in step.graph.nodes if draws(n))
-    return any(meta.has_rows(n) or not isinstance(meta.value(n), Value) for n in random)

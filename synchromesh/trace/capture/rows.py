@@ -16,7 +16,7 @@ from synchromesh.trace.guards import ROWS
 from synchromesh.trace.nodes import has_gradients, is_number
 from synchromesh.values.component import Rows, Value
 
-from .proofs import crossed, prove
+from .proofs import crossed, order, prove
 from .row_layout import (
     Case,
     Irregular,
@@ -75,6 +75,7 @@ class Annotation:
         if node.op != "call_function":
             return layout.in_any_order if isinstance(layout, RowLayout) else layout
         if layout is None:
+            self.reduced(node, at, sizes)
             return None
         if node.target is operator.getitem:
             source, item = node.args
@@ -89,6 +90,15 @@ class Annotation:
             return irregular
         except ZeroDivisionError:  # sizes that no small batch has
             return case.unproved()
+
+    def reduced(self, node: Node, at: int, sizes: tuple[sympy.Expr, ...]) -> None:
+        """Marks an operator without rows in its result that depends on the order of what it
+        reads."""
+        given = (self.rows.get((a, 0)) for a in node.all_input_nodes)
+        if any(isinstance(rows, Irregular) and rows.order for rows in given):
+            case = Case(node, at, sizes, None, self.operand)
+            if case.name not in order.COUNTS:
+                meta.coupling.set(node, order.dependent(case))
 
     def operand(self, node: Node, argument: str) -> RowOperand | None:
         """A tensor as an operator's argument, None for a number."""

@@ -44,6 +44,7 @@ ALIKE: dict[str, Loss] = {
     "parts": lambda h, y: torch.cat([h, h * 2], 0).chunk(2, 0)[1].sum(1).mean(),
     "shape": lambda h, y: (h + torch.zeros_like(h.mean(0))).mean(),
     "two means": lambda h, y: h.square().mean() + y.mean() * h.mean(),
+    "fills": lambda h, y: torch.where(y[:, None] > 2, torch.zeros_like(h), h).mean(),
 }
 
 
@@ -62,6 +63,14 @@ COUPLED: dict[str, tuple[Loss, str]] = {
     "flip": (lambda h, y: F.mse_loss(h, h.flip(0)), "flip along dimension 0"),
     "sort": (lambda h, y: h.sort(0)[0].diff(dim=1).mean(), "sort along dimension 0"),
     "next": (lambda h, y: (h[1:] - h[:-1]).square().mean(), "slice along dimension 0"),
+    "mask": (lambda h, y: (h * (y > y.median())[:, None]).mean(), "gt .* rows were reduced to"),
+    "distance": (lambda h, y: F.mse_loss(h, h.mean(0, True)), "expand .* rows were reduced to"),
+    "class weights": (
+        lambda h, y: F.cross_entropy(h, (y > 0.5).long(), weight=h.detach().amax(0)),
+        "cross_entropy_loss .* rows were reduced to",
+    ),
+    "least": (lambda h, y: (h * y.sort()[0][0]).mean(), "mul .* rows were reduced to"),
+    "sum in order": (lambda h, y: (h * y.sort()[0].cumsum(0)[:, None]).mean(), "cumsum .* order"),
 }
 
 
@@ -114,7 +123,7 @@ CONTRAST: Callable[[Tensor], Tensor] = lambda out: (out @ out.t()).logsumexp(1).
     ("middle", "loss", "components"),
     [
         ("apart", MEAN, ""),
-        ("apart", ROOT, ""),  # doubted, but no operator couples rows
+        ("apart", ROOT, "c"),  # no operator couples rows, but the loss may
         ("apart", CONTRAST, "c"),
         ("centred", MEAN, "a"),
         ("centred", ROOT, "a c"),

@@ -131,6 +131,7 @@ def planned(size: int) -> dict[tuple[str, str], tuple[list[float], dict[str, Ten
 
 @pytest.mark.filterwarnings("ignore:the model runs whole on every device")
 @pytest.mark.filterwarnings("ignore:nothing of")
+@pytest.mark.filterwarnings("ignore:rows depend on each other")
 @pytest.mark.parametrize("size", PLANS)
 def test_merged_rows_cross_borders_in_order(size: int) -> None:
     for name, plan in asked(size):

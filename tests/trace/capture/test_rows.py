@@ -178,7 +178,7 @@ IRREGULAR: dict[str, tuple[Any, str]] = {
     "others' entries": (lambda h, x: h[none(x)], "index along dimension 0"),
     "among all": (
         lambda h, x: torch.searchsorted(x[:, 0, 0].sort()[0], h[:, 0, 0]) * h[:, 0, 0],
-        "sort along",
+        "searchsorted",
     ),
     "other orders": (
         lambda h, x: torch.cat([h, h], 0) + x.repeat_interleave(2, 0),

@@ -1,5 +1,6 @@
 """Losses that weigh rows unequally, couple them, or depend on how many there are."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,12 +89,6 @@ def halved(function: Any) -> Any:
     return lambda model, batch: function(model, batch).sqrt().square()
 
 
-def told(model: nn.Module, function: Any, batch: Any) -> str | None:
-    step = trace(model, function, batch, training=True)
-    assert not step.opaque and not step.targets
-    return uneven_rows(model, function, batch, step)
-
-
 @pytest.mark.parametrize("zero", [False, True])
 def test_unequal_weights_are_noticed_by_any_head(zero: bool) -> None:
     """A head of zeros gives every row the same loss, but not the same gradient."""
@@ -102,17 +97,25 @@ def test_unequal_weights_are_noticed_by_any_head(zero: bool) -> None:
         x, y = rows_of(8, seed)
         y[:2] = torch.tensor([1, 0])  # labels of other weights are among the rows that are tried
         torch.manual_seed(seed)
-        missed += not told(Net(zero=zero), halved(class_weights), (x, y))
-        missed += not told(Net(zero=zero), halved(ignoring), (x, y))
-        assert told(Net(zero=zero), halved(plain_loss), (x, y)) == ""
+        missed += not uneven_rows(Net(zero=zero), class_weights, (x, y))
+        missed += not uneven_rows(Net(zero=zero), ignoring, (x, y))
+        assert uneven_rows(Net(zero=zero), plain_loss, (x, y)) == ""
     assert missed == 0
 
 
-def test_a_warning_names_the_remedy_where_rows_are_divided() -> None:
-    case = Case(Net, halved(class_weights), [rows_of(8, 0)])
-    (sentence,) = on_ranks(case, "data", 2)[0].warned
-    assert "return (sum, weight)" in sentence
+def test_rows_of_a_loss_that_shows_nothing_of_them_stay_together() -> None:
+    case = Case(Net, halved(class_weights), [rows_of(n, i) for i, n in enumerate((8, 7, 1))])
+    (sentence,) = exact(case, "data", 2)[0].warned
+    assert "sqrt at the loss works on what rows were reduced to" in sentence
+    assert "computes all rows of c, " in sentence
     assert not exact(case, "tensor", 2)[0].warned
+
+
+def test_micro_batches_of_such_a_loss_are_warned_of() -> None:
+    case = Case(Net, halved(class_weights), [rows_of(8, 0)])
+    for plan, parts in (("data; @micro_batches=2", 1), ("single", 2)):
+        warned = on_ranks(replace(case, micro_batches=parts), plan, 2)[0].warned
+        assert [text for text in warned if "return (sum, weight)" in text], plan
 
 
 # Losses whose graph shows what they make of rows
@@ -178,8 +181,8 @@ def by_class(model: nn.Module, batch: Any) -> Tensor:
 def test_what_no_graph_shows_to_be_a_mean_is_walked_whole_and_named(loss: Any) -> None:
     zero = Case(lambda: Net(zero=True), loss, [some_ignored(8, i) for i in range(14)])
     assert not exact(zero, "tensor", 2)[0].warned
-    (sentence,) = on_ranks(Case(zero.build, loss, zero.batches[:1]), "data", 2)[0].warned
-    assert "without data parallelism" in sentence
+    (sentence,) = exact(replace(zero, batches=zero.batches[:3]), "data", 2)[0].warned
+    assert "rows depend on each other" in sentence
 
 
 @pytest.mark.parametrize(
@@ -198,7 +201,7 @@ def test_what_no_graph_shows_to_be_a_mean_is_walked_whole_and_named(loss: Any) -
 def test_means_over_rows_are_known_as_such(loss: Any) -> None:
     step = trace(Net(), loss, rows_of(6, 0), training=True)
     assert not step.doubt and not step.coupled and not step.targets
-    assert uneven_rows(Net(), loss, rows_of(6, 0), step) == ""
+    assert uneven_rows(Net(), loss, rows_of(6, 0)) == ""
 
 
 # A weight that depends on parameters

@@ -6,18 +6,22 @@ What none of them proves raises `Irregular`: it may not be taken apart by rows.
 from collections.abc import Callable
 
 from ..row_layout import Case, Irregular, RowLayout
-from . import along, elementwise, indexing, views
+from . import along, elementwise, indexing, order, views
 from .trial import tried
 
 Proof = Callable[[Case], RowLayout]
 
 # sizes and bounds of these may be computed from the number of rows
 SIZED: dict[str, Proof] = {**views.PROOFS, **along.PROOFS}
-PROOFS: dict[str, Proof] = {**indexing.PROOFS, **elementwise.PROOFS}
+PROOFS: dict[str, Proof] = {
+    **indexing.PROOFS, **elementwise.PROOFS, "sort": order.ordered, "argsort": order.ordered,
+}  # fmt: skip
 
 
 def prove(case: Case) -> RowLayout:
     """Where the rows of the case's result lie; raises Irregular where that is not proved."""
+    if any(e.order for e in case.operands):
+        return order.carried(case, prove)
     layout = proof_of(case)(case)
     assert layout.segments, "a proof finds a number of segments or raises"
     return layout
