@@ -42,6 +42,7 @@ class OpaqueProgram:
     crossings: Mapping[tuple[int, int], tuple[Exchange, ...]] = MappingProxyType({})
     deliveries = ()  # every rank goes on with the rows that it has
     sharding = Sharding()  # nothing is sharded
+    totals = None
 
     def __init__(
         self,

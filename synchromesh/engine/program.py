@@ -34,6 +34,7 @@ from synchromesh.engine.recomputation import Recomputation
 from synchromesh.engine.sharding import Sharding, signal
 from synchromesh.engine.walk import Walk, pauses, walking
 from synchromesh.trace import meta
+from synchromesh.trace.capture.run import totals_of
 from synchromesh.trace.partition.crossings import crossings, deliveries, exchange_of
 from synchromesh.trace.partition.kept import shortened
 from synchromesh.trace.partition.local import LocalComponent, Output, Partition, flow
@@ -143,7 +144,7 @@ class Program:
         self.sharding = sharding or Sharding()
         self._gathering = gathering(self.sharding.units, map(flow, partition.components))
         self.position = groups.position
-        self.coupled = bool(step.coupled)
+        self.coupled, self.totals = bool(step.coupled), totals_of(step)
         self._make_axis, self._streams = make_axis, streams
         layouts = [local.layout for local in partition.components]
         self.of = groups_of(layouts)

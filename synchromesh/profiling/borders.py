@@ -14,7 +14,8 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from synchromesh.trace import meta
-from synchromesh.trace.capture.batch import leaves, rows_of
+from synchromesh.trace.capture.batch import rows_of
+from synchromesh.trace.capture.run import leaf_values, totals_of
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Chain, Parameter, Rows, Value
 from synchromesh.values.placement import Placement
@@ -32,7 +33,7 @@ def record(
     """
     assert step.graph is not None, "an opaque step has no values"
     wanted = {e.value.name for e in step.chain.edges}
-    given = {leaf.name: leaf.tensor for leaf in leaves(batch)}
+    given = leaf_values(batch, rows_of(batch), totals_of(step))
     env: dict[Any, Any] = {}
     found: dict[str, Tensor] = {}
 

@@ -20,7 +20,7 @@ class Step:
     graph: torch.fx.Graph | None
     constants: Mapping[str, Tensor]  # tensors that tracing lifted out of the code, by name
     outputs: tuple[str, ...]  # ("loss",), ("sum", "weight") or names of metrics
-    leaves: tuple[str, ...]  # the batch's tensor leaves in flattening order, rows or not
+    leaves: tuple[str, ...]  # the batch's tensor leaves in flattening order, and its totals
     shared: Mapping[str, str]  # a parameter's other names in the model -> its first name
     reason: str = ""  # why the step is opaque
     carry: tuple[str, ...] = ()  # the leaves that it gives anew for the next batch, behind outputs
@@ -34,6 +34,7 @@ class Step:
     merged: str = ""  # why components that might stand alone were made one
     doubt: str = ""  # where its loss, and nothing else, is not seen to treat rows apart
     uneven: str = ""  # why parts of a batch may give another loss than all of it
+    totals: torch.fx.Graph | None = None  # of what a batch's leaves add up to over all its rows
     targets: int = 0  # of a mean over targets, by row: it is given as (sum, weight); 0: others
 
     def takes(self, rows: int) -> bool:

@@ -1,9 +1,11 @@
 """The execution of a plan: trace, partition, groups, shards and programs, and how it changes."""
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from synchromesh.engine import batches
@@ -281,7 +283,29 @@ class Execution:
             if function is None:
                 turns = self._taking_turns(program, local, filled, part)
             found.append(MicroBatch(program, part, turns))
-        return found
+        return self._with_totals(found, batch, rows)
+
+    def _with_totals(
+        self, found: list[MicroBatch], batch: Any, rows: Sequence[GlobalRows]
+    ) -> list[MicroBatch]:
+        """The micro-batches of a batch with its totals over all ranks as further leaves, where
+        its step has any."""
+        of_block = found[0].program.totals if found else None
+        if of_block is None:
+            return found
+        layout, groups = self.active.leaf_layout, self.active.groups
+        assert groups.position is not None, "an idle rank has no micro-batches"
+        count = sum(map(self.active.local_rows, rows))
+        sums = of_block(batch if count else batches.one_row(batch), count or 1)
+        flat = torch.cat([x.reshape(-1).double() for x in sums]).to(self.world.device)
+        if not count or layout.first or layout.tensor_index(groups.position):  # or another's rows
+            flat.zero_()
+        work = groups.everyone.all_reduce(flat, asynchronous=True, counted=False)
+        if work is not None:
+            self.world.wait(work)
+        parts = zip(flat.split([x.numel() for x in sums]), sums, strict=True)
+        totals = [part.to(x.dtype).reshape(x.shape) for part, x in parts]
+        return [replace(m, parts=[((x, totals), r) for x, r in m.parts]) for m in found]
 
     def _taking_turns(
         self, program: Program | OpaqueProgram, batch: Any, filled: Any, rows: GlobalRows

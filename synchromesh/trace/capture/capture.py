@@ -15,7 +15,7 @@ from synchromesh.values.component import Chain, Component, Parameter
 from .batch import leaves, rows_of
 from .comparison import compare
 from .components import component_modules
-from .coupling import coupling
+from .coupling import coupling, coupling_operators
 from .effects import row_dependent_buffers
 from .export import Function, Untraceable, export
 from .flatten import flatten, shared_names
@@ -26,6 +26,7 @@ from .outputs import refuse_metrics
 from .rows import annotate
 from .run import run
 from .split import UnorderedRows, split
+from .totals import names, with_totals
 
 __all__ = ["compare", "run", "signature", "trace"]
 
@@ -63,6 +64,9 @@ def trace(
             annotate(graph, symbols)
             count = len(exported.outputs)
             reduction = reduce_to_sums(graph, count) if training else LossReduction()
+            totals = None
+            if training and (reduction.doubt or any(coupling_operators(graph))):
+                graph, reduction, totals = with_totals(graph, count, reduction)
             try:
                 grouped, chain, merged = split(graph, model, modules, constants)
             except UnorderedRows as unordered:
@@ -72,13 +76,19 @@ def trace(
             return opaque(model, batch, str(error))
     outputs = ("sum", "weight") if reduction.targets else exported.outputs
     used = {meta.name(n) for n in meta.placeholders(grouped, "constant")}
+    added = 0
+    if totals is not None:
+        used |= {meta.name(n) for n in meta.placeholders(totals, "constant")}
+        added = len(totals.output_node().all_input_nodes)
     found = coupling(grouped, reduction.doubt)
     return Step(
         chain, grouped, {n: x for n, x in constants.items() if n in used}, outputs,
-        exported.leaves, shared_names(model), guards=exported.guards, assumed=assumed,
+        (*exported.leaves, *names(added)), shared_names(model),
+        guards=exported.guards, assumed=assumed,
         fed=row_dependent_buffers(grouped), merged=merged, coupled=found.why,
         coupling=tuple(n for i, n in enumerate(chain.names) if i in found.components),
         targets=reduction.targets, doubt=found.why if found.doubted else "", carry=exported.carry,
+        totals=totals,
     )  # fmt: skip
 
 

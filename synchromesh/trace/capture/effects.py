@@ -18,7 +18,7 @@ def dependent_on_rows(graph: Graph) -> set[Node]:
     """Nodes whose values depend on which rows there are, or on how many."""
     buffers = {meta.name(n): n for n in meta.placeholders(graph, "buffer")}
     found: set[Node] = set(meta.placeholders(graph, "rows"))
-    found |= {n for n in meta.placeholders(graph, "leaf") if meta.val(n).dim() > 0}
+    found |= set(filter(meta.has_rows, meta.placeholders(graph, "leaf")))
     before = -1
     while len(found) != before:  # a buffer that rows were written to carries them on
         before = len(found)

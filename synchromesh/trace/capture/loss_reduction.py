@@ -7,9 +7,8 @@
 
 A mean over rows may be divided over ranks by their numbers of rows; a weighted mean may not, but
 its two sums may. `cross_entropy` and `nll_loss` are weighted means, whether or not a target of the
-example is ignored; so are sums that are divided by the sum of a mask. With c constant:
-
-    c (s / w) = (c s) / w           s / w + c = (s + c w) / w
+example is ignored; so are sums that are divided by the sum of a mask, and c (s / w) = (c s) / w
+with c constant. Sums of several of these: `totals.py`.
 """
 
 from collections.abc import Callable
@@ -71,12 +70,12 @@ class LossReduction:
     doubt: str = ""
 
 
-def reduce_to_sums(graph: Graph, count: int) -> LossReduction:
+def reduce_to_sums(graph: Graph, count: int, all_rows: Node | None = None) -> LossReduction:
     """Reads the annotated graph's loss, its first `count` outputs, and gives it as a pair (sum,
-    weight) where it is a weighted mean."""
+    weight) where it is a weighted mean. all_rows: see `ReductionAnalysis`."""
     (output,) = graph.find_nodes(op="output")
     nodes, carry = list(output.args[0][:count]), output.args[0][count:]
-    analysis = ReductionAnalysis(graph)
+    analysis = ReductionAnalysis(graph, all_rows)
     try:
         reductions = [analysis.reduction(node) for node in nodes]
     except UnknownReduction as why:
@@ -85,7 +84,9 @@ def reduce_to_sums(graph: Graph, count: int) -> LossReduction:
         others = [n for n, w in zip(nodes, reductions, strict=True) if w.kind != "sum"]
         return LossReduction(doubt=f"{described(others[0])} is no sum over rows" if others else "")
     (reduction,) = reductions
-    if reduction.kind == "sum":
+    if reduction.kind == "sum" and all_rows is not None:
+        analysis.write_as_mean(output, nodes[0])
+    elif reduction.kind == "sum":
         return LossReduction(doubt=f"{described(nodes[0])} is a sum over rows, and no mean")
     if reduction.sums is None:
         return LossReduction()
@@ -98,10 +99,14 @@ def reduce_to_sums(graph: Graph, count: int) -> LossReduction:
 
 class ReductionAnalysis:
     """Finds what the values without rows are; writes the sums of a weighted mean at the graph's
-    insertion point."""
+    insertion point.
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    all_rows: a leaf, the number of rows of all blocks of a batch, where there is one. A sum is
+    then written as a mean wherever it meets one: as what it would be over all blocks.
+    """
+
+    def __init__(self, graph: Graph, all_rows: Node | None = None) -> None:
+        self.graph, self.all_rows = graph, all_rows
         self.of_rows = dependent_on_rows(graph)
         (self.rows,) = meta.placeholders(graph, "rows")
         self.known: dict[Node, Reduction] = {}
@@ -134,10 +139,16 @@ class ReductionAnalysis:
         inputs = [self.reduction(n) for n in tensors]
         kinds = {w.kind for w in inputs}
         found: Reduction | None = None
+        if name in ("zeros_like", "ones_like"):
+            return Reduction("constant")
         if "rows" in kinds:
             return self.of_row_values(node, name, kinds)
         if name in LINEAR and kinds - {"constant"} and len(kinds) == 1:
             found = self.linear(node, inputs)
+        elif self.all_rows and kinds <= {"mean", "sum", "constant"} and self.is_affine(node, name):
+            for summed in (x for x, w in zip(tensors, inputs, strict=True) if w.kind == "sum"):
+                self.write_as_mean(node, summed)
+            found = Reduction("mean")
         elif name in (*PLUS, *TIMES, *OVER) and len(node.args) == 2:
             found = self.combined(node, name)
         elif name in FILLS:
@@ -147,6 +158,18 @@ class ReductionAnalysis:
         if found is None:
             raise UnknownReduction(f"{described(node)} works on what rows were reduced to")
         return found
+
+    def is_affine(self, node: Node, name: str) -> bool:
+        """Whether the node is affine in all inputs, of which several may be reduced rows."""
+        if name == "where":
+            return self.reduction(node.args[0]).kind == "constant"
+        return name in (*LINEAR, *PLUS)
+
+    def write_as_mean(self, user: Node, summed: Node) -> None:
+        """A sum over a block as its part in the mean over blocks: S n / m, of m of n rows."""
+        with self.graph.inserting_before(user):
+            of_all = self.add(summed, aten.mul.Tensor, summed, self.all_rows)
+            user.replace_input_with(summed, self.add(summed, aten.div.Tensor, of_all, self.rows))
 
     def count(self, node: Node) -> str:
         """An integer: "sum" where it is a multiple of the rows."""
@@ -180,7 +203,7 @@ class ReductionAnalysis:
         if meta.val(target).is_floating_point():
             return Reduction("mean")  # probabilities of classes: none is left out
         learned = isinstance(weight, Node) and meta.differentiable(weight)
-        if given["reduction"] != MEAN or learned or (weight and given.get("label_smoothing")):
+        if given["reduction"] != MEAN or learned:
             raise UnknownReduction(f"{described(node)} weighs rows by what they hold")
 
         def sums() -> tuple[Node, Node]:
@@ -233,21 +256,18 @@ class ReductionAnalysis:
     def combined(self, node: Node, name: str) -> Reduction | None:
         """A sum, product or quotient of two values; None where nothing is known of it."""
         if name in PLUS:
-            return self.added(node, name)
+            return self.added(node)
         if name in TIMES:
             return self.multiplied(node)
         return self.divided(node) if node.kwargs.get("rounding_mode") is None else None
 
-    def added(self, node: Node, name: str) -> Reduction | None:
+    def added(self, node: Node) -> Reduction | None:
         """x + y or x - y."""
-        first, second = map(self.reduction, node.args)
-        kinds = {first.kind, second.kind}
+        kinds = {self.reduction(x).kind for x in node.args}
         if kinds in ({"mean"}, {"mean", "constant"}):
             return Reduction("mean")
         if kinds == {"sum"}:
             return Reduction("sum")
-        if kinds == {"weighted mean", "constant"} and (name != "rsub" or not node.kwargs):
-            return self.shifted(node, first if first.sums else second)
         return None
 
     def multiplied(self, node: Node) -> Reduction | None:
@@ -290,22 +310,6 @@ class ReductionAnalysis:
     def is_count(self, operand: Any) -> bool:
         """Whether it is an integer that grows with the rows, and no sum of values."""
         return isinstance(operand, Node) and meta.value(operand) is None
-
-    def shifted(self, node: Node, reduction: Reduction) -> Reduction:
-        """s / w + c = (s + c w) / w"""
-        before = reduction.sums
-        assert before is not None
-        x, y = node.args if short_name(node) != "rsub" else node.args[1::-1]  # y - x of (x, y)
-        first = self.reduction(x).sums is not None
-
-        def sums() -> tuple[Node, Node]:
-            total, weight = before()
-            shift = self.add(node, aten.mul.Tensor, weight, y if first else x)
-            args = (total, shift) if first else (shift, total)
-            target = aten.add.Tensor if short_name(node) == "add" else aten.sub.Tensor
-            return self.add(node, target, *args, **node.kwargs), weight
-
-        return Reduction("weighted mean", sums, reduction.targets)
 
     def scalar(self, x: Any, like: Node) -> Node:
         """A sum as a tensor of the loss's type."""

@@ -114,14 +114,11 @@ def test_random_losses_are_exact(seeds: range) -> None:
     with traced(cases):
         answers = run(2, trained, cases, timeout=110)
     expected = [plain(case) for case in cases]
-    named = {seed for seed, found in zip(seeds, answers[0], strict=True) if found.warned}
     for every in answers:
         for seed, found, wanted in zip(seeds, every, expected, strict=True):
             gap = apart(found, wanted)
             assert not found.opaque and gap <= 1e-10, (seed, Loss(seed).tree, gap)
-    for seed in named:  # a sum of two of which one is a fraction, and nothing else
-        assert "plus" in str(Loss(seed).tree), Loss(seed).tree
-    assert len(named) < len(seeds) / 2
+            assert not found.warned, (Loss(seed).tree, found.warned)
 
 
 def pieces(cases: Sequence[Case]) -> list[Any]:

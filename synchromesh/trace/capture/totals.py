@@ -1,0 +1,147 @@
+"""Totals: sums over all rows of a global batch that no parameter enters, known before it is run.
+
+    cross_entropy(a, y) + mse_loss(b, z)              a mean over targets and one over rows
+    (each * mask).sum() / mask.sum().clamp(min=1)     a function of a total
+    (each * w / w.sum()).sum(),  x - x.mean(0)        rows joined with a total
+
+They become leaves of the batch, the same for all its rows. What remains of such losses is affine
+in sums S and means M over rows, so that with S n / m for the sum of a block of m of n rows the
+mean of the blocks' losses, weighted by rows, is the loss:
+
+    sum_b m_b / n  L(S_b n / m_b, M_b)  =  L(sum_b S_b, sum_b m_b / n M_b)
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, Node
+
+from synchromesh.trace import meta
+from synchromesh.trace.nodes import ancestors, calls, short_name
+from synchromesh.values.component import Value
+
+from .coupling import coupling_operators
+from .loss_reduction import (
+    WEIGHTED,
+    LossReduction,
+    Reduction,
+    ReductionAnalysis,
+    UnknownReduction,
+    aten,
+    reduce_to_sums,
+)
+from .ownership import free_nodes
+
+Found = tuple[Graph, LossReduction, Graph | None]  # the step's, its loss, that of its totals
+
+
+def with_totals(graph: Graph, count: int, reduction: LossReduction) -> Found:
+    """The step with totals as leaves, and the graph that computes those of a block of rows; the
+    step as it is where rows would stay together in spite of them.
+
+    count: of the outputs that are the loss, of which `reduction` is known.
+    """
+    copy = Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    if reduction.doubt:
+        write_fractions(copy)
+    analysis = ReductionAnalysis(copy)
+    kinds = {node: read(analysis, node).kind for node in parameter_free(copy)}
+    summed = {node: kind for node, kind in kinds.items() if kind in ("sum", "mean")}
+    totals = graph_of(copy, summed)
+    rows = replace_by_leaves(copy, summed)
+    found = reduce_to_sums(copy, count, rows) if reduction.doubt else reduction
+    if found.doubt or any(coupling_operators(copy)):
+        return graph, reduction, None
+    return copy, found, totals
+
+
+def names(count: int) -> tuple[str, ...]:
+    """The names of so many totals as leaves, of which the last is the number of rows."""
+    return tuple(f"totals.{at}" for at in range(count))
+
+
+def write_fractions(graph: Graph) -> None:
+    """Every mean over targets as the fraction of two sums that it is."""
+    analysis = ReductionAnalysis(graph)
+    for node in calls(graph):
+        if short_name(node) not in WEIGHTED or meta.val(node).dtype is torch.float16:
+            continue
+        reduction = read(analysis, node)
+        if reduction.sums is not None:
+            with graph.inserting_before(node):
+                fraction = analysis.add(node, aten.div.Tensor, *reduction.sums())
+            node.replace_all_uses_with(fraction)
+
+
+def parameter_free(graph: Graph) -> Sequence[Node]:
+    """Operators that reduce rows of the batch alone, other than for the step's outputs."""
+    free = free_nodes(graph)
+    return [
+        node
+        for node in calls(graph)
+        if node in free
+        and isinstance(meta.value(node), Value)
+        and not meta.has_rows(node)
+        and not meta.val(node).is_complex()
+        and any(map(meta.has_rows, node.all_input_nodes))
+        and any(user.op != "output" for user in node.users)
+        and not any(meta.role(a) == "buffer" for a in ancestors(node))
+    ]
+
+
+def read(analysis: ReductionAnalysis, node: Node) -> Reduction:
+    """What a node is, "unknown" where that is not seen."""
+    try:
+        return analysis.reduction(node)
+    except UnknownReduction:
+        return Reduction("unknown")
+
+
+def graph_of(graph: Graph, summed: Mapping[Node, str]) -> Graph:
+    """The graph of the sums over a block of rows, and of their number: a mean as a sum, too."""
+    made, needed = Graph(), ancestors(*summed)
+    copies: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node in needed or meta.role(node) == "rows":
+            copies[node] = made.node_copy(node, copies.__getitem__)
+    (rows,) = meta.placeholders(made, "rows")
+    sums = [
+        made.call_function(operator.mul, (copies[node], rows)) if kind == "mean" else copies[node]
+        for node, kind in summed.items()
+    ]
+    made.output((*sums, made.call_function(torch.tensor, (rows,))))
+    return made
+
+
+def replace_by_leaves(graph: Graph, summed: Mapping[Node, str]) -> Node:
+    """Puts leaves in the place of sums; returns that of the number of rows."""
+    (output,) = graph.find_nodes(op="output")
+    analysis, (rows,) = ReductionAnalysis(graph), meta.placeholders(graph, "rows")
+    mode = next(val.fake_mode for n in graph.nodes if isinstance(val := meta.val(n), FakeTensor))
+    with mode:
+        number = torch.tensor(1)
+    with graph.inserting_after(rows):
+        total_rows = leaf(graph, len(summed), number)
+        leaves = [leaf(graph, at, meta.val(node)) for at, node in enumerate(summed)]
+    for (node, kind), total in zip(summed.items(), leaves, strict=True):
+        if kind == "mean":
+            with graph.inserting_before(node):
+                total = analysis.add(node, aten.div.Tensor, total, total_rows)
+        node.replace_all_uses_with(total, lambda user: user is not output)
+    return total_rows
+
+
+def leaf(graph: Graph, number: int, val: Tensor) -> Node:
+    """A leaf of the batch without rows."""
+    name = names(number + 1)[-1]
+    node = graph.placeholder(f"leaf_totals_{number}")
+    meta.describe(node, val, (), False)
+    meta.role.set(node, "leaf")
+    meta.name.set(node, name)
+    dtype = str(val.dtype).removeprefix("torch.")
+    meta.value.set(node, Value(name, tuple(val.shape), dtype, None, False))
+    return node
