@@ -33,7 +33,6 @@ class Step:
     least: tuple[Guard, ...] = ()  # those that a comparison with the model has found
     merged: str = ""  # why components that might stand alone were made one
     doubt: str = ""  # where its loss, and nothing else, is not seen to treat rows apart
-    uneven: str = ""  # why parts of a batch may give another loss than all of it
     totals: torch.fx.Graph | None = None  # of what a batch's leaves add up to over all its rows
     targets: int = 0  # of a mean over targets, by row: it is given as (sum, weight); 0: others
 

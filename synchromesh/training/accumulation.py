@@ -118,7 +118,7 @@ class Accumulation:
             )
         refuse_parts(step, count)
         if count > 1:
-            self._execution.notices.once(step.uneven)
+            self._execution.notices.doubt(step)
         parts = rows.micro(by_hand) if by_hand > 1 else rows.micro_batches()
         return [part for part in parts if part.total]
 

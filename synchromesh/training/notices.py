@@ -60,7 +60,7 @@ class Notices:
                 "it keeps all states"
             )
         if (divided and step.opaque) or plan.micro_batches > 1:
-            self.once(step.uneven)
+            self.doubt(step)
         elif not divided and len(plan.rows or ()) > 1:
             self.once(
                 f"@rows={show_numbers(plan.rows or ())} is left aside, for each rank computes all "
@@ -70,6 +70,15 @@ class Notices:
             self.once(
                 f"@pieces={plan.pieces} is left aside, for pieces would part rows that belong "
                 f"together: {step.coupled}"
+            )
+
+    def doubt(self, step: Step) -> None:
+        """The rows of a loss are divided that is not seen to be a mean over them."""
+        if step.doubt:
+            self.once(
+                f"the loss is not seen to be a mean over rows ({step.doubt}), and may be another "
+                "one where they are divided: return (sum, weight) where they weigh differently "
+                "(class weights, padding), and keep them together where they are coupled"
             )
 
     def undivided(

@@ -8,7 +8,7 @@ is taken as it is, and that is said.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 from torch import nn
@@ -19,7 +19,6 @@ from synchromesh.planner.candidate import readable
 from synchromesh.state.model_state import checksum
 from synchromesh.trace.capture.capture import opaque
 from synchromesh.trace.capture.comparison import compare
-from synchromesh.trace.capture.row_mean import uneven_rows
 from synchromesh.trace.capture.state_changes import changes
 from synchromesh.trace.guards import at_least
 from synchromesh.trace.step import Step
@@ -69,20 +68,16 @@ class Trust:
             step = opaque(module, example, fault)
         if least > 1:
             step = replace(step, guards=(*step.guards, at_least(least)), least=(at_least(least),))
-        coupled = self._first(step.coupled)
-        named = {name for names in everyone.all_gather_json(step.coupling) for name in names}
-        coupling = tuple(name for name in step.chain.names if name in named)
-        uneven = self._uneven(module, example, complete) if step.opaque else doubted(step)
-        step = replace(step, coupling=coupling, uneven=uneven, coupled=coupled)
         if not anywhere:
             return self._as_before(step)
         self._mismatch = fault or self._mismatch
         if step.opaque:
             made = changes(module, self.loss, example, self.autocast) if complete else None
             norms = self.model.statistics
-            kinds = made and [[n for n in k if n not in norms] for k in (made.free, made.fed)]
-            free, fed = next(filter(None, everyone.all_gather_json(kinds)))
-            step = replace(step, changed=tuple(free), fed=tuple(fed))
+            kinds = made and [[n for n in k if n not in norms] for k in astuple(made)]
+            free, fed, outputs = next(filter(None, everyone.all_gather_json(kinds)))
+            doubt = "" if len(outputs) == 2 else step.doubt
+            step = replace(step, changed=tuple(free), fed=tuple(fed), doubt=doubt)
         return step
 
     def _obstacle(self, step: Step) -> str:
@@ -101,12 +96,6 @@ class Trust:
             f"{readable(free)} left"
         )
 
-    def _uneven(self, module: nn.Module, example: Any, complete: bool) -> str:
-        """Why parts of a batch give another loss than all of it: the same on all ranks. complete:
-        whether this rank has the complete model."""
-        tried = uneven_rows(module, self.loss, example, self.autocast) if complete else None
-        return self._first(tried or "")
-
     def _as_before(self, step: Step) -> Step:
         """The step with what was found when every rank had the complete model."""
         if self._mismatch and not step.opaque:
@@ -122,9 +111,7 @@ class Trust:
             step,
             guards=tuple(dict.fromkeys((*step.guards, *before.least))),
             least=before.least,
-            coupled=step.coupled or before.coupled,
-            coupling=before.coupling,
-            uneven=step.uneven or before.uneven,
+            doubt=before.doubt if step.opaque else step.doubt,
         )
 
     def of_shape(self, module: nn.Module, batch: Any, step: Step, training: Step) -> Step:
@@ -155,14 +142,3 @@ class Trust:
                     f"model or the loss use and that are no parameters or buffers ({min(odd)}): "
                     "register_buffer them, or make them alike with torch.manual_seed"
                 )
-
-
-def doubted(step: Step) -> str:
-    """A sentence about a loss whose graph does not show that it treats rows apart."""
-    if not step.doubt:
-        return ""
-    return (
-        f"the loss is not seen to be a mean over rows ({step.doubt}), and may be another one in "
-        "micro-batches: where rows weigh differently return (sum, weight), where they depend on "
-        "each other do without micro-batches"
-    )

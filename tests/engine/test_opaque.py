@@ -129,8 +129,10 @@ def test_opaque_models_compute_what_eager_does_under_any_plan(kind: type[nn.Modu
             assert all(
                 torch.allclose(got[1][n].double(), t.double(), rtol=1e-9) for n, t in state.items()
             )
-            assert len(got[3]) == (1 if rank == 0 else 0), got[3]
+            divided = plan != "tensor"  # by a loss that is no pair, of which nothing is seen
+            assert len(got[3]) == (1 + divided if rank == 0 else 0), got[3]
             if rank == 0:
+                assert not divided or "return (sum, weight)" in got[3][1]
                 where = (
                     "test_opaque.py:" if kind is Branching else "custom autograd.Function Double"
                 )
@@ -191,3 +193,26 @@ def eager_sgd() -> list[float]:
         optimizer.step()
         out.append(value.item())
     return out
+
+
+def of_pair(model: nn.Module, b: Any) -> tuple[Tensor, Tensor]:
+    each = F.cross_entropy(model(b[0]), b[1], reduction="none")
+    return each.sum(), torch.tensor(float(len(each)))
+
+
+def found(loss: Any) -> tuple[str, float, list[str]]:
+    model = Straight()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = prepare(model, optimizer, loss, batch(8), "auto")
+    value = float(trainer.step(trainer.shard(batch(8, 1))))
+    plan = str(trainer.plan)
+    trainer.close()
+    return plan, value, [str(w.message) for w in told if "may be another one" in str(w.message)]
+
+
+@pytest.mark.parametrize(("loss", "plan"), [(loss, "single"), (of_pair, "data")])
+def test_auto_divides_rows_of_a_pair_alone(loss: Any, plan: str) -> None:
+    for answer in run(2, found, loss):
+        assert answer == (plan, pytest.approx(eager_sgd()[0], rel=1e-10), [])

@@ -1,6 +1,7 @@
 """Losses of several terms, each with a denominator of its own, as models are trained with: under
 every division of rows they are those of one process."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -282,22 +283,33 @@ def test_a_loss_of_one_term_asks_for_no_totals(name: str) -> None:
     assert step.totals is None and not step.doubt
 
 
-def test_a_plan_that_is_found_for_several_terms_is_measured() -> None:
-    """Totals are leaves of the batch, of which a profile needs an example."""
-    case = CASES["words and pairs"]
+@pytest.mark.parametrize("name", ["words and pairs", "dice"])
+def test_a_plan_that_is_found_for_such_a_loss_is_measured_and_exact(name: str) -> None:
+    """Totals are leaves of the batch, of which a profile needs an example; of a dice over the
+    batch the plan without data ranks has a price too."""
+    case = found_case(name)
     with hurried(), case.one_trace("auto", 2):
-        for plan, losses in run(2, searched, timeout=110):
-            assert plan and losses == pytest.approx(plain(case).losses, rel=1e-10)
+        for unpriced, losses, warned in run(2, searched, name, timeout=110):
+            assert not unpriced and not warned
+            assert losses == pytest.approx(plain(case).losses, rel=1e-10)
 
 
-def searched() -> tuple[bool, list[float]]:
-    case = CASES["words and pairs"]
+def found_case(name: str) -> Case:
+    return Case(Net, of_batch((FORMS | TOGETHER)[name]), BATCHES)
+
+
+def searched(name: str) -> tuple[list[str], list[float], list[str]]:
+    """The plain plans without a price, the losses of steps, and warnings."""
+    case = found_case(name)
     model = case.build()
-    trainer = prepare(model, sgd(model), case.loss, BATCHES[0], "auto")
-    losses = [float(trainer.step(trainer.shard(b))) for b in BATCHES]
-    found = trainer.choice is not None and trainer.choice.chosen.time is not None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = prepare(model, sgd(model), case.loss, BATCHES[0], "auto")
+        losses = [float(trainer.step(trainer.shard(b))) for b in BATCHES]
+    assert trainer.choice is not None
+    unpriced = [c for c in trainer.choice.candidates if c.time is None]
     trainer.close()
-    return found, losses
+    return [str(c.plan) for c in unpriced], losses, [str(w.message) for w in caught]
 
 
 def test_what_is_no_sum_of_fractions_is_exact_too() -> None:

@@ -119,7 +119,8 @@ def opaque(model: nn.Module, batch: Any, reason: str) -> Step:
         opaque=True,
     )
     names = tuple(leaf.name for leaf in leaves(batch))
-    return Step(Chain((component,)), None, {}, (), names, shared_names(model), reason)
+    doubt = "the model runs untraced, and nothing is seen of its loss"
+    return Step(Chain((component,)), None, {}, (), names, shared_names(model), reason, doubt=doubt)
 
 
 def signature(batch: Any) -> Hashable:

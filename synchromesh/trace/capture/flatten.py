@@ -26,6 +26,7 @@ from .casts import Autocast
 from .export import Export, Untraceable
 from .flat_graph import Cell, Environment, FlatGraph, cell_of
 from .normal_form import ASSERTS, LIFTS, changes_nothing, other_defaults, out_of_place, settled
+from .selection import Selections
 from .sizes import Sizes
 
 aten = torch.ops.aten
@@ -83,6 +84,7 @@ class Flattener:
         rows = self.flat.placeholder("rows", "rows", "rows", None)
         env = self.placeholders()
         self.sizes = Sizes(self.flat.graph, rows, self.symbols(rows))
+        self.selections = Selections(self.flat, self.sizes)
         outputs = self.inline(self.program.graph_module, env)
         nodes = tuple(cell.node for cell in outputs)
         if not all(isinstance(n, Node) for n in nodes):
@@ -183,12 +185,17 @@ class Flattener:
             return env[node.args[0]][node.args[1]]  # type: ignore[index]
         if is_operator(node) and short_name(node) == "broadcast_tensors":
             return self.broadcast(node, env)
-        if isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
-            return Cell(self.sizes(val))
+        if isinstance(val, (torch.SymBool, bool)):
+            return Cell(None)
+        if isinstance(val, (int, torch.SymInt)):
+            item = cell_of(node.args[0], env) if node.target is aten.item.default else None
+            return Cell(
+                self.selections.number(node, item.node if item else None) or self.sizes(val)
+            )
         if not is_operator(node):
             return self.item(node, env)
         name = short_name(node)
-        if name in ASSERTS or isinstance(val, (torch.SymBool, bool)):
+        if name in ASSERTS:
             return Cell(None)
         if same := self.identity(node, name, env):
             return same
@@ -197,6 +204,8 @@ class Flattener:
     def operator(self, node: Node, name: str, env: Environment) -> Cell:
         """An operator without in-place effects, those of running statistics aside."""
         args, kwargs = self.mapped((node.args, node.kwargs), env)
+        if (found := self.selections.written(node, name, args, kwargs)) is not None:
+            return Cell(found)
         cell = Cell(self.emit_settled(node, node.target, args, kwargs))
         source = cell_of(viewed(node), env)
         if source is not None:
@@ -217,7 +226,7 @@ class Flattener:
         for val, tensor in zip(meta.val(node), node.args[0], strict=True):  # type: ignore[arg-type]
             source = cell_of(tensor, env)
             assert source is not None
-            if not same_shape(val, meta.val(source.node)):
+            if not same_shape(val, meta.val(tensor)):
                 sizes = [self.sizes(s) for s in val.shape]
                 args = (source.node, sizes)
                 source = Cell(
@@ -234,7 +243,9 @@ class Flattener:
     def item(self, node: Node, env: Environment) -> Cell:
         """An entry of what an operator made: those of split and chunk share memory, the results
         of topk do not."""
-        cell = Cell(self.flat.emit(node, node.target, self.mapped(node.args, env), {}))
+        args = self.mapped(node.args, env)
+        val = meta.val(args[0])[args[1]]  # of selected entries not what it was exported as
+        cell = Cell(self.flat.emit(node, node.target, args, {}, val))
         source = node.args[0] if node.args else None
         if isinstance(source, Node) and is_operator(source) and viewed(source) is not None:
             found = cell_of(source, env)
@@ -312,6 +323,8 @@ class Flattener:
                 f"{line_of(node)} writes into arguments of {node.target}: return new tensors"
             )
         args, kwargs = self.mapped((node.args, node.kwargs), env)
+        if self.selections.mask_of(cell.node) is not None:
+            raise Untraceable(f"{line_of(node)} changes selected entries: return new ones")
         roots = [c.node for c in cell.storage.cells if c.node.op == "placeholder"]
         for root in roots if not cell.storage.fresh else ():
             if meta.role(root) in ("parameter", "constant"):

@@ -11,7 +11,8 @@ example is ignored; so are sums that are divided by the sum of a mask, and c (s 
 with c constant. Sums of several of these: `totals.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,6 +120,12 @@ class ReductionAnalysis:
             self.known[node] = self._reduction(node)
         return self.known[node]
 
+    def known_reduction(self, node: Node) -> Reduction | None:
+        """What a node is, None where that is not seen."""
+        with suppress(UnknownReduction):
+            return self.reduction(node)
+        return None
+
     def _reduction(self, node: Node) -> Reduction:
         if node not in self.of_rows:
             return Reduction("constant")
@@ -143,14 +150,15 @@ class ReductionAnalysis:
             return Reduction("constant")
         if "rows" in kinds:
             return self.of_row_values(node, name, kinds)
-        if name in LINEAR and kinds - {"constant"} and len(kinds) == 1:
-            found = self.linear(node, inputs)
-        elif self.all_rows and kinds <= {"mean", "sum", "constant"} and self.is_affine(node, name):
-            for summed in (x for x, w in zip(tensors, inputs, strict=True) if w.kind == "sum"):
-                self.write_as_mean(node, summed)
-            found = Reduction("mean")
-        elif name in (*PLUS, *TIMES, *OVER) and len(node.args) == 2:
-            found = self.combined(node, name)
+        if name in LINEAR and kinds == {"weighted mean"}:
+            alone = len(inputs) == 1 and not meta.val(node).dim()
+            found = self.through(node, node.args[0], inputs[0]) if alone else None
+        elif name in (*LINEAR, *PLUS, "where"):
+            found = self.affine(node, node.args if name in PLUS else tensors)
+        elif name in TIMES and len(node.args) == 2:
+            found = self.multiplied(node)
+        elif name in OVER and node.kwargs.get("rounding_mode") is None:
+            found = self.divided(node)
         elif name in FILLS:
             given = all_arguments(node)
             filled = self.reduction(given.get("fill_value", given.get("s")))
@@ -159,11 +167,17 @@ class ReductionAnalysis:
             raise UnknownReduction(f"{described(node)} works on what rows were reduced to")
         return found
 
-    def is_affine(self, node: Node, name: str) -> bool:
-        """Whether the node is affine in all inputs, of which several may be reduced rows."""
-        if name == "where":
-            return self.reduction(node.args[0]).kind == "constant"
-        return name in (*LINEAR, *PLUS)
+    def affine(self, node: Node, operands: Sequence[Any]) -> Reduction | None:
+        """An operator that is affine in all operands: sums, means and constants."""
+        kinds = {self.reduction(x).kind for x in operands}
+        decided = short_name(node) != "where" or self.reduction(operands[0]).kind == "constant"
+        if kinds == {"sum"} or not decided or not kinds <= {"sum", "mean", "constant"}:
+            return Reduction("sum") if kinds == {"sum"} and decided else None
+        for summed in (x for x in operands if self.reduction(x).kind == "sum"):
+            if self.all_rows is None:
+                return None
+            self.write_as_mean(node, summed)
+        return Reduction("mean")
 
     def write_as_mean(self, user: Node, summed: Node) -> None:
         """A sum over a block as its part in the mean over blocks: S n / m, of m of n rows."""
@@ -232,13 +246,6 @@ class ReductionAnalysis:
             counts = each(aten.masked_fill.Scalar, counts, left_out, 0)
         return self.add(node, aten.sum.default, counts, dtype=meta.val(node).dtype)
 
-    def linear(self, node: Node, inputs: list[Reduction]) -> Reduction:
-        """An operator that is linear in all its inputs, which are of one kind."""
-        reduction, *others = inputs
-        if reduction.sums is not None and (others or meta.val(node).dim()):
-            raise UnknownReduction(f"{described(node)} puts fractions together")
-        return self.through(node, node.args[0], reduction)
-
     def through(self, node: Node, place: Any, reduction: Reduction) -> Reduction:
         """What an operator that is linear in its argument `place` makes of it: of a weighted mean,
         it works on the numerator alone."""
@@ -252,23 +259,6 @@ class ReductionAnalysis:
             return self.add(node, node.target, *args, **node.kwargs), weight
 
         return Reduction("weighted mean", sums, reduction.targets)
-
-    def combined(self, node: Node, name: str) -> Reduction | None:
-        """A sum, product or quotient of two values; None where nothing is known of it."""
-        if name in PLUS:
-            return self.added(node)
-        if name in TIMES:
-            return self.multiplied(node)
-        return self.divided(node) if node.kwargs.get("rounding_mode") is None else None
-
-    def added(self, node: Node) -> Reduction | None:
-        """x + y or x - y."""
-        kinds = {self.reduction(x).kind for x in node.args}
-        if kinds in ({"mean"}, {"mean", "constant"}):
-            return Reduction("mean")
-        if kinds == {"sum"}:
-            return Reduction("sum")
-        return None
 
     def multiplied(self, node: Node) -> Reduction | None:
         """x y."""
@@ -287,7 +277,7 @@ class ReductionAnalysis:
         kinds = self.reduction(x).kind, self.reduction(y).kind
         if kinds[1] == "constant":
             return self.through(node, x, self.reduction(x))
-        if kinds not in (("sum", "sum"), ("mean", "mean")) or self.is_count(x):
+        if kinds != ("sum", "sum") or self.is_count(x):
             return None
         if self.is_count(y):
             return Reduction("mean")
@@ -296,16 +286,11 @@ class ReductionAnalysis:
             raise UnknownReduction(f"{described(node)} puts fractions side by side")
 
         def sums() -> tuple[Node, Node]:
-            if kinds[0] == "sum":
-                return self.scalar(x, node), self.alone(self.scalar(y, node))
-            total, weight = (self.add(node, aten.mul.Tensor, n, self.rows) for n in (x, y))
-            return total, self.alone(weight)
+            weight = self.scalar(y, node)
+            alone = self.add(weight, aten.reshape.default, weight, [])
+            return self.scalar(x, node), alone if meta.val(y).dim() else weight
 
         return Reduction("weighted mean", sums)
-
-    def alone(self, x: Node) -> Node:
-        """A tensor of one entry without dimensions."""
-        return self.add(x, aten.reshape.default, x, []) if meta.val(x).dim() else x
 
     def is_count(self, operand: Any) -> bool:
         """Whether it is an integer that grows with the rows, and no sum of values."""

@@ -74,14 +74,15 @@ class Annotation:
         layout = unproved_layout(sizes)
         if node.op != "call_function":
             return layout.in_any_order if isinstance(layout, RowLayout) else layout
-        if layout is None:
-            self.reduced(node, at, sizes)
-            return None
         if node.target is operator.getitem:
             source, item = node.args
             assert isinstance(source, Node) and isinstance(item, int)
             return self.rows[source, item]
         case = Case(node, at, sizes, layout, self.operand)
+        if layout is None:
+            if case.name not in order.COUNTS and any(e.order for e in case.operands):
+                meta.coupling.set(node, order.dependent(case))
+            return None
         if isinstance(layout, Irregular):
             return crossed(case, layout)
         try:
@@ -90,15 +91,6 @@ class Annotation:
             return irregular
         except ZeroDivisionError:  # sizes that no small batch has
             return case.unproved()
-
-    def reduced(self, node: Node, at: int, sizes: tuple[sympy.Expr, ...]) -> None:
-        """Marks an operator without rows in its result that depends on the order of what it
-        reads."""
-        given = (self.rows.get((a, 0)) for a in node.all_input_nodes)
-        if any(isinstance(rows, Irregular) and rows.order for rows in given):
-            case = Case(node, at, sizes, None, self.operand)
-            if case.name not in order.COUNTS:
-                meta.coupling.set(node, order.dependent(case))
 
     def operand(self, node: Node, argument: str) -> RowOperand | None:
         """A tensor as an operator's argument, None for a number."""

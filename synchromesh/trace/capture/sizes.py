@@ -49,8 +49,8 @@ class Sizes:
         if expr.is_Symbol:
             raise Untraceable(
                 f"a size depends on values of the batch ({expr}): shapes may depend on the number "
-                "of rows alone; pad to a fixed size, or train the model as it is under the plan "
-                "'data'"
+                "of rows alone; pad to a fixed size, or train the model as it is, under 'data' "
+                "with a loss that returns (sum, weight)"
             )
         if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
             return self.node(operator.pow, self.of(expr.base), int(expr.exp))

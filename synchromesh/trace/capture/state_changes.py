@@ -11,6 +11,7 @@ from .export import Function, quiet
 from .gradients import without_dropout
 from .masks import digest
 from .model_snapshot import CONTAINERS, MAX_DEPTH, attributes_of, items_of, preserved
+from .outputs import flat_outputs
 
 # Blocks of rows whose steps are compared. They differ in their rows and in how many there are.
 SAMPLES = (0, 3), (3, 5), (2, 6)
@@ -19,10 +20,11 @@ SAMPLES = (0, 3), (3, 5), (2, 6)
 @dataclass(frozen=True)
 class Changes:
     """What a step changes of the model's parameters, buffers and attributes, by name: `fed` by the
-    values of its rows, `free` whatever they are."""
+    values of its rows, `free` whatever they are. outputs: the names of what its loss gives."""
 
     free: tuple[str, ...] = ()
     fed: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
 
 @quiet()
@@ -43,7 +45,7 @@ def changes(
             before = state_of(model)
             try:
                 with autocast_for(sample, autocast):
-                    function(model, copy_of(sample))
+                    outputs, _ = flat_outputs(function(model, copy_of(sample)))
             except Exception:  # it does not take so few rows: nothing is known
                 return Changes()
             after = state_of(model)
@@ -54,7 +56,7 @@ def changes(
         states.append(after)
     first, *others = states
     fed = {n for n in changed if not all(same(first.get(n), s.get(n)) for s in others)}
-    return Changes(tuple(sorted(changed - fed)), tuple(sorted(fed)))
+    return Changes(tuple(sorted(changed - fed)), tuple(sorted(fed)), outputs)
 
 
 def counter(model: nn.Module, function: Function, sample: Any) -> str | None:

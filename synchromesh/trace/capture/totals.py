@@ -12,11 +12,10 @@ mean of the blocks' losses, weighted by rows, is the loss:
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
@@ -27,9 +26,7 @@ from .coupling import coupling_operators
 from .loss_reduction import (
     WEIGHTED,
     LossReduction,
-    Reduction,
     ReductionAnalysis,
-    UnknownReduction,
     aten,
     reduce_to_sums,
 )
@@ -48,9 +45,7 @@ def with_totals(graph: Graph, count: int, reduction: LossReduction) -> Found:
     copy.output(copy.graph_copy(graph, {}))
     if reduction.doubt:
         write_fractions(copy)
-    analysis = ReductionAnalysis(copy)
-    kinds = {node: read(analysis, node).kind for node in parameter_free(copy)}
-    summed = {node: kind for node, kind in kinds.items() if kind in ("sum", "mean")}
+    summed = dict(sums_of_batch(copy))
     totals = graph_of(copy, summed)
     rows = replace_by_leaves(copy, summed)
     found = reduce_to_sums(copy, count, rows) if reduction.doubt else reduction
@@ -68,37 +63,32 @@ def write_fractions(graph: Graph) -> None:
     """Every mean over targets as the fraction of two sums that it is."""
     analysis = ReductionAnalysis(graph)
     for node in calls(graph):
-        if short_name(node) not in WEIGHTED or meta.val(node).dtype is torch.float16:
+        if short_name(node) in WEIGHTED and meta.val(node).dtype is not torch.float16:
+            reduction = analysis.known_reduction(node)
+            if reduction is not None and reduction.sums is not None:
+                with graph.inserting_before(node):
+                    fraction = analysis.add(node, aten.div.Tensor, *reduction.sums())
+                node.replace_all_uses_with(fraction)
+
+
+def sums_of_batch(graph: Graph) -> Iterator[tuple[Node, str]]:
+    """Operators that reduce rows of the batch alone, and how; not those that are but outputs."""
+    free, analysis = free_nodes(graph), ReductionAnalysis(graph)
+    for node in calls(graph):
+        value = meta.value(node)
+        if node not in free or not isinstance(value, Value) or value.rows is not None:
             continue
-        reduction = read(analysis, node)
-        if reduction.sums is not None:
-            with graph.inserting_before(node):
-                fraction = analysis.add(node, aten.div.Tensor, *reduction.sums())
-            node.replace_all_uses_with(fraction)
-
-
-def parameter_free(graph: Graph) -> Sequence[Node]:
-    """Operators that reduce rows of the batch alone, other than for the step's outputs."""
-    free = free_nodes(graph)
-    return [
-        node
-        for node in calls(graph)
-        if node in free
-        and isinstance(meta.value(node), Value)
-        and not meta.has_rows(node)
-        and not meta.val(node).is_complex()
-        and any(map(meta.has_rows, node.all_input_nodes))
-        and any(user.op != "output" for user in node.users)
-        and not any(meta.role(a) == "buffer" for a in ancestors(node))
-    ]
-
-
-def read(analysis: ReductionAnalysis, node: Node) -> Reduction:
-    """What a node is, "unknown" where that is not seen."""
-    try:
-        return analysis.reduction(node)
-    except UnknownReduction:
-        return Reduction("unknown")
+        if value.dtype.startswith("complex") or all(user.op == "output" for user in node.users):
+            continue
+        reduction, buffers = analysis.known_reduction(node), map(meta.role, ancestors(node))
+        if (
+            reduction is None
+            or "buffer" in buffers
+            or not any(map(meta.has_rows, node.all_input_nodes))
+        ):
+            continue
+        if reduction.kind in ("sum", "mean"):
+            yield node, reduction.kind
 
 
 def graph_of(graph: Graph, summed: Mapping[Node, str]) -> Graph:
@@ -119,26 +109,22 @@ def graph_of(graph: Graph, summed: Mapping[Node, str]) -> Graph:
 
 def replace_by_leaves(graph: Graph, summed: Mapping[Node, str]) -> Node:
     """Puts leaves in the place of sums; returns that of the number of rows."""
-    (output,) = graph.find_nodes(op="output")
     analysis, (rows,) = ReductionAnalysis(graph), meta.placeholders(graph, "rows")
-    mode = next(val.fake_mode for n in graph.nodes if isinstance(val := meta.val(n), FakeTensor))
-    with mode:
-        number = torch.tensor(1)
+    (like, *_), output = meta.placeholders(graph, "leaf"), graph.output_node()
+    vals = [*map(meta.val, summed), meta.val(like).new_empty((), dtype=torch.int64)]
     with graph.inserting_after(rows):
-        total_rows = leaf(graph, len(summed), number)
-        leaves = [leaf(graph, at, meta.val(node)) for at, node in enumerate(summed)]
-    for (node, kind), total in zip(summed.items(), leaves, strict=True):
+        leaves = [leaf(graph, *each) for each in zip(names(len(vals)), vals, strict=True)]
+    for (node, kind), total in zip(summed.items(), leaves, strict=False):
         if kind == "mean":
             with graph.inserting_before(node):
-                total = analysis.add(node, aten.div.Tensor, total, total_rows)
+                total = analysis.add(node, aten.div.Tensor, total, leaves[-1])
         node.replace_all_uses_with(total, lambda user: user is not output)
-    return total_rows
+    return leaves[-1]
 
 
-def leaf(graph: Graph, number: int, val: Tensor) -> Node:
+def leaf(graph: Graph, name: str, val: Tensor) -> Node:
     """A leaf of the batch without rows."""
-    name = names(number + 1)[-1]
-    node = graph.placeholder(f"leaf_totals_{number}")
+    node = graph.placeholder(name.replace(".", "_"))
     meta.describe(node, val, (), False)
     meta.role.set(node, "leaf")
     meta.name.set(node, name)

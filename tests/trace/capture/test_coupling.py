@@ -44,6 +44,7 @@ ALIKE: dict[str, Loss] = {
     "parts": lambda h, y: torch.cat([h, h * 2], 0).chunk(2, 0)[1].sum(1).mean(),
     "shape": lambda h, y: (h + torch.zeros_like(h.mean(0))).mean(),
     "two means": lambda h, y: h.square().mean() + y.mean() * h.mean(),
+    "totals": lambda h, y: (h.sum(1) * y / y.sum()).sum() + (h * (y - y.mean())[:, None]).mean(),
     "fills": lambda h, y: torch.where(y[:, None] > 2, torch.zeros_like(h), h).mean(),
 }
 
@@ -56,7 +57,7 @@ def test_a_losses_own_means_couple_nothing(name: str) -> None:
 COUPLED: dict[str, tuple[Loss, str]] = {
     "contrast": (lambda h, y: (h @ h.t()).softmax(1).sum(0).mean(), "matmul .* rows x rows"),
     "centre": (lambda h, y: (h - h.mean(0)).square().mean(), "sub .* rows were reduced to"),
-    "weights": (lambda h, y: (h.sum(1) * y / y.sum()).sum(), "div .* rows were reduced to"),
+    "weights": (lambda h, y: (h.sum(1) * y / y.max()).sum(), "div .* rows were reduced to"),
     "first": (lambda h, y: (h - h[0]).square().mean(), "sub .* rows were reduced to"),
     "cumsum": (lambda h, y: h.cumsum(0).tanh().mean(), "cumsum along dimension 0"),
     "softmax": (lambda h, y: (h.softmax(0) * h).mean(), "softmax along dimension 0"),
@@ -112,7 +113,7 @@ MIDDLES: dict[str, Middle] = {
     "apart": lambda m, x, h: h,
     "centred": lambda m, x, h: h - h.mean(0),
     "attended": lambda m, x, h: (h @ h.t()).softmax(1) @ h,
-    "by a parameter": lambda m, x, h: (lambda mean: m.b(h) + mean)(m.a(x.mean(0))),
+    "by a parameter": lambda m, x, h: (lambda most: m.b(h) + most)(m.a(x.amax(0))),
 }
 MEAN: Callable[[Tensor], Tensor] = lambda out: out.square().mean()  # noqa: E731
 ROOT: Callable[[Tensor], Tensor] = lambda out: out.square().mean().sqrt()  # noqa: E731

@@ -13,14 +13,12 @@ Proof = Callable[[Case], RowLayout]
 
 # sizes and bounds of these may be computed from the number of rows
 SIZED: dict[str, Proof] = {**views.PROOFS, **along.PROOFS}
-PROOFS: dict[str, Proof] = {
-    **indexing.PROOFS, **elementwise.PROOFS, "sort": order.ordered, "argsort": order.ordered,
-}  # fmt: skip
+PROOFS: dict[str, Proof] = {**indexing.PROOFS, **elementwise.PROOFS}
 
 
 def prove(case: Case) -> RowLayout:
     """Where the rows of the case's result lie; raises Irregular where that is not proved."""
-    if any(e.order for e in case.operands):
+    if order.concerns(case):
         return order.carried(case, prove)
     layout = proof_of(case)(case)
     assert layout.segments, "a proof finds a number of segments or raises"
