@@ -28,7 +28,6 @@ from synchromesh.trace.capture.carry import Start, joined
 from synchromesh.trace.partition.local import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster
-from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.optimizer import coupled, refuse_unusable
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -200,10 +199,7 @@ class DatasheetFacts:
 
 def _opaque(step: Step, cluster: Cluster) -> Choice:
     """The one plan of a model that could not be traced: there is no graph to estimate."""
-    count = len(cluster.ranks)
-    only = Plan(LayoutSpec("data" if count > 1 else "single"))
-    reason = f"the model runs whole, nothing can be estimated: {step.reason}"
     profile = Profile(
-        count, source=SOURCE, error_band=cluster.error_band, emulated=cluster.emulated
+        len(cluster.ranks), source=SOURCE, error_band=cluster.error_band, emulated=cluster.emulated
     )
-    return Choice.only(only, reason, profile)
+    return Choice.untraced(step, profile)

@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from synchromesh.planner.candidate import Candidate
+from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
+from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
@@ -31,6 +33,14 @@ class Choice:
     def only(cls, plan: Plan, reason: str, profile: Profile) -> "Choice":
         """The choice of the one plan that there is, of which nothing is predicted."""
         return cls((Candidate(plan, None, (), True, reason),), profile, 0.0)
+
+    @classmethod
+    def untraced(cls, step: Step, profile: Profile) -> "Choice":
+        """The choice of a model that could not be traced: `data`, unless dividing its rows may
+        train another loss."""
+        asked = f"; {step.doubt}: return (sum, weight), and rows are divided" if step.doubt else ""
+        plan = Plan(LayoutSpec("single" if step.doubt else "data"))
+        return cls.only(plan, f"the model runs whole: {step.reason}{asked}", profile)
 
     @property
     def chosen(self) -> Candidate:

@@ -106,7 +106,10 @@ def survey(partitions: PartitionCache, facts: Facts, known: Profile | None = Non
     what groups of stages send."""
     parts = uniform(partitions)
     besides = (*crossings(parts), *stage_demands(parts))
-    return facts.profile(parts.partitions.values(), known, besides=besides)
+    all_parts = [*parts.partitions.values()]
+    if parts.step.coupling:  # which has all devices in each of these
+        all_parts.append(partitions.partition(Plan(LayoutSpec("single"))))
+    return facts.profile(all_parts, known, besides=besides)
 
 
 def decide(

@@ -164,6 +164,6 @@ def _unpriced(world: World, choice: Choice) -> Choice:
 def _only(facts: LiveFacts) -> Choice:
     """The one plan of a model that could not be traced, or on one device."""
     devices = facts.world.size
-    plan = Plan(LayoutSpec("data" if devices > 1 else "single"))
-    reason = f"the model runs whole: {facts.problem.step.reason}" if devices > 1 else "one device"
-    return Choice.only(plan, reason, Profile(devices))
+    if devices > 1:
+        return Choice.untraced(facts.problem.step, Profile(devices))
+    return Choice.only(Plan(LayoutSpec("single")), "one device", Profile(devices))

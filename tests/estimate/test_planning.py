@@ -188,7 +188,7 @@ def test_a_model_that_cannot_be_traced_gets_the_one_plan_it_has() -> None:
             return y if float(y.sum()) > 0 else -y
 
     made = sm.plan(Odd(), loss, torch.zeros(8, 4), cluster="v100x2")
-    assert str(made.plan) == "data" and "runs whole" in made.explain()
+    assert str(made.plan) == "single" and "return (sum, weight)" in made.explain()
 
 
 def test_the_function_and_the_module_of_one_name() -> None:
