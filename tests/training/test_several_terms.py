@@ -179,6 +179,9 @@ FORMS: dict[str, Form] = {
     "weights of rows": lambda o, b: words(o, b)
     + (of_boxes(o, b).mean(1) * b.w).sum() / b.w.sum(),
     "weights of rows joined": lambda o, b: (of_boxes(o, b).mean(1) * (b.w / b.w.sum())).sum(),
+    "weights joined in a fraction": lambda o, b: masked(
+        of_boxes(o, b) * (b.w / b.w.sum())[:, None], b.positive.to(D)
+    ),
     "span": span,
     "a sum": lambda o, b: of_boxes(o, b).sum(),
     "a sum and a mean": lambda o, b: 0.01 * of_boxes(o, b).sum() + words(o, b),

@@ -15,18 +15,18 @@ from synchromesh.values.component import Chain, Component, Parameter
 from .batch import leaves, rows_of
 from .comparison import compare
 from .components import component_modules
-from .coupling import coupling, coupling_operators
+from .coupling import coupling
 from .effects import row_dependent_buffers
 from .export import Function, Untraceable, export
 from .flatten import flatten, shared_names
-from .loss_reduction import LossReduction, reduce_to_sums
+from .loss_reduction import LossReduction
 from .masks import fold_masks
 from .modes import in_mode
 from .outputs import refuse_metrics
 from .rows import annotate
 from .run import run
 from .split import UnorderedRows, split
-from .totals import names, with_totals
+from .totals import names, with_loss_reduced
 
 __all__ = ["compare", "run", "signature", "trace"]
 
@@ -63,10 +63,9 @@ def trace(
             assumed = {**exported.assumed, **folded}
             annotate(graph, symbols)
             count = len(exported.outputs)
-            reduction = reduce_to_sums(graph, count) if training else LossReduction()
-            totals = None
-            if training and (reduction.doubt or any(coupling_operators(graph))):
-                graph, reduction, totals = with_totals(graph, count, reduction)
+            reduction, totals = LossReduction(), None
+            if training:
+                graph, reduction, totals = with_loss_reduced(graph, count)
             try:
                 grouped, chain, merged = split(graph, model, modules, constants)
             except UnorderedRows as unordered:

@@ -35,20 +35,19 @@ from .ownership import free_nodes
 Found = tuple[Graph, LossReduction, Graph | None]  # the step's, its loss, that of its totals
 
 
-def with_totals(graph: Graph, count: int, reduction: LossReduction) -> Found:
-    """The step with totals as leaves, and the graph that computes those of a block of rows; the
-    step as it is where rows would stay together in spite of them.
-
-    count: of the outputs that are the loss, of which `reduction` is known.
-    """
+def with_loss_reduced(graph: Graph, count: int) -> Found:
+    """The step with its loss, the first `count` outputs, as a mean or a pair of sums; where rows
+    would stay together, and would not with them, with totals as leaves and with the graph that
+    computes those of a block of rows."""
     copy = Graph()
     copy.output(copy.graph_copy(graph, {}))
-    if reduction.doubt:
-        write_fractions(copy)
+    reduction = reduce_to_sums(graph, count)
+    if not reduction.doubt and not any(coupling_operators(graph)):
+        return graph, reduction, None
+    write_fractions(copy)
     summed = dict(sums_of_batch(copy))
     totals = graph_of(copy, summed)
-    rows = replace_by_leaves(copy, summed)
-    found = reduce_to_sums(copy, count, rows) if reduction.doubt else reduction
+    found = reduce_to_sums(copy, count, replace_by_leaves(copy, summed))
     if found.doubt or any(coupling_operators(copy)):
         return graph, reduction, None
     return copy, found, totals
