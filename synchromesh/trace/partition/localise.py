@@ -195,23 +195,26 @@ class LocalGraphWriter:
         self.made: dict[Tensor, Placement] = {}
         self.numbers: dict[Node, Node] = {}
 
+    def placeholder(self, name: str) -> Node:
+        """A placeholder whose argument is called as its node is: fx makes nodes' names unique."""
+        node = self.graph.placeholder(name)
+        node.target = node.name
+        return node
+
     def add_placeholders(self) -> None:
         """The axis, the rows, inputs, parameters, buffers and constants."""
-        self.axis = self.graph.placeholder("axis")
-        self.rows = self.graph.placeholder("rows")
+        self.axis = self.placeholder("axis")
+        self.rows = self.placeholder("rows")
         meta.of_rows.set(self.rows, True)
         for tensor, item in self.borders.inputs[self.subgraph.index]:
-            name = f"{tensor[0].name}_{tensor[1]}" if tensor[1] else tensor[0].name
-            if tensor in self.made:  # the same value in another state
-                name = f"{name}_{len(self.forms)}"
-            node = self.graph.placeholder(name)
+            node = self.placeholder(tensor[0].name)
             meta.of_rows.set(node, tensor[0] in self.borders.analysis.of_rows)
             self.forms[tensor, item.want] = node
             self.made.setdefault(tensor, item.want)
         subgraph = self.subgraph
         for holder in (*subgraph.parameters, *subgraph.buffers, *subgraph.constants):
             state = self.assignment.placeholders[holder, self.layout]
-            self.forms[(holder, 0), state] = node = self.graph.placeholder(holder.name)
+            self.forms[(holder, 0), state] = node = self.placeholder(holder.name)
             meta.is_buffer.set(node, meta.role(holder) == "buffer")
             self.made[holder, 0] = state
 
