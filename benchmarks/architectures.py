@@ -1,7 +1,8 @@
 """The architectures of `benchmarks.models`: small configurations of `transformers`.
 
 `ARCHITECTURES[name]()` is `(model, loss, make_batch)`, as a family of `tests/models.py`; widths
-are 32 or 64, depths 2. `OWN` has PyTorch's own layers and recommendation models beside them.
+are 32 or 64, depths 2. `OWN` has another head of one of them, PyTorch's own layers and
+recommendation models beside them.
 """
 
 from collections.abc import Callable
@@ -225,6 +226,25 @@ def configured(name: str) -> Family:
     return build(config), kind.loss, kind.batches
 
 
+def scenes(rows: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Batch:
+    """(image, labels): a class for each of 16 x 16 places."""
+    x, _ = images(3, 32, CLASSES)(rows, seed, dtype)
+    return x, torch.randint(0, CLASSES, (rows, 16, 16), generator=generator(seed + 1))
+
+
+def segmentation_loss(model: nn.Module, batch: Batch) -> Tensor:
+    x, y = batch
+    logits = model(pixel_values=x).logits
+    return F.cross_entropy(F.interpolate(logits, y.shape[-2:], mode="bilinear"), y)
+
+
+def segmenter() -> Family:
+    """The head reads what hooks of all encoder blocks collect."""
+    own = dict(sr_ratios=[2, 1], mlp_ratios=[2, 2], decoder_hidden_size=32, num_labels=CLASSES)
+    config = hf.SegformerConfig(**PYRAMID, **own)
+    return hf.SegformerForSemanticSegmentation(config), segmentation_loss, scenes
+
+
 # -- beside `transformers` ---------------------------------------------------------------
 
 
@@ -295,5 +315,8 @@ def _of(name: str) -> Callable[..., Family]:
     return seeded(lambda: configured(name))
 
 
-OWN = {"nn.Transformer": seeded(transformer), "dlrm": seeded(dlrm)}
+OWN = {
+    "segformer-segmentation": seeded(segmenter), "nn.Transformer": seeded(transformer),
+    "dlrm": seeded(dlrm),
+}  # fmt: skip
 ARCHITECTURES: dict[str, Callable[..., Family]] = {**{n: _of(n) for n in CONFIGURATIONS}, **OWN}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from synchromesh.trace.step import Step
 
 from .batch import autocast_for, copy_of, example
-from .export import Function, quiet
+from .export import Function, own_fault, parts_of, quiet
 from .gradients import (
     OwnLeaves,
     deterministic,
@@ -88,10 +88,16 @@ def compare(
             expected = _eager(model, function, samples, autocast, step.constants)
         except BadOutput:
             raise
-        except Exception:
-            if first is None:
+        except Exception as error:
+            if first is not None:
+                continue  # the model does not take so few rows, and its trace need not either
+            if own_fault(model, function, samples[0], autocast):
                 raise
-            continue  # the model does not take so few rows, and its trace need not either
+            where, code, why = parts_of(error)
+            return Comparison(
+                f"{where} fails when it is compared with its trace ({code!r}: {why}) and not as "
+                f"it is, which is a fault of Synchromesh and not of the model; {REMEDY}"
+            )
         try:
             found = difference(expected, model, step, samples, autocast)
         except Exception as error:

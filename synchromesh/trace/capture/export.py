@@ -22,7 +22,7 @@ from synchromesh.trace.guards import Guard, guards_of
 from synchromesh.trace.nodes import HERE, TORCH
 from synchromesh.values.fault import message
 
-from .batch import autocast_for, example, leaves, rows_of
+from .batch import autocast_for, copy_of, example, leaves, rows_of
 from .known_values import KnownValues
 from .masks import is_fake
 from .model_snapshot import Attributes, preserved, restored, untraced
@@ -106,6 +106,7 @@ def export(
 
     rows: with how many it is traced, where the model asks for their number.
     """
+    run_once(model, function, batch, autocast)
     sample = example(batch, rows)
     names = tuple(leaf.name for leaf in leaves(sample))
     module = StepModule(model, function, autocast)
@@ -235,16 +236,27 @@ def faked(model: nn.Module, sample: Any) -> Iterator[Any]:
             table[name] = tensor
 
 
+def run_once(
+    model: nn.Module, function: Function, batch: Any, autocast: torch.dtype | None
+) -> None:
+    """Runs the model as it is, so that its code finds in its caches, outside of the model too,
+    tensors of its own and leaves none of the trace's there: on two rows, or as it is traced."""
+    for rows in (2, None):
+        if not own_fault(model, function, example(batch, rows), autocast):
+            return
+
+
 def own_fault(
     model: nn.Module, function: Function, sample: Any, autocast: torch.dtype | None
 ) -> str:
-    """A sentence where the model does not run outside of a trace either; empty where it does, or
-    has no tensors to run with."""
+    """A sentence where the model does not run outside of a trace either, in its modes of now;
+    empty where it does, or has no tensors to run with."""
     if any(map(is_fake, (*model.parameters(), *model.buffers()))):
         return ""
+    training = any(module.training for module in model.modules())
     try:
-        with preserved(model), torch.no_grad(), autocast_for(sample, autocast):
-            function(model, sample)
+        with preserved(model, training), torch.no_grad(), autocast_for(sample, autocast):
+            function(model, copy_of(sample))
     except Exception as error:
         where, code, why = parts_of(error)
         return (

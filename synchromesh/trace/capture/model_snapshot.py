@@ -5,7 +5,7 @@ import random
 from collections import deque
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,16 +60,22 @@ def untraced(assigned: Mapping[str, bool], read: Container[str]) -> str | None:
     return next((n for n, no_buffer in assigned.items() if not no_buffer or n in read), None)
 
 
+def tables_of(module: nn.Module) -> Iterator[dict[str, Any]]:
+    """The dicts that hold what a module keeps: its attributes, those of nn.Module's own among them
+    (children, hooks), and the attributes of objects that it has."""
+    yield vars(module)
+    for value in vars(module).values():
+        table = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+        if isinstance(table, dict) and not isinstance(value, ModuleType):
+            yield table
+
+
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
-    """Afterwards buffers and attributes are as before, changed in place or assigned anew, and so
-    is the state of Python's and numpy's random numbers."""
-    references = [
-        (table, dict(table))
-        for module in model.modules()
-        for table in (*(vars(module).get(key) for key in TABLES), vars(module))
-        if isinstance(table, dict)
-    ]
+    """Afterwards buffers, attributes and hooks are as before, changed in place or assigned anew,
+    and so is the state of Python's and numpy's random numbers."""
+    tables = (table for module in model.modules() for table in tables_of(module))
+    references = [(table, dict(table)) for table in {id(t): t for t in tables}.values()]
     saved = [(table, key, copied(table[key])) for _, table, key in attributes_of(model)]
     python_random, numpy_random = random.getstate(), np.random.get_state()
     try:
@@ -78,16 +84,18 @@ def restored(model: nn.Module) -> Iterator[None]:
         random.setstate(python_random)
         np.random.set_state(numpy_random)
         for table, known in references:
-            table.clear()
-            table.update(known)
+            kept = list(table) == list(known) and all(table[k] is x for k, x in known.items())
+            if not kept:
+                table.clear()
+                table.update(known)
         for table, key, copy in saved:
             table[key] = written_back(copy)
 
 
 @contextmanager
-def preserved(model: nn.Module) -> Iterator["ParameterWrites"]:
-    """Inside, the modes of a training step, and random numbers of a fixed seed; gives the
-    parameters that were written to so far.
+def preserved(model: nn.Module, training: bool = True) -> Iterator["ParameterWrites"]:
+    """Inside, the modes of a training step or of evaluation, and random numbers of a fixed seed;
+    gives the parameters that were written to so far.
 
     Afterwards everything is as before: `restored`, parameters, modes and random state.
     """
@@ -96,7 +104,7 @@ def preserved(model: nn.Module) -> Iterator["ParameterWrites"]:
     writes = ParameterWrites(model)
     try:
         random_state = torch.random.fork_rng(devices=devices)
-        with restored(model), in_mode(model, True), random_state, writes:
+        with restored(model), in_mode(model, training), random_state, writes:
             torch.manual_seed(0)
             yield writes
     finally:
