@@ -170,20 +170,21 @@ class Marks:
 
     batch: int = 0  # structure, types and shapes, and the values of what all rows share
     place: int = 0  # updates done, the plan, and how the step was called
-    model: int = 0  # frozen parameters, modes
+    model: int = 0  # frozen parameters, modes, and values that it reads
     optimizer: int = 0  # its settings
     data: str = ""  # where in the data the batch is from, in words
 
     @classmethod
     def of(
-        cls, model: Model, optimizer: Optimizer, batch: Any, place: Hashable, data: str
-    ) -> "Marks":
-        """Of a step as this rank would run it."""
+        cls, model: Model, optimizer: Optimizer, batch: Any, place: Hashable, data: str,
+        read: Hashable = None,
+    ) -> "Marks":  # fmt: skip
+        """Of a step as this rank would run it. read: which values the model and its loss read."""
         modes = model.trained(), training_modes(model.modules)
         return cls(
             fingerprint((signature(batch), common(batch))),
             fingerprint(place),
-            fingerprint(modes),
+            fingerprint((modes, read)),
             fingerprint(repr(settings(optimizer))),
             data,
         )
@@ -194,8 +195,8 @@ class Marks:
 
 
 MODELS_DIFFER = (
-    "have a model with other frozen parameters, or other modes of modules, than rank {0}: change "
-    "these on all ranks alike"
+    "have a model with other frozen parameters, other modes of modules, or other numbers that it "
+    "or the loss reads, than rank {0}: change these on all ranks alike"
 )
 DIFFERENCES = (
     "have a batch of another structure or shape than rank {0}: shapes may depend on the number "

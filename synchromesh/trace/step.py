@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ class Step:
     merged: str = ""  # why components that might stand alone were made one
     doubt: str = ""  # where its loss, and nothing else, is not seen to treat rows apart
     totals: torch.fx.Graph | None = None  # of what a batch's leaves add up to over all its rows
+    read: tuple[Any, ...] = ()  # Python values that its code has found (`capture/readings.py`)
     targets: int = 0  # of a mean over targets, by row: it is given as (sum, weight); 0: others
 
     def takes(self, rows: int) -> bool:

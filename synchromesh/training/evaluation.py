@@ -35,6 +35,7 @@ def means(
     function = Carrying(metric) if execution.options.carry else metric
     with torch.no_grad(), execution.streams.preserved():
         for raw in loader:
+            execution.traces.look()
             marks = execution.marks(raw, steps, place())
             batch = batches.to_device(raw, world.device)
             rows = execution.active.agree(batch, marks, method=EVALUATE)

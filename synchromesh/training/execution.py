@@ -1,5 +1,6 @@
 """The execution of a plan: trace, partition, groups, shards and programs, and how it changes."""
 
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from synchromesh.engine import batches
-from synchromesh.engine.batches import GlobalRows, Marks, RowAgreement
+from synchromesh.engine.batches import MODELS_DIFFER, GlobalRows, Marks, RowAgreement
 from synchromesh.engine.buckets import Summed
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import World
@@ -40,7 +41,7 @@ from synchromesh.training.options import Loss, Options
 from synchromesh.training.planning_session import PlanningSession
 from synchromesh.training.programs import Programs
 from synchromesh.training.record import Record
-from synchromesh.training.traces import Traces
+from synchromesh.training.traces import KEPT, Traces
 from synchromesh.values.holding import holdings
 from synchromesh.values.layout import Layout, stages_of
 from synchromesh.values.optimizer import coupled
@@ -66,6 +67,7 @@ class Execution:
         self.sync = GradientSync([])
         self.state = ModelState(model, optimizer, world)
         self.carry = Carry(options.carry, world)
+        self._earlier: deque[ActivePlan] = deque(maxlen=KEPT)
         self.unsettled_rows = 0  # computed with on this rank since `settle` was called
         weights = () if options.weights is None else model.persistent
         refuse_uninitialised(model, world.device, weights)
@@ -166,6 +168,7 @@ class Execution:
         agree = RowAgreement(self.world.everyone, ranks, leaves, plan, self.world.device)
         of_components = dict(zip(step.chain.names, layouts, strict=True))
         self.active = ActivePlan(plan, step, made, groups, of_components, agree, mark)
+        self._earlier.append(self.active)
         self.sharding = self._sharding()
         self._renew_programs()
         # batch norms of a model that runs as it is come in no order that buckets could keep
@@ -227,13 +230,19 @@ class Execution:
         return self.traces.outdated(self.active.step)
 
     def follow_changes(self) -> None:
-        """Traces the model anew, which is another than was traced, and adopts the plan again."""
+        """Traces the model anew, which is another than was traced, and adopts the plan again.
+        ValueError where ranks have other values of what it reads."""
+        marks = self.world.everyone.all_gather_json(self.traces.readings.mark)
+        if odd := [rank for rank, mark in enumerate(marks) if mark != marks[0]]:
+            raise ValueError(f"ranks {odd} {MODELS_DIFFER.format(0)}")
         self.traces.forget()
         # all ranks fold the same masks, idle ones too, which have none
         local = {n: b.detach() for n, b in self.model.buffers.items() if not b.is_meta}
         buffers = dict(self.state.gathered(local))
         plan = self.active.plan
-        self._adopt(plan, self.traces.training_step(plan, buffers=buffers))
+        step = self.traces.training_step(plan, buffers=buffers)
+        known = (a.partition for a in self._earlier if a.step is step and a.plan == plan)
+        self._adopt(plan, step, made=next(known, None))
 
     def share_attributes(self) -> None:
         """What the forward of a model that runs as it is keeps in attributes comes to idle ranks,
@@ -262,7 +271,8 @@ class Execution:
         """What ranks with batches of one global batch have alike. data: where it is from, in
         words; call: how they run it."""
         place = self.active.fingerprint, steps, call
-        return Marks.of(self.model, self.optimizer, batch, place, data)
+        read = self.traces.readings.mark
+        return Marks.of(self.model, self.optimizer, batch, place, data, read)
 
     def micro_batches(
         self, batch: Any, rows: Sequence[GlobalRows], function: Any = None

@@ -32,7 +32,9 @@ class Programs:
     ) -> None:  # fmt: skip
         self.active, self.traces, self.state, self.streams = active, traces, state, streams
         self.sharding = sharding
-        self._made: dict[tuple[Any, Hashable, int], Program | OpaqueProgram | None] = {}
+        self._made: dict[
+            tuple[Any, Hashable, int], tuple[Step, Program | OpaqueProgram | None]
+        ] = {}
         self._readers: dict[Any, Any] = {}  # of the carry, by function
 
     def __len__(self) -> int:
@@ -57,15 +59,15 @@ class Programs:
             learns = function is self.traces.loss
             made = self.active.partition if known else self._partition(step, planned_rows, learns)
             self._check_carry(function, made)
-            self._made[key] = self._program(step, made, function)
-            shapes = [s for f, s, _ in self._made if f is function]
+            self._made[key] = step, self._program(step, made, function)
+            shapes = list(dict.fromkeys(s for f, s, _ in self._made if f is function))
             if len(shapes) == MANY_SHAPES:
-                self.traces.notices.warn(
+                self.traces.notices.once(
                     f"{MANY_SHAPES} shapes of batches were traced so far (the last two: "
                     f"{shapes[-2]}, {shapes[-1]}); "
                     "each costs seconds: pad to a few lengths"
                 )
-        return self._made[key]
+        return self._made[key][1]
 
     def _check_carry(self, function: Any, made: Partition) -> None:
         """ValueError on every rank where another shape of batch would be read by stages that an

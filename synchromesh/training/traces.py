@@ -2,11 +2,15 @@
 
 A trace holds for a model as it was: which parameters are frozen, the modes of its modules, and the
 content of buffers that were folded into it. Where any of these changes all traces are made anew.
+Where a value changes that it has read, another is made; a few are kept, and a number of which they
+would be many becomes an input, where that can be.
 """
 
 from collections.abc import Callable, Hashable, Mapping
+from copy import copy
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from synchromesh.engine.groups import World
@@ -15,8 +19,10 @@ from synchromesh.trace.capture.batch import take
 from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.capture.capture import trace as capture
 from synchromesh.trace.capture.carry import Carrying
+from synchromesh.trace.capture.export import Numbers
 from synchromesh.trace.capture.masks import digest
 from synchromesh.trace.capture.modes import training_modes
+from synchromesh.trace.capture.readings import Readings
 from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.training.notices import Notices
@@ -25,6 +31,8 @@ from synchromesh.training.trust import Trust
 from synchromesh.values.plan import Plan
 
 EXAMPLE_ROWS = 6  # kept to trace with again: how rows weigh does not show in a single one
+KEPT = 4  # traces of one function and shape, for other values that it reads; chosen, not measured
+OFTEN = 3  # traces made for other values of one number until it is to be an input; chosen
 
 
 class Traces:
@@ -42,6 +50,10 @@ class Traces:
         self.trust = Trust(model, loss, world, options, free_bytes)
         self.example = take(example, 0, EXAMPLE_ROWS)
         self.cuts: tuple[str, ...] = ()
+        self.readings = Readings()
+        self.numbers: Numbers = ()  # that change often, and are inputs
+        self._kept: list[tuple[tuple[str, ...], Step]] = []  # of the training step, by its cuts
+        self._changes: dict[Hashable, int] = {}  # traces made for other values of a place
         self._functions: dict[Hashable, Any] = {}  # losses and metrics by what they compute
         self._steps: dict[Hashable, list[Step]] = {}  # of other shapes, rows and metrics
         self._verified: dict[str, tuple[Tensor, int]] = {}  # folded buffers, versions seen equal
@@ -60,38 +72,82 @@ class Traces:
         buffers: complete ones, for ranks that hold shards or none.
         """
         self.cuts = plan.cuts(self.model.paths())
+        self.readings.look()
+        kept = (s for cuts, s in self._kept if cuts == self.cuts and self.readings.hold(s.read))
+        if (step := next(kept, None)) is not None:
+            self.trust.latest = step
+            return step
         batch = self.example if example is None else example
-        with self.model.unsharded(self.world.device, buffers) as module:
-            step = self._capture(module, self.loss, batch, training=True)
-            step = self.trust.judged(module, batch, step)
+        step = self._with_inputs(batch, buffers) or self._traced(self.trust, batch, buffers)
+        self.readings.look(step.read)
         if step.opaque:
             self.notices.warn(f"the model runs whole on every device: {step.reason}")
-        else:
-            self.trust.compare_constants(step)
+            return step
+        self.trust.compare_constants(step)
+        if not step.assumed:
+            self._kept = [(self.cuts, step), *self._kept][:KEPT]
         return step
+
+    def _traced(self, trust: Trust, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step:
+        with self.model.unsharded(self.world.device, buffers) as module:
+            step = self._capture(module, self.loss, batch, training=True)
+            return trust.judged(module, batch, step)
+
+    def _with_inputs(self, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step | None:
+        """The trace in which numbers that have changed often are inputs; None where it cannot be,
+        which is said once, or need not."""
+        last, found = self.trust.latest, None
+        for read in () if last is None else last.read:
+            if self.readings.hold((read,)):
+                continue
+            count = self._changes[read.place] = self._changes.get(read.place, 0) + 1
+            if count == OFTEN and type(value := read.now()) is float:
+                before, trust = self.numbers, copy(self.trust)
+                tensor = torch.tensor(value, dtype=torch.float64, device=self.world.device)
+                self.numbers = (*before, (read, tensor))
+                step = self._traced(trust, batch, buffers)
+                if step.opaque:
+                    self.numbers = before
+                else:
+                    self.trust, self._kept, self._steps, found = trust, [], {}, step
+            elif count == OFTEN + KEPT:
+                self.notices.once(
+                    f"{read.name} has changed {count} times, and each other value takes another "
+                    "trace, for it cannot be an input of one: change it rarely, or give it to the "
+                    "model in the batch, as a 0-d tensor"
+                )
+        return found
 
     def _capture(
         self, module: Any, function: Any, batch: Any, training: bool, rows: int | None = None
     ) -> Step:
         return capture(
             module, function, batch, training=training, cuts=self.cuts,
-            autocast=self.options.autocast, rows=rows,
+            autocast=self.options.autocast, rows=rows, numbers=self.numbers,
         )  # fmt: skip
 
     # Whether they hold
 
+    def look(self) -> None:
+        """Asks again for what traces have read, and gives them the numbers that are inputs."""
+        if self.readings.look():
+            for read, tensor in self.numbers:
+                tensor.fill_(read.now())
+
     def outdated(self, current: Step) -> bool:
         """Whether `current` or another trace is of a model as it was: parameters were frozen or
-        released since, modules have other modes, or a buffer that was folded has other content."""
+        released since, modules have other modes, a buffer that was folded has other content, or
+        the step has read another value."""
         self.notices.mode(self.model.module)
+        self.look()
         if self.model.trained() != self._trained:
             return True
         if training_modes(self.model.modules) != self._modes:
             return True
         traces = [current, *(step for steps in self._steps.values() for step in steps)]
-        return not all(self._holds(step) for step in traces)
+        return not (self.readings.hold(current.read) and all(map(self._as_folded, traces)))
 
-    def _holds(self, step: Step) -> bool:
+    def _as_folded(self, step: Step) -> bool:
         """Whether the buffers that were folded into a trace have the content that they had."""
         for name, content in step.assumed.items():
             buffer = self.model.buffers[name]
@@ -106,10 +162,15 @@ class Traces:
         return True
 
     def forget(self) -> None:
-        """Drops all traces, for the model has changed; the next ones are of it as it is now."""
+        """Drops the traces that changes may have made wrong; the next ones are of the model as it
+        is now. All ranks drop the same."""
+        before = self._trained, self._modes
         self.model.describe_trained()
         self._note_model()
-        self._steps, self._verified = {}, {}
+        same = (self._trained, self._modes) == before
+        self._kept = self._kept if same else []
+        kept = {k: [s for s in steps if not s.assumed] for k, steps in self._steps.items()}
+        self._steps, self._verified = kept if same else {}, {}
 
     # Other shapes, rows and functions
 
@@ -124,10 +185,11 @@ class Traces:
         now = active.step
         if now.opaque:
             return now
-        known = self._steps.setdefault((function, shape, self.cuts), [])
+        made = self._steps.setdefault((function, shape, self.cuts), [])
+        held = [s for s in made if self.readings.hold(s.read) and self._as_folded(s)]
+        known = list(held)
         if function is self.loss and shape == signature(self.example):
-            known = [now, *known]
-        known = [step for step in known if self._holds(step)]
+            known = [now, *held]
         for step in known:
             if step.takes(total):
                 return step
@@ -146,7 +208,8 @@ class Traces:
                     f"the model depends on the number of rows: a global batch of {total} does not "
                     f"meet {wanted}; make it independent of their number, or leave the batch out"
                 )
-        self._steps[function, shape, self.cuts].append(step)
+        other = [s for s in made if not self.readings.hold(s.read)]
+        made[:] = [*other[-KEPT:], *held, step]
         return step
 
     def _retrace(self, function: Any, batch: Any, rows: int | None, active: ActivePlan) -> Step:
@@ -156,6 +219,7 @@ class Traces:
         training = function is self.loss
         with self.model.unsharded(self.world.device) as module:
             step = self._capture(module, function, batch, training, rows)
+            self.readings.look(step.read)
             if training and not step.opaque:
                 step = self.trust.of_shape(module, batch, step, active.step)
         what = "this shape of batch" if training else "this metric"

@@ -212,7 +212,7 @@ class Trainer:
         rows = agree(batch, marks, (self.wish, *cost), outdated)
         if agree.outdated:
             self._accumulation.require_none(
-                "freezing or releasing parameters, or changing modes of modules or masks,"
+                "freezing or releasing parameters, or changing modes, masks or numbers it reads,"
             )
             forget_gradients(self.model)
             execution.follow_changes()

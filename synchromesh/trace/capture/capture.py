@@ -17,7 +17,7 @@ from .comparison import compare
 from .components import component_modules
 from .coupling import coupling
 from .effects import row_dependent_buffers
-from .export import Function, Untraceable, export
+from .export import NUMBER, Function, Numbers, Untraceable, export
 from .flatten import flatten, shared_names
 from .loss_reduction import LossReduction
 from .masks import fold_masks
@@ -40,13 +40,14 @@ def trace(
     cuts: Sequence[str] = (),
     autocast: torch.dtype | None = None,
     rows: int | None = None,
+    numbers: Numbers = (),
 ) -> Step:
     """The step of `function(model, batch)`: a scalar, a pair (sum, weight), or named scalars.
 
     In the modes that the modules have (`modes.training_modes`), or in evaluation mode. rows: with
-    how many it is traced, where it depends on their number. A model that cannot be traced gives an
-    opaque Step whose `reason` says why. ValueError for a bad batch or for `cuts` that name no
-    module.
+    how many it is traced, where it depends on their number. numbers: as of `export`. A model that
+    cannot be traced gives an opaque Step whose `reason` says why. ValueError for a bad batch or
+    for `cuts` that name no module.
     """
     if autocast is not None and not isinstance(autocast, torch.dtype):
         raise ValueError(f"autocast must be a torch.dtype like torch.bfloat16, not {autocast!r}")
@@ -54,12 +55,13 @@ def trace(
     rows_of(batch)
     with in_mode(model, training):
         try:
-            exported = export(model, function, batch, autocast, rows)
+            exported = export(model, function, batch, autocast, rows, numbers)
             if training:
                 refuse_metrics(exported.outputs)
             graph, constants, symbols = flatten(exported, model)
             refuse_changing(exported.assumed, graph)
-            folded = fold_masks(graph, constants, dict(model.named_buffers()))
+            fixed = {n: x for n, x in constants.items() if not n.startswith(NUMBER)}
+            folded = fold_masks(graph, fixed, dict(model.named_buffers()))
             assumed = {**exported.assumed, **folded}
             annotate(graph, symbols)
             count = len(exported.outputs)
@@ -87,7 +89,7 @@ def trace(
         fed=row_dependent_buffers(grouped), merged=merged, coupled=found.why,
         coupling=tuple(n for i, n in enumerate(chain.names) if i in found.components),
         targets=reduction.targets, doubt=found.why if found.doubted else "", carry=exported.carry,
-        totals=totals,
+        totals=totals, read=exported.read,
     )  # fmt: skip
 
 

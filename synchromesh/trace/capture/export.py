@@ -27,9 +27,12 @@ from .known_values import KnownValues
 from .masks import is_fake
 from .model_snapshot import Attributes, preserved, restored, untraced
 from .outputs import BadOutput, carried, flat_outputs
+from .readings import Reads, ReadValue
 from .symbolic import SymbolicFunctions
 
 Function = Callable[[nn.Module, Any], Any]
+Numbers = Sequence[tuple[ReadValue, Tensor]]  # that code reads, each with an input for it
+NUMBER = "given_number_"  # before the place of one, in the names of constants
 
 
 class Untraceable(Exception):
@@ -44,6 +47,7 @@ class Export:
     assumed: buffers that its branches depend on, each with the digest of its content.
     fixed: the user's line, and its source, that made a number of the rows; empty where none did.
     carry: the leaves whose new values follow the outputs.
+    read: Python values that its code has found.
     """
 
     program: torch.export.ExportedProgram
@@ -53,6 +57,7 @@ class Export:
     assumed: Mapping[str, str]
     fixed: tuple[str, ...] = ()
     carry: tuple[str, ...] = ()
+    read: tuple[ReadValue, ...] = ()
 
 
 @dataclass
@@ -73,20 +78,33 @@ class StepModule(nn.Module):
     """The training step as one module: forward(batch) is a flat tuple of 0-d tensors, and of the
     carry's leaves."""
 
-    def __init__(self, model: nn.Module, function: Function, autocast: torch.dtype | None) -> None:
+    def __init__(
+        self, model: nn.Module, function: Function, autocast: torch.dtype | None,
+        numbers: Numbers = (),
+    ) -> None:  # fmt: skip
         super().__init__()
         self.model = model
         self.function = function
         self.autocast = autocast
         self.contents = dict(model.named_buffers())  # apart from those that stand for them
+        self.reads = [read for read, _ in numbers]
+        for i, (_, tensor) in enumerate(numbers):
+            self.register_buffer(f"{NUMBER}{i}", tensor)
         self.record = ForwardRecord()
 
     def forward(self, batch: Any) -> tuple[Tensor, ...]:
         """The outputs of the loss, in the order of `record.outputs`."""
         before = Attributes(self.model)
         known = KnownValues(self.model, self.contents)
-        with autocast_for(batch, self.autocast), known, SymbolicFunctions():
-            result = self.function(self.model, batch)
+        numbers = [(read, getattr(read.owner, read.key)) for read in self.reads]
+        for i, (read, _) in enumerate(numbers):
+            setattr(read.owner, read.key, getattr(self, f"{NUMBER}{i}"))
+        try:
+            with autocast_for(batch, self.autocast), known, SymbolicFunctions():
+                result = self.function(self.model, batch)
+        finally:
+            for read, value in numbers:
+                setattr(read.owner, read.key, value)
         self.record.assumed = known.read
         self.record.assigned = before.assigned()
         self.record.outputs, values = flat_outputs(result)
@@ -101,18 +119,24 @@ def export(
     batch: Any,
     autocast: torch.dtype | None,
     rows: int | None = None,
+    numbers: Numbers = (),
 ) -> Export:
     """Export with symbolic rows; raises Untraceable with a sentence that names the user's line.
 
-    rows: with how many it is traced, where the model asks for their number.
+    rows: with how many it is traced, where the model asks for their number. numbers: what it reads
+    that the trace is to read from 0-d tensors, which are among its constants.
     """
+    reads = Reads(model, function)
     run_once(model, function, batch, autocast)
     sample = example(batch, rows)
     names = tuple(leaf.name for leaf in leaves(sample))
-    module = StepModule(model, function, autocast)
+    module = StepModule(model, function, autocast, numbers)
     fixed: list[tuple[str, str]] = []
     watching = watched(fixed)
-    with restored(model), faked(model, sample) as sample, quiet(), symbolic_lengths(), watching:
+    with (
+        restored(model), faked(model, sample) as sample, quiet(), symbolic_lengths(), watching,
+        reads.noted(),
+    ):  # fmt: skip
         try:
             program = export_with(module, sample, torch.export.Dim("rows"))
         except BadOutput:
@@ -132,7 +156,9 @@ def export(
     record = module.record
     guards = guards_of(program)
     at = fixed[0] if fixed else ()
-    return Export(program, record.outputs, names, guards, record.assumed, at, record.carry)
+    given = {read.place for read, _ in numbers}
+    found = tuple(read for read in reads.found() if read.place not in given)
+    return Export(program, record.outputs, names, guards, record.assumed, at, record.carry, found)
 
 
 def constants_of(program: torch.export.ExportedProgram) -> set[str]:

@@ -197,6 +197,11 @@ class Flattener:
         name = short_name(node)
         if name in ASSERTS:
             return Cell(None)
+        if isinstance(val, (torch.SymFloat, float)):
+            raise Untraceable(
+                f"{line_of(node)} makes a Python number of a tensor: compute with the tensor, "
+                "or train the model as it is under the plan 'data'"
+            )
         if same := self.identity(node, name, env):
             return same
         return self.write(node, name, env) if writes(node) else self.operator(node, name, env)

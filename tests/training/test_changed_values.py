@@ -1,0 +1,349 @@
+"""Python numbers that the script sets between steps: read by the model or by the loss, they are
+those of the step at hand, as in a plain loop."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from synchromesh.training import traces
+from synchromesh.training.prepare import prepare
+from tests.plain import Case, adamw, all_on_ranks, apart, exact, plain, sgd, under
+from tests.ranks import RankFailed, run
+
+D = torch.float64
+
+
+@dataclass
+class Settings:
+    """An object of the user's own."""
+
+    slope: float = 0.1
+
+
+class Net(nn.Module):
+    """Reads numbers of its own, of its layers and of an object, by which its graph differs."""
+
+    rate = 1.0  # of the class
+
+    def __init__(self, normed: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(5, 9)
+        self.blocks = nn.ModuleList(nn.Linear(9, 9) for _ in range(3))
+        norm = nn.BatchNorm1d(9) if normed else nn.LayerNorm(9)
+        self.norm, self.drop, self.last = norm, nn.Dropout(0.0), nn.Linear(9, 3)
+        self.temperature, self.depth, self.gated = 1.0, 3, False
+        self.scales, self.offset = [1.0, 1.0], torch.zeros(9, dtype=D)
+        self.settings = Settings()
+        self.steps_done = 0  # which no forward reads
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x)) + self.offset
+        for block in self.blocks[: self.depth]:
+            x = x + block(x).tanh() * self.scales[1]
+        if self.gated:
+            x = x * x.sigmoid()
+        x = F.leaky_relu(x, self.settings.slope) * self.rate
+        return self.last(self.drop(x)) / self.temperature  # type: ignore[no-any-return]
+
+
+WEIGHT, OPTIONS = 1.0, SimpleNamespace(smoothing=0.0)
+
+
+def penalty(model: nn.Module) -> Tensor:
+    return WEIGHT * sum(p.square().sum() for p in model.parameters())  # type: ignore[no-any-return]
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    x, y = batch
+    return F.cross_entropy(model(x), y, label_smoothing=OPTIONS.smoothing) + 0.01 * penalty(model)
+
+
+def made_loss() -> tuple[Callable[..., Tensor], Callable[[float], None]]:
+    """A loss with a number in its closure, and what sets it."""
+    power = 1.0
+
+    def scaled(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]) * power, batch[1])
+
+    def change(value: float) -> None:
+        nonlocal power
+        power = value
+
+    return scaled, change
+
+
+CLOSED, set_power = made_loss()
+SMOOTHED = nn.CrossEntropyLoss()
+
+
+def with_criterion(model: nn.Module, batch: Any) -> Tensor:
+    return SMOOTHED(model(batch[0]), batch[1])  # type: ignore[no-any-return]
+
+
+def rows(count: int, seed: int) -> Any:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 5, generator=g, dtype=D), torch.randint(0, 3, (count,), generator=g)
+
+
+BATCHES = [rows(n, n) for n in (8, 7, 5, 8)]
+
+
+def sets(name: str, *values: Any) -> Callable[[nn.Module, int], None]:
+    """Before step i the attribute is the i-th value."""
+
+    def between(model: nn.Module, i: int) -> None:
+        *path, key = name.split(".")
+        setattr(functools.reduce(getattr, path, model), key, values[i])
+
+    return between
+
+
+def of_list(model: nn.Module, i: int) -> None:
+    model.scales[1] = (1.0, 0.5, 0.5, 1.0)[i]  # type: ignore[operator, index]
+
+
+def of_globals(_: nn.Module, i: int) -> None:
+    global WEIGHT
+    WEIGHT = (1.0, 2.0, 0.0, 1.0)[i]
+
+
+def of_options(_: nn.Module, i: int) -> None:
+    OPTIONS.smoothing = (0.0, 0.2, 0.2, 0.0)[i]
+
+
+def of_closure(_: nn.Module, i: int) -> None:
+    set_power((1.0, 3.0, 3.0, 1.0)[i])
+
+
+def of_criterion(_: nn.Module, i: int) -> None:
+    SMOOTHED.label_smoothing = (0.0, 0.1, 0.1, 0.0)[i]
+
+
+CHANGES: dict[str, tuple[Callable[[nn.Module, int], None], Callable[..., Tensor]]] = {
+    "dropout": (sets("drop.p", 0.0, 1.0, 1.0, 0.0), loss),
+    "momentum": (sets("norm.momentum", 0.1, 0.4, 0.4, 0.1), loss),
+    "eps": (sets("norm.eps", 1e-5, 1e-2, 1e-2, 1e-5), loss),
+    "temperature": (sets("temperature", 1.0, 2.0, 2.0, 0.5), loss),
+    "depth": (sets("depth", 1, 3, 3, 1), loss),
+    "flag": (sets("gated", False, True, False, True), loss),
+    "class attribute": (sets("rate", 1.0, 0.5, 0.5, 1.0), loss),
+    "object": (sets("settings.slope", 0.1, 0.3, 0.3, 0.1), loss),
+    "list": (of_list, loss),
+    "tensor": (
+        sets("offset", *(torch.full((9,), x, dtype=D) for x in (0.0, 1.0, 0.5, 0.5))),
+        loss,
+    ),
+    "global": (of_globals, loss),
+    "namespace": (of_options, loss),
+    "closure": (of_closure, CLOSED),
+    "criterion": (of_criterion, with_criterion),
+}
+
+
+def weighs(_: nn.Module, i: int) -> None:
+    global WEIGHT
+    WEIGHT = 1.0 - 0.05 * i
+
+
+EVERY_STEP: dict[str, tuple[Callable[[nn.Module, int], None], Callable[..., Tensor]]] = {
+    "anneals": (sets("temperature", *(1.0 + 0.1 * i for i in range(9))), loss),
+    "forgets": (sets("norm.momentum", *(0.1 + 0.01 * i for i in range(9))), loss),
+    "weighs": (weighs, loss),
+    "closes": (lambda _, i: set_power(1.0 + 0.1 * i), CLOSED),
+}
+MANY = [rows(8 - i % 3, i) for i in range(9)]
+
+
+def built(normed: bool = True) -> nn.Module:
+    """A model, and the loss's numbers as at first: an earlier case may have left others."""
+    model = Net(normed)
+    for change in (of_globals, of_options, of_closure, of_criterion):
+        change(model, 0)
+    return model
+
+
+def unnormed() -> nn.Module:
+    return built(normed=False)
+
+
+def case(name: str, normed: bool = True, micro_batches: int = 1) -> Case:
+    """Of a model with batch norm, or with one that does not care for how rows are divided."""
+    between, function = (CHANGES | EVERY_STEP)[name]
+    batches, options = MANY if name in EVERY_STEP else BATCHES, {"sync_batch_norm": normed}
+    build, optimizer = built if normed else unnormed, adamw if name == "depth" else sgd
+    return Case(build, function, batches, optimizer, None, between, micro_batches, options)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_step_has_its_numbers(name: str) -> None:
+    (found,) = exact(case(name), "single", 1)
+    assert not found.opaque and not found.warned
+
+
+STAGES = "data; @stages=0:first/1:blocks.1; @micro_batches=3"
+ON_TWO = {
+    "tensor": [("temperature", {}), ("depth", {}), ("closure", {}), ("anneals", {})],
+    "data": [("momentum", {}), ("object", {"micro_batches": 2, "normed": False})],
+    "sharded-data; blocks.*=tensor": [("depth", {}), ("dropout", {})],
+    "single": [("flag", {})],  # where one rank is idle
+    STAGES: [("namespace", {"normed": False})],
+}
+
+
+@pytest.mark.parametrize("plan", ON_TWO)
+def test_on_ranks_and_stages_and_micro_batches(plan: str) -> None:
+    cases = [(case(name, **more), plan) for name, more in ON_TWO[plan]]
+    for of_rank in all_on_ranks(cases, ranks=2):
+        for (each, _), outcome in zip(cases, of_rank, strict=True):
+            gap = apart(outcome, plain(each))
+            assert gap <= 1e-10, f"differs by {gap:.1e}; {outcome.losses}"
+            assert not outcome.opaque, outcome.opaque
+
+
+# How many traces there are
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Gets whether each trace that is made from now on has inputs for numbers."""
+    made: list[bool] = []
+    trace = traces.capture
+
+    def capture(*args: Any, **more: Any) -> Any:
+        made.append(bool(more["numbers"]))
+        return trace(*args, **more)
+
+    monkeypatch.setattr(traces, "capture", capture)
+    return made
+
+
+def test_what_nothing_reads_takes_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def between(model: nn.Module, i: int) -> None:
+        model.steps_done = i  # type: ignore[assignment]
+        model.noted = f"step {i}"  # type: ignore[assignment]
+
+    made = counted(monkeypatch)
+    under(Case(Net, loss, BATCHES, between=between), "single")
+    assert made == [False]
+
+
+def test_few_values_take_few_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = counted(monkeypatch)
+    batches = [rows(6, n) for n in range(9)]
+    between = sets("gated", *(bool(i % 2) for i in range(9)))
+    turns = Case(Net, loss, batches, between=between)
+    assert apart(under(turns, "single"), plain(turns)) <= 1e-12
+    assert made == [False, False]
+
+
+@pytest.mark.parametrize("name", ["anneals", "weighs", "closes"])
+def test_a_number_of_every_step_becomes_an_input(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = counted(monkeypatch)
+    outcome = under(case(name), "single")
+    assert apart(outcome, plain(case(name))) <= 1e-12
+    assert made == [False, False, False, True] and not outcome.warned
+
+
+def test_one_that_cannot_be_an_input_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = counted(monkeypatch)
+    outcome = under(case("forgets"), "single")
+    assert apart(outcome, plain(case("forgets"))) <= 1e-12
+    (text,) = outcome.warned
+    assert "norm.momentum has changed 7 times" in text and "0-d tensor" in text
+    assert made.count(True) == 1 and len(made) == 10
+
+
+def test_a_branch_on_a_number_keeps_it_from_being_an_input() -> None:
+    """Else steps on the other side of the branch would be wrong."""
+
+    class Branching(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x if self.temperature > 1.4 else x * 2)
+
+    between = sets("temperature", *(1.0 + 0.1 * i for i in range(9)))
+    branching = Case(Branching, loss, [rows(6, n) for n in range(9)], between=between)
+    assert apart(under(branching, "single"), plain(branching)) <= 1e-12
+
+
+def test_metrics_have_the_numbers_of_now() -> None:
+    model = Net()
+    trainer = prepare(model, sgd(model), loss, BATCHES[0], "single")
+    held_out = trainer.loader(Rows(BATCHES[0]), batch_size=3)
+
+    def metric(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {"sum": (model(batch[0]) * WEIGHT).square().sum()}
+
+    for i in range(5):
+        of_globals(model, i % 3)
+        model.temperature = 1.0 + i
+        found = trainer.evaluate(held_out, metric)
+        with torch.no_grad(), trainer.model.open() as plain_model:
+            expected = metric(plain_model.eval(), BATCHES[0])["sum"].item() / 8
+            plain_model.train()
+        assert found["sum"] == pytest.approx(expected, rel=1e-12)
+    trainer.close()
+
+
+class Rows:
+    """A data set of the rows of a batch."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch[0])
+
+    def __getitem__(self, i: int) -> Any:
+        return tuple(x[i] for x in self.batch)
+
+
+# Ranks that differ
+
+
+def other_on_one_rank(name: str, value: Any) -> None:
+    model = Net()
+    trainer = prepare(model, sgd(model), loss, BATCHES[0], "data", sync_batch_norm=True)
+    trainer.step(trainer.shard(BATCHES[0]))
+    if trainer.rank == 1:
+        sets(name, value)(model, 0)
+    trainer.step(trainer.shard(BATCHES[0]))
+
+
+def test_ranks_with_other_numbers_are_an_error_on_all() -> None:
+    with Case(Net, loss, BATCHES).one_trace("data", 2), pytest.raises(RankFailed) as raised:
+        run(2, other_on_one_rank, "drop.p", 0.5)
+    assert "other numbers" in str(raised.value)
+
+
+def switches_with_others() -> None:
+    model = Net()
+    trainer = prepare(model, sgd(model), loss, BATCHES[0], "data", sync_batch_norm=True)
+    if trainer.rank == 1:
+        model.drop.p = 0.5
+    trainer.switch("tensor")
+
+
+def test_so_they_are_in_a_switch() -> None:
+    with Case(Net, loss, BATCHES).one_trace("data", 2), pytest.raises(RankFailed) as raised:
+        run(2, switches_with_others)
+    assert "other numbers" in str(raised.value)
+
+
+def test_numbers_change_between_accumulations_and_not_within() -> None:
+    model = Net()
+    trainer = prepare(model, sgd(model), loss, BATCHES[0], "single")
+    trainer.backward(BATCHES[0], last=False)
+    model.temperature = 2.0
+    with pytest.raises(ValueError, match="modes, masks or numbers it reads"):
+        trainer.backward(BATCHES[1])
+    trainer.close()
