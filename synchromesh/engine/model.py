@@ -5,8 +5,8 @@ blocked forward.
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NoReturn
-from weakref import ref
+from typing import Any, ClassVar, NoReturn
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +30,18 @@ def describe(name: str, tensor: Tensor) -> Parameter:
 class Model:
     """A module with the global description of its tensors; shared tensors have their first name
     only.
+
+    held: those that trainers hold now.
     """
+
+    held: ClassVar[WeakSet["Model"]] = WeakSet()
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self._modules = tuple(module.modules())
         self._sizes = [(part._modules, len(part._modules)) for part in self._modules]
-        self._own_forward = vars(module).get("forward")  # where it has another than its class
+        forward = vars(module).get("forward")  # where it has another than its class
+        self._own_forward = getattr(forward, "own", forward)  # a trainer may have been dropped
         self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
         self.buffers: dict[str, Tensor] = dict(module.named_buffers())
         tensors = {**self.parameters, **self.buffers}
@@ -242,10 +247,13 @@ class Model:
                 "its weights, or trainer.close() to give it back"
             )
 
+        refuse.own = self._own_forward  # type: ignore[attr-defined]
         self.module.__dict__["forward"] = refuse
+        self.held.add(self)
 
     def unblock(self) -> None:
         """Lets the module be called again."""
+        self.held.discard(self)
         self.module.__dict__.pop("forward", None)
         if self._own_forward is not None:
             self.module.__dict__["forward"] = self._own_forward

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,8 +32,9 @@ from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.recomputation import Recomputation
 from synchromesh.engine.sharding import Sharding, signal
-from synchromesh.engine.walk import Walk, pauses, walking
+from synchromesh.engine.walk import Walk, pauses, run_forwards, walking
 from synchromesh.trace import meta
+from synchromesh.trace.capture.effects import settled_buffers
 from synchromesh.trace.capture.run import totals_of
 from synchromesh.trace.partition.crossings import crossings, deliveries, exchange_of
 from synchromesh.trace.partition.kept import shortened
@@ -43,10 +44,8 @@ from synchromesh.values.exchange import Border, Exchange, border
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout, groups_of, leaf_layout_at, stages_of
 from synchromesh.values.placement import REPLICATED
-from synchromesh.values.schedule import Schedule, taking_turns
+from synchromesh.values.schedule import taking_turns
 from synchromesh.values.sharding import Run, gathering
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -153,6 +152,8 @@ class Program:
         self._leaves = [border(name, self.leaf_layout, REPLICATED) for name in step.leaves]
         assert step.graph is not None
         self._changed = {name for node in step.graph.nodes for name in meta.effect(node)}
+        self._settled = {id(tensors[name]) for name in settled_buffers(step.graph)}
+        self._of = 0, 1  # which of how many micro-batches runs
         self._stages = {
             number: self._stage(number, stage, tensors, holdings)
             for number, stage in enumerate(stages_of(layouts))
@@ -254,14 +255,17 @@ class Program:
         first: int = 0,
         stage: int | None = None,
         arrived: Mapping[Border, Tensor] | None = None,
+        of: tuple[int, int] = (0, 1),
     ) -> Passage:
         """Forward through a stage (none: the only one) for each of the micro-batches that take
         turns.
 
         micro_batches: this rank's rows under `leaf_layout` (or one of another rank), and the rows
         of all ranks. step, first: name the draws of random operators; micro-batch i draws as
-        first + i. arrived: values of earlier stages, for the one micro-batch that comes then.
+        first + i. arrived: values of earlier stages, for the one micro-batch that comes then. of:
+        the place of these among the micro-batches of a step, and their number.
         """
+        self._of = of
         parts = self._stages[next(iter(self._stages)) if stage is None else stage]
         lanes = [self._lane(i, step, first) for i in range(len(micro_batches))]
         made: dict[Border, Tensor] = {}
@@ -327,7 +331,7 @@ class Program:
             for place, placement in part.uses:
                 tensors[place] = axis.move(tensors[place], "r", placement)
             # backward reads what a buffer was, also when the next micro-batch has changed it
-            copied = part.changed if rows.plan.micro_batches > 1 else ()
+            copied = part.changed if self._of[1] > 1 else ()
             for place in copied:
                 tensors[place] = tensors[place].clone()
             count = stop - start
@@ -337,7 +341,9 @@ class Program:
                 walk = second.watched(walk)
             results = yield from walk
             for place in copied:
-                part.tensors[place].copy_(tensors[place])
+                kept = part.tensors[place]  # what all would make the same changes once
+                if self._of[0] + 1 == self._of[1] or id(kept) not in self._settled:
+                    kept.copy_(tensors[place])
             if part.units:
                 results = self._left(index, part.units, results, turns, ends)
             env.update(zip(part.results, results, strict=True))
@@ -394,21 +400,6 @@ class Lane:
 
     streams: RandomStreams
     axes: Mapping[int, TensorAxis]  # by place in the chain
-
-
-def run_forwards(walks: Sequence[Generator[None, None, T]], schedule: Schedule) -> list[T]:
-    """Runs generators, one a micro-batch, from pause to pause in the order of the schedule's
-    forwards; what they return. What intercepts torch's functions (TorchFunctionMode) has been
-    traced, and is not asked again."""
-    results: dict[int, T] = {}
-    with torch._C.DisableTorchFunction():
-        for action in schedule.groups[0]:
-            if action.kind == "F":
-                try:
-                    next(walks[action.micro_batch])
-                except StopIteration as end:
-                    results[action.micro_batch] = end.value
-    return [results[i] for i in range(len(walks))]
 
 
 def share(layout: Layout, position: int, rows: GlobalRows) -> tuple[int, bool]:

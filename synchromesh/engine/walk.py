@@ -11,9 +11,9 @@ the overloads that a trace consists of: a hundredth of the time of small micro-b
 """
 
 import operator
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from torch.fx import Node
 from torch.fx.graph import magic_methods
 from torch.fx.node import map_aggregate
 
+from synchromesh.values.schedule import Schedule
+
+T = TypeVar("T")
 Walk = Generator[None, None, tuple[Tensor, ...]]
 _LITERALS = (bool, int, str, type(None))
 _INFIX = {getattr(operator, n): form for n, form in magic_methods.items() if n != "div"}
@@ -61,6 +64,21 @@ BINDINGS: dict[Any, Callable[..., Any]] = {
 def pauses(graph: torch.fx.Graph) -> int:
     """How often a walk through the graph pauses."""
     return len(graph.find_nodes(op="call_method", target="move"))
+
+
+def run_forwards(walks: Sequence[Generator[None, None, T]], schedule: Schedule) -> list[T]:
+    """Runs generators, one a micro-batch, from pause to pause in the order of the schedule's
+    forwards; what they return. What intercepts torch's functions (TorchFunctionMode) has been
+    traced, and is not asked again."""
+    results: dict[int, T] = {}
+    with torch._C.DisableTorchFunction():
+        for action in schedule.groups[0]:
+            if action.kind == "F":
+                try:
+                    next(walks[action.micro_batch])
+                except StopIteration as end:
+                    results[action.micro_batch] = end.value
+    return [results[i] for i in range(len(walks))]
 
 
 def walking(graph: torch.fx.GraphModule) -> Callable[..., Walk]:

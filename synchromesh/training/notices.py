@@ -59,6 +59,11 @@ class Notices:
                 f"{str(plan)!r}: there is one data rank, so there is nothing to shard over, and "
                 "it keeps all states"
             )
+        if plan.micro_batches > 1 and step.changed:
+            self.once(
+                f"{', '.join(step.changed)}: the model runs as it is and changes these in each of "
+                f"{plan.micro_batches} micro-batches, where one process does once a step"
+            )
         if (divided and step.opaque) or plan.micro_batches > 1:
             self.doubt(step)
         elif not divided and len(plan.rows or ()) > 1:

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from synchromesh.engine import batches, heap
 from synchromesh.engine.agreement import compare_ranks
+from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import check as check_optimizer
@@ -69,6 +70,7 @@ def prepare(
     for ranks that disagree, and for a tensor on the meta device that nothing initialises.
     """
     _check_kinds(model, optimizer, loss, scheduler, seed, timeout, carry)
+    _check_free(model)
     chosen = checked_plan(plan)
     if scheduler is not None:
         _check_scheduler(scheduler, optimizer)
@@ -138,6 +140,22 @@ def _check_kinds(
             f"the model's {frozen[0]} was made under torch.inference_mode, so that it cannot be "
             "trained: build the model outside of it"
         )
+
+
+def _check_free(model: nn.Module) -> None:
+    """ValueError for a model of which another trainer holds parameters, and may have cut them."""
+    owners = {id(p): type(m.module).__name__ for m in Model.held for p in m.parameters.values()}
+    ours = GradientSync.__module__  # of one that was dropped
+    for name, p in model.named_parameters():
+        hooks = (p._post_accumulate_grad_hooks or {}).values()
+        if id(p) in owners or any(hook.__module__ == ours for hook in hooks):
+            raise ValueError(
+                f"the model's {name} belongs to another trainer, of a "
+                f"{owners.get(id(p), 'model')}: call its switch('data') and close() before; two "
+                "losses over one model (a GAN's) are trained by one trainer, of a module that has "
+                "all parts, with an attribute that says whose turn it is and "
+                "requires_grad_(False) on parts whose turn it is not"
+            )
 
 
 def _kind(value: Any) -> str:

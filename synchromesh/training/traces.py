@@ -52,7 +52,7 @@ class Traces:
         self.cuts: tuple[str, ...] = ()
         self.readings = Readings()
         self.numbers: Numbers = ()  # that change often, and are inputs
-        self._kept: list[tuple[tuple[str, ...], Step]] = []  # of the training step, by its cuts
+        self._kept: list[tuple[Hashable, Step]] = []  # of the training step, by what it is of
         self._changes: dict[Hashable, int] = {}  # traces made for other values of a place
         self._functions: dict[Hashable, Any] = {}  # losses and metrics by what they compute
         self._steps: dict[Hashable, list[Step]] = {}  # of other shapes, rows and metrics
@@ -73,7 +73,8 @@ class Traces:
         """
         self.cuts = plan.cuts(self.model.paths())
         self.readings.look()
-        kept = (s for cuts, s in self._kept if cuts == self.cuts and self.readings.hold(s.read))
+        of = self.cuts, self._trained, self._modes
+        kept = (s for key, s in self._kept if key == of and self.readings.hold(s.read))
         if (step := next(kept, None)) is not None:
             self.trust.latest = step
             return step
@@ -85,7 +86,7 @@ class Traces:
             return step
         self.trust.compare_constants(step)
         if not step.assumed:
-            self._kept = [(self.cuts, step), *self._kept][:KEPT]
+            self._kept = [(of, step), *self._kept][:KEPT]
         return step
 
     def _traced(self, trust: Trust, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step:
@@ -168,7 +169,6 @@ class Traces:
         self.model.describe_trained()
         self._note_model()
         same = (self._trained, self._modes) == before
-        self._kept = self._kept if same else []
         kept = {k: [s for s in steps if not s.assumed] for k, steps in self._steps.items()}
         self._steps, self._verified = kept if same else {}, {}
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from synchromesh.engine.program import run_forwards
-from synchromesh.engine.walk import BINDINGS, pauses, walking
+from synchromesh.engine.walk import BINDINGS, pauses, run_forwards, walking
 from synchromesh.values.schedule import taking_turns
 
 

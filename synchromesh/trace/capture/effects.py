@@ -37,6 +37,14 @@ def row_dependent_buffers(graph: Graph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for node in nodes for name in meta.effect(node)))
 
 
+def settled_buffers(graph: Graph) -> set[str]:
+    """Names of the buffers that a step changes to the same whatever its rows, but for norms'."""
+    changed = {name for node in graph.nodes for name in meta.effect(node)}
+    rows = dependent_on_rows(graph)
+    fed = {name for node in graph.nodes if node in rows for name in meta.effect(node)}
+    return {n for n in changed - fed if not n.endswith("num_batches_tracked")}
+
+
 def scales_by_frequency(node: Node) -> bool:
     """Whether gradients depend on how often the batch reads a row of a table: a rank that sees a
     part of the batch counts other numbers."""

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synchromesh.trace.capture.capture import trace
-from synchromesh.trace.capture.row_mean import uneven_rows
 from synchromesh.training.prepare import prepare
 from tests.plain import Case, exact, on_ranks, sgd
 from tests.ranks import RankFailed, run
@@ -87,20 +86,6 @@ def test_micro_batches_of_a_mean_over_targets() -> None:
 def halved(function: Any) -> Any:
     """The same mean through something whose graph says nothing of rows: the square of its root."""
     return lambda model, batch: function(model, batch).sqrt().square()
-
-
-@pytest.mark.parametrize("zero", [False, True])
-def test_unequal_weights_are_noticed_by_any_head(zero: bool) -> None:
-    """A head of zeros gives every row the same loss, but not the same gradient."""
-    missed = 0
-    for seed in range(4):
-        x, y = rows_of(8, seed)
-        y[:2] = torch.tensor([1, 0])  # labels of other weights are among the rows that are tried
-        torch.manual_seed(seed)
-        missed += not uneven_rows(Net(zero=zero), class_weights, (x, y))
-        missed += not uneven_rows(Net(zero=zero), ignoring, (x, y))
-        assert uneven_rows(Net(zero=zero), plain_loss, (x, y)) == ""
-    assert missed == 0
 
 
 def test_rows_of_a_loss_that_shows_nothing_of_them_stay_together() -> None:
@@ -203,7 +188,6 @@ def test_what_no_graph_shows_to_be_a_mean_is_walked_whole_and_named(loss: Any) -
 def test_means_over_rows_are_known_as_such(loss: Any) -> None:
     step = trace(Net(), loss, rows_of(6, 0), training=True)
     assert not step.doubt and not step.coupled and not step.targets
-    assert uneven_rows(Net(), loss, rows_of(6, 0)) == ""
 
 
 # A weight that depends on parameters
