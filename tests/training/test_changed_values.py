@@ -4,7 +4,7 @@ those of the step at hand, as in a plain loop."""
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,8 +58,13 @@ class Net(nn.Module):
 WEIGHT, OPTIONS = 1.0, SimpleNamespace(smoothing=0.0)
 
 
+class Constants:
+    decay = 1.0
+
+
 def penalty(model: nn.Module) -> Tensor:
-    return WEIGHT * sum(p.square().sum() for p in model.parameters())  # type: ignore[no-any-return]
+    factor = WEIGHT * Constants.decay * settings.scale
+    return factor * sum(p.square().sum() for p in model.parameters())  # type: ignore[no-any-return]
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -81,6 +86,8 @@ def made_loss() -> tuple[Callable[..., Tensor], Callable[[float], None]]:
     return scaled, change
 
 
+settings = ModuleType("settings")  # as one of the user's that is imported
+settings.scale = 1.0
 CLOSED, set_power = made_loss()
 SMOOTHED = nn.CrossEntropyLoss()
 
@@ -120,6 +127,14 @@ def of_options(_: nn.Module, i: int) -> None:
     OPTIONS.smoothing = (0.0, 0.2, 0.2, 0.0)[i]
 
 
+def of_class(_: nn.Module, i: int) -> None:
+    Constants.decay = (1.0, 2.0, 2.0, 1.0)[i]
+
+
+def of_module(_: nn.Module, i: int) -> None:
+    settings.scale = (1.0, 2.0, 0.5, 0.5)[i]
+
+
 def of_closure(_: nn.Module, i: int) -> None:
     set_power((1.0, 3.0, 3.0, 1.0)[i])
 
@@ -144,6 +159,8 @@ CHANGES: dict[str, tuple[Callable[[nn.Module, int], None], Callable[..., Tensor]
     ),
     "global": (of_globals, loss),
     "namespace": (of_options, loss),
+    "constants": (of_class, loss),
+    "module": (of_module, loss),
     "closure": (of_closure, CLOSED),
     "criterion": (of_criterion, with_criterion),
 }
@@ -166,7 +183,7 @@ MANY = [rows(8 - i % 3, i) for i in range(9)]
 def built(normed: bool = True) -> nn.Module:
     """A model, and the loss's numbers as at first: an earlier case may have left others."""
     model = Net(normed)
-    for change in (of_globals, of_options, of_closure, of_criterion):
+    for change in (of_globals, of_options, of_class, of_module, of_closure, of_criterion):
         change(model, 0)
     return model
 
@@ -207,6 +224,25 @@ def test_on_ranks_and_stages_and_micro_batches(plan: str) -> None:
             gap = apart(outcome, plain(each))
             assert gap <= 1e-10, f"differs by {gap:.1e}; {outcome.losses}"
             assert not outcome.opaque, outcome.opaque
+
+
+class Centred(Net):
+    """From its second block on its rows depend on each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for i, block in enumerate(self.blocks[: self.depth]):
+            x = block(x).tanh()
+            x = x - x.mean(0) if i else x
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+def squares(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch[0]).square().mean()  # type: ignore[no-any-return]
+
+
+def test_rows_that_come_to_depend_on_each_other_while_parameters_are_cut() -> None:
+    exact(Case(Centred, squares, BATCHES, between=sets("depth", 1, 3, 3, 1)), "sharded-data", 2)
 
 
 # How many traces there are

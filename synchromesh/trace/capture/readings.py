@@ -32,6 +32,7 @@ PLAIN = (
 )  # fmt: skip
 MOST = 256  # items of a container that is compared in every step: chosen, not measured
 NATIVE = {*vars(nn.Module()), *dir(nn.Module)}  # what every module has: tables, hooks, its mode
+NAMESPACES = (ModuleType, type)
 INNER = ("function", "func", "__func__", "__self__")  # of our functions, partial ones, methods
 NOTHING = object()
 
@@ -48,7 +49,8 @@ class ReadValue:
     @property
     def place(self) -> tuple[int, str]:
         """Equal where the same was read."""
-        return id(getattr(self.owner, "__dict__", self.owner)), self.key
+        table = getattr(self.owner, "__dict__", None)
+        return id(table if isinstance(table, dict) else self.owner), self.key
 
     @property
     def ask(self) -> Callable[[], Any]:
@@ -91,7 +93,8 @@ def same(a: Any, b: Any) -> bool:
 def is_object(value: Any) -> bool:
     """Whether it is an object of a class in Python, of which reads can be noted."""
     changeable = type(value).__flags__ & 0x300 == 0x200  # made at run time, and not immutable
-    return changeable and hasattr(value, "__dict__") and not isinstance(value, (Tensor, type))
+    other = isinstance(value, (*NAMESPACES, Tensor))
+    return changeable and not other and hasattr(value, "__dict__")
 
 
 def names_in(code: CodeType) -> set[str]:
@@ -117,7 +120,7 @@ class Reads:
     def _meet(self, found: Any, name: str, module: str | None = None) -> None:
         """Of the loss, or of what its code names: an object, whose reads are noted, or a function
         of the same `module`, of which this is done in turn."""
-        if id(found) in self._owners or isinstance(found, (ModuleType, type, Tensor)):
+        if id(found) in self._owners or isinstance(found, (*NAMESPACES, Tensor)):
             return
         self._owners[id(found)] = found, f"{name}."
         if not isinstance(found, FunctionType):
@@ -127,15 +130,19 @@ class Reads:
         elif module in (None, found.__module__):
             code, known = found.__code__, Globals()
             known.__dict__ = found.__globals__
+            names = sorted(names_in(code))
             cells = zip(found.__closure__ or (), code.co_freevars, strict=True)
-            names = sorted(names_in(code) & {*vars(known)})
-            for read in (
-                *(ReadValue(cell, "cell_contents", name) for cell, name in cells),
-                *(ReadValue(known, name, name) for name in names),
-                ReadValue(found, "__defaults__", f"{found.__name__}.__defaults__"),
-            ):
+            reads = [ReadValue(cell, "cell_contents", name) for cell, name in cells]
+            reads += [ReadValue(known, name, name) for name in names if name in vars(known)]
+            reads += [ReadValue(found, "__defaults__", f"{found.__name__}.__defaults__")]
+            for read in reads:
                 self._read[read.place] = replace(read, value=read.now())
-                self._meet(getattr(read.owner, read.key, None), read.name, found.__module__)
+                content = getattr(read.owner, read.key, None)
+                self._meet(content, read.name, found.__module__)
+                if isinstance(content, NAMESPACES) and id(content) not in self._owners:
+                    self._owners[id(content)] = content, ""
+                    own = (n for n in names if n in vars(content))
+                    reads += [ReadValue(content, n, f"{read.name}.{n}") for n in own]
 
     @contextmanager
     def noted(self) -> Iterator[None]:
