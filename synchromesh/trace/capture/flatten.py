@@ -249,9 +249,11 @@ class Flattener:
         """An entry of what an operator made: those of split and chunk share memory, the results
         of topk do not."""
         args = self.mapped(node.args, env)
-        val = meta.val(args[0])[args[1]]  # of selected entries not what it was exported as
-        cell = Cell(self.flat.emit(node, node.target, args, {}, val))
         source = node.args[0] if node.args else None
+        val = None  # of selected entries not what it was exported as
+        if node.target is operator.getitem:
+            val = meta.val(args[0])[args[1]]
+        cell = Cell(self.flat.emit(node, node.target, args, {}, val))
         if isinstance(source, Node) and is_operator(source) and viewed(source) is not None:
             found = cell_of(source, env)
             if found is not None:

@@ -402,7 +402,7 @@ def branch(m: Any, h: Tensor, x: Tensor) -> Tensor:
 
 
 def select(m: Any, h: Tensor, x: Tensor) -> Tensor:
-    return h * h[h > 0].sum()
+    return h * torch.unique(h).sum()
 
 
 def fixed(m: Any, h: Tensor, x: Tensor) -> Tensor:
