@@ -82,8 +82,8 @@ def add_plan(parser: argparse.ArgumentParser, default: str = "auto") -> None:
     """--plan and --seed."""
     parser.add_argument(
         "--plan", default=default, metavar="PLAN",
-        help="a plan's text (`data; classifier=tensor`), its .yaml or .json file, or `auto`: what "
-        f"is measured to be the quickest; default {default}",
+        help="a plan's text (`data; layers.4-17.mlp=tensor`), its .yaml or .json file, or "
+        f"`auto`: what is measured to be the quickest; default {default}",
     )  # fmt: skip
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="default 0")
 

@@ -4,15 +4,25 @@ encoder.layer.0.attention  1x4        data; encoder.layer.*.attention=tensor
 encoder.layer.0.mlp        4x1   ->
 encoder.layer.1.attention  1x4
 ...
+
+A pattern is made of the name of a component or of a module around it, each number in it being
+itself, any (`*`), or one of the numbers around it under which all have the same layout (`4-17`).
 """
 
 import re
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
 
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Override, Plan
+from synchromesh.values.plan_item import NUMBER, RANGE, matches, module_paths
+
+DEFAULTS = 3  # of the commonest layouts, that plans are begun with; chosen
+NUMBERS = 3  # of a path, that patterns generalise: each one doubles how many there are
+Form = tuple[str | None, ...]  # parts of a pattern; None: where a range may be
+Forms = Mapping[Form, Mapping[int, Sequence[str]]]  # the components of each, by that number
 
 
 def spec_of(layout: Layout) -> LayoutSpec:
@@ -33,50 +43,80 @@ def worded(
     """A plan under which each component has its layout; equal layouts give an equal plan. Those of
     `free` components follow from the model, so that they have none of their own in the plan.
 
-    The commonest layout is the default; the others are patterns with numbers replaced by `*`
-    where that matches no component of another layout, else names.
+    Of the plans that begin with one of the commonest layouts, the one of fewest words.
     """
     devices = layouts[0].devices
     assert all(layout.devices == devices for layout in layouts)
     count = Counter(x for n, x in zip(names, layouts, strict=True) if n not in free)
-    default = max(count, key=lambda x: (count[x], x.data), default=Layout(devices, 1))
-    layouts = [default if n in free else x for n, x in zip(names, layouts, strict=True)]
-    wanted = dict(zip(names, layouts, strict=True))
-    overrides: list[Override] = []
+    order = sorted(count, key=lambda x: (-count[x], -x.data)) or [Layout(devices, 1)]
+    wanted = {n: x for n, x in zip(names, layouts, strict=True) if n not in free}
+    paths = module_paths(names, modules or {})
+    forms: dict[Form, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name in names:
+        for form, number in _forms(name):
+            forms[form][number].append(name)
+    plans = [Plan(spec_of(x), _overrides(wanted, x, paths, forms)) for x in order[:DEFAULTS]]
+    return min(plans, key=lambda plan: plan.words)
+
+
+def _overrides(
+    wanted: Mapping[str, Layout], default: Layout, paths: Mapping[str, Sequence[str]], forms: Forms
+) -> tuple[Override, ...]:
+    """Patterns for all that is not to have the default layout."""
+    found: list[Override] = []
     named: set[str] = set()
     for name, layout in wanted.items():
         if layout == default or name in named:
             continue
-        for pattern in _patterns(name):
-            trial = Plan(spec_of(default), (Override(pattern, spec_of(layout)),))
-            found = trial.layouts(names, devices, modules)
-            hit = {n for n, x in zip(names, found, strict=True) if x == layout}
-            if all(wanted[n] == layout for n in hit) and name in hit:
-                overrides.append(Override(pattern, spec_of(layout)))
-                named |= hit
+        alike = {n for n in paths if wanted.get(n, layout) == layout}
+        for pattern in _patterns(name, alike - named, forms):
+            hits = {n for n, at in paths.items() if any(matches(pattern, p) for p in at)}
+            if name in hits <= alike:
+                found.append(Override(pattern, spec_of(layout)))
+                named |= hits
                 break
-    plan = Plan(spec_of(default), tuple(overrides))
-    if plan.layouts(names, devices, modules) != tuple(layouts):  # one lies inside another
-        outer_first = sorted(wanted, key=lambda n: n.count("."))
-        overrides = [Override(_literal(n), spec_of(wanted[n])) for n in outer_first]
-        plan = Plan(spec_of(default), tuple(overrides))
-    assert plan.layouts(names, devices, modules) == tuple(layouts), f"{plan} is not {layouts}"
-    return plan
+        else:  # one lies inside another: each by its name, outer ones first
+            outer = sorted(wanted, key=lambda n: n.count("."))
+            return tuple(Override(_literal(n), spec_of(wanted[n])) for n in outer)
+    return tuple(found)
 
 
-def _patterns(name: str) -> list[str]:
-    """From the most general to the very name: numbers starred from the right, then all."""
+def _patterns(name: str, new: set[str], forms: Forms) -> list[str]:
+    """That match the name, those first that seem to match most of `new`; of as many, with fewer
+    ranges, then closer to the name."""
+    found = {_literal(name): 1}
+    for form, number in _forms(name):
+        at, first, last = forms[form], number, number
+        while None in form and not set(at.get(first - 1, " ")) - new:
+            first -= 1
+        while None in form and not set(at.get(last + 1, " ")) - new:
+            last += 1
+        numbers = str(number) if first == last else f"{first}-{last}"
+        pattern = ".".join(numbers if part is None else part for part in form)
+        hits = [n for k in range(first, last + 1) for n in at[k] if n in new]
+        found.setdefault(pattern, len(hits))
+    rank = {p: (-hits, len(RANGE.findall(p)), -p.count(".")) for p, hits in found.items()}
+    return sorted(found, key=rank.__getitem__)
+
+
+def _forms(name: str) -> Iterator[tuple[Form, int]]:
+    """Patterns of a name and of the modules around it, with the number for which a range may
+    stand."""
     parts = name.split(".")
-    numbers = [i for i, part in enumerate(parts) if re.fullmatch(r"\d+", part)]
-    found = []
-    for keep in range(len(numbers) + 1):
-        starred = set(numbers[keep:])
-        found.append(".".join("*" if i in starred else _literal(p) for i, p in enumerate(parts)))
-    return [p for p in found if p.strip("*.")] + [_literal(name)]
+    numbers = [i for i, part in enumerate(parts) if NUMBER.fullmatch(part)][:NUMBERS]
+    for end in range(1, len(parts) + 1):
+        ways = [
+            (p, "*", None) if i in numbers else (_literal(p),) for i, p in enumerate(parts[:end])
+        ]
+        for form in product(*ways):
+            places = [i for i, part in enumerate(form) if part is None]
+            if len(places) <= 1 and set(form) != {"*"}:
+                yield form, int(parts[places[0]]) if places else 0
 
 
 def _literal(name: str) -> str:
     """A pattern that matches this name alone, and what lies inside it; `?` stands for what a
     plan's text cannot hold."""
     pattern = re.sub(r"([*?\[@])", r"[\1]", name)
+    pattern = RANGE.sub(lambda found: f"[{found[0][0]}]{found[0][1:]}", pattern)
     return "".join("?" if c in "=;" or c.isspace() or not c.isprintable() else c for c in pattern)

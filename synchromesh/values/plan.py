@@ -5,9 +5,10 @@ first `=`. DEFAULT and LAYOUT are layout specs (layout_spec.py):
 
     data; classifier=tensor; encoder.layer.*=hybrid:tensor=2; @rows=3,3,2
 
-Patterns are matched against module paths as by fnmatch (`*` crosses dots): against a component's
-name, the modules around it and those inside it. The last match wins; a pattern without match is
-an error. Settings:
+Patterns are matched against module paths as by fnmatch (`*` crosses dots), and a part of a path
+like `4-17` is any number from 4 to 17 (`layers.4-17.mlp=tensor`): against a component's name, the
+modules around it and those inside it. The last match wins; a pattern without match is an error.
+Settings:
 
     @stages=0-1:embeddings/2-3:encoder.layer.6       ranks and first component of each pipeline
                               stage; ranks that come again have several (interleaved schedules)
@@ -28,7 +29,6 @@ an error. Settings:
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from fnmatch import fnmatchcase
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Any
@@ -41,9 +41,12 @@ from synchromesh.values.plan_item import (
     Override,
     Stage,
     around,
+    matches,
+    module_paths,
     show_numbers,
     stage_faults,
     stage_starts,
+    unmatched,
 )
 from synchromesh.values.suggestion import near
 
@@ -167,6 +170,12 @@ class Plan(document.Document):
             items.append(f"@{name}={value}")
         return "; ".join(items)
 
+    @property
+    def words(self) -> int:
+        """Names and values in the text, but for @pieces: how a plan that can be interleaved runs
+        is no part of what must be read to know it."""
+        return len(re.findall(r"[^;=:,/\s]+", str(replace(self, pieces=None))))
+
     # The JSON and YAML forms
 
     def to_dict(self) -> dict[str, Any]:
@@ -264,18 +273,16 @@ class Plan(document.Document):
         All faults at once: patterns that match nothing, degrees that do not multiply to the
         devices, shares of rows that do not fit the largest data degree.
         """
-        inside = modules or {}
-        paths = {name: (name, *around(name), *inside.get(name, ())) for name in names}
+        paths = module_paths(names, modules or {})
         groups = self._groups(names, paths, world)
         specs = dict.fromkeys(names, self.default)
         faults: list[str] = []
         for override in self.overrides:
-            hits = [n for n, where in paths.items() if _matches(override.pattern, where)]
+            pattern = override.pattern
+            hits = [n for n, where in paths.items() if any(matches(pattern, p) for p in where)]
             if not hits:
-                known = sorted({path for where in paths.values() for path in where})
-                hint = near(override.pattern, known)
-                hint = hint or f"; there are {', '.join(map(repr, names[:8]))}"
-                faults.append(f"pattern {override.pattern!r} matches no component{hint}")
+                known = list(dict.fromkeys(path for where in paths.values() for path in where))
+                faults.append(unmatched(pattern, names, known))
             specs.update(dict.fromkeys(hits, override.spec))
         found: list[Layout] = []
         for name in names:
@@ -327,7 +334,7 @@ class Plan(document.Document):
         patterns = [o.pattern for o in self.overrides] + [s.first for s in self.stages]
         named: set[str] = set()
         for pattern in patterns:
-            hits = {n for n in module_names if n and fnmatchcase(n, pattern)}
+            hits = {n for n in module_names if n and matches(pattern, n)}
             named |= {n for n in hits if hits.isdisjoint(around(n))}
         return tuple(n for n in module_names if n in named)
 
@@ -409,7 +416,3 @@ class Plan(document.Document):
 
 
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Plan)}
-
-
-def _matches(pattern: str, paths: Sequence[str]) -> bool:
-    return any(fnmatchcase(path, pattern) for path in paths)

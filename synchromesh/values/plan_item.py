@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from synchromesh.values import document
@@ -11,6 +12,8 @@ from synchromesh.values.suggestion import near
 
 WHOLE_PLAN = ("single", "pipeline", "auto")  # layouts that no component can have on its own
 MOST_COUNT = 2**31  # of micro-batches or rows: larger numbers are typing errors
+NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")  # that is a part of a module path
+RANGE = re.compile(r"(?<![^.])([0-9]{1,9})-([0-9]{1,9})(?![^.])")  # of them, in a pattern
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,12 @@ class Override:
         check_pattern(self.pattern, "=;")
         if self.pattern.startswith("@"):
             raise ValueError(f"pattern {self.pattern!r}: @ begins a setting; write [@] instead")
+        for first, last in RANGE.findall(self.pattern):
+            if int(first) > int(last):
+                raise ValueError(
+                    f"pattern {self.pattern!r}: {first}-{last} runs backwards; a module of that "
+                    f"name is written [{first[0]}]{first[1:]}-{last}"
+                )
         if self.spec.name in WHOLE_PLAN:
             raise ValueError(
                 f"{self.pattern}={self.spec}: {self.spec.name} is a layout of the whole plan; "
@@ -74,6 +83,13 @@ def around(path: str) -> list[str]:
     return [path[: m.start()] for m in re.finditer(r"\.", path)]
 
 
+def module_paths(
+    names: Sequence[str], modules: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[str, ...]]:
+    """By component: its name, the modules around it and those inside it, which are `modules`."""
+    return {name: (name, *around(name), *modules.get(name, ())) for name in names}
+
+
 def stage_starts(stages: Sequence[Stage], paths: Mapping[str, Sequence[str]]) -> list[int]:
     """The index of the first component of each stage. paths: by component in their order, the
     module paths that it has, is in, or has inside.
@@ -119,6 +135,28 @@ def check_pattern(pattern: str, reserved: str) -> None:
             f"pattern {pattern[:80]!r}: should be printable, without {' '.join(reserved)} "
             "and blanks around it; ? stands for any character"
         )
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a module path is what `pattern` says, as by fnmatch; a part like `4-17` of the
+    pattern is any number from 4 to 17."""
+    found = RANGE.search(pattern)
+    if found is None:
+        return fnmatchcase(path, pattern)
+    return any(
+        int(found[1]) <= int(number[0]) <= int(found[2])
+        and fnmatchcase(path[: number.start()], pattern[: found.start()])
+        and matches(pattern[found.end() :], path[number.end() :])
+        for number in NUMBER.finditer(path)
+    )
+
+
+def unmatched(pattern: str, names: Sequence[str], known: Sequence[str]) -> str:
+    """That a pattern matches none of the module paths `known`, with what it may have meant."""
+    others = [p for p in known if matches(RANGE.sub("0-999999999", pattern), p)]
+    hint = f"; there are {others[0]!r} to {others[-1]!r}" if others else ""
+    hint = hint or near(pattern, sorted(known)) or f"; there are {', '.join(map(repr, names[:8]))}"
+    return f"pattern {pattern!r} matches no component{hint}"
 
 
 def show_numbers(numbers: Sequence[int]) -> str:

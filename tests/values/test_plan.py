@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import STATES, LayoutSpec
 from synchromesh.values.plan import SCHEDULES, Override, Plan, Stage
+from synchromesh.values.plan_item import matches
 
 NAMES = (
     "embeddings", "encoder.layer.0.attention", "encoder.layer.0.mlp", "encoder.layer.1.attention",
@@ -35,6 +36,9 @@ def shown(text: str, world: int, modules: dict[str, tuple[str, ...]] | None = No
         ("data; encoder=tensor; *.mlp=hybrid:tensor=2", 4, "4x1 1x4 2x2 1x4 2x2 4x1"),
         ("data; *.mlp=hybrid:tensor=2; encoder=tensor", 4, "4x1 1x4 1x4 1x4 1x4 4x1"),
         ("tensor; encoder.layer.[0]=data", 4, "1x4 4x1 4x1 1x4 1x4 1x4"),
+        ("data; encoder.layer.0-1.mlp=tensor", 4, "4x1 4x1 1x4 4x1 1x4 4x1"),
+        ("data; encoder.layer.1-7=tensor", 4, "4x1 4x1 4x1 1x4 1x4 4x1"),
+        ("data; encoder.layer.0-1=tensor; *.0-0.mlp=data", 4, "4x1 1x4 4x1 1x4 1x4 4x1"),
         ("data; @ranks=2,0,3", 4, "3x1 3x1 3x1 3x1 3x1 3x1"),
         ("tensor; @stages=0-2:embeddings/3:classifier", 4, "1x3 1x3 1x3 1x3 1x3 1x1@3"),
         (
@@ -58,6 +62,40 @@ def test_a_pattern_may_name_a_module_inside_a_component() -> None:
     assert shown("data; norm=tensor", 2, modules) == "2x1 2x1 2x1 2x1 2x1 1x2"
 
 
+@pytest.mark.parametrize(
+    ("pattern", "path", "hit"),
+    [
+        ("a.4-17.b", "a.4.b", True),
+        ("a.4-17.b", "a.17.b", True),
+        ("a.4-17.b", "a.3.b", False),
+        ("a.4-17.b", "a.18.b", False),
+        ("a.4-17.b", "a.04.b", False),  # is no number of a list, but a name
+        ("a.4-17.b", "a.4.c.b", False),
+        ("a.4-17", "a.5.b", False),  # of which a component is inside: `around` has a.5
+        ("4-17", "10", True),
+        ("4-17.x", "a.10.x", False),
+        ("*.4-17.*", "a.1.b.5.c", True),  # the first number is none of them, the second is
+        ("*.2-3.*.5-6.x", "a.2.b.9.c.2.d.6.x", True),
+        ("*.2-3.*.5-6.x", "a.6.b.2.x", False),
+        ("a.4-17b", "a.4-17b", True),  # no part of a path on its own: a name
+        ("a.[4]-17", "a.4-17", True),
+        ("a.4-17", "a.4-17", False),
+        ("a.?-9", "a.3-9", True),
+        ("a.0-999999999.b", "a.123456789.b", True),
+        ("a.0-9999999999", "a.0-9999999999", True),  # more digits than a number of a list has
+    ],
+)
+def test_ranges_of_numbers_in_a_path(pattern: str, path: str, hit: bool) -> None:
+    assert matches(pattern, path) == hit
+
+
+@given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 40))
+def test_a_range_matches_what_its_numbers_match(first: int, last: int, number: int) -> None:
+    pattern, path = f"*.{first}-{last}.?", f"b.{number}.{number % 10}.c"
+    numbers = [f"*.{n}.?" for n in range(first, last + 1)]
+    assert matches(pattern, path) == any(matches(p, path) for p in numbers)
+
+
 def test_states_and_recomputation_reach_the_layout() -> None:
     plan = Plan.parse("sharded-data:recompute=yes; classifier=hybrid:tensor=2,states=optimizer")
     first, *_, last = plan.layouts(NAMES, 4)
@@ -71,6 +109,8 @@ def test_cuts_are_the_outermost_modules_a_pattern_names() -> None:
     assert Plan.parse("data; *.q=tensor; head=tensor").cuts(modules) == (
         "encoder.0.q", "encoder.1.q", "head",
     )  # fmt: skip
+    assert Plan.parse("data; encoder.1-3=tensor").cuts(modules) == ("encoder.1",)
+    assert Plan.parse("data; encoder.0-3.q=tensor").cuts(modules) == ("encoder.0.q", "encoder.1.q")
     assert Plan.parse("data").cuts(modules) == ()
 
 
@@ -146,7 +186,10 @@ defaults = st.one_of(
     st.sampled_from([LayoutSpec("single"), LayoutSpec("auto")]),
     st.builds(LayoutSpec, st.just("pipeline"), stages=st.integers(1, 4), data=st.integers(1, 3)),
 )
-patterns = st.text("ab.*?[]0_-:,/@", min_size=1, max_size=8).filter(lambda t: t[0] != "@")
+patterns = st.one_of(
+    st.text("ab.*?[]0_-:,/@", min_size=1, max_size=8).filter(lambda t: t[0] != "@"),
+    st.sampled_from(["a.4-17", "4-17.*.b", "*.0-0.2-31", "a.04-5"]),
+)
 ranks = st.lists(st.integers(0, 30), min_size=1, max_size=9, unique=True).map(tuple)
 stages = st.lists(ranks, min_size=1, max_size=3).filter(
     lambda s: len({r for x in s for r in x}) == sum(map(len, s))
@@ -201,6 +244,22 @@ def test_every_plan_survives_its_forms(plan: Plan) -> None:
 def test_canonical_text(text: str, canonical: str) -> None:
     assert str(Plan.parse(text)) == canonical
     assert Plan.parse(text) == Plan.parse(canonical)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("data", 1),
+        ("zero1; @pieces=4", 1),
+        ("sharded-data:recompute=yes", 3),
+        ("hybrid:tensor=2,states=optimizer", 5),
+        ("data; head=tensor", 3),
+        ("data; model.layers.4-17.mlp=hybrid:tensor=2", 5),
+        ("data; @stages=0-3:a/4-7:b; @micro_batches=4", 8),
+    ],
+)
+def test_words_of_a_plan(text: str, words: int) -> None:
+    assert Plan.parse(text).words == words
 
 
 def test_pieces_that_are_not_given_are_not_written() -> None:
@@ -258,6 +317,7 @@ def test_files(tmp_path: Path) -> None:
         ("data; @rows=1,-2", "rows=1,-2: should be shares like 3,3,2"),
         ("data; @ranks=1,1", "ranks=1,1: each rank once"),
         ("data; @ranks=3-1", "3-1 runs backwards"),
+        ("data; a.3-1.b=tensor", r"pattern 'a.3-1.b': 3-1 runs backwards; .* \[3\]-1"),
         ("data; @micro_batches=0", "micro_batches=0 should be at least 1"),
         ("data; @global_batch=many", "global_batch=many: should be a whole number"),
         ("data; @pieces=0", "pieces=0 should be at least 1 and at most 2147483648"),
@@ -291,6 +351,17 @@ def test_texts_that_are_no_plan(text: str, message: str) -> None:
         ("hybrid:tensor=4", 2, r"data\(1\) x tensor\(4\) != 2 devices"),
         ("data; encodr.*=tensor", 2, "'encodr.*' matches no component; did you mean 'encoder"),
         ("data; zzz=tensor", 2, "'zzz' matches no component; there are 'embeddings'"),
+        (
+            "data; encoder.layer.2-9.mlp=tensor",
+            2,
+            "'encoder.layer.2-9.mlp' matches no component; there are 'encoder.layer.0.mlp' to "
+            "'encoder.layer.1.mlp'",
+        ),
+        (
+            "data; encodr.layer.0-1.mlp=tensor",
+            2,
+            "matches no component; did you mean 'encoder.layer.[01].mlp'",
+        ),
         ("data; zzz=tensor; classifier=hybrid:tensor=3", 2, "zzz.*; hybrid:tensor=3: data"),
         ("data; @rows=1,2,3", 2, r"3 shares \(1,2,3\), but the largest data degree is 2"),
         ("auto", 2, "auto is no layout"),
@@ -336,6 +407,10 @@ def test_plans_that_do_not_fit(text: str, world: int, message: str) -> None:
         (
             '{"default": "data", "overrides": [{"pattern": "a"}]}',
             r"overrides\[0\]: word is missing",
+        ),
+        (
+            '{"default": "data", "overrides": [{"pattern": "a.9-1", "word": "tensor"}]}',
+            r"plan: overrides\[0\]: pattern 'a.9-1': 9-1 runs backwards",
         ),
         (
             '{"default": "data", "overrides": [{"pattern": "a", "word": "tenso"}]}',
