@@ -5,6 +5,7 @@
                                           -> unequal rows, fewer devices, priced alike
                          -> search of stages -> its best few, priced alike
                          -> what lacks memory, sharded or recomputed; the search with these
+                         -> plainer relatives of the best so far
                                           -> the choice among all (`choice.decided`)
 
 Where several ranks decide, all call alike and one of them searches and prices for all
@@ -32,6 +33,7 @@ from synchromesh.planner.choice import Choice, RunnerUp, decided, saves_memory
 from synchromesh.planner.demand import Demand
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.planner.problem import Problem
+from synchromesh.planner.relatives import relatives
 from synchromesh.planner.runner_up import runners_up
 from synchromesh.planner.saving import nearest_lacking, savings, ways_to_save
 from synchromesh.planner.stage_facts import stage_demands
@@ -144,6 +146,7 @@ def decide(
         deciding.ask([near], problem.ranks(near), rows=rows, quick=quick)
         found = deciding.priced([*plans, *more])
     found += deciding.saving(found)
+    found += deciding.plainer(found)
     guessed = [p for p in more if p.ranks is not None]
     found = [c for c in found if c.time is not None or c.plan not in guessed]
     found = [with_interleaving(c, partitions) for c in found]
@@ -237,6 +240,20 @@ class _Deciding:
                 break
         known = {c.plan for c in found}
         return list({c.plan: c for c in made if c.plan not in known}.values())
+
+    def plainer(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """Relatives of the plan that would be taken that are taken instead, each plainer than the
+        one before."""
+        made, parts = list[Candidate](), uniform(self.partitions)
+        while (best := decided([*found, *made])[0]).fits and best.plan.overrides:
+            plans = relatives(parts, self.partitions.problem, best.plan)
+            self.ask(plans, self.partitions.problem.ranks(best.plan))
+            new = {c.plan: c for c in self.priced(plans)}
+            taken = decided([*found, *made, *new.values()])[0].plan
+            if taken not in new:
+                break
+            made.append(new[taken])
+        return [c for c in made if c.plan not in {known.plan for known in found}]
 
     @property
     def ways(self) -> tuple[Saving, ...]:

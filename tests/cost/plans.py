@@ -50,7 +50,8 @@ def flat(setting: Setting, seconds: float = 1.0, traffic: float = 0.0) -> Profil
         for c in local.collectives
     }
     links |= {
-        ("all_reduce", Pattern(size, stride)): wire
+        (kind, Pattern(size, stride)): wire
+        for kind in ("all_reduce", "all_gather", "reduce_scatter")
         for size in range(2, setting.devices + 1)
         for stride in range(1, setting.devices + 1)
     }
