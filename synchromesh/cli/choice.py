@@ -8,12 +8,14 @@ from rich.table import Table
 from rich.text import Text
 
 from synchromesh.cost.alive_bytes import KINDS
-from synchromesh.planner.candidate import Candidate, readable
+from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice, RunnerUp
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import printable
+from synchromesh.values.size import readable
 
 SHOWN, REJECTED = 9, 3  # candidates, and of those that do not fit
+WIDTH = 60  # characters of a plan in the table; longer ones stand below it
 LISTED = 24  # components; longer chains are shown as runs of equal layouts
 
 
@@ -23,29 +25,42 @@ def choice_table(choice: Choice) -> Table:
     for name in ("plan", "step", "memory per device", "waits", "why"):
         table.add_column(name, justify="left" if name in ("plan", "why") else "right")
     shown = _shown(choice)
-    for candidate in shown:
-        table.add_row(*(Text(printable(cell)) for cell in _cells(candidate)))
+    for number, candidate in shown:
+        table.add_row(*(Text(printable(cell)) for cell in _cells(number, candidate)))
     if more := len(choice.candidates) - len(shown):
         table.caption, table.caption_justify = f"and {more} more (--json has all)", "left"
     return table
 
 
-def _shown(choice: Choice) -> list[Candidate]:
-    fitting = [c for c in choice.candidates if c.fits]
-    rejected = [c for c in choice.candidates if not c.fits]
-    return [*fitting[:SHOWN], *rejected[:REJECTED]]
+def notes(choice: Choice) -> list[str]:
+    """What stands below the table: the plans that are too long for it, whole; why the first one is
+    taken; what is left of the devices' memory."""
+    long = [f"plan {n}: {c.plan}" for n, c in _shown(choice) if len(str(c.plan)) > WIDTH]
+    return [line for line in (*long, choice.why, str(choice.headroom or "")) if line]
 
 
-def _cells(candidate: Candidate) -> tuple[str, ...]:
+def _shown(choice: Choice) -> list[tuple[int, Candidate]]:
+    """Some candidates, with their places among all."""
+    left = {True: SHOWN, False: REJECTED}
+    found = []
+    for number, candidate in enumerate(choice.candidates, 1):
+        left[candidate.fits] -= 1
+        if left[candidate.fits] >= 0 or candidate.given:
+            found.append((number, candidate))
+    return found
+
+
+def _cells(number: int, candidate: Candidate) -> tuple[str, ...]:
+    name, why = _short(number, candidate), "yours; " * candidate.given + candidate.reason
     if candidate.time is None:
-        return (str(candidate.plan), "-", "-", "-", candidate.reason)
-    return (
-        str(candidate.plan),
-        f"{candidate.seconds * 1e3:.1f} ms",
-        _memory(candidate),
-        f"{candidate.time.communication_share:.0%}",
-        candidate.reason,
-    )
+        return (name, "-", "-", "-", why)
+    waits = f"{candidate.time.communication_share:.0%}"
+    return (name, f"{candidate.seconds * 1e3:.1f} ms", _memory(candidate), waits, why)
+
+
+def _short(number: int, candidate: Candidate) -> str:
+    text = str(candidate.plan)
+    return f"{number:2} {text if len(text) <= WIDTH else text[: WIDTH - 1] + '…'}"
 
 
 def _memory(candidate: Candidate) -> str:
@@ -59,10 +74,10 @@ def memory_table(choice: Choice) -> Table:
     table.add_column("plan")
     for kind in KINDS:
         table.add_column(kind, justify="right")
-    for candidate in _shown(choice):
+    for number, candidate in _shown(choice):
         if most := candidate.fullest:
             kinds = (readable(most.by_kind.get(kind, 0)) for kind in KINDS)
-            table.add_row(Text(printable(str(candidate.plan))), *kinds)
+            table.add_row(Text(printable(_short(number, candidate))), *kinds)
     return table
 
 
@@ -118,10 +133,4 @@ def _next(group: Sequence[_Row]) -> tuple[str, str]:
 
 def prediction_text(candidate: Candidate) -> str:
     """One sentence: what a step is predicted to take."""
-    if candidate.time is None:
-        return f"no prediction: {candidate.reason}"
-    time = candidate.time
-    return (
-        f"predicted: {time.seconds * 1e3:.1f} ms a step, {_memory(candidate)} on a device, "
-        f"{time.communication_share:.0%} of the step waiting for traffic"
-    )
+    return f"{'no prediction' if candidate.time is None else 'predicted'}: {candidate}"

@@ -5,8 +5,8 @@ from rich.text import Text
 
 from synchromesh.cli.console import Console
 from synchromesh.estimate.layer_planning import LayerCandidate, LayerPlanned
-from synchromesh.planner.candidate import readable
 from synchromesh.values.fault import printable
+from synchromesh.values.size import readable
 
 
 def show(name: str, made: LayerPlanned) -> None:

@@ -88,6 +88,26 @@ def add_plan(parser: argparse.ArgumentParser, default: str = "auto") -> None:
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="default 0")
 
 
+def add_headroom(parser: argparse.ArgumentParser) -> None:
+    """--headroom."""
+    parser.add_argument(
+        "--headroom", type=headroom, metavar="SIZE",
+        help="of a device's memory that plans leave free, as 10%% or 4GiB; default: 5%%, or more "
+        "where predictions of memory are less exact",
+    )  # fmt: skip
+
+
+def headroom(text: str) -> str:
+    """A text that says one."""
+    from synchromesh.planner.headroom import Headroom
+
+    try:
+        Headroom.of(1e30, text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def add_precision(parser: argparse.ArgumentParser) -> None:
     """--bf16."""
     parser.add_argument(

@@ -5,6 +5,7 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,6 +50,12 @@ def add_parser(commands: options.Commands) -> None:
     parser.add_argument(
         "--memory", type=size, metavar="SIZE", help="of a device, as 8GiB; default: its own"
     )
+    options.add_headroom(parser)
+    parser.add_argument(
+        "--plan", action="append", default=[], metavar="PLAN",
+        help="prices this plan, or its .yaml or .json file, beside those that are found; also "
+        "several times",
+    )  # fmt: skip
     options.add_precision(parser)
     parser.add_argument(
         "--explain", action="store_true", help="each component's layout and what the next costs"
@@ -96,8 +103,8 @@ def _of_layers(args: argparse.Namespace) -> "LayerPlanned":
     from synchromesh.estimate.layer_profile import load
     from synchromesh.estimate.planning import cluster_of
 
-    if args.bf16 or args.explain or args.data:
-        raise ValueError("--bf16, --explain and --data are of a TARGET, not of a --profile")
+    if args.bf16 or args.explain or args.data or args.plan:
+        raise ValueError("--bf16, --explain, --data, --plan are of a TARGET, not of a --profile")
     profile = load(Path(args.profile))
     rows = args.profile_rows or profile.rows
     if rows is None:
@@ -106,7 +113,7 @@ def _of_layers(args: argparse.Namespace) -> "LayerPlanned":
             "--profile-rows N does"
         )
     cluster = cluster_of(args.cluster or _here())
-    made = plan_layers(profile, cluster, rows, args.batch_size, args.memory)
+    made = plan_layers(profile, cluster, rows, args.batch_size, args.memory, args.headroom)
     if args.json:
         print(json.dumps({"profile": args.profile, **made.to_dict()}), file=args.out)
     else:
@@ -116,8 +123,10 @@ def _of_layers(args: argparse.Namespace) -> "LayerPlanned":
 
 def _of_model(args: argparse.Namespace) -> "Planned":
     """The plans of a model, shown."""
-    with ranks.uncollected():
-        made = _planned(args)
+    from synchromesh.cli.progress import working
+
+    with ranks.uncollected(), working() as say:
+        made = _planned(args, say)
     if args.json:
         shown = {"target": args.target, "bf16": args.bf16, **made.to_dict()}
         print(json.dumps(shown), file=args.out)
@@ -126,19 +135,23 @@ def _of_model(args: argparse.Namespace) -> "Planned":
     return made
 
 
-def _planned(args: argparse.Namespace) -> "Planned":
+def _planned(args: argparse.Namespace, say: Callable[[str], None]) -> "Planned":
     from synchromesh.estimate import planning
     from synchromesh.workloads.stand_in import stand_in
     from synchromesh.workloads.target import load
 
     cluster = planning.cluster_of(args.cluster or _here())
+    given = [options.plan(text) for text in args.plan]
+    for plan in given:
+        options.check_degrees(plan, len(cluster.ranks))
     workload = load(args.target, args.data, synthetic=args.data is None)
     if args.batch_size:
         workload = replace(workload, batch_size=args.batch_size)
     return planning.plan(
         stand_in(workload), workload.loss, workload.example(), optimizer=workload.build_optimizer,
-        cluster=cluster, memory=args.memory, explained=args.explain,
-        autocast=options.precision(args.bf16), carry=workload.carry,
+        cluster=cluster, memory=args.memory, headroom=args.headroom, plans=given,
+        explained=args.explain, autocast=options.precision(args.bf16), carry=workload.carry,
+        say=say,
     )  # fmt: skip
 
 
@@ -166,7 +179,7 @@ def _list(args: argparse.Namespace) -> int:
 def _show(target: str, made: "Planned") -> None:
     from rich.text import Text
 
-    from synchromesh.cli.choice import choice_table, memory_table
+    from synchromesh.cli.choice import choice_table, memory_table, notes
     from synchromesh.cli.console import Console
 
     console = Console(highlight=False)
@@ -180,8 +193,8 @@ def _show(target: str, made: "Planned") -> None:
     memory = memory_table(made.choice)
     if memory.row_count:
         console.print(memory)
-    if made.choice.alone and not made.refusal:
-        console.print(Text(made.choice.alone))
+    for line in notes(made.choice):
+        console.print(Text(printable(line)), soft_wrap=True)
     if made.components:
         console.print(_components(made))
     console.print(

@@ -2,6 +2,9 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Timer
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,6 +15,23 @@ from synchromesh.cli.console import Console
 from synchromesh.values.fault import printable
 
 LINE_SECONDS = 10.0  # between plain lines within an epoch
+QUIET_SECONDS = 2.0  # in which nothing is said of what goes on
+
+
+@contextmanager
+def working() -> Iterator[Callable[[str], None]]:
+    """Shows, from the second second on, what a command that calls what it yields is doing; on
+    terminals."""
+    console = Console(stderr=True)
+    line = console.status("")
+    timer = Timer(QUIET_SECONDS, line.start if console.is_terminal else str)
+    timer.start()
+    try:
+        yield lambda text: line.update(Text(printable(text)))
+    finally:
+        timer.cancel()
+        timer.join()
+        line.stop()
 
 
 class Display:
@@ -28,7 +48,7 @@ class Display:
     def say(self, text: str) -> None:
         """A line that stays."""
         if self.shown and self.live:
-            self.console.print(Text(printable(text)))
+            self.console.print(Text(printable(text)), soft_wrap=True)
         elif self.shown:
             print(printable(text), file=sys.stderr, flush=True)
 

@@ -184,4 +184,5 @@ class Job:
     adapt: bool  # whether the plan may change while training runs
     trace_steps: tuple[int, int] | None = None  # that are recorded; None: one, after warm-up
     tensorboard: bool = False
+    headroom: str | None = None  # of a device's memory
     command: tuple[str, ...] = ()  # the words of the command line

@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from synchromesh.cli.console import Console
-from synchromesh.planner.candidate import readable
 from synchromesh.results.groups import RunGroup, comparisons
 from synchromesh.results.study import StudyResults
 from synchromesh.study.contest import Progress as Report
 from synchromesh.values.fault import printable
+from synchromesh.values.size import readable
 
 LINE_SECONDS = 60.0  # between lines that say nothing but how long it takes; chosen
 

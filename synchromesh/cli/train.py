@@ -28,6 +28,7 @@ def add_parser(commands: options.Commands) -> None:
     options.add_target(parser)
     options.add_plan(parser)
     options.add_precision(parser)
+    options.add_headroom(parser)
     parser.set_defaults(seed=None, plan=None, bf16=None)  # a resumed run keeps its own
     options.add_nproc(parser)
     length = parser.add_mutually_exclusive_group()
@@ -121,7 +122,7 @@ class Asked:
             resumed=self.resumed,
             bf16=bool(before.get("bf16") if args.bf16 is None else args.bf16),
             adapt=self._adapts(), trace_steps=args.trace_steps, tensorboard=args.tensorboard,
-            command=tuple(args.words),
+            command=tuple(args.words), headroom=args.headroom,
         )  # fmt: skip
 
     def _adapts(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from synchromesh.adapt.adapter import Decision
 from synchromesh.cli import options, ranks
-from synchromesh.cli.choice import choice_table, component_table, prediction_text
+from synchromesh.cli.choice import choice_table, component_table, notes, prediction_text
 from synchromesh.cli.progress import Display, summary
 from synchromesh.cli.run_folder import Job, RunFolder, finite
 from synchromesh.cli.start import layout_values, start_values
@@ -43,7 +43,8 @@ def train(job: Job, document: TextIO | None) -> int:
             job.workload, job.plan, epochs=None if job.steps else job.epochs, steps=job.steps,
             seed=job.seed, checkpoints=job.folder.checkpoints, checkpoint_every=job.every,
             resume=None if job.resumed is None else job.resumed.checkpoint, adapt=job.adapt,
-            autocast=options.precision(job.bf16), on_event=report.take, say=display.say,
+            autocast=options.precision(job.bf16), headroom=job.headroom,
+            on_event=report.take, say=display.say,
         )  # fmt: skip
     finally:
         report.close()
@@ -166,8 +167,8 @@ class _Report:
             self._log("choice", **choice.to_dict())
             self.display.table(choice_table(choice))
             self.display.table(component_table(trainer))
-            if choice.alone:
-                self.display.say(choice.alone)
+            for line in notes(choice):
+                self.display.say(line)
         self.display.say(prediction_text(found))
 
     def _nothing_left(self, steps_done: int, epochs_done: int) -> str:

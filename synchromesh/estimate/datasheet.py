@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from synchromesh.estimate.roofline import LAUNCH_SECONDS, Operation, Operations, seconds
 from synchromesh.planner.demand import program_rows
+from synchromesh.planner.headroom import RESERVE, Headroom
 from synchromesh.planner.planning_problem import PlanningProblem
 from synchromesh.profiling.borders import StandIns
 from synchromesh.profiling.compute import Bench, Bytes
@@ -33,6 +34,9 @@ SOURCE = "datasheet"
 # Xeon that was busy, torch 2.13, 2026-11-22, of models of 10 and of 100 parameters. A component's
 # backward has no call of its own here, so nothing is to be taken away from it.
 CALLS = Calls(forward=3e-6, begin_forward=13e-6, begin_backward=15e-6, step=350e-6)
+# Of predicted bytes; assumed. They are a live run's to within 5 % (benchmarks/README.md), but a
+# GPU's allocator leaves holes, and under autocast a GPU keeps more in float32 than a CPU does.
+MEMORY_ERROR = 0.1
 CPU = torch.device("cpu")  # where fake tensors say that they are
 
 
@@ -43,6 +47,17 @@ class Counted:
     forward: tuple[Operation, ...]
     backward: tuple[Operation, ...]
     bytes: Bytes
+
+
+def headrooms(
+    cluster: Cluster, memory: float | None = None, asked: str | None = None
+) -> tuple[Headroom, ...]:
+    """Of every rank: of `memory` bytes, else of those of its device; as `asked`."""
+    devices = [device for _, device in cluster.ranks]
+    return tuple(
+        Headroom.of(memory or d.memory_bytes, asked, MEMORY_ERROR, RESERVE * (d.kind == "cpu"))
+        for d in devices
+    )
 
 
 def datasheet(

@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
+from synchromesh.estimate.datasheet import headrooms
 from synchromesh.estimate.layer_profile import LayerProfile
 from synchromesh.estimate.network import GroupPlacement, group_seconds
 from synchromesh.estimate.roofline import LAUNCH_SECONDS
-from synchromesh.planner.candidate import readable
 from synchromesh.planner.problem import Floats
 from synchromesh.planner.stage_costs import (
     StageFacts,
@@ -50,6 +50,7 @@ from synchromesh.values.cluster import Cluster
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.plan_item import Stage
+from synchromesh.values.size import readable
 
 UPDATE, RESIDENT = 5.0, 3.0  # bytes moved and held a parameter byte: SGD with momentum
 
@@ -125,15 +126,17 @@ def plan_layers(
     profiled: int,
     rows: int | None = None,
     memory: float | None = None,
+    headroom: str | None = None,
 ) -> LayerPlanned:
     """The plans of least step time, of one stage (`data`) and of several.
 
     profiled: rows of the profile's minibatch. rows: of a global batch; default: the profiled ones
-    on each device. memory: bytes that a device may use; default: its own.
+    on each device. memory, headroom: as of `planning.plan`.
     """
     began = time.perf_counter()
     count = len(cluster.ranks)
-    made = _Planning(profile, cluster, profiled, rows or profiled * count, memory)
+    limits = tuple(x.usable for x in headrooms(cluster, memory, headroom))
+    made = _Planning(profile, cluster, profiled, rows or profiled * count, limits)
     layers = len(profile.layers)
     one = made.problem.only(lambda first, end, size: (end - first == layers) & (size > 0))
     several = made.problem.only(lambda first, end, size: (end - first < layers) & (size > 0))
@@ -158,13 +161,12 @@ class _Planning:
     cluster: Cluster
     profiled: int
     rows: int
-    memory: float | None
+    limits: tuple[float, ...]  # bytes that plans may use of each device
 
     @cached_property
     def problem(self) -> StageProblem:
         """Every stage, on every group that is offered."""
         devices = [device for _, device in self.cluster.ranks]
-        limits = tuple(self.memory or float(d.memory_bytes) for d in devices)
         sizes, known = group_sizes(len(devices)), dict[int, Ways]()
 
         def ways(micro_batches: int) -> Ways:
@@ -180,7 +182,8 @@ class _Planning:
         numbers = micro_batch_numbers(self.rows)
         rates = [device.flops.get("float32", 0.0) for device in devices]
         slowness = tuple(max(rates) / rate if rate and min(rates) else 1.0 for rate in rates)
-        return StageProblem(len(self.profile.layers), sizes, limits, slowness, numbers, ways)
+        count = len(self.profile.layers)
+        return StageProblem(count, sizes, self.limits, slowness, numbers, ways)
 
     def facts(self, size: int, micro_batches: int) -> StageFacts | None:
         """What layers take on `size` devices; None where a device would have no row."""
@@ -253,7 +256,8 @@ class _Planning:
         held = [RESIDENT * x.parameters + x.kept / self.profiled for x in layers]
         largest = max(range(len(layers)), key=lambda i: held[i])
         return (
-            f"no stages fit {self.problem.devices} devices of {readable(limit)}: parameters, "
+            f"no stages fit {self.problem.devices} devices, of which plans may use "
+            f"{readable(limit)} each (--headroom leaves the rest): parameters, "
             f"gradients and momentum are {readable(RESIDENT * sum(x.parameters for x in layers))} "
             f"in all, and the largest layer, {layers[largest].name}, needs "
             f"{readable(held[largest])} with one row. Use more devices, devices of more memory, "

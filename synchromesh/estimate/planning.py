@@ -3,8 +3,8 @@
 Decides as live ranks do (`planner.decide`), by facts that are estimated from data sheets.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,13 +15,14 @@ from torch.optim import Optimizer
 from synchromesh import catalogue
 from synchromesh.engine.model import Model
 from synchromesh.estimate import network
-from synchromesh.estimate.datasheet import SOURCE, datasheet
-from synchromesh.planner.candidate import Candidate, readable
+from synchromesh.estimate.datasheet import MEMORY_ERROR, SOURCE, datasheet, headrooms
+from synchromesh.planner.candidate import Candidate, price
 from synchromesh.planner.choice import Choice, RunnerUp
 from synchromesh.planner.decide import Find, Read, Write, decide, survey
 from synchromesh.planner.demand import Demand, collectives_of
 from synchromesh.planner.misfit import misfit
-from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
+from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem, Say
+from synchromesh.planner.stage_cut import cut_plan, measured_work, unstaged
 from synchromesh.trace.capture.batch import row_count
 from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.capture.carry import Start, joined
@@ -71,7 +72,7 @@ class Planned:
     def explain(self) -> str:
         """The choice for a reader: a line per candidate, a line per component."""
         out = [f"{self.cluster.name}, {self.rows} rows a step ({self.certainty})"]
-        out += [_line(c) for c in self.candidates]
+        out += [f"{c.plan}: {c}" for c in self.candidates]
         if self.components and self.choice.of:
             out.append(f"components {self.choice.of}:")
         out += [f"  {row}" for row in self.components]
@@ -86,6 +87,7 @@ class Planned:
             "source": self.choice.profile.source,
             "error_band": self.choice.profile.error_band,
             "emulated": self.choice.profile.emulated,
+            "memory_error": MEMORY_ERROR,
             "cluster": self.cluster.name,
             "devices": len(self.cluster.ranks),
             "rows": self.rows,
@@ -95,17 +97,8 @@ class Planned:
 def certainty(profile: Profile) -> str:
     """Where the numbers of a profile are from and what they may be off by."""
     band = f"+-{profile.error_band:.0%}" if profile.error_band else "error not stated"
-    return f"{profile.source}, {band}" + (", emulated" if profile.emulated else "")
-
-
-def _line(c: Candidate) -> str:
-    if c.time is None:
-        return f"{c.plan}: {c.reason}"
-    most = max(m.peak for m in c.memory)
-    return (
-        f"{c.plan}: {c.seconds * 1e3:.2f} ms a step, {readable(most)} on a device, "
-        f"{c.time.communication_share:.0%} waiting for traffic; {c.reason}"
-    )
+    memory = f", memory +-{MEMORY_ERROR:.0%}" if profile.source == SOURCE else ""
+    return f"{profile.source}, time {band}{memory}{', emulated' if profile.emulated else ''}"
 
 
 def plan(
@@ -116,17 +109,22 @@ def plan(
     optimizer: MakeOptimizer | Optimizer = torch.optim.AdamW,
     cluster: Cluster | str,
     memory: float | None = None,
+    headroom: str | None = None,
+    plans: Sequence[Plan | str] = (),
     explained: bool = True,
     autocast: torch.dtype | None = None,
     carry: Start | None = None,
+    say: Say = lambda _: None,
 ) -> Planned:
     """The plan of least predicted step time for `model` on `cluster`; no device is needed.
 
     example_batch: a global batch; of its numbers nothing but shapes and types matters.
     optimizer: one over the model's parameters, or what makes one of them.
     cluster: a Cluster, a name of the catalogue (`h100x16`), or a file that `synchromesh doctor`
-    wrote. memory: bytes that a rank may use; default: those of its device.
-    explained: also finds each component's runner-up. autocast, carry: as of `prepare`.
+    wrote. memory: bytes of a rank's device; default: those that it has. headroom: what plans leave
+    of these, as `10%` or `4GiB`; default: 5 %, or what predictions of memory may be off by.
+    plans: are priced beside those that are found. explained: also finds each component's
+    runner-up. autocast, carry: as of `prepare`. say: receives what is being done.
 
     Estimates are right to the catalogue's error band (`certainty`). ValueError for a cluster that
     is not known or does not say what is needed.
@@ -134,20 +132,72 @@ def plan(
     place = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
     rows = row_count(example_batch)
     loss, example = joined(loss, example_batch, carry)
+    say("tracing the model")
     step = trace(model, loss, example, training=True, autocast=autocast)
+    asked = [Plan.parse(p) if isinstance(p, str) else p for p in plans]
     if step.opaque:
-        return Planned(_opaque(step, place), place, rows)
+        return Planned(_opaque(step, place, asked), place, rows)
     if next(model.parameters(), None) is None:
         raise ValueError("the model has no parameters: there is nothing to train")
     made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())
-    refuse_unusable(made)
-    limits = tuple(memory or float(device.memory_bytes) for _, device in place.ranks)
-    modules = Model(model).inside(step.chain.names)
-    problem = PlanningProblem(step, rows, len(limits), modules, limits, coupled(made))
-    partitions, facts = PartitionCache(problem), DatasheetFacts(problem, made, place)
-    choice = decide(partitions, facts, survey(partitions, facts), explained=explained)
+    partitions, facts = estimating(step, model, made, rows, place, memory, headroom, say)
+    known = survey(partitions, facts)
+    given = [price_given(partitions, facts, known, p) for p in asked]
+    if faults := [f"plan {c.plan}: {c.reason}" for c in given if c.time is None]:
+        raise ValueError("; ".join(faults))
+    choice = decide(partitions, facts, known, explained=explained, given=given)
     refusal = "" if choice.chosen.fits else misfit(choice, partitions)
     return Planned(choice, place, rows, refusal)
+
+
+def estimating(
+    step: Step, model: nn.Module, optimizer: Optimizer, rows: int, cluster: Cluster,
+    memory: float | None = None, headroom: str | None = None, say: Say = lambda _: None,
+) -> "tuple[PartitionCache, DatasheetFacts]":  # fmt: skip
+    """What plans of a traced step for global batches of `rows` are searched and priced with."""
+    refuse_unusable(optimizer)
+    modules, rooms = Model(model).inside(step.chain.names), headrooms(cluster, memory, headroom)
+    limits, split = tuple(x.usable for x in rooms), coupled(optimizer)
+    problem = PlanningProblem(step, rows, len(rooms), modules, limits, split, min(rooms))
+    return PartitionCache(problem, say), DatasheetFacts(problem, optimizer, cluster)
+
+
+def price_given(
+    partitions: PartitionCache, facts: "DatasheetFacts", known: Profile, plan: Plan
+) -> Candidate:
+    """What a given plan is estimated to take; where it cannot run, why."""
+
+    def profile(laid: Plan) -> Profile:  # with the partition of `laid`
+        ranks, partition = partitions.problem.ranks(laid), partitions.partition(laid)
+        return facts.profile([partition], known, ranks, micro_batches=(plan.micro_batches,))
+
+    try:
+        if plan.open_cuts:
+            devices = partitions.problem.devices
+            work = measured_work(partitions, plan, profile(unstaged(plan, devices)))
+            plan = cut_plan(partitions.problem.step, plan, work, devices)
+        return replace(price(partitions, plan, profile(plan)), given=True)
+    except ValueError as error:
+        return Candidate(plan, None, (), False, str(error))
+
+
+def quickest(
+    step: Step, model: nn.Module, optimizer: MakeOptimizer, example_batch: Any, cluster: Cluster,
+    families: Mapping[str, Sequence[str]],
+) -> dict[str, Candidate]:  # fmt: skip
+    """Of each family of plans the one of least estimated step time among those that fit; of
+    `auto` what the planner chooses. One that does not fit where none does, its reason with it."""
+    made, rows = optimizer(model.parameters()), row_count(example_batch)
+    partitions, facts = estimating(step, model, made, rows, cluster)
+    known = survey(partitions, facts)
+    found: dict[str, Candidate] = {}
+    for name, plans in families.items():
+        if list(plans) == ["auto"]:
+            found[name] = decide(partitions, facts, known).chosen
+            continue
+        candidates = [price_given(partitions, facts, known, Plan.parse(text)) for text in plans]
+        found[name] = min(candidates, key=lambda c: (not c.fits, c.seconds))
+    return found
 
 
 def cluster_of(text: str) -> Cluster:
@@ -197,9 +247,12 @@ class DatasheetFacts:
         return find()
 
 
-def _opaque(step: Step, cluster: Cluster) -> Choice:
-    """The one plan of a model that could not be traced: there is no graph to estimate."""
+def _opaque(step: Step, cluster: Cluster, given: Sequence[Plan]) -> Choice:
+    """The one plan of a model that could not be traced, and those that were given: there is no
+    graph to estimate."""
     profile = Profile(
         len(cluster.ranks), source=SOURCE, error_band=cluster.error_band, emulated=cluster.emulated
     )
-    return Choice.untraced(step, profile)
+    choice = Choice.untraced(step, profile)
+    others = (Candidate(p, None, (), False, choice.chosen.reason, True) for p in given)
+    return replace(choice, candidates=(choice.chosen, *others))

@@ -11,6 +11,7 @@ from synchromesh.values.holding import holdings
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 from synchromesh.values.schedule import INTERLEAVED
+from synchromesh.values.size import readable
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Candidate:
     memory: tuple[PeakMemory, ...]  # of each device that takes part
     fits: bool
     reason: str
+    given: bool = False  # by the user, to be compared with what is found
 
     @property
     def seconds(self) -> float:
@@ -32,6 +34,15 @@ class Candidate:
     def fullest(self) -> PeakMemory | None:
         """The memory of the device that needs most; None where nothing is known of it."""
         return max(self.memory, key=lambda m: m.peak, default=None)
+
+    def __str__(self) -> str:
+        if self.time is None:
+            return self.reason
+        takes = (
+            f"{self.seconds * 1e3:.2f} ms a step, {readable(max(m.peak for m in self.memory))} on "
+            f"a device, {self.time.communication_share:.0%} of the step waiting for traffic"
+        )
+        return f"{takes}; {self.reason}" if self.reason else takes
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; its keys are interface."""
@@ -44,6 +55,7 @@ class Candidate:
             "communication_share": None if time is None else time.communication_share,
             "fits": self.fits,
             "reason": self.reason,
+            "given": self.given,
         }
 
     def to_record(self) -> dict[str, Any]:
@@ -107,8 +119,11 @@ def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate
             return replace(alone, plan=plan)
     if over:
         most, rank = max(over)
-        reason = f"rank {rank} lacks {readable(most)}"
-        return Candidate(plan, time, memory, False, reason)
+        kept = problem.headroom.kept if problem.headroom else 0.0
+        lacks = (
+            f"lacks {readable(most)}" if most > kept else f"takes {readable(most)} of its headroom"
+        )
+        return Candidate(plan, time, memory, False, f"rank {rank} {lacks}")
     return Candidate(plan, time, memory, True, "")
 
 
@@ -130,12 +145,3 @@ def other_interleaving(candidate: Candidate, partitions: PartitionCache) -> Plan
     least = min(min(placed.blocks(c.layout)) for c in placed.partition.components)
     other = 1 if plan.pieces > 1 else INTERLEAVED
     return replace(plan, pieces=other) if least >= other else None
-
-
-def readable(size: float) -> str:
-    """Bytes for a reader: 3.2 GB."""
-    for unit in ("bytes", "KB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            break
-        size /= 1000
-    return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

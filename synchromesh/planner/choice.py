@@ -1,10 +1,11 @@
 """The choice of a plan among priced candidates: which one is taken, and the reasons."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from synchromesh.planner.candidate import Candidate
+from synchromesh.planner.headroom import Headroom
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import LayoutSpec
@@ -27,6 +28,7 @@ class Choice:
     components: "tuple[RunnerUp, ...]" = ()  # where asked for
     components_of: Plan | None = None  # the plan that gives `components` their layouts: the search
     # of runners-up knows plans of one stage on all devices, of which the chosen one need not be
+    headroom: Headroom | None = None  # of the device that has the least memory for plans
 
     @classmethod
     def only(cls, plan: Plan, reason: str, profile: Profile) -> "Choice":
@@ -56,27 +58,30 @@ class Choice:
         )
 
     @property
-    def alone(self) -> str:
-        """A sentence where one of several devices wins; else nothing."""
-        if self.chosen.plan.default.name != "single" or self.profile.devices < 2:
+    def why(self) -> str:
+        """What decides, for a reader of the candidates, which are counted from 1: how the best
+        other one differs, on more devices if some are idle; what a quicker one lacks."""
+        best, world = self.chosen, self.profile.devices
+        others = [(n, c) for n, c in enumerate(self.candidates[1:], 2) if c.time is not None]
+        if best.time is None or not best.fits or not others:
             return ""
-        count = self.profile.devices
-        others = [c for c in self.candidates if c.fits and len(c.plan.devices(count)) > 1]
-        rest = "the other stays idle" if count == 2 else f"the other {count - 1} stay idle"
-        if not others:
-            return f"one device wins, {rest}"
-        best = min(others, key=lambda c: c.seconds)
-        wins = "wins" if self.chosen.seconds <= best.seconds else "is as good as more"
-        return (
-            f"one device {wins}, {rest}: {self.chosen.seconds * 1e3:.1f} ms a step are predicted, "
-            f"and {best.seconds * 1e3:.1f} ms for the best plan on more, {str(best.plan)!r}"
-        )
+        used = len(best.plan.devices(world))
+        idle = f", and leaves {world - used} of {world} devices idle" if used < world else ""
+        said = [f"plan 1 has the {best.reason}{idle}"]
+        fitting = [(len(c.plan.devices(world)) <= used < world, n, c) for n, c in others if c.fits]
+        said += [f"plan {n} is {c.reason}" for _, n, c in sorted(fitting, key=lambda x: x[:2])[:1]]
+        for n, c in [(n, c) for n, c in others if not c.fits and c.seconds < best.seconds][:1]:
+            lack, _, beside = c.reason.partition("; ")
+            said.append(f"plan {n} would be {beside}, but {lack}")
+        return "; ".join(said)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; its keys are interface."""
         return {
             "candidates": [c.to_dict() for c in self.candidates],
             "chosen": str(self.chosen.plan),
+            "why": self.why,
+            "headroom": self.headroom and asdict(self.headroom),
             "planning_seconds": self.planning_seconds,
             "measuring_seconds": self.profile.seconds,
             "components": [c.to_dict() for c in self.components],
@@ -125,19 +130,24 @@ def decided(found: Sequence[Candidate]) -> list[Candidate]:
     near = [c for c in order if c.fits and c.seconds <= quickest.seconds * (1 + MARGIN)]
     best = min(near, key=lambda c: (plainness(c.plan), c.seconds), default=quickest)
     rest = [c for c in order if c is not best]
-    explained = [replace(best, reason=_why(best, quickest))]
-    for c in rest:
-        late = f"{c.seconds / best.seconds - 1:+.0%} time" if c.time is not None else ""
-        explained.append(replace(c, reason="; ".join(r for r in (c.reason, late) if r)))
-    return explained
+    if best.fits:
+        within = "" if best is quickest else f"fewest words within {MARGIN:.0%} of the "
+        best = replace(best, reason=f"{within}least time of those that fit")
+    beside = ((c, _beside(c, best)) for c in rest)
+    return [best, *(replace(c, reason="; ".join(filter(None, (c.reason, x)))) for c, x in beside)]
 
 
-def _why(best: Candidate, quickest: Candidate) -> str:
-    if not best.fits:
-        return best.reason
-    if best is not quickest:
-        return f"plainest within {MARGIN:.0%} of the least"
-    return "least predicted time"
+def _beside(c: Candidate, best: Candidate) -> str:
+    """What a candidate's time is beside the best one's, and why."""
+    if c.time is None or best.time is None:
+        return ""
+    more, waits = c.seconds - best.seconds, c.time.waited - best.time.waited
+    if abs(more) < 0.005 * best.seconds:
+        return "as quick"
+    if more < 0:
+        return f"{-more / best.seconds:.0%} quicker"
+    what, longer = ("waits", waits) if 2 * waits > more else ("computes", more - waits)
+    return f"{more / best.seconds:.0%} slower: {what} {longer * 1e3:.1f} ms more"
 
 
 def saves_memory(plan: Plan) -> bool:

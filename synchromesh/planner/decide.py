@@ -13,7 +13,7 @@ Where several ranks decide, all call alike and one of them searches and prices f
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, inf
@@ -32,7 +32,6 @@ from synchromesh.planner.chain import search
 from synchromesh.planner.choice import Choice, RunnerUp, decided, saves_memory
 from synchromesh.planner.demand import Demand
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
-from synchromesh.planner.problem import Problem
 from synchromesh.planner.relatives import relatives
 from synchromesh.planner.runner_up import runners_up
 from synchromesh.planner.saving import nearest_lacking, savings, ways_to_save
@@ -120,12 +119,13 @@ def decide(
     profile: Profile,
     current: Plan | None = None,
     explained: bool = False,
+    given: Sequence[Candidate] = (),
 ) -> Choice:
     """The choice from a survey's profile; what is new in the best plans is asked of `facts`.
 
-    current: the plan in force, which is priced among the candidates. explained: finds each
-    component's runner-up too, in the process that searched. The chosen candidate may fit no
-    device (`misfit.py` says why), or have no price.
+    current: the plan in force, which is priced among the candidates. given: candidates of the
+    user's. explained: finds each component's runner-up too, in the process that searched. The
+    chosen candidate may fit no device (`misfit.py` says why), or have no price.
     """
     problem = partitions.problem
     began = time.perf_counter()
@@ -149,12 +149,12 @@ def decide(
     found += deciding.plainer(found)
     guessed = [p for p in more if p.ranks is not None]
     found = [c for c in found if c.time is not None or c.plan not in guessed]
-    found = [with_interleaving(c, partitions) for c in found]
+    found = [with_interleaving(c, partitions) for c in (*found, *given)]
     if other := other_interleaving(decided(found)[0], partitions):  # for adapt/trials.py
         found += deciding.priced([other])
-    found = decided([*found, *refused(problem)])
+    found = decided([*{c.plan: c for c in found}.values(), *refused(problem)])
     spent = time.perf_counter() - began - deciding.waited
-    choice = Choice(tuple(found), deciding.profile, spent)
+    choice = Choice(tuple(found), deciding.profile, spent, headroom=problem.headroom)
     if explained and found[0].fits and deciding.search is not None:
         return _with_runners_up(problem, deciding.search, choice)
     return choice
@@ -165,6 +165,7 @@ class _Deciding:
 
     def __init__(self, partitions: PartitionCache, facts: Facts, profile: Profile) -> None:
         self.partitions, self.facts, self.profile = partitions, facts, profile
+        self.ways = ways_to_save(partitions.problem)  # in which a component may save memory
         self.search: Searched | None = None
         self.waited = 0.0  # seconds in which partitions were solved and facts made
 
@@ -190,6 +191,7 @@ class _Deciding:
 
         def propose() -> list[Plan]:
             parts, most = uniform(self.partitions), inf
+            self.partitions.say("searching")
             try:
                 self.search = searched(parts, self.profile, problem.limit)
                 found = self.search.plans(problem)
@@ -255,11 +257,6 @@ class _Deciding:
             made.append(new[taken])
         return [c for c in made if c.plan not in {known.plan for known in found}]
 
-    @property
-    def ways(self) -> tuple[Saving, ...]:
-        """In which ways a component may save memory."""
-        return ways_to_save(self.partitions.problem)
-
     def _ask_of_levels(self, parts: Uniform) -> None:
         """The facts of every degree under every level of sharded states."""
         began = time.perf_counter()
@@ -287,11 +284,13 @@ class _Deciding:
     def priced(self, plans: Sequence[Plan]) -> list[Candidate]:
         """The candidates of `plans`, which every rank has partitioned the step for."""
         self.partitions.possible(plans)
-        return self.facts.agreed(
-            lambda: [price(self.partitions, p, self.profile) for p in plans],
-            Candidate.to_record,
-            Candidate.from_record,
-        )
+
+        def find() -> Iterator[Candidate]:
+            for number, plan in enumerate(plans, 1):
+                self.partitions.say(f"pricing plan {number} of {len(plans)}")
+                yield price(self.partitions, plan, self.profile)
+
+        return self.facts.agreed(lambda: [*find()], Candidate.to_record, Candidate.from_record)
 
 
 def _uncertain(
@@ -329,11 +328,6 @@ class Searched:
     assembled: Assembled
     limit: float  # bytes of a device
     found: Found
-
-    @property
-    def problem(self) -> Problem:
-        """Options and links."""
-        return self.assembled.problem
 
     def plans(self, planned: PlanningProblem) -> list[Plan]:
         """The best plan and its alternatives, in order."""
@@ -402,8 +396,8 @@ def _with_runners_up(problem: PlanningProblem, result: Searched, made: Choice) -
     choice = _choice(problem, result, plan)
     if choice is None:
         choice, plan = result.found.choice, result.plans(problem)[0]
-    chosen = found_of(result.problem, choice)
-    others = runners_up(result.problem, chosen, max(result.limit, chosen.memory))
+    chosen = found_of(result.assembled.problem, choice)
+    others = runners_up(result.assembled.problem, chosen, max(result.limit, chosen.memory))
     rows = []
     for i, (name, layout) in enumerate(zip(problem.names, result.layouts(choice), strict=True)):
         other = others[i]

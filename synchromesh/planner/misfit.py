@@ -6,12 +6,12 @@ Every change is priced in bytes as plans are, so that only what helps is named.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from synchromesh.planner.candidate import readable
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.planning_problem import PartitionCache
 from synchromesh.planner.shortage import fits, most_lacking
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
+from synchromesh.values.size import readable
 
 MOST_TIMES = 64  # as many devices are looked at,
 LOOKED_AT = 8  # under so many of the nearest plans
@@ -28,19 +28,20 @@ def misfit(choice: Choice, partitions: PartitionCache) -> str:
     order = sorted(measured, key=lambda c: most_lacking(c, problem.limits)[0])
     nearest = order[0]
     lacking, rank, memory = most_lacking(nearest, problem.limits)
-    limit = problem.limits[rank]
+    limit, room = problem.limits[rank], problem.headroom
+    larger = memory.peak * (1 + room.kept / room.usable if room and room.usable else 1)
     changes = [
         _fewer_rows(partitions, nearest.plan, choice.profile),
         _more_micro_batches(partitions, nearest.plan, choice.profile),
         _more_devices(partitions, [c.plan for c in order], choice.profile),
-        f"devices of {readable(memory.peak)} each",
+        f"devices of {readable(larger)} each",
     ]
     unsharded = f". Nothing is sharded: {problem.unsplittable}" if problem.unsplittable else ""
     return (
         f"no plan fits the devices' memory; the nearest of {len(measured)} is "
         f"{str(nearest.plan)!r}, which needs {readable(memory.peak)} on rank {rank}, of which "
-        f"{readable(memory.resident)} are there whatever the rows, and has {readable(limit)} "
-        f"(lacks {readable(lacking)}). What would fit: "
+        f"{readable(memory.resident)} are there whatever the rows (lacks {readable(lacking)}; "
+        f"{room or f'it has {readable(limit)}'}). What would fit: "
         f"{', or '.join(c for c in changes if c)}{unsharded}"
     )
 

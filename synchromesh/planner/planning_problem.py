@@ -1,9 +1,10 @@
 """The planning problem: what a plan is wanted for; and the partitions of its step under plans."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from synchromesh.planner.headroom import Headroom
 from synchromesh.trace.partition.partition import (
     Analysis,
     Partition,
@@ -14,6 +15,8 @@ from synchromesh.trace.partition.partition import (
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class PlanningProblem:
     modules: Mapping[str, Sequence[str]] = field(default_factory=dict)  # paths in each component
     limits: tuple[float, ...] = ()  # bytes that each rank may use; none: no limit
     unsplittable: str = ""  # why the optimizer cannot update shards of a parameter; "": it can
+    headroom: Headroom | None = None  # what `limits` leave of the device that they leave least of
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -47,10 +51,13 @@ class PlanningProblem:
 
 
 class PartitionCache:
-    """The partitions of a problem's step, each solved once for layouts of equal meshes."""
+    """The partitions of a problem's step, each solved once for layouts of equal meshes.
 
-    def __init__(self, problem: PlanningProblem) -> None:
-        self.problem = problem
+    say: receives what planning by them is doing.
+    """
+
+    def __init__(self, problem: PlanningProblem, say: Say = lambda _: None) -> None:
+        self.problem, self.say = problem, say
         self._analysis = None if problem.step.opaque else Analysis(problem.step)
         self._solved: dict[tuple[Layout, ...], Partition] = {}
 

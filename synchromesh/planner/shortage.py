@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from synchromesh.cost.peak_memory import PeakMemory, peak_memories
-from synchromesh.planner.candidate import Candidate, readable, setting
+from synchromesh.planner.candidate import Candidate, setting
 from synchromesh.planner.planning_problem import PartitionCache
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
+from synchromesh.values.size import readable
 
 
 @dataclass(frozen=True)

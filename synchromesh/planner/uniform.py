@@ -71,6 +71,7 @@ def uniform(partitions: PartitionCache) -> Uniform:
     stated = (1,) if problem.unsplittable else degrees(devices)
     cut = {}
     for m in sorted({*stated, *([devices] if step.coupling else [])}):
+        partitions.say(f"partitioning under tensor degree {m}, one of {len(stated)}")
         own = m if m in stated else stated[0]
         layouts = step.undivided((Layout(devices // own, own),) * count)
         cut[m] = partitions.of_layouts(layouts)

@@ -17,7 +17,7 @@ from itertools import product
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Override, Plan
-from synchromesh.values.plan_item import NUMBER, RANGE, matches, module_paths
+from synchromesh.values.plan_item import NUMBER, RANGE, around, matches
 
 DEFAULTS = 3  # of the commonest layouts, that plans are begun with; chosen
 NUMBERS = 3  # of a path, that patterns generalise: each one doubles how many there are
@@ -50,7 +50,7 @@ def worded(
     count = Counter(x for n, x in zip(names, layouts, strict=True) if n not in free)
     order = sorted(count, key=lambda x: (-count[x], -x.data)) or [Layout(devices, 1)]
     wanted = {n: x for n, x in zip(names, layouts, strict=True) if n not in free}
-    paths = module_paths(names, modules or {})
+    paths = {n: (n, *around(n), *(modules or {}).get(n, ())) for n in names}
     forms: dict[Form, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in names:
         for form, number in _forms(name):

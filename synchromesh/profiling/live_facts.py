@@ -24,6 +24,7 @@ from synchromesh.engine.model import Model
 from synchromesh.engine.random import RandomStreams
 from synchromesh.planner.decide import Find, Read, Write
 from synchromesh.planner.demand import Demand, collectives_of, program_rows, scattering
+from synchromesh.planner.headroom import Headroom
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import collectives as network
 from synchromesh.profiling.borders import StandIns, record
@@ -79,13 +80,13 @@ class LiveFacts:
         optimizer: Optimizer,
         example: Any,
         rows: int,
-        limits: Sequence[float],
+        headrooms: Sequence[Headroom],
     ) -> "LiveFacts":
-        """Of a model's traced step for global batches of `rows`; limits: bytes of tensors that
-        each rank may hold (`PlanningSession.limit`)."""
+        """Of a model's traced step for global batches of `rows`; headrooms: of each rank
+        (`PlanningSession.limit`)."""
         problem = PlanningProblem(
-            step, rows, world.size, model.inside(step.chain.names), tuple(limits),
-            coupled(optimizer),
+            step, rows, world.size, model.inside(step.chain.names),
+            tuple(x.usable for x in headrooms), coupled(optimizer), min(headrooms),
         )  # fmt: skip
         return cls(world, PartitionCache(problem), model, example, optimizer)
 

@@ -1,5 +1,6 @@
 """The layout of every component of a trainer, in the words of plans."""
 
+from synchromesh.planner.wording import spec_of
 from synchromesh.results.run import ComponentLayout
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.layout import Layout
@@ -20,8 +21,4 @@ def component_layouts(trainer: Trainer) -> tuple[ComponentLayout, ...]:
 
 def word(layout: Layout) -> str:
     """The word of a plan that has this layout on its devices: `hybrid:tensor=2`."""
-    if layout.devices == 1:
-        return "single"
-    if layout.tensor == 1:
-        return "data"
-    return "tensor" if layout.data == 1 else f"hybrid:tensor={layout.tensor}"
+    return "single" if layout.devices == 1 else str(spec_of(Layout(layout.data, layout.tensor)))

@@ -6,12 +6,13 @@ from dataclasses import replace
 import torch
 
 from synchromesh import catalogue
-from synchromesh.estimate.given_plans import quickest, traced
+from synchromesh.estimate.planning import quickest
 from synchromesh.planner.candidate import Candidate
 from synchromesh.results.run import Quartiles, RunResult
 from synchromesh.results.study import Settings
 from synchromesh.study import strategy
 from synchromesh.study.cell import StudyCell, grid
+from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.capture.carry import joined
 from synchromesh.values.cluster import Cluster
 from synchromesh.workloads.stand_in import stand_in
@@ -38,10 +39,10 @@ def predicted(
     for rows in dict.fromkeys(cell.batch for cell in cells):
         of_rows = [cell for cell in cells if cell.batch == rows]
         loss, batch = joined(workload.loss, workload.example(rows), workload.carry)
-        try:
-            step = traced(model, loss, batch, autocast)
-        except ValueError as error:
-            found += [_row(c, kind, None, str(error)) for kind in kinds for c in of_rows]
+        step = trace(model, loss, batch, training=True, autocast=autocast)
+        if step.opaque:
+            why = f"nothing can be estimated of a model that runs whole: {step.reason}"
+            found += [_row(c, kind, None, why) for kind in kinds for c in of_rows]
             continue
         for kind in kinds:
             for devices in dict.fromkeys(c.devices for c in of_rows):

@@ -45,6 +45,7 @@ def fit(
     resume: str | Path | None = None,
     adapt: bool | None = None,
     autocast: torch.dtype | None = None,
+    headroom: str | None = None,
     on_event: Callable[[FitEvent], None] | None = None,
     stop: Callable[[], bool] | None = None,
     say: Callable[[str], None] | None = None,
@@ -57,7 +58,7 @@ def fit(
     `checkpoint_every` steps, `step-N`.
     resume: a checkpoint, or a folder of them, of which the newest good one is taken.
     adapt: whether the plan may change while training runs; default: where it is `auto`.
-    autocast: e.g. torch.bfloat16.
+    autocast: e.g. torch.bfloat16. headroom: as of `prepare`.
     on_event: receives the values of training/events.py, on every rank.
     stop: is asked before each step, on each rank; SIGTERM and SIGINT stop as well. Either leads to
     a checkpoint and to a result that says so.
@@ -95,7 +96,7 @@ def fit(
     trainer = prepare(
         model, optimizer, workload.loss, workload.example(seed=seed), plan=plan,
         scheduler=workload.build_scheduler(optimizer),
-        seed=seed, autocast=autocast, carry=workload.carry, say=say,
+        seed=seed, autocast=autocast, carry=workload.carry, headroom=headroom, say=say,
     )  # fmt: skip
     wish = Stop(trainer, stop)
     loop = _Loop(

@@ -5,12 +5,12 @@ from collections.abc import Collection, Sequence
 
 from torch import nn
 
-from synchromesh.planner.candidate import readable
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from synchromesh.values.plan_item import show_numbers
+from synchromesh.values.size import readable
 
 
 class Notices:

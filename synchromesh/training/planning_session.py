@@ -1,7 +1,7 @@
 """A planning session: how a trainer's plan was found, and what its plans are predicted to take."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from synchromesh.launch.forewarning import forewarn
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.decide import survey, with_runners_up
+from synchromesh.planner.headroom import RESERVE, Headroom
 from synchromesh.planner.shortage import Shortage
 from synchromesh.planner.stage_cut import cut_plan
 from synchromesh.profiling import planning
@@ -23,12 +24,16 @@ from synchromesh.profiling.memory import process_bytes, storage_bytes
 from synchromesh.profiling.optimizer import state_factor
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
+from synchromesh.training.options import Options
 from synchromesh.values.holding import Holding
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
 # A model that takes a smaller part of a device fits with the state of any optimizer. Chosen.
 PLENTY = 8
+# Bytes of a process for one of tensors, at most, where freed blocks stay on the heap: of an MLP
+# with 4,096 rows under `tensor`; 2.8 of GPT-2 with 100 M parameters under `sharded-data`.
+HOLES = 3.3
 SHORT = 0.75  # of the memory that a rank may use; more is short. Chosen, not measured.
 
 
@@ -36,14 +41,15 @@ class PlanningSession:
     """What was measured, chosen and predicted for one model.
 
     rows: of the global batches that plans are made for.
-    limits: bytes of tensors that each rank may hold, once `limit` was called.
+    limits: bytes of tensors that each rank may hold, once `limit` was called; headrooms: what
+    plans leave of them.
     """
 
     def __init__(
-        self, model: Model, optimizer: Optimizer, example: Any, world: World,
-        say: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        self.model, self.optimizer, self.world, self.say = model, optimizer, world, say
+        self, model: Model, optimizer: Optimizer, example: Any, world: World, options: Options
+    ) -> None:
+        self.model, self.optimizer, self.world, self.say = model, optimizer, world, options.say
+        self.headrooms, self._asked = list[Headroom](), options.headroom
         self.rows = batches.row_count(example)
         self.choice: Choice | None = None  # how the plan was found, where it was `auto`
         self.profile: Profile | None = None
@@ -59,9 +65,10 @@ class PlanningSession:
         return planning.free_bytes(self._share, self.world.device)
 
     def relieve(self) -> None:
-        """Gives the system back what is free on the heap where this process has taken most of its
-        memory: what steps leave free comes with holes (`engine/heap.py`)."""
+        """Where this process has taken most of its memory: large tensors from now on come without
+        holes, and what is free on the heap goes back to the system (`engine/heap.py`)."""
         if self.world.device.type == "cpu" and process_bytes() > SHORT * self._share:
+            heap.keep_small()
             heap.release()
 
     def limit(self) -> None:
@@ -72,6 +79,8 @@ class PlanningSession:
         present = [*self.model.parameters.values(), *self.model.buffers.values(), *tensors]
         mine = self.free_bytes() + storage_bytes(x for x in present if not x.is_meta)
         self.limits = tuple(map(float, self.world.everyone.all_gather_json(mine)))
+        reserve = RESERVE if self.world.device.type == "cpu" else 0
+        self.headrooms = [Headroom.of(n, self._asked, reserve=reserve) for n in self.limits]
 
     def facts(self, step: Step) -> LiveFacts:
         """What a plan is wanted for; partitions that were solved for it are kept with it."""
@@ -79,7 +88,7 @@ class PlanningSession:
         if facts is None or facts.problem.step is not step or facts.problem.rows != self.rows:
             facts = self._facts = LiveFacts.of(
                 self.world, self.model, step, self.optimizer, self._example, self.rows,
-                self.limits,
+                self.headrooms,
             )  # fmt: skip
         return facts
 
@@ -125,6 +134,8 @@ class PlanningSession:
     def check_held(self, plan: Plan, holdings: Mapping[str, Holding]) -> None:
         """Warns before anything is placed where parameters, gradients and optimizer state alone
         take more memory than there is. All ranks call alike."""
+        if self.choice and self.choice.chosen.memory and self.choice.chosen.plan == plan:
+            return self._forewarn(self.choice.chosen)
         ranks = plan.devices(self.world.size)
         held = [[h for h in holdings.values() if p in h.positions] for p in range(len(ranks))]
         least = (sum(held_bytes(h, 0.0, ()).values()) for h in held)
@@ -142,7 +153,11 @@ class PlanningSession:
             return 0.0
 
     def _forewarn(self, candidate: Candidate) -> None:
-        """Says once of a plan that it will not fit, and leaves that for the launcher."""
+        """Says once of a plan that it will not fit, and leaves that for the launcher; where it
+        comes near to that, large tensors come without holes."""
+        most = max((m.peak for m in candidate.memory), default=0)
+        if self.world.device.type == "cpu" and HOLES * most > min(self.limits):
+            heap.keep_small()
         if self.world.rank:
             return
         given = self.choice is None or self.choice.chosen.plan != candidate.plan
@@ -151,6 +166,8 @@ class PlanningSession:
         if shortage and self._forewarned != candidate.plan:
             self._forewarned = candidate.plan
             warnings.warn(str(shortage), stacklevel=4)
+        elif candidate.memory and not (shortage or candidate.fits):
+            self.say(f"the plan {str(candidate.plan)!r} fits, but {candidate.reason}")
 
     def explained(self, step: Step) -> Choice | None:
         """`choice` with what each component's next best layout would cost."""

@@ -42,6 +42,7 @@ def prepare(
     timeout: timedelta = timedelta(minutes=5),
     weights: str | Path | None = None,
     carry: Callable[[int], Any] | None = None,
+    headroom: str | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Trainer:
     """A trainer of `model` under `plan` on the ranks of this run (one, where nothing says
@@ -61,6 +62,7 @@ def prepare(
     weights: a checkpoint, or a safetensors file or folder, to begin with.
     carry: of a recurrent model, rows -> the carry at the beginning of streams: a tensor, or a
     tuple or dict of tensors, whose dim 0 is rows (README: "Recurrent language models").
+    headroom: what `auto` leaves of a device's memory, as `10%` or `4GiB`; default: 5 %.
     say: receives on every rank, a sentence at a time, what is measured and what is reused.
 
     All ranks start from rank 0's weights. Of a model on the meta device only this rank's shards
@@ -85,7 +87,7 @@ def prepare(
         compare_ranks(world.everyone, wrapped, chosen, optimizer, seed, example_batch)
         _check_hooks(wrapped, world)
         source = None if weights is None else Path(weights)
-        options = Options(seed, sync_batch_norm, autocast, source, carry)
+        options = Options(seed, sync_batch_norm, autocast, source, carry, headroom)
         options = options if say is None else replace(options, say=say)
         example = batches.to_device(example_batch, world.device)
         trainer = Trainer(wrapped, optimizer, loss, example, chosen, world, options)

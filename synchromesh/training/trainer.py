@@ -64,7 +64,7 @@ class Trainer:
         self.steps = self.steps_to_come = self.wish = self.wished = 0
         self.on_event: Callable[[Decision], None] | None = None
         self._loaders = Loaders(self.own_rows, world, options.carry is not None)
-        self.planning = PlanningSession(model, optimizer, example, world, options.say)
+        self.planning = PlanningSession(model, optimizer, example, world, options)
         self._execution = Execution(
             model, optimizer, loss, example, plan, world, options, self.planning
         )

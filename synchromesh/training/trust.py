@@ -15,7 +15,6 @@ from torch import nn
 
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
-from synchromesh.planner.candidate import readable
 from synchromesh.state.model_state import checksum
 from synchromesh.trace.capture.capture import opaque
 from synchromesh.trace.capture.comparison import compare
@@ -23,6 +22,7 @@ from synchromesh.trace.capture.state_changes import changes
 from synchromesh.trace.guards import at_least
 from synchromesh.trace.step import Step
 from synchromesh.training.options import Loss, Options
+from synchromesh.values.size import readable
 
 # Times the bytes of its trained parameters that a comparison needs besides them: gradients of two
 # steps and of the trace's one, and as much as one more for activations and what the heap loses

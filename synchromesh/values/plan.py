@@ -42,7 +42,6 @@ from synchromesh.values.plan_item import (
     Stage,
     around,
     matches,
-    module_paths,
     show_numbers,
     stage_faults,
     stage_starts,
@@ -273,7 +272,8 @@ class Plan(document.Document):
         All faults at once: patterns that match nothing, degrees that do not multiply to the
         devices, shares of rows that do not fit the largest data degree.
         """
-        paths = module_paths(names, modules or {})
+        inside = modules or {}
+        paths = {name: (name, *around(name), *inside.get(name, ())) for name in names}
         groups = self._groups(names, paths, world)
         specs = dict.fromkeys(names, self.default)
         faults: list[str] = []

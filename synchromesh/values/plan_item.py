@@ -83,13 +83,6 @@ def around(path: str) -> list[str]:
     return [path[: m.start()] for m in re.finditer(r"\.", path)]
 
 
-def module_paths(
-    names: Sequence[str], modules: Mapping[str, Sequence[str]]
-) -> dict[str, tuple[str, ...]]:
-    """By component: its name, the modules around it and those inside it, which are `modules`."""
-    return {name: (name, *around(name), *modules.get(name, ())) for name in names}
-
-
 def stage_starts(stages: Sequence[Stage], paths: Mapping[str, Sequence[str]]) -> list[int]:
     """The index of the first component of each stage. paths: by component in their order, the
     module paths that it has, is in, or has inside.

@@ -25,3 +25,12 @@ def show(count: int) -> str:
         if not count % base**power
     ]
     return min(shown, key=len)
+
+
+def readable(size: float) -> str:
+    """Bytes for a reader: 3.2 GB."""
+    for unit in ("bytes", "KB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

@@ -39,7 +39,7 @@ def sentence(words: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_the_document(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     told = document(f"plan {target} --cluster v100x8", capsys)
     keys = {"plan", "step_seconds", "memory_bytes", "communication_share", "fits", "reason"}
-    keys.add("memory_by_kind")
+    keys |= {"memory_by_kind", "given"}
     for candidate in told["candidates"]:
         assert set(candidate) == keys
         assert str(Plan.parse(candidate["plan"])) == candidate["plan"]  # canonical
@@ -55,6 +55,11 @@ def test_the_document(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert any("@ranks=0-3" in text for text in texts), "fewer devices are candidates too"
     assert told["planning_seconds"] > 0
     assert (told["source"], told["error_band"], told["devices"]) == ("datasheet", 0.5, 8)
+    assert told["memory_error"] == 0.1 and told["why"].startswith("plan 1 ")
+    assert told["headroom"] == {
+        "usable": pytest.approx(160e9 / 11), "kept": pytest.approx(16e9 / 11),
+        "why": "predictions may be off by 10%",
+    }  # fmt: skip
 
 
 def test_bfloat16_is_another_question(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,13 +80,74 @@ def test_the_table_the_runners_up_and_the_plan_file(capsys: pytest.CaptureFixtur
     words = "plan digits/cnn --cluster v100x2 --batch 64 --explain --output p.yaml"
     assert main(words.split()) == 0
     out = capsys.readouterr().out
-    assert "digits/cnn on v100x2, 64 rows a step (datasheet, +-50%)" in out
-    assert "plainest within 5% of the least" in out and "one device is as good as more" in out
+    assert "64 rows a step (datasheet, time +-50%, memory +-10%)" in out
+    assert "plan 1 has the fewest words within 3% of the least time of those that fit" in out
+    assert "leaves 1 of 2 devices idle" in out
+    assert "plans may use 14.5 GB of a device's 16.0 GB: 1.5 GB are headroom" in out
     assert "best plan of one stage on all devices" in " ".join(out.split())
     assert "runner-up" in out and "classifier" in out
     assert str(Plan.load("p.yaml")) in out
     assert "exists: --force overwrites it" in sentence(words, capsys)
     assert main([*words.split(), "--force"]) == 0
+
+
+LONG = "data; features.0=tensor; features.2=hybrid:tensor=2; features.5=hybrid:tensor=4"
+
+
+def test_long_plans_stand_below_the_table_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "digits/cnn", "--cluster", "v100x8", "--plan", LONG]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    whole = [line.partition(": ")[2] for line in lines if line.startswith("plan ")]
+    assert f"{LONG}; @pieces=1" in whole and not any(
+        LONG in line for line in lines if line.startswith("│")
+    )
+    assert all(str(Plan.parse(text)) == text for text in whole if text.startswith("data"))
+
+
+def test_plans_of_the_users_are_priced_beside_those_found(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "p.yaml").write_text(Plan.parse("data; classifier=hybrid:tensor=4").to_yaml())
+    words = ["plan", "digits/cnn", "--cluster", "v100x8", "--json"]
+    words += [
+        "--plan",
+        "tensor",
+        "--plan",
+        LONG,
+        "--plan",
+        "p.yaml",
+        "--plan",
+        "pipeline:stages=2",
+    ]
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    texts = [c["plan"].partition("; @pieces")[0] for c in told["candidates"]]
+    given = [t for t, c in zip(texts, told["candidates"], strict=True) if c["given"]]
+    assert {LONG, "tensor", "data; classifier=hybrid:tensor=4"} <= set(given) and len(given) == 4
+    assert texts.count("tensor") == 1, "found and given"
+    assert any("@stages=0-3:" in plan for plan in given), "its cuts are found"
+    seconds = [c["step_seconds"] for c in told["candidates"][1:]]
+    assert seconds == sorted(seconds) and all(c["fits"] for c in told["candidates"])
+
+
+def test_a_given_plan_that_lacks_memory_or_eats_into_the_headroom(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["plan", "digits/cnn", "--cluster", "v100x2", "--json", "--plan", "data"]
+    needed = reasons(words, capsys)["data"]["memory_bytes"][0]
+    for memory, headroom, reason in [
+        (0.9 * needed, "5%", "lacks"), (1.01 * needed, "5%", "of its headroom"),
+        (1.01 * needed, "0%", ""), (1.01 * needed, None, "of its headroom"),
+    ]:  # fmt: skip
+        limits = ["--memory", f"{memory:.0f}B", *(["--headroom", headroom] if headroom else [])]
+        found = reasons([*words, *limits], capsys)["data"]
+        assert reason in found["reason"] and found["fits"] == (not reason)
+
+
+def reasons(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    main(words)
+    told = json.loads(capsys.readouterr().out)
+    return {c["plan"].partition("; @pieces")[0]: c for c in told["candidates"]}
 
 
 def test_a_cluster_that_was_measured_here(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +183,13 @@ def test_the_names_of_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
         ("plan digits/cnn --cluster v100x8 --memory 8", "'8' is no size as 8GiB"),
         ("plan digits/cnn --cluster v100x8 --output p.txt", "should end in .yaml, .yml or .json"),
         ("plan digits/cn --cluster v100x8", "digits/cn"),
+        ("plan digits/cnn --cluster v100x8 --headroom 5", "'5': no part, as 10%"),
+        ("plan digits/cnn --cluster v100x8 --headroom 16GB", "16GB leaves nothing of 16.0 GB"),
+        ("plan digits/cnn --cluster v100x8 --plan dta", "unknown layout 'dta'; did you mean"),
+        ("plan digits/cnn --cluster v100x8 --plan data;feat=tensor", "did you mean 'features"),
+        ("plan digits/cnn --cluster v100x8 --plan hybrid:tensor=3", "data(2) x tensor(3) != 8"),
+        ("plan digits/cnn --cluster v100x8 --plan no.yaml", "No such file"),
+        ("plan digits/cnn --cluster v100x8 --plan auto", "auto"),
     ],
 )
 def test_bad_input(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,4 +226,5 @@ def test_bad_layers_get_one_sentence(capsys: pytest.CaptureFixture[str], tmp_pat
     assert "--profile-rows N does" in sentence(words, capsys)
     assert "either a TARGET or a --profile" in sentence(f"{words} digits/cnn", capsys)
     assert "are of a TARGET" in sentence(f"{words} --bf16", capsys)
+    assert "are of a TARGET" in sentence(f"{words} --plan data", capsys)
     assert "cannot be read" in sentence("plan --profile none.txt --cluster v100x8", capsys)

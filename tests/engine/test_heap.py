@@ -9,7 +9,7 @@ import pytest
 SCRIPT = """
 import resource, sys, torch
 from synchromesh.engine import heap
-print(heap.keep() if sys.argv[1] == "keep" else False)
+print({"keep": heap.keep, "small": lambda: heap.keep() and heap.keep_small()}[sys.argv[1]]())
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     tensors = [torch.ones(n << 20) for n in (1, 1, 10)]  # 4, 4 and 40 MiB
@@ -34,9 +34,15 @@ def test_freed_memory_is_kept() -> None:
     assert done == "True" and count < 1000, count  # 12,288 pages if they were handed back
 
 
+@pytest.mark.skipif(not glibc, reason="mallopt is glibc's")
+def test_large_blocks_go_back_where_only_small_ones_are_kept() -> None:
+    done, count = faults("small")
+    assert done == "True" and count > 10_000, count  # of 12,288 pages
+
+
 def test_a_users_own_settings_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
-    assert faults("keep")[0] == "False"
+    assert faults("keep")[0] == faults("small")[0] == "False"
 
 
 @pytest.mark.skipif(not glibc, reason="mallopt is glibc's")

@@ -7,7 +7,8 @@ import torch
 
 from benchmarks.llama import LLAMA_7B, TOKENS, adamw, loss
 from synchromesh import catalogue
-from synchromesh.estimate.given_plans import quickest, traced
+from synchromesh.estimate.planning import quickest
+from synchromesh.trace.capture.capture import trace
 from synchromesh.values.layout import Layout
 
 SMALL = dataclasses.replace(LLAMA_7B, layers=4)
@@ -20,7 +21,8 @@ def test_the_sizes_of_the_paper() -> None:
 def test_bytes_agree_with_sums_by_hand() -> None:
     model, ids = SMALL.model(), torch.zeros(16, TOKENS, dtype=torch.int64)
     assert sum(p.numel() for p in model.parameters()) == SMALL.parameters
-    step, cluster = traced(model, loss, ids, torch.bfloat16), catalogue.cluster("h100x8")
+    step = trace(model, loss, ids, training=True, autocast=torch.bfloat16)
+    cluster = catalogue.cluster("h100x8")
     found = quickest(step, model, adamw, ids, cluster, {"ZeRO 3": ["sharded-data"]})
     most = found["ZeRO 3"].fullest
     assert most is not None and sum(most.by_kind.values()) == pytest.approx(most.peak)

@@ -50,11 +50,13 @@ def test_both_kinds_of_plans_are_told() -> None:
 
 def test_memory_that_no_stage_keeps_to() -> None:
     assert "node5, needs 1.2 GB" in planned(TWO_KINDS, "v100-pciex8", memory=1e9).refusal
-    tight = planned(TWO_KINDS, "v100x8", memory=1.22e9)
-    assert len(tight.candidates[0].stages) > 1
-    assert max(tight.candidates[0].memory) <= 1.22e9
-    with pytest.raises(ValueError, match=r"no stages fit 8 devices of 1\.0 GB"):
-        _ = planned(TWO_KINDS, "v100-pciex8", memory=1e9).plan
+    for limits in ({"memory": 1.22e9, "headroom": "0%"}, {"memory": 1.343e9}):
+        tight = planned(TWO_KINDS, "v100x8", **limits)
+        assert len(tight.candidates[0].stages) > 1
+        assert max(tight.candidates[0].memory) <= 1.22e9
+    message = r"no stages fit 8 devices, of which plans may use 900\.0 MB each"
+    with pytest.raises(ValueError, match=message):
+        _ = planned(TWO_KINDS, "v100-pciex8", memory=1e9, headroom="10%").plan
 
 
 def test_one_device_has_one_stage() -> None:

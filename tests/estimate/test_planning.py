@@ -52,7 +52,7 @@ def test_the_choice_is_the_quickest_that_fits_and_says_what_it_rests_on() -> Non
     assert made.candidates[0].seconds <= (1.0 + MARGIN) * min(c.seconds for c in fitting)
     names = {str(c.plan).partition("; @")[0] for c in made.candidates}
     assert {str(p) for p in plain(4)} <= names
-    assert made.certainty == "datasheet, +-50%"
+    assert made.certainty == "datasheet, time +-50%, memory +-10%"
     assert made.certainty in made.explain()
     assert all(row.component in made.explain() for row in made.components)
     assert json.loads(json.dumps(made.to_dict()))["chosen"] == str(made.plan)

@@ -9,10 +9,10 @@ from synchromesh.planner.candidate import (
     Candidate,
     other_interleaving,
     price,
-    readable,
     setting,
     with_interleaving,
 )
+from synchromesh.planner.headroom import Headroom
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -101,9 +101,17 @@ def test_limits_name_the_rank_that_lacks_most() -> None:
     assert swapped.reason == "rank 0 lacks 3.0 KB"
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 KB"), (3.2e9, "3.2 GB"), (5e15, "5000.0 TB")],
-)
-def test_readable(size: float, text: str) -> None:
-    assert readable(size) == text
+def test_what_the_headroom_has_is_not_lacking() -> None:
+    room = Headroom.of(1e6, "250kB")
+    problem = replace(PARTITIONS.problem, headroom=room)
+    told = profile("data")
+    peak = price(PARTITIONS, Plan.parse("data"), told).memory[0].peak
+
+    def reason(limit: float) -> str:
+        tight = PartitionCache(replace(problem, limits=(limit, limit)))
+        return price(tight, Plan.parse("data"), told).reason
+
+    assert reason(peak) == ""
+    assert reason(peak - 1000) == "rank 1 takes 1.0 KB of its headroom"
+    problem = replace(problem, headroom=Headroom.of(1e6, "999B"))
+    assert reason(peak - 1000) == "rank 1 lacks 1.0 KB"

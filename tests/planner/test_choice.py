@@ -39,28 +39,54 @@ def test_what_is_written_of_micro_batches_makes_no_plan_longer() -> None:
     assert decided([other, interleaved])[0].plan == interleaved.plan
 
 
+def timed(plan: str, seconds: float, waited: float, lacks: str = "") -> Candidate:
+    time = StepTime(seconds, 0.0, 0.0, 0.0, 0.0, waited, 1)
+    return Candidate(Plan.parse(plan), time, (), not lacks, lacks)
+
+
+def why(*found: Candidate, devices: int = 4) -> str:
+    return Choice(tuple(decided(found)), Profile(devices), 0.0).why
+
+
 def test_it_says_why() -> None:
     quickest, plain = candidate("data; head=tensor", 0.98), candidate("tensor", 1.0)
-    told = decided([quickest, plain])
-    assert told[0].reason == "plainest within 3% of the least"
-    assert told[1].reason == "-2% time"
-    assert decided([quickest])[0].reason == "least predicted time"
+    told = decided([quickest, plain, timed("data", 1.2, 0.05), timed("zero1", 1.5, 0.3)])
+    assert [c.reason for c in told] == [
+        "fewest words within 3% of the least time of those that fit", "2% quicker",
+        "20% slower: computes 150.0 ms more", "50% slower: waits 300.0 ms more",
+    ]  # fmt: skip
+    assert decided([quickest])[0].reason == "least time of those that fit"
+    assert decided([plain, candidate("data", 0.999)])[1].reason == "as quick"
+    nothing = Candidate(plain.plan, None, (), False, "it was not measured")
+    assert decided([quickest, nothing])[1].reason == "it was not measured"
 
 
-def test_one_device_that_wins_is_a_sentence() -> None:
-    found = (candidate("single", 1.0), candidate("data; @ranks=0,1", 1.5), candidate("data", 2.0))
-    told = Choice(found, Profile(4), 0.0)
-    assert told.alone == (
-        "one device wins, the other 3 stay idle: 1000.0 ms a step are predicted, and 1500.0 ms "
-        "for the best plan on more, 'data; @ranks=0,1'"
+def test_what_decides_is_a_sentence() -> None:
+    best, next_ = candidate("data; head=tensor", 1.0), timed("data", 1.2, 0.2)
+    lacking = timed("data:recompute=yes", 0.9, 0.0, "rank 3 lacks 1.2 GB")
+    assert why(next_, best, lacking) == (
+        "plan 1 has the least time of those that fit; plan 2 is 20% slower: waits 200.0 ms more; "
+        "plan 3 would be 10% quicker, but rank 3 lacks 1.2 GB"
     )
-    assert replace(told, candidates=found[:1]).alone == "one device wins, the other 3 stay idle"
-    misfit = replace(found[2], fits=False)
-    assert replace(told, candidates=(found[0], misfit)).alone.endswith("3 stay idle"), "it cannot"
-    near = replace(told, candidates=(found[0], candidate("data", 0.97)))
-    assert near.alone.startswith("one device is as good as more, the other 3 stay idle: 1000.0 ms")
-    assert replace(told, candidates=found[1:]).alone == ""
-    assert Choice(found[:1], Profile(1), 0.0).alone == "", "there is no other"
+    slow = timed("tensor", 2.0, 1.0, "rank 3 lacks 1.2 GB")
+    assert why(best, slow) == "plan 1 has the least time of those that fit"
+    assert why(best) == why(lacking, slow) == "", "there is nothing to choose from"
+
+
+def test_one_device_that_wins_leaves_others_idle() -> None:
+    alone, two, all_ = (
+        candidate(p, s) for p, s in [("single", 1.0), ("data; @ranks=0,1", 1.5), ("data", 2.0)]
+    )
+    assert why(alone, two, all_) == (
+        "plan 1 has the least time of those that fit, and leaves 3 of 4 devices idle; plan 2 is "
+        "50% slower: computes 500.0 ms more"
+    )
+    other = candidate("single; @ranks=1", 1.1)
+    assert "; plan 3 is 50% slower" in why(alone, other, two), "it leaves fewer idle"
+    near = why(alone, candidate("data", 0.98))
+    assert near.startswith("plan 1 has the fewest words within 3% of the least time of those that")
+    assert near.endswith("leaves 3 of 4 devices idle; plan 2 is 2% quicker")
+    assert "idle" not in why(alone, candidate("tensor", 2.0), devices=1)
 
 
 def test_what_a_given_plan_lacks_is_said_with_a_remedy() -> None:

@@ -17,3 +17,11 @@ def test_sizes_are_read_as_they_are_shown(text: str, count: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="is no size as 8GiB, 16GB or 500MB"):
         size.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 KB"), (3.2e9, "3.2 GB"), (5e15, "5000.0 TB")],
+)
+def test_readable(count: float, text: str) -> None:
+    assert size.readable(count) == text
