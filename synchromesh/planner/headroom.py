@@ -7,8 +7,8 @@ from synchromesh.values import size
 
 SHARE = 0.05  # of a device's memory: of 148 plans that were measured (benchmarks/README.md) none
 # took more than 3.6 % more than was predicted
-# Bytes that a process on a CPU holds besides tensors: at most 16 MiB in steps of 15 models and plans
-# once `heap.keep_small` was asked; loaders, logs and checkpoints take more.
+# Bytes that a process on a CPU holds besides tensors: at most 24 MiB in steps of 18 models and
+# plans, once `heap.keep_small` was asked; loaders, logs and checkpoints take more.
 RESERVE = 64 * 2**20
 
 
