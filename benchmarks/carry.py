@@ -1,16 +1,22 @@
-"""A language model with carried state on PTB: `python -m benchmarks.carry DIR [--steps 50]`.
+"""A language model with carried state on PTB: `python -m benchmarks.carry [DIR]
+[--steps 50] [--json]`.
 
-`ptb/lstm_small` in float64 with AdamW, from the files of PTB in DIR: under plans, across a switch
-in the middle and across a checkpoint that other ranks resume, against a plain PyTorch loop on one
-process that hands its state on; then the perplexity of validation text. Deviations are the largest
-of all steps and ranks, relative to the loop's.
+`ptb/lstm_small` in float64 with AdamW, from the files of PTB in DIR (`$SYNCHROMESH_DATA/ptb`):
+under plans, across a switch in the middle and across a checkpoint that other ranks resume, against
+a plain PyTorch loop on one process that hands its state on; then the perplexity of validation
+text. Deviations are the largest of all steps and ranks, relative to the loop's.
 """
 
 import argparse
+import json
 import math
+import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +24,16 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import synchromesh as sm
+from benchmarks.machine import machine
 from synchromesh.training.trainer import Trainer
 from synchromesh.training.verify import cast, cast_model
 from synchromesh.workloads.continuing_text import ContinuingText
 from synchromesh.workloads.target import load
 from synchromesh.workloads.workload import Workload
 from tests.ranks import run
+from tests.real_data import DATA
 
+GOAL = 1e-10  # relative deviation of a loss
 STAGES = "data; @stages=0:embedding/1:layers.1"
 PAIRS = "data; @stages=0-1:embedding/2-3:layers.1; @micro_batches=4"
 HYBRID = "hybrid:tensor=2"
@@ -122,28 +131,50 @@ def deviation(found: list[list[float]], expected: list[float]) -> float:
     return max(abs(a - b) / b for losses in found for a, b in zip(losses, expected, strict=True))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="A carried state, under plans and across them.")
-    parser.add_argument("folder", metavar="DIR", help="the folder of PTB's files")
-    parser.add_argument("--steps", type=int, default=50)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    expected = alone(args.folder, args.steps)
-    perplexities = [f"{math.exp(loss):.1f}" for loss in (expected[0], *expected[-2:])]
-    print(f"plain loop: perplexity {' -> '.join(perplexities[:2])}, validation {perplexities[2]}")
-    print("\n| plan | ranks | losses and validation loss, relative deviation |\n|---|---|---|")
+def measured(folder: str, steps: int, expected: list[float]) -> Iterator[dict[str, Any]]:
+    """A row for each case, as soon as it is known."""
     with tempfile.TemporaryDirectory() as path:
         for name, ranks, plans in CASES:
-            given = args.folder, plans, 0, args.steps, f"{path}/all"
+            given = folder, plans, 0, steps, f"{path}/all"
             found = run(ranks, trained, *given, timeout=600)
-            print(f"| {name} | {ranks} | {deviation(found, expected):.1e} |", flush=True)
-        half = args.steps // 2
-        run(4, trained, args.folder, (PAIRS,), 0, half, f"{path}/half", timeout=600)
-        rest = args.folder, ("data",), half, args.steps, f"{path}/half"
+            yield {"plan": name, "ranks": [ranks], "deviation": deviation(found, expected)}
+        half = steps // 2
+        run(4, trained, folder, (PAIRS,), 0, half, f"{path}/half", timeout=600)
+        rest = folder, ("data",), half, steps, f"{path}/half"
         found = run(2, trained, *rest, timeout=600)
         name = f"two stages of two ranks, resumed at step {half} under `data`"
-        print(f"| {name} | 4, then 2 | {deviation(found, expected[half:]):.1e} |")
+        yield {"plan": name, "ranks": [4, 2], "deviation": deviation(found, expected[half:])}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="A carried state, under plans and across them.")
+    parser.add_argument(
+        "folder", metavar="DIR", nargs="?", type=Path, default=DATA / "ptb",
+        help="the folder of PTB's files (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--json", action="store_true", help="one document on standard output")
+    args = parser.parse_args()
+    if not args.folder.is_dir():
+        parser.error(f"no files of PTB at {args.folder}: name their folder")
+    torch.set_num_threads(1)
+    folder = str(args.folder)
+    say = partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
+    expected = alone(folder, args.steps)
+    first, last, validation = (math.exp(loss) for loss in (expected[0], *expected[-2:]))
+    say(f"plain loop: perplexity {first:.1f} -> {last:.1f}, validation {validation:.1f}")
+    say("\n| plan | ranks | losses and validation loss, relative deviation |\n|---|---|---|")
+    rows = []
+    for row in measured(folder, args.steps, expected):
+        rows.append(row)
+        ranks = ", then ".join(map(str, row["ranks"]))
+        say(f"| {row['plan']} | {ranks} | {row['deviation']:.1e} |")
+    passed = all(row["deviation"] <= GOAL for row in rows)
+    told = {"steps": args.steps, "rows": rows, "goal": GOAL, "passed": passed}
+    if args.json:
+        print(json.dumps({"machine": machine(), **told}))
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,6 +9,8 @@ the plan that `auto` chose over that of
     tensor    uniform tensor parallelism     these three at least 1.8 times as slow for conv and
                                              the LSTM models on 4 hosts at 200 Mbit/s
     uniform   the quickest of data, tensor and uniform hybrids      1.18 times as slow, two models
+
+--json has what `prediction` says of the same pairs, too.
 """
 
 import json
@@ -17,6 +19,7 @@ from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.pairs import Row, asked, rows_of
+from benchmarks.prediction import document
 
 MEAN, MOST, BEHIND, QUICKER, UNIFORM = 1.03, 1.08, 1.02, 1.8, 1.18
 SHOWN = ("conv", "lstm", "context")  # where QUICKER is asked for,
@@ -92,11 +95,13 @@ def faults(found: dict[str, dict[str, Any]]) -> list[str]:
 
 def main() -> int:
     options = asked(__doc__.splitlines()[0] if __doc__ else "")
-    found = table(rows_of(options))
+    rows = rows_of(options)
+    found = table(rows)
     missed = faults(found)
     if options.json:
-        told = {"found": found, "missed": missed, "emulated": True, "machine": machine()}
-        print(json.dumps(told))
+        goals = {"mean": MEAN, "most": MOST}
+        told = {"found": found, "goals": goals, "missed": missed, "prediction": document(rows)}
+        print(json.dumps({**told, "emulated": True, "machine": machine()}))
         return 1 if missed else 0
     print(f"emulated hosts; {machine()}; steps of the others over those of the chosen plan\n")
     others = ("ddp", "fsdp2", "tensor", "uniform")

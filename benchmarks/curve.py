@@ -1,4 +1,4 @@
-"""Loss curves across switches and a killed rank: `python -m benchmarks.curve`.
+"""Loss curves across switches and a killed rank: `python -m benchmarks.curve [--json]`.
 
 First, 60 steps of a tied GPT-2 in float64 with AdamW and a warm-up scheduler on four ranks that
 shift data -> tensor -> hybrid -> data at steps 15, 30 and 45, against one process that never
@@ -7,6 +7,7 @@ train` on four ranks of which one is killed with SIGKILL after step 12, resumed 
 another plan, against a run left alone.
 """
 
+import argparse
 import json
 import os
 import signal
@@ -14,10 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarks.machine import machine
 from synchromesh.trace.capture.capture import trace
 from tests.ranks import run
 from tests.targets import MODELS
@@ -28,6 +33,9 @@ STEPS = 60
 EACH = STEPS // 4  # under each plan; a checkpoint is written after half of them
 TARGET = "tests/targets.py:gpt2"
 ROOT = Path(__file__).parents[1]
+GOAL = 1e-10  # relative deviation of a loss, in float64
+GOAL_RESUMED = 1e-4  # of one in float32
+RESUMED_STEPS = 30  # of the run of which a rank is killed
 
 
 def deviation(found: list[float], expected: list[float]) -> float:
@@ -80,7 +88,8 @@ def resumed(through: tuple[str, ...], folder: str) -> list[tuple[int, list[float
 
 
 def train(*words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "synchromesh", "train", TARGET, "--steps", "30", *words]
+    job = ["train", TARGET, "--steps", str(RESUMED_STEPS)]
+    command = [sys.executable, "-m", "synchromesh", *job, *words]
     return subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -120,49 +129,65 @@ def killed(folder: Path) -> tuple[float, int]:
     return time.monotonic() - began, process.returncode
 
 
-def switches(expected: list[float]) -> float:
-    """The largest deviation of runs through plans, and of those that resume their checkpoints."""
+def switches(expected: list[float], say: Callable[[str], None]) -> dict[str, float]:
+    """The largest deviation of runs through plans, by these in words, and of those that resume
+    their checkpoints ("resumed")."""
     of = plans()
     shifts = {
         "tensor, a hybrid, data": ("tensor", "hybrid:tensor=2", "data"),
         "two stages, interleaved ones, tensor": (of["two stages"], of["interleaved"], "tensor"),
     }
-    worst = 0.0
+    off: dict[str, float] = {}
     for words, behind in shifts.items():
         answers = run(4, switched, "gpt2", STEPS, behind, timeout=400)
-        off = max(deviation(found, expected) for found, _ in answers)
-        print(f"{STEPS} steps, data, then {words}: largest relative loss deviation {off:.1e}")
-        worst = max(worst, off)
+        off[words] = max(deviation(found, expected) for found, _ in answers)
+        say(f"{STEPS} steps, data, then {words}: largest relative loss deviation {off[words]:.1e}")
     through = ("data", of["two stages"], "sharded-data", of["two stages with tensor degree 2"])
+    words = "two stages, ZeRO 3, two stages with tensor degree 2"
     with tempfile.TemporaryDirectory() as folder:
         ran = run(4, written, through, folder, timeout=400)
-        off = max(deviation(found, expected) for found in ran)
-        print(f"data, two stages, ZeRO 3, two stages with tensor degree 2: {off:.1e}")
+        off[words] = max(deviation(found, expected) for found in ran)
+        say(f"data, {words}: {off[words]:.1e}")
         again = [pair for found in run(4, resumed, through, folder, timeout=400) for pair in found]
-    late = max(deviation(found, expected[b : b + len(found)]) for b, found in again)
-    print(f"checkpoints of each resumed by each other, {len(again) // 4} pairs: {late:.1e}")
-    return max(worst, off, late)
+    off["resumed"] = max(deviation(found, expected[b : b + len(found)]) for b, found in again)
+    pairs = len(again) // 4
+    say(f"checkpoints of each resumed by each other, {pairs} pairs: {off['resumed']:.1e}")
+    return off
 
 
-def main() -> int:
-    torch.set_num_threads(1)
-    worst = switches(run(1, unswitched, "gpt2", STEPS, timeout=200)[0])
+def broken_off(say: Callable[[str], None]) -> dict[str, Any]:
+    """A run of which a rank is killed, and which other ranks resume, against one left alone."""
     with tempfile.TemporaryDirectory() as place:
         alone, broken = Path(place) / "alone", Path(place) / "broken"
         train("--plan", "data", "--nproc", "1", "--output", str(alone)).communicate(timeout=300)
         seconds, code = killed(broken)
-        print(f"a rank killed: the run ended {seconds:.1f} s later with exit code {code}")
+        say(f"a rank killed: the run ended {seconds:.1f} s later with exit code {code}")
         again = train(
             "--plan", "tensor", "--nproc", "2", "--resume", str(broken), "--output", str(broken)
         )
         _, told = again.communicate(timeout=300)
         assert again.returncode == 0, told
-        reference, resumed = losses(alone), losses(broken)
-        off = deviation(list(resumed.values()), [reference[s] for s in resumed])
-        print(
-            f"resumed on 2 ranks under tensor, {len(resumed)} steps: deviation {off:.1e} (float32)"
-        )
-    return 0 if worst < 1e-10 and code != 0 and off < 1e-4 and len(resumed) == 30 else 1
+        reference, found = losses(alone), losses(broken)
+    off = deviation(list(found.values()), [reference[step] for step in found])
+    say(f"resumed on 2 ranks under tensor, {len(found)} steps: deviation {off:.1e} (float32)")
+    told_of = {"seconds": seconds, "code": code, "deviation": off, "goal": GOAL_RESUMED}
+    passed = code != 0 and off < GOAL_RESUMED and len(found) == RESUMED_STEPS
+    return {**told_of, "steps": len(found), "passed": passed}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true", help="one document on standard output")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
+    off = switches(run(1, unswitched, "gpt2", STEPS, timeout=200)[0], say)
+    rest = broken_off(say)
+    passed = max(off.values()) < GOAL and rest["passed"]
+    told = {"steps": STEPS, "deviations": off, "goal": GOAL, "killed": rest, "passed": passed}
+    if options.json:
+        print(json.dumps({"machine": machine(), **told}))
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

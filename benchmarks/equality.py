@@ -1,5 +1,5 @@
 """Every model family under every plan against one process: `python -m benchmarks.equality [--dtype
-float32] [--uneven | --stages | --states]`.
+float32] [--uneven | --stages | --states] [--cases N]`.
 
 --uneven: models of sizes that few degrees divide, `tensor` and mixed on 2, 3, 4 and 5 ranks.
 --stages: all families as two stages of two ranks, 1F1B with four micro-batches; GPT-2 with tied
@@ -9,11 +9,12 @@ with 1, 4 and 7 micro-batches on 2 and 4 stages; groups of 3 + 1 ranks; 2 stages
 of two ranks, and with unequal rows; four of them under ZeRO 1 and 2; odd sizes on 3 ranks.
 Else global batches of 12 rows on four ranks. A short last batch, five steps of AdamW; deviations
 as `synchromesh verify` prints them, with the bytes it measured against those that `explain`
-predicts.
+predicts. --cases draws so many of all, by a seed.
 """
 
 import argparse
 import json
+import random
 import sys
 from collections.abc import Iterator
 from itertools import product
@@ -99,6 +100,7 @@ def main() -> int:
     parser.add_argument("--states", action="store_true")
     parser.add_argument("--families")
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--cases", type=int, help="so many of them, drawn by a seed")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -114,6 +116,9 @@ def main() -> int:
     if args.states:
         known = families if args.families else (*families, *UNEVEN)
         cases = [case for case in state_cases() if case[0] in known]
+    if args.cases:
+        drawn = random.Random(0).sample(range(len(cases)), min(args.cases, len(cases)))
+        cases = [cases[i] for i in sorted(drawn)]
     rows: list[dict[str, Any]] = []
     if not args.json:
         print(

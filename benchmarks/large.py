@@ -205,11 +205,13 @@ def in_lab(command: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Goal:
-    """What should be, whether it is, and in figures."""
+    """What should be, whether it is, and in figures; a number that has a limit beside it."""
 
     what: str
     met: bool
     figures: str
+    value: float | None = None
+    limit: float | None = None
 
 
 def mebibytes(sizes: Sequence[float]) -> str:
@@ -224,7 +226,8 @@ def auto_goals(target: str, reference: Ran, auto: Ran) -> Iterator[Goal]:
         f"exit code {auto.code}, {len(auto.losses)} of {len(reference.losses)} losses",
     )  # fmt: skip
     deviation = max(gaps, default=float("inf"))
-    yield Goal(f"{target}: losses within {GOAL:g}", deviation <= GOAL, f"{deviation:.1e}")
+    yield Goal(f"{target}: losses within {GOAL:g}", deviation <= GOAL, f"{deviation:.1e}",
+               deviation if gaps else None, GOAL)  # fmt: skip
     predicted = auto.logged("prediction")
     began, first, *_ = *[at for at, _ in auto.held[:1]], predicted.get("time", auto.ended), 0.0
     for phase, peaks in {
@@ -259,7 +262,7 @@ def measure(targets: Sequence[str]) -> Iterator[Goal]:
     """Runs everything; gives each goal as soon as it is known."""
     held = HELD_BYTES * sum(p.numel() for p in model_on_meta().parameters())
     yield Goal(f"what is held is {HELD_LIMITS} times a host's memory",
-               held >= HELD_LIMITS * LIMIT, f"{held / LIMIT:.3f}")  # fmt: skip
+               held >= HELD_LIMITS * LIMIT, f"{held / LIMIT:.3f}", held / LIMIT)  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         references = {}
@@ -288,7 +291,8 @@ def main() -> int:
         if not options.json:
             print(f"{'met' if goal.met else 'MISSED':7} {goal.what}: {goal.figures}", flush=True)
     if options.json:
-        print(json.dumps({"machine": machine(), "goals": [asdict(goal) for goal in goals]}))
+        told = {"steps": STEPS, "goals": [asdict(goal) for goal in goals]}
+        print(json.dumps({"machine": machine(), **told}))
     else:
         print(f"{machine()}; {time.time() - began:.0f} s")
     return 0 if all(goal.met for goal in goals) else 1

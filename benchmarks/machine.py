@@ -9,10 +9,14 @@ import torch
 from synchromesh.profiling.machine import processor
 
 
-def machine() -> str:
-    """Processor, kernel, torch, what else ran on it (load average) and the date."""
+def hardware() -> str:
+    """Processor, kernel and torch."""
     return (
         f"{os.cpu_count()} x {processor()}, {platform.system()} "
-        f"{platform.release()}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}, "
-        f"{time.strftime('%Y-%m-%d %H:%M')}"
+        f"{platform.release()}, torch {torch.__version__}"
     )
+
+
+def machine() -> str:
+    """The hardware, what else ran on it (load average) and the date."""
+    return f"{hardware()}, load {os.getloadavg()[0]:.1f}, {time.strftime('%Y-%m-%d %H:%M')}"

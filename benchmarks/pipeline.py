@@ -92,6 +92,7 @@ def summary(goals: list[Goal], measured: dict[str, Measured]) -> dict[str, Any]:
         "strategies": {name: {**asdict(m), "median": m.median} for name, m in measured.items()},
         "comparisons": rows,
         "losses_apart": apart,
+        "alike": apart <= ALIKE,
         "passed": apart <= ALIKE and all(row["passed"] for row in rows),
     }
 

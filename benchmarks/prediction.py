@@ -55,6 +55,12 @@ def summary(rows: list[Row]) -> dict[str, Any]:
     }
 
 
+def document(rows: list[Row]) -> dict[str, Any]:
+    """The pairs without the rivals, what is said of them, and the goals."""
+    pairs = [r for r in rows if "rival" not in r]
+    return {"rows": pairs, **summary(pairs), "least": LEAST, "goals": GOALS}
+
+
 def _lost(rows: list[Row]) -> float | None:
     """How much longer the plan of least prediction takes than the quickest of its model and lab;
     the mean over these."""
@@ -187,12 +193,11 @@ def main() -> int:
     options = asked(__doc__.splitlines()[0] if __doc__ else "")
     if options.short:
         return main_short(options)
-    rows = [r for r in rows_of(options) if "rival" not in r]
-    told = summary(rows)
+    told = document(rows_of(options))
     if options.json:
-        print(json.dumps({"rows": rows, **told, "emulated": True, "machine": machine()}))
+        print(json.dumps({**told, "emulated": True, "machine": machine()}))
     else:
-        show(rows, told)
+        show(told["rows"], told)
     good = (
         told["time"] is not None
         and told["time"] <= GOALS["time"]
