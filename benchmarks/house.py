@@ -118,13 +118,14 @@ def shared_names(paths: Iterable[Path]) -> dict[str, list[str]]:
 
 
 def outside_the_tree() -> list[str]:
-    """Test files in a folder that the package does not have, or in none."""
+    """Test files in a folder that the package does not have, or in none; or of benchmarks."""
+    places = {p: p.parent.relative_to(TESTS) for p in TESTS.rglob("test_*.py")}
     return [
         str(p.relative_to(ROOT))
-        for p in TESTS.rglob("test_*.py")
-        if p.name != "test_house_rules.py"
-        and (p.parent == TESTS or not (PACKAGE / p.parent.relative_to(TESTS)).is_dir())
-    ]
+        for p, place in places.items()
+        if p.name != "test_house_rules.py" and place != Path("benchmarks")
+        and (place == Path(".") or not (PACKAGE / place).is_dir())
+    ]  # fmt: skip
 
 
 def pages() -> Iterator[tuple[str, Path, str]]:

@@ -1,0 +1,1 @@
+"""Tests of the benchmarks: of what they say and write, not of what they measure."""
