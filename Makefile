@@ -1,7 +1,8 @@
 # make setup   own .venv with pinned versions      make test    the whole test suite
 # make demo    trains digits/cnn on two processes; as root it also shows a live switch in emulated hosts
 # make lint, make types, make house (the form of the package against its limits), make format
-# make picture   the picture of the README, from the tables      make study   the study of docs/study
+# make claims   the README's table of figures and its picture, from benchmarks/claims.json
+# make study    the study of docs/study
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -9,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # tests start Python dozens of times: without bytecode each compiles torch anew, for 3 to 5 s
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint types house format picture study
+.PHONY: setup demo test lint types house format claims study
 
 setup: $(STAMP)
 
@@ -44,8 +45,8 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-picture: setup
-	$(BIN)/python -m benchmarks.picture
+claims: setup
+	$(BIN)/python -m benchmarks.claims --render
 
 # as root; an hour and a half on two cores, goes on where it stopped
 study: setup

@@ -1,20 +1,21 @@
-"""The README's picture, drawn from the committed tables: `python -m benchmarks.picture`.
+"""The README's picture, drawn from benchmarks/claims.json: `python -m benchmarks.picture`.
 
 Left: step time of DistributedDataParallel and of the best uniform plan over that of the chosen
-plan (tables/choice.txt). Right: predicted and measured step time of every candidate that was
-measured (tables/prediction.txt). Writes docs/results-light.svg and docs/results-dark.svg; equal
-tables give equal files.
+plan, for each model and lab of the row `choice`. Right: predicted and measured step time of every
+candidate that was measured (row `prediction`). Writes docs/results-light.svg and
+docs/results-dark.svg; equal figures give equal files.
 """
 
-import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-TABLES, DOCS = ROOT / "benchmarks" / "tables", ROOT / "docs"
-LAB = "4x200"  # hosts x Mbit/s, of the bars
+from benchmarks.claims.record import Records, load
+
+DOCS = Path(__file__).parents[1] / "docs"
 TICKS = (200, 500, 1000, 2000, 5000)  # milliseconds
+ROOM = 1.15  # times the longest bar, for its figure
 
 
 @dataclass(frozen=True)
@@ -34,20 +35,8 @@ THEMES = (
 )
 
 
-def ratios(text: str) -> dict[str, tuple[float, float]]:
-    """By model in `LAB`: DistributedDataParallel and the best uniform plan over the chosen one."""
-    row = re.compile(rf"^(\w+) {LAB} +\d+ms +[\d.]+ +([\d.]+) +\S+ +\S+ +([\d.]+) ", re.M)
-    return {model: (float(ddp), float(uniform)) for model, ddp, uniform in row.findall(text)}
-
-
-def pairs(text: str) -> list[tuple[float, float]]:
-    """Predicted and measured milliseconds of every candidate."""
-    rows = re.findall(r"^\w+ +\d+x\d+ +(\d+)ms +(\d+)ms ", text, re.M)
-    return [(float(predicted), float(measured)) for predicted, measured in rows]
-
-
-def draw(theme: Theme, path: Path) -> None:
-    """Write the picture for one background."""
+def draw(theme: Theme, records: Records, path: Path) -> None:
+    """Writes the picture for one background; a row without figures leaves its side empty."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -62,14 +51,16 @@ def draw(theme: Theme, path: Path) -> None:
     }  # fmt: skip
     with pyplot.rc_context(style):
         figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-        _bars(left, theme)
-        _scatter(right, theme)
+        _bars(left, theme, records["choice"].points or {})
+        _scatter(right, theme, records["prediction"].points or [])
         figure.savefig(path, transparent=True, metadata={"Date": None})
         pyplot.close(figure)
 
 
-def _bars(axes: Any, theme: Theme) -> None:
-    found = sorted(ratios((TABLES / "choice.txt").read_text()).items(), key=lambda row: row[1])
+def _bars(axes: Any, theme: Theme, points: Mapping[str, Sequence[float]]) -> None:
+    """points: DistributedDataParallel and the best uniform plan over the chosen one, by model and
+    lab, as `conv 4x200`."""
+    found = sorted(points.items(), key=lambda row: row[1])
     series = (("DistributedDataParallel", theme.ddp), ("best uniform plan", theme.uniform))
     for i, (label, colour) in enumerate(series):
         places = [y + 0.2 - 0.4 * i for y in range(len(found))]
@@ -77,19 +68,21 @@ def _bars(axes: Any, theme: Theme) -> None:
         axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=9)
         bars.set_label(label)
     axes.axvline(1, color=theme.text, linewidth=1)
-    axes.set_yticks(range(len(found)), [model for model, _ in found])
+    axes.set_yticks(range(len(found)), [case for case, _ in found])
     axes.tick_params(axis="y", length=0)
-    axes.set_xlim(0, 9)
+    axes.set_xlim(0, ROOM * max((max(values) for _, values in found), default=1.0))
     axes.set_xlabel("step time, 1 = the plan that Synchromesh chose")
-    axes.set_title("4 emulated hosts, 200 Mbit/s", loc="left")
+    axes.set_title("models on emulated hosts x Mbit/s", loc="left")
     axes.legend(loc="lower right")
 
 
-def _scatter(axes: Any, theme: Theme) -> None:
-    found = pairs((TABLES / "prediction.txt").read_text())
-    ends = [min(map(min, found)) / 1.2, max(map(max, found)) * 1.2]
+def _scatter(axes: Any, theme: Theme, points: Sequence[Sequence[float]]) -> None:
+    """points: predicted and measured milliseconds of every candidate."""
+    every = [*TICKS, *(x for point in points for x in point)]
+    ends = [min(every) / 1.2, max(every) * 1.2]
     axes.plot(ends, ends, color=theme.text, linewidth=1)
-    axes.plot(*zip(*found, strict=True), "o", color=theme.uniform, markersize=4, alpha=0.7)
+    columns = [[point[i] for point in points] for i in (0, 1)]
+    axes.plot(*columns, "o", color=theme.uniform, markersize=4, alpha=0.7)
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(TICKS, [str(tick) for tick in TICKS])
@@ -97,13 +90,14 @@ def _scatter(axes: Any, theme: Theme) -> None:
     axes.set_xlabel("predicted step time, ms")
     axes.set_ylabel("measured step time, ms")
     axes.grid(True, linewidth=0.5)
-    axes.set_title(f"{len(found)} plans, predicted before they ran", loc="left")
+    axes.set_title(f"{len(points)} plans, predicted before they ran", loc="left")
 
 
-def main() -> None:
-    """Draw the picture for each background."""
+def main(folder: Path = DOCS) -> None:
+    """Draws the picture for each background."""
+    records = load()
     for theme in THEMES:
-        draw(theme, DOCS / f"results-{theme.name}.svg")
+        draw(theme, records, folder / f"results-{theme.name}.svg")
 
 
 if __name__ == "__main__":
