@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -285,6 +286,7 @@ def main() -> int:
     parser.add_argument("--built", action="store_true", help="also a model built with values")
     parser.add_argument("--json", action="store_true", help="one document on standard output")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the lab would stay up
     began, goals = time.time(), []
     for goal in measure(("meta", "built") if options.built else ("meta",)):
         goals.append(goal)

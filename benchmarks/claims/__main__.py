@@ -81,15 +81,17 @@ def run(claims: Sequence[Claim], again: bool) -> int:
         if not free:
             print("another process measures these rows already", file=sys.stderr)
             return 1
-        records = record.load()
+        known = record.load()
+        records = {c.name: known[c.name] for c in CLAIMS if c.name in known}
         try:
             paths = code_of(CLAIMS)
             commit = commit_of(paths)
-            todo = [
-                claim
+            wanted = {
+                claim.run
                 for claim in claims
                 if again or not records.get(claim.name, Record()).holds(claim.run.command, commit)
-            ]
+            }
+            todo = [claim for claim in claims if claim.run in wanted]
             if len(todo) < len(claims):
                 print(f"{len(claims) - len(todo)} rows have figures of commit {commit}")
             measure(todo, records, paths, hardware(), lambda text: print(text, flush=True))
