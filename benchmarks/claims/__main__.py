@@ -10,10 +10,11 @@ import argparse
 import difflib
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from benchmarks.claims import page, record
 from benchmarks.claims.claim import Claim
-from benchmarks.claims.history import Unknown, change_since, code_of, commit_of, depends_on
+from benchmarks.claims.history import change_since, code_of, commit_of, depends_on
 from benchmarks.claims.measure import measure, runs_of
 from benchmarks.claims.record import Record, Records
 from benchmarks.claims.rows import CLAIMS
@@ -79,29 +80,43 @@ def run(claims: Sequence[Claim], again: bool) -> int:
 
     with record.alone() as free:
         if not free:
-            print("another process measures these rows already", file=sys.stderr)
-            return 1
+            raise ValueError("another process measures these rows already")
         known = record.load()
         records = {c.name: known[c.name] for c in CLAIMS if c.name in known}
+        paths = code_of(CLAIMS)
+        commit = commit_of(paths)
+        wanted = {
+            claim.run
+            for claim in claims
+            if again or not records.get(claim.name, Record()).holds(claim.run.command, commit)
+        }
+        todo = [claim for claim in claims if claim.run in wanted]
+        if len(todo) < len(claims):
+            print(f"{len(claims) - len(todo)} rows have figures of commit {commit}")
         try:
-            paths = code_of(CLAIMS)
-            commit = commit_of(paths)
-            wanted = {
-                claim.run
-                for claim in claims
-                if again or not records.get(claim.name, Record()).holds(claim.run.command, commit)
-            }
-            todo = [claim for claim in claims if claim.run in wanted]
-            if len(todo) < len(claims):
-                print(f"{len(claims) - len(todo)} rows have figures of commit {commit}")
-            measure(todo, records, paths, hardware(), lambda text: print(text, flush=True))
-        except Unknown as error:
-            print(error, file=sys.stderr)
-            return 1
+            measure(todo, records, paths, hardware(), partial(print, end="", flush=True))
         except KeyboardInterrupt:
             print("\nstopped; what was measured is kept, and the same command goes on from there")
             return INTERRUPTED
     return summary(claims, records)
+
+
+def done(options: argparse.Namespace, claims: Sequence[Claim]) -> int:
+    """Does what was asked for; the exit code. ValueError with one sentence where it cannot."""
+    if options.plan:
+        plan(claims)
+        return 0
+    if options.stale:
+        lines = stale(claims, record.load())
+        print("\n".join(lines), end="\n" * bool(lines))
+        return 1 if lines else 0
+    if options.render:
+        from benchmarks import picture
+
+        page.write(CLAIMS, record.load())
+        picture.main()
+        return 0
+    return run(claims, again=bool(options.only))
 
 
 def main() -> int:
@@ -123,24 +138,10 @@ def main() -> int:
     )
     options = parser.parse_args()
     try:
-        claims = named(options.only)
+        return done(options, named(options.only))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    if options.plan:
-        plan(claims)
-        return 0
-    if options.stale:
-        lines = stale(claims, record.load())
-        print("\n".join(lines), end="\n" * bool(lines))
-        return 1 if lines else 0
-    if options.render:
-        from benchmarks import picture
-
-        page.write(CLAIMS, record.load())
-        picture.main()
-        return 0
-    return run(claims, again=bool(options.only))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ PACKAGE = "synchromesh"
 SHOWN = 3  # changed files that a sentence names
 
 
-class Unknown(Exception):
+class Unknown(ValueError):
     """The code has no commit that a figure could name, in one sentence."""
 
 

@@ -10,6 +10,7 @@ from benchmarks.claims.history import Unknown, commit_of
 from benchmarks.claims.record import FILE, Record, Records, save
 from benchmarks.claims.run import Run, RunFailed
 
+NAMES = 18  # characters of a row's name on the terminal
 LOOK = 0.5  # seconds for which others' work is looked at before a run
 
 
@@ -77,30 +78,32 @@ def measure(
     claims: Iterable[Claim], records: Records, paths: list[str], machine: str,
     say: Callable[[str], None], file: Path = FILE,
 ) -> None:  # fmt: skip
-    """Measures these rows, and writes the file after each run. Unknown where the code is changed
-    meanwhile: the run it was at is not kept."""
+    """Measures these rows, and writes the file after each run; say: a row's name, and once it is
+    known the rest of its line. Unknown where the code is changed meanwhile: the run it was at is
+    not kept."""
     commit = commit_of(paths)
     for run, rows in runs_of(claims).items():
+        say(f"{rows[0].name:{NAMES}}")
         if hindrance := run.hindrance():
             found = [records.get(claim.name, Record()).skipped(hindrance) for claim in rows]
         else:
-            say(f"{', '.join(claim.name for claim in rows)} (about {run.seconds:.0f} s) ...")
             found = list(measured(run, rows, commit, machine))
             if commit_of(paths) != commit:
                 raise Unknown(f"the code was changed while {rows[0].name} was measured")
         for claim, record in zip(rows, found, strict=True):
             records[claim.name] = record
-            say(line(claim, record))
+            name = "" if claim is rows[0] else f"{claim.name:{NAMES}}"
+            say(f"{name}{outcome(claim, record)}\n")
         save(records, file)
 
 
-def line(claim: Claim, record: Record) -> str:
-    """One row as the terminal shows it."""
+def outcome(claim: Claim, record: Record) -> str:
+    """A row as the terminal shows it behind its name."""
     if record.unmeasured:
-        return f"{claim.name:16} skipped: {record.unmeasured}"
+        return f"skipped: {record.unmeasured}"
     if record.failed:
-        return f"{claim.name:16} FAILED after {record.seconds:.0f} s: {record.failed}"
+        return f"FAILED after {record.seconds:.0f} s: {record.failed}"
     figures = ", ".join(map(claim.form.figure, record.values))
     goals = ", ".join(dict.fromkeys(map(claim.form.aim, record.values)))
-    verdict = "" if record.reached else " MISSED"
-    return f"{claim.name:16} {figures} (goal {goals}{verdict}) {record.seconds:.0f} s"
+    verdict = "" if record.reached else ", MISSED"
+    return f"{figures} (goal {goals}{verdict}), {record.seconds:.0f} s"
