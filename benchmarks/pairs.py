@@ -4,12 +4,15 @@ For each model and lab (hosts x Mbit/s) the trainer finds its plan (`auto`), whi
 candidate; then the candidates, DistributedDataParallel and FSDP2 are trained in turns in the same
 processes, in ABBA order, and the median full-size step of each (of the slowest rank) is noted.
 
+--sample: each model in one lab, drawn by a seed; of given plans, one model in each lab.
+
 --stages, --states: instead of candidates of `auto`, given plans are predicted and trained in turns
 on four hosts: with stages, which leave their cuts open; with sharded states and recomputation.
 """
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import time
@@ -37,8 +40,8 @@ QUARTER = {
     "4x200": ("conv", "vgg"),
     "4x1000": ("resnet18", "vgg"),
 }
-# each model of these 17 in one lab, the labs in turn; the first seed whose draw has all four labs:
-# seed 1, each model's labs shuffled, of these the one that was taken least
+SEED = 1  # of samples; the first whose draw of models and labs has all four labs
+# each model of these 17 in one lab: its labs shuffled, of these the one that was taken least
 SAMPLE = {
     "2x50": ("lstm",),
     "4x200": ("context", "vgg", "vit"),
@@ -279,6 +282,9 @@ def run(options: argparse.Namespace) -> list[Row]:
     found: list[Row] = []
     root = Path(__file__).parents[1]
     given = SHARDED if options.states else STAGED if options.stages else {}
+    if options.sample:
+        chance = random.Random(SEED)
+        given = {lab: dict([chance.choice(list(of.items()))]) for lab, of in given.items()}
     drawn = given or (SAMPLE if options.sample else QUARTER if options.quarter else {})
     for lab_name, models in (drawn or dict.fromkeys(options.labs.split(","), ())).items():
         hosts, mbit = (int(n) for n in lab_name.split("x"))
@@ -308,7 +314,7 @@ def asked(description: str) -> argparse.Namespace:
     parser.add_argument("--labs", default=",".join(LABS), help="hosts x Mbit/s")
     parser.add_argument("--short", action="store_true", help="`prediction`: steps of few rows")
     parser.add_argument("--quarter", action="store_true", help="a sample of models and labs")
-    parser.add_argument("--sample", action="store_true", help="each model in one lab")
+    parser.add_argument("--sample", action="store_true", help="drawn: each model in one lab")
     parser.add_argument("--stages", action="store_true", help="plans with stages on four hosts")
     parser.add_argument("--states", action="store_true", help="plans that shard and recompute")
     parser.add_argument("--cpu", type=float, help="share of a core (0.4; 0.2 above 4 hosts)")
