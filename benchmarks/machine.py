@@ -11,9 +11,10 @@ from synchromesh.profiling.machine import processor
 
 def hardware() -> str:
     """Processor, kernel and torch."""
+    kernel = platform.release().partition("-")[0]
     return (
-        f"{os.cpu_count()} x {processor()}, {platform.system()} "
-        f"{platform.release()}, torch {torch.__version__}"
+        f"{os.cpu_count()} x {processor()}, {platform.system()} {kernel}, "
+        f"torch {torch.__version__}"
     )
 
 

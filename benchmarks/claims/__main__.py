@@ -62,7 +62,7 @@ def plan(claims: Sequence[Claim]) -> None:
 
 def summary(claims: Sequence[Claim], records: Records) -> int:
     """Says in a line how many rows reach their goals; the exit code."""
-    known = {claim.name: records.get(claim.name, Record()) for claim in claims}
+    known = {claim.name: records[claim.name] for claim in claims}
     groups = {
         "failed": [name for name, r in known.items() if r.failed and not r.unmeasured],
         "skipped": [name for name, r in known.items() if r.unmeasured],
@@ -82,13 +82,13 @@ def run(claims: Sequence[Claim], again: bool) -> int:
         if not free:
             raise ValueError("another process measures these rows already")
         known = record.load()
-        records = {c.name: known[c.name] for c in CLAIMS if c.name in known}
+        records = {claim.name: known.get(claim.name, Record()) for claim in CLAIMS}
         paths = code_of(CLAIMS)
         commit = commit_of(paths)
         wanted = {
             claim.run
             for claim in claims
-            if again or not records.get(claim.name, Record()).holds(claim.run.command, commit)
+            if again or not records[claim.name].holds(claim.run.command, commit)
         }
         todo = [claim for claim in claims if claim.run in wanted]
         if len(todo) < len(claims):

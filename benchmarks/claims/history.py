@@ -24,7 +24,7 @@ def git(*words: str) -> str:
     except OSError as error:
         raise Unknown(f"git is needed, to know the commit of the code: {error}") from None
     if done.returncode:
-        raise Unknown(f"git {words[0]}: {done.stderr.strip().splitlines()[-1]}")
+        raise Unknown(f"git {words[0]}: {(done.stderr.strip() or 'no reason').splitlines()[0]}")
     return done.stdout.strip()
 
 

@@ -17,9 +17,10 @@ LOOK = 0.5  # seconds for which others' work is looked at before a run
 def busy_cores(seconds: float) -> float:
     """Cores that programs keep busy for so long; 0.0 where the system does not tell."""
     try:
-        before = _busy_ticks()
+        began, before = time.monotonic(), _busy_ticks()
         time.sleep(seconds)
-        return round((_busy_ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds, 2)
+        ticks, taken = _busy_ticks() - before, time.monotonic() - began
+        return round(ticks / os.sysconf("SC_CLK_TCK") / taken, 2)
     except OSError:
         return 0.0
 
@@ -85,7 +86,7 @@ def measure(
     for run, rows in runs_of(claims).items():
         say(f"{rows[0].name:{NAMES}}")
         if hindrance := run.hindrance():
-            found = [records.get(claim.name, Record()).skipped(hindrance) for claim in rows]
+            found = [records[claim.name].skipped(hindrance) for claim in rows]
         else:
             found = list(measured(run, rows, commit, machine))
             if commit_of(paths) != commit:

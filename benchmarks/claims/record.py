@@ -80,8 +80,10 @@ def load(path: Path = FILE) -> Records:
 
 
 def save(records: Records, path: Path = FILE) -> None:
-    """Writes the file anew, at once: whoever is killed meanwhile leaves the one before."""
-    rows = {name: record.to_dict() for name, record in records.items()}
+    """Writes the file anew, without rows of which nothing is known, and at once: whoever is killed
+    meanwhile leaves the one before."""
+    known = {name: record for name, record in records.items() if record != Record()}
+    rows = {name: record.to_dict() for name, record in known.items()}
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_text(json.dumps(rows, indent=1) + "\n")
     os.replace(fresh, path)
