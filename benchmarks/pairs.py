@@ -232,7 +232,7 @@ def _among(found: Sequence[Any], most: int) -> list[Any]:
     """The chosen plan, the plans that anybody would try, and the best of the others; of those that
     are predicted to be equally quick, one: they have no order."""
     known = [c for c in found if c.time is not None]
-    taken = [c for c in known if not c.plan.overrides and c.plan.ranks is None]
+    taken = [c for c in known if not (c.plan.overrides or c.plan.ranks or c.plan.stages)]
     taken += [c for c in known[:1] if c not in taken]
     for c in known:
         apart = all(abs(c.seconds / other.seconds - 1) > ALIKE for other in taken)
