@@ -7,11 +7,7 @@ import os
 import pytest
 import torch
 
-from synchromesh.values import buckets
-from tests.bucket_sizes import SEVERAL
-
 torch.set_num_threads(1)
-buckets.SIZES = SEVERAL  # models of some kilobytes fill several buckets
 os.environ["SYNCHROMESH_CACHE"] = "off"  # ranks and commands that a test starts inherit it
 gc.disable()  # until tests are imported: more than a million objects, next to none of them garbage
 

@@ -20,6 +20,9 @@ import torch.distributed as dist
 import torch.distributed.tensor  # the same for torch.testing.assert_close
 
 from synchromesh.trace.capture.capture import trace
+from synchromesh.values import buckets
+from synchromesh.values.buckets import BucketSizes
+from tests.bucket_sizes import SEVERAL
 
 
 class RankFailed(AssertionError):
@@ -30,6 +33,8 @@ def _rank(
     rank: int, size: int, folder: str, timeout: float, out: Connection, function: Any, args: Any
 ) -> None:
     gc.freeze()  # what the process of the tests has made is not for its ranks to collect
+    if BucketSizes() == buckets.SIZES:
+        buckets.SIZES = SEVERAL  # models of some kilobytes fill several buckets
     try:
         torch.set_num_threads(1)
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
