@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from synchromesh.workloads import coco_files, segnet, unet
+from synchromesh.workloads import coco_files, packed, segnet, unet
 from synchromesh.workloads.coco_files import CLASSES, IGNORED, AnnotatedImage, CocoFiles
 from synchromesh.workloads.images import ImageFormat, ImageModel, SyntheticImages
 from synchromesh.workloads.segmentation import loss, metric
@@ -129,13 +129,8 @@ def _workload(name: str, folder: Path | None, synthetic: bool) -> Workload:
         train, valid = (
             SyntheticImages(form, len(CLASSES), seed=seed, per_pixel=True) for seed in (0, 1)
         )
-    elif folder is None:
-        raise ValueError(
-            f"coco/{name} reads its data from a folder: name one that holds {coco_files.LAYOUTS} "
-            "with --data DIR"
-        )
     else:
-        train, valid = masks(folder, net.size)
+        train, valid = masks(packed.needed(folder, f"coco/{name}", coco_files.LAYOUTS), net.size)
     return Workload(
         model=partial(net.model, channels=len(MEAN), classes=len(CLASSES)),
         loss=loss,

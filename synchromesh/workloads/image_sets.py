@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from synchromesh.workloads import mnist_files
+from synchromesh.workloads import mnist_files, packed
 from synchromesh.workloads.cifar_files import CIFAR10, CIFAR100
 from synchromesh.workloads.images import ImageFormat, Images, SyntheticImages
 from synchromesh.workloads.workload import MapDataset
@@ -43,11 +43,7 @@ class ImageSet:
         form = ImageFormat(self.mean, self.deviation, size)
         if synthetic:
             return SyntheticImages(form, self.classes), SyntheticImages(form, self.classes, seed=1)
-        if folder is None:
-            raise ValueError(
-                f"{name} reads its data from a folder: name one that holds {self.files} "
-                "with --data DIR"
-            )
+        folder = packed.needed(folder, name, self.files)
         return (
             Images(*self.read(folder, "train"), form, padding=self.padding),
             Images(*self.read(folder, "test"), form),

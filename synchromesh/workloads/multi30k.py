@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from synchromesh.workloads import multi30k_files, sentences, tokens
+from synchromesh.workloads import multi30k_files, packed, sentences, tokens
 from synchromesh.workloads.gnmt import Gnmt
 from synchromesh.workloads.training import adamw, warm_up
 from synchromesh.workloads.workload import Workload
@@ -26,11 +26,7 @@ def _data(
             for count in (4096, 1024)
         ]
         return TensorDataset(*rows[0]), TensorDataset(*rows[1])
-    if folder is None:
-        raise ValueError(
-            f"{name} reads its data from a folder: name one that holds {multi30k_files.HOLDS} "
-            "with --data DIR"
-        )
+    folder = packed.needed(folder, name, multi30k_files.HOLDS)
     train, valid = (multi30k_files.read(folder, split) for split in ("train", "val"))
     known = [sentences.vocabulary(*of) for of in zip(train, words, strict=True)]
     found = (

@@ -1,8 +1,17 @@
-"""A file of a data set, as it is or gzip-compressed."""
+"""A file of a data set, as it is or gzip-compressed, and the folder that it is in."""
 
 import gzip
 import zlib
 from pathlib import Path
+
+
+def needed(folder: Path | None, workload: str, holds: str) -> Path:
+    """The folder of a workload's data; ValueError, with what a right one holds, for None."""
+    if folder is None:
+        raise ValueError(
+            f"{workload} reads its data from a folder: name one that holds {holds} with --data DIR"
+        )
+    return folder
 
 
 def read(folder: Path, name: str, holds: str) -> tuple[Path, bytes]:

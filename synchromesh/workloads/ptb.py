@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synchromesh.workloads import ptb_files
+from synchromesh.workloads import packed, ptb_files
 from synchromesh.workloads.continuing_text import ContinuingText
 from synchromesh.workloads.training import adamw
 from synchromesh.workloads.workload import Workload
@@ -63,16 +63,13 @@ def beginning(rows: int, width: int, layers: int) -> State:
     return tuple((torch.zeros(rows, width), torch.zeros(rows, width)) for _ in range(layers))
 
 
-def _texts(folder: Path | None, synthetic: bool) -> tuple[Tensor, Tensor, int]:
+def _texts(name: str, folder: Path | None, synthetic: bool) -> tuple[Tensor, Tensor, int]:
     """Ids to train on and to validate on, and how many words there are."""
     if synthetic:
         generator = torch.Generator().manual_seed(0)
         train, valid = torch.randint(WORDS, (2, SYNTHETIC_TOKENS), generator=generator)
         return train, valid, WORDS
-    if folder is None:
-        raise ValueError(
-            f"ptb reads {ptb_files.HOLDS} from the folder that --data names: give --data DIR"
-        )
+    folder = packed.needed(folder, name, ptb_files.HOLDS)
     train, valid, _, vocabulary = ptb_files.read(folder)
     return train, valid, len(vocabulary.words)
 
@@ -81,7 +78,7 @@ def _workload(
     name: str, folder: Path | None, synthetic: bool, width: int, dropout: float, length: int,
     rows: int, rate: float, epochs: int,
 ) -> Workload:  # fmt: skip
-    train, valid, words = _texts(folder, synthetic)
+    train, valid, words = _texts(name, folder, synthetic)
     return Workload(
         model=partial(LstmModel, words, width, 2, dropout), loss=loss,
         optimizer=adamw(rate, 0.0), train_data=ContinuingText(train, length), batch_size=rows,

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from synchromesh.workloads import text_lines, tokens
+from synchromesh.workloads import packed, text_lines, tokens
 from synchromesh.workloads.training import adamw, warm_up
 from synchromesh.workloads.workload import Workload
 
 FILE = "input.txt"
+HOLDS = f"{FILE} (plain or .gz)"
 BYTES = 256
 TRAIN_SHARE = 0.9  # of the text: the rest validates, as in nanoGPT
 Batch = tuple[Tensor, Tensor]  # bytes, and the byte after each, both (rows, length)
@@ -30,13 +31,8 @@ def _data(
     if synthetic:
         generator = torch.Generator().manual_seed(0)
         text = torch.randint(BYTES, (1024 * length,), generator=generator)
-    elif folder is None:
-        raise ValueError(
-            f"{name} reads its data from a folder: name one that holds {FILE} (plain or .gz) with "
-            "--data DIR"
-        )
     else:
-        text = read(folder)
+        text = read(packed.needed(folder, name, HOLDS))
     first = int(len(text) * TRAIN_SHARE)
     blocks = [_blocks(part, length) for part in (text[:first], text[first:])]
     if not len(blocks[1]):
@@ -50,7 +46,7 @@ def _data(
 
 def read(folder: Path) -> Tensor:
     """The bytes of the text in `folder`, int64 (n). ValueError where there is none."""
-    _, text = text_lines.read_text(folder, FILE, f"{FILE} (plain or .gz)")
+    _, text = text_lines.read_text(folder, FILE, HOLDS)
     return torch.tensor(list(text.encode()))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from synchromesh.workloads import sentences, sst2_files
+from synchromesh.workloads import packed, sentences, sst2_files
 from synchromesh.workloads.lstm_classifier import LstmClassifier
 from synchromesh.workloads.training import adamw, warm_up
 from synchromesh.workloads.workload import Workload
@@ -33,11 +33,7 @@ def _data(
     """Training and validation rows, the latter of the file `dev`."""
     if synthetic:
         return _synthetic(4096, size, length, 0), _synthetic(1024, size, length, 1)
-    if folder is None:
-        raise ValueError(
-            f"{name} reads its data from a folder: name one that holds {sst2_files.HOLDS} with "
-            "--data DIR"
-        )
+    folder = packed.needed(folder, name, sst2_files.HOLDS)
     train, labels = sst2_files.read(folder, "train")
     valid, valid_labels = sst2_files.read(folder, "dev")
     words = sentences.vocabulary(train, size)
@@ -91,26 +87,16 @@ SMALL = {
 }  # fmt: skip
 
 
-def _bert(**sizes: Any) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        from transformers import BertConfig, BertForSequenceClassification
-
-        config = BertConfig(**sizes)
-        config.num_labels = CLASSES
-        return BertForSequenceClassification(config)
-
-    return build
-
-
-def _roberta(**sizes: Any) -> Callable[[], nn.Module]:
-    """Its positions are counted from the id of the padding + 1 on: there must be one more."""
+def _classifier(family: str, **sizes: Any) -> Callable[[], nn.Module]:
+    """Builds the classifier of a family of `transformers`, as `Bert`."""
 
     def build() -> nn.Module:
-        from transformers import RobertaConfig, RobertaForSequenceClassification
+        import transformers
 
-        config = RobertaConfig(pad_token_id=sentences.PAD, **sizes)
+        config = getattr(transformers, f"{family}Config")(pad_token_id=sentences.PAD, **sizes)
         config.num_labels = CLASSES
-        return RobertaForSequenceClassification(config)
+        model: nn.Module = getattr(transformers, f"{family}ForSequenceClassification")(config)
+        return model
 
     return build
 
@@ -118,22 +104,23 @@ def _roberta(**sizes: Any) -> Callable[[], nn.Module]:
 def bert(folder: Path | None, synthetic: bool) -> Workload:
     """BERT-base (arXiv:1810.04805), 109 M parameters."""
     return _workload(
-        "sst2/bert", _bert(vocab_size=30522), 30522, LONG, folder, synthetic,
+        "sst2/bert", _classifier("Bert", vocab_size=30522), 30522, LONG, folder, synthetic,
         optimizer=adamw(1e-4), scheduler=warm_up(200, decay=3 * EPOCH), epochs=3,
     )  # fmt: skip
 
 
 def bert_small(folder: Path | None, synthetic: bool) -> Workload:
     """0.6 M parameters: two layers of width 64."""
+    model = _classifier("Bert", max_position_embeddings=SHORT, **SMALL)
     return _workload(
-        "sst2/bert_small", _bert(max_position_embeddings=SHORT, **SMALL), SMALL_VOCABULARY, SHORT,
-        folder, synthetic, optimizer=adamw(1e-3), scheduler=warm_up(50, decay=2 * EPOCH), epochs=2,
+        "sst2/bert_small", model, SMALL_VOCABULARY, SHORT, folder, synthetic,
+        optimizer=adamw(1e-3), scheduler=warm_up(50, decay=2 * EPOCH), epochs=2,
     )  # fmt: skip
 
 
 def roberta(folder: Path | None, synthetic: bool) -> Workload:
     """RoBERTa-base (arXiv:1907.11692), 125 M parameters."""
-    model = _roberta(vocab_size=50265, max_position_embeddings=514)
+    model = _classifier("Roberta", vocab_size=50265, max_position_embeddings=514)
     return _workload(
         "sst2/roberta", model, 50265, LONG, folder, synthetic,
         optimizer=adamw(1e-4), scheduler=warm_up(200, decay=3 * EPOCH), epochs=3,
@@ -141,8 +128,9 @@ def roberta(folder: Path | None, synthetic: bool) -> Workload:
 
 
 def roberta_small(folder: Path | None, synthetic: bool) -> Workload:
-    """0.6 M parameters: two layers of width 64."""
-    model = _roberta(max_position_embeddings=SHORT + 1, **SMALL)
+    """0.6 M parameters: two layers of width 64. Its positions are counted from the id of the
+    padding + 1 on: there must be one more."""
+    model = _classifier("Roberta", max_position_embeddings=SHORT + 1, **SMALL)
     return _workload(
         "sst2/roberta_small", model, SMALL_VOCABULARY, SHORT, folder, synthetic,
         optimizer=adamw(1e-3), scheduler=warm_up(50, decay=2 * EPOCH), epochs=2,

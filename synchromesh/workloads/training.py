@@ -1,6 +1,7 @@
 """Optimizers and learning-rate schedules of the bundled workloads."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -10,20 +11,12 @@ from synchromesh.workloads.workload import Parameters
 
 def adamw(rate: float, decay: float = 0.01) -> Callable[[Parameters], torch.optim.Optimizer]:
     """A function that builds AdamW for parameters."""
-
-    def build(parameters: Parameters) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
-
-    return build
+    return partial(torch.optim.AdamW, lr=rate, weight_decay=decay)
 
 
 def momentum(rate: float, decay: float = 5e-4) -> Callable[[Parameters], torch.optim.Optimizer]:
     """A function that builds SGD with momentum 0.9 for parameters."""
-
-    def build(parameters: Parameters) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=rate, momentum=0.9, weight_decay=decay)
-
-    return build
+    return partial(torch.optim.SGD, lr=rate, momentum=0.9, weight_decay=decay)
 
 
 def warm_up(updates: int, decay: int = 0) -> Callable[[torch.optim.Optimizer], LambdaLR]:
@@ -36,7 +29,4 @@ def warm_up(updates: int, decay: int = 0) -> Callable[[torch.optim.Optimizer], L
         rise = min(1.0, (step + 1) / updates)
         return rise * max(0.02, 1 - step / decay) if decay else rise
 
-    def build(optimizer: torch.optim.Optimizer) -> LambdaLR:
-        return LambdaLR(optimizer, factor)
-
-    return build
+    return partial(LambdaLR, lr_lambda=factor)
