@@ -75,7 +75,7 @@ def add_parser(commands: options.Commands) -> None:
         help=f"to time, without validation; default {STEPS}",
     )  # fmt: skip
     parser.add_argument(
-        "--at-most", type=seconds, metavar="SECONDS",
+        "--at-most", type=options.seconds, metavar="SECONDS",
         help=f"of timed steps of a run: one whose steps are slow times fewer of them, though at "
         f"least {turns.LEAST}",
     )  # fmt: skip
@@ -97,7 +97,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     price = parser.add_mutually_exclusive_group()
     price.add_argument(
-        "--hourly-price", type=dollars, metavar="DOLLARS", help="of one device for an hour"
+        "--hourly-price", type=options.dollars, metavar="DOLLARS", help="of one device for an hour"
     )
     price.add_argument("--instance", metavar="NAME", help="of AWS or Google, as p3.2xlarge")
     parser.add_argument("--region", metavar="R", help="of the instance's price")
@@ -117,32 +117,9 @@ def counts(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(options.positive(part.strip()) for part in text.split(",")))
 
 
-def dollars(text: str) -> float:
-    """A price above 0."""
-    return _above_zero(text, "dollars")
-
-
-def seconds(text: str) -> float:
-    """A time above 0."""
-    return _above_zero(text, "seconds")
-
-
-def _above_zero(text: str, unit: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 10**6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of {unit} above 0")
-    return number
-
-
 def main(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    if ranks.inside():
-        raise ValueError(
-            "`compare` starts ranks and this process is one already (RANK is set): start it itself"
-        )
+    ranks.refuse_inside("compare", "it")
     asked = AskedStudy(args)
     folder = _folder(args)
     signal.signal(signal.SIGTERM, _stopped)

@@ -140,9 +140,7 @@ def _show(survey: "Survey", answers: "list[Finding]", written: str) -> None:
 
     from synchromesh.cli.console import Console
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=110)
+    console = Console.wide(110)
     for table in (_ranks(survey), _links(survey), _collectives(survey)):
         if table.row_count:
             console.print(table)

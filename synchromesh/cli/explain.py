@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from synchromesh.cli import options, ranks
@@ -49,12 +48,9 @@ def main(args: argparse.Namespace) -> int:
 
 def _explanation(args: argparse.Namespace, plan: "Plan", count: int) -> str:
     from synchromesh.trace.partition.explain import text
-    from synchromesh.workloads.target import load
 
-    workload = load(args.target, args.data, synthetic=args.data is None)
-    if args.batch_size:
-        workload = replace(workload, batch_size=args.batch_size)
-    explanation = explained(workload, plan, count, options.precision(args.bf16))
+    precision = options.precision(args.bf16)
+    explanation = explained(options.example(args), plan, count, precision)
     if args.json:
         return json.dumps({"bf16": args.bf16, **explanation.document()})
     return printable(text(explanation), lines=True)

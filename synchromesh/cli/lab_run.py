@@ -42,11 +42,7 @@ def main(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise ValueError("what shall the hosts run? synchromesh lab run -- COMMAND ...")
-    if ranks.inside():
-        raise ValueError(
-            "`lab run` starts ranks and this process is one already (RANK is set): start the "
-            "command itself"
-        )
+    ranks.refuse_inside("lab run", "the command")
     from synchromesh.lab import HostFailed, Lab
 
     lab = Lab.open(args.name)

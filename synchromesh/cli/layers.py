@@ -11,9 +11,7 @@ from synchromesh.values.size import readable
 
 def show(name: str, made: LayerPlanned) -> None:
     """Two tables: the plans, the stages of the first one."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=140)
+    console = Console.wide(140)
     band = made.cluster.error_band
     certainty = f"links +-{band:.0%}" if band else "error not stated"
     title = f"{name} on {made.cluster.name}, {made.rows} rows a step ({certainty})"

@@ -1,27 +1,39 @@
 """Options that several commands share, and the kinds of values they take."""
 
 import argparse
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from math import inf, nextafter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
     from synchromesh.values.plan import Plan
+    from synchromesh.workloads.workload import Workload
 
+N = TypeVar("N", int, float)
 Commands = Any  # argparse's own class of subcommands is private
+ABOVE_ZERO = nextafter(0.0, 1.0)  # the least number
+DOCUMENTS = (".yaml", ".yml", ".json")  # endings of files
 LAB = "lab"  # the name of the lab where none is given
+
+
+def _number(kind: Callable[[str], N], text: str, least: N, most: float, what: str) -> N:
+    """The number in a text, from `least` to below `most`; ArgumentTypeError where it is not
+    `what` was asked for."""
+    with suppress(ValueError):
+        number = kind(text)
+        if least <= number < most:
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
 
 
 def positive(text: str) -> int:
     """A whole number of at least 1."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return number
+    return _number(int, text, 1, inf, "a whole number of at least 1")
 
 
 def port(text: str) -> int:
@@ -34,24 +46,17 @@ def port(text: str) -> int:
 
 def natural(text: str) -> int:
     """A whole number of at least 0 that fits a seed."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if not 0 <= number < 2**63:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
-    return number
+    return _number(int, text, 0, 2**63, "a whole number from 0 to 2^63 - 1")
 
 
 def seconds(text: str) -> float:
-    """A time limit."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return number
+    """A time above 0."""
+    return _number(float, text, ABOVE_ZERO, 10**9, "a number of seconds above 0")
+
+
+def dollars(text: str) -> float:
+    """A price above 0."""
+    return _number(float, text, ABOVE_ZERO, 10**6, "a number of dollars above 0")
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:
@@ -154,11 +159,21 @@ def processes(asked: int | None) -> int:
     return torch.cuda.device_count() or 2
 
 
-def refusal(output: str, force: bool) -> str:
+def example(args: argparse.Namespace) -> "Workload":
+    """The workload of TARGET with the batch size that was asked for; without --data a bundled one
+    makes rows of its own."""
+    from synchromesh.workloads.target import load
+
+    workload = load(args.target, args.data, synthetic=args.data is None)
+    return replace(workload, batch_size=args.batch_size) if args.batch_size else workload
+
+
+def refusal(output: str, force: bool, endings: tuple[str, ...] = DOCUMENTS) -> str:
     """Why `--output` cannot be written; "" where it can."""
     path = Path(output)
-    if path.suffix not in (".yaml", ".yml", ".json"):
-        return f"--output {path}: the name should end in .yaml, .yml or .json"
+    if path.suffix not in endings:
+        known = " or ".join((", ".join(endings[:-1]), endings[-1]))
+        return f"--output {path}: the name should end in {known}"
     if not path.absolute().parent.is_dir():
         return f"--output {path}: there is no folder {path.parent}"
     if path.is_dir():
@@ -172,7 +187,7 @@ def plan(text: str) -> "Plan":
     """The plan that --plan says; ValueError where it is none or asks for what cannot run yet."""
     from synchromesh.values.plan import Plan
 
-    said = Plan.load(Path(text)) if text.endswith((".yaml", ".yml", ".json")) else Plan.parse(text)
+    said = Plan.load(Path(text)) if text.endswith(DOCUMENTS) else Plan.parse(text)
     missing = () if said.automatic else said.unsupported()
     if missing:
         raise ValueError(f"plan {said}: {'; '.join(missing)}")

@@ -6,7 +6,6 @@
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,15 +137,12 @@ def _of_model(args: argparse.Namespace) -> "Planned":
 def _planned(args: argparse.Namespace, say: Callable[[str], None]) -> "Planned":
     from synchromesh.estimate import planning
     from synchromesh.workloads.stand_in import stand_in
-    from synchromesh.workloads.target import load
 
     cluster = planning.cluster_of(args.cluster or _here())
     given = [options.plan(text) for text in args.plan]
     for plan in given:
         options.check_degrees(plan, len(cluster.ranks))
-    workload = load(args.target, args.data, synthetic=args.data is None)
-    if args.batch_size:
-        workload = replace(workload, batch_size=args.batch_size)
+    workload = options.example(args)
     return planning.plan(
         stand_in(workload), workload.loss, workload.example(), optimizer=workload.build_optimizer,
         cluster=cluster, memory=args.memory, headroom=args.headroom, plans=given,
@@ -182,9 +178,7 @@ def _show(target: str, made: "Planned") -> None:
     from synchromesh.cli.choice import choice_table, memory_table, notes
     from synchromesh.cli.console import Console
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=140)
+    console = Console.wide(140)
     table = choice_table(made.choice)
     table.title = Text(
         printable(f"{target} on {made.cluster.name}, {made.rows} rows a step ({made.certainty})")

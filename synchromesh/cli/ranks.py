@@ -22,6 +22,15 @@ def inside() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def refuse_inside(command: str, what: str) -> None:
+    """ValueError where this process is a rank already; `what` the command starts on its ranks."""
+    if inside():
+        raise ValueError(
+            f"`{command}` starts ranks and this process is one already (RANK is set): start "
+            f"{what} itself"
+        )
+
+
 def first() -> bool:
     """Whether this process speaks for all: rank 0, or the only one."""
     return os.environ.get("RANK", "0") == "0"

@@ -45,8 +45,8 @@ def add_parser(commands: options.Commands) -> None:
 def main(args: argparse.Namespace) -> int:
     """Runs the subcommand."""
     output = args.output or (None if args.json else "report.html")
-    if output is not None:
-        _check_output(Path(output), args.force)
+    if output and (refused := options.refusal(output, args.force, (".html", ".htm"))):
+        raise ValueError(refused)
     from synchromesh.report.numbers import counted
     from synchromesh.results.merged import merged
 
@@ -146,15 +146,3 @@ def _timeline(path: Path) -> "tuple[TimelineSpan, ...]":
             f"{path}: is no trace that `synchromesh train` wrote ({type(error).__name__}): remove "
             "it, and the page is made without the timeline of a step"
         ) from None
-
-
-def _check_output(path: Path, force: bool) -> None:
-    """ValueError where the page cannot be written there."""
-    if path.suffix not in (".html", ".htm"):
-        raise ValueError(f"--output {path}: the name should end in .html")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"--output {path}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise ValueError(f"--output {path} is a folder")
-    if path.exists() and not force:
-        raise ValueError(f"{path} exists: --force overwrites it, another --output keeps it")

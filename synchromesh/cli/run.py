@@ -26,11 +26,7 @@ def add_parser(commands: options.Commands) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    if ranks.inside():
-        raise ValueError(
-            "`run` starts ranks and this process is one already (RANK is set): start the script "
-            "itself"
-        )
+    ranks.refuse_inside("run", "the script")
     if not Path(args.script).is_file():
         raise ValueError(f"there is no script {args.script}")
     count = options.processes(args.nproc)

@@ -3,14 +3,10 @@
 import argparse
 import json
 import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from synchromesh.cli import options, ranks
 from synchromesh.values.fault import Refuted, printable
-
-if TYPE_CHECKING:
-    from synchromesh.workloads.workload import Workload
 
 BYTES = (
     ("parameter bytes", "parameter_bytes_per_rank"),
@@ -48,12 +44,12 @@ def main(args: argparse.Namespace) -> int:
         count = options.processes(args.nproc)
         options.check_degrees(plan, count)
         with ranks.forked(count, "synchromesh.training.verify") as forks:
-            _workload(args)  # what is wrong with it shows without ranks
+            options.example(args)  # what is wrong with it shows without ranks
             return ranks.again(args.words, count, forks)
     from synchromesh.cli.progress import Display
     from synchromesh.training.verify import verify
 
-    workload = _workload(args)
+    workload = options.example(args)
     say = Display(ranks.first()).say
     autocast = options.precision(args.bf16)
     document = verify(workload, str(plan), args.steps, args.dtype, args.seed, say, autocast)
@@ -62,13 +58,6 @@ def main(args: argparse.Namespace) -> int:
     if not document["passed"] and ranks.first():
         raise Refuted(_deviation(args.target, document))
     return 0
-
-
-def _workload(args: argparse.Namespace) -> "Workload":
-    from synchromesh.workloads.target import load
-
-    workload = load(args.target, args.data, synthetic=args.data is None)
-    return replace(workload, batch_size=args.batch_size) if args.batch_size else workload
 
 
 def _deviation(target: str, document: dict[str, Any]) -> str:
