@@ -1,16 +1,15 @@
 """Data sheets of the catalogue: devices and classes of links, each figure with its source."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from synchromesh.values import document
 from synchromesh.values.cluster import ANY, DTYPES, Device, Link
+from synchromesh.values.fields import Keys, Within, of_plain
 
-STATUS = ("seen", "memory-unverified", "derived", "assumed")
-FIGURE = ("value", "source", "status", "note")
 LINK_FIGURES = (
     "bytes_per_second", "latency_seconds", "start_seconds", "switch_bytes_per_second", "lanes",
 )  # fmt: skip
@@ -20,10 +19,13 @@ LINK_FIGURES = (
 class Figure:
     """A number and where it is from: `source` is a key of the catalogue's sources."""
 
-    value: float
+    value: Annotated[float, Within(0)]
     source: str
-    status: str  # one of STATUS
+    status: Literal["seen", "memory-unverified", "derived", "assumed"]
     note: str = ""
+
+
+Rates = Annotated[Mapping[str, Figure], Keys(DTYPES)]
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,11 @@ class DeviceSheet:
     title: str
     memory_bytes: Figure
     bytes_per_second: Figure
-    peak_flops: Mapping[str, Figure]
-    achieved_fraction: Mapping[str, Figure]
+    peak_flops: Rates
     inside: str  # the class of link between the devices of a host
     network: str  # the one between hosts, unless a cluster's name says another
     devices_per_host: Figure
+    achieved_fraction: Rates = field(default_factory=dict)
 
     def fraction(self, dtype: str, default: Figure) -> Figure:
         """The achieved fraction of a type's peak: its own, else bfloat16's where the same units
@@ -118,10 +120,9 @@ def parse(devices: str, links: str) -> Sheets:
     found = Sheets(
         max(document.text(x["date"], "date") for x in (first, second)),
         sources,
-        {k: _device(k, v) for k, v in first["devices"].items()},
+        {k: of_plain(DeviceSheet, {"name": k, **v}, k) for k, v in first["devices"].items()},
         {k: _link(k, v) for k, v in second["links"].items()},
-        _figure(first["default_achieved_fraction"], "default_achieved_fraction"),
-        *(_figure(first[name], name) for name in bands),
+        *(of_plain(Figure, first[k], k) for k in ("default_achieved_fraction", *bands)),
     )
     _check(found)
     return found
@@ -129,55 +130,12 @@ def parse(devices: str, links: str) -> Sheets:
 
 def _sources(item: dict[str, Any], path: str) -> dict[str, Source]:
     known = document.mapping(item["sources"], f"{path}: sources", list(item["sources"]))
-    return {
-        k: Source(**document.mapping(v, f"{path}: {k}", ("title", "url"), ("title",)))
-        for k, v in known.items()
-    }
-
-
-def _figure(value: Any, path: str) -> Figure:
-    item = document.mapping(value, path, FIGURE, FIGURE[:3])
-    status = document.text(item["status"], f"{path}.status")
-    if status not in STATUS:
-        raise ValueError(f"{path}.status: should be one of {', '.join(STATUS)}, not {status!r}")
-    return Figure(
-        document.number(item["value"], f"{path}.value"),
-        document.text(item["source"], f"{path}.source"),
-        status,
-        document.text(item.get("note", ""), f"{path}.note"),
-    )
-
-
-def _device(name: str, value: Any) -> DeviceSheet:
-    needed = (
-        "title", "memory_bytes", "bytes_per_second", "peak_flops", "inside", "network",
-        "devices_per_host",
-    )  # fmt: skip
-    item = document.mapping(value, name, (*needed, "achieved_fraction"), needed)
-
-    def single(key: str) -> Figure:
-        return _figure(item[key], f"{name}.{key}")
-
-    def rates(key: str) -> dict[str, Figure]:
-        known = document.mapping(item.get(key, {}), f"{name}.{key}", DTYPES)
-        return {dtype: _figure(f, f"{name}.{key}.{dtype}") for dtype, f in known.items()}
-
-    return DeviceSheet(
-        name,
-        document.text(item["title"], f"{name}.title"),
-        single("memory_bytes"),
-        single("bytes_per_second"),
-        rates("peak_flops"),
-        rates("achieved_fraction"),
-        document.text(item["inside"], f"{name}.inside"),
-        document.text(item["network"], f"{name}.network"),
-        single("devices_per_host"),
-    )
+    return {k: of_plain(Source, v, f"{path}: {k}") for k, v in known.items()}
 
 
 def _link(name: str, value: Any) -> LinkSheet:
     item = document.mapping(value, name, ("kind", *LINK_FIGURES), ("kind", *LINK_FIGURES[:3]))
-    figures = {k: _figure(v, f"{name}.{k}") for k, v in item.items() if k != "kind"}
+    figures = {k: of_plain(Figure, v, f"{name}.{k}") for k, v in item.items() if k != "kind"}
     return LinkSheet(name, document.text(item["kind"], f"{name}.kind"), figures)
 
 

@@ -21,13 +21,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Annotated, Any
 
 from synchromesh.values import document
+from synchromesh.values.fields import Within, of_plain
 
 MOST_BYTES = 1e18  # of a device's memory; beyond this and below, arithmetic of figures overflows
 MOST_RATE = 1e24  # bytes or operations per second
-MOST_SECONDS = 3600.0  # of a message
+Seconds = Annotated[float, Within(0, 3600.0)]  # of a message
 DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
 
 
@@ -66,12 +67,12 @@ class Link:
 
     a: str
     b: str
-    bytes_per_second: float
-    latency_seconds: float = 0.0
+    bytes_per_second: Annotated[float, Within(1, MOST_RATE)]
+    latency_seconds: Seconds = 0.0
     kind: str = ""  # nvlink, pcie, ethernet, infiniband, efa, loopback; for people alone
-    start_seconds: float = 0.0
-    switch_bytes_per_second: float = 0.0
-    lanes: int = 1
+    start_seconds: Seconds = 0.0
+    switch_bytes_per_second: Annotated[float, Within(0, MOST_RATE)] = 0.0
+    lanes: Annotated[int, Within(1, 2**40)] = 1
 
     def seconds(self, size: int) -> float:
         """Time of one message of `size` bytes: latency + size / bandwidth."""
@@ -262,21 +263,5 @@ def _link(value: Any, path: str) -> Link:
 
 def _figures(a: str, b: str, item: dict[str, Any], path: str) -> Link:
     """The link from `a` to `b` with the figures of a mapping."""
-    document.mapping(item, path, FIGURES, ("bytes_per_second",))
-    most = {
-        "latency_seconds": MOST_SECONDS,
-        "start_seconds": MOST_SECONDS,
-        "switch_bytes_per_second": MOST_RATE,
-    }
-    numbers = {
-        name: document.number(item.get(name, 0.0), f"{path}.{name}", 0, limit)
-        for name, limit in most.items()
-    }
-    return Link(
-        a,
-        b,
-        _rate(item["bytes_per_second"], f"{path}.bytes_per_second"),
-        kind=document.text(item.get("kind", ""), f"{path}.kind"),
-        lanes=document.integer(item.get("lanes", 1), f"{path}.lanes", 1),
-        **numbers,
-    )
+    known = document.mapping(item, path, FIGURES, ("bytes_per_second",))
+    return of_plain(Link, {**known, "a": a, "b": b}, path)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
-from synchromesh.values import document
 from synchromesh.values.curve import Curve
+from synchromesh.values.fields import Within
 
+Place = Annotated[int, Within(0, 1_000_000)]
 NOTHING = Curve(((0.0, 0.0),))  # no bytes, whatever the rows
 
 
@@ -25,8 +26,8 @@ class Memory:
     forward: Curve = NOTHING
     backward: Curve = NOTHING
     staying: Curve = NOTHING
-    kept_inputs: tuple[int, ...] = ()
-    kept_outputs: tuple[int, ...] = ()
+    kept_inputs: tuple[Place, ...] = ()
+    kept_outputs: tuple[Place, ...] = ()
 
     @classmethod
     def of(
@@ -37,30 +38,6 @@ class Memory:
         curves = (Curve.of((point[0], point[i]) for point in points) for i in (1, 2, 3, 4))
         kept, forward, backward, staying = curves
         return cls(kept, forward, backward, staying, tuple(inputs), tuple(outputs))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            **{k: getattr(self, k).to_list() for k in ("kept", "forward", "backward", "staying")},
-            "kept_inputs": list(self.kept_inputs),
-            "kept_outputs": list(self.kept_outputs),
-        }
-
-    @classmethod
-    def from_dict(cls, value: Any, path: str) -> "Memory":
-        """From the JSON form at `path` of a document. ValueError by the key that is wrong."""
-        keys = ("kept", "forward", "backward", "staying", "kept_inputs", "kept_outputs")
-        item = document.mapping(value, path, keys, keys)
-        kept, forward, backward, staying = (
-            Curve.from_list(item[k], f"{path}.{k}") for k in keys[:4]
-        )
-
-        def places(key: str) -> tuple[int, ...]:
-            listed = document.sequence(item[key], f"{path}.{key}")
-            return tuple(document.integer(n, f"{path}.{key}", 0, 1_000_000) for n in listed)
-
-        inputs, outputs = places("kept_inputs"), places("kept_outputs")
-        return cls(kept, forward, backward, staying, inputs, outputs)
 
 
 @dataclass(frozen=True)
@@ -73,7 +50,11 @@ class Compute:
     forward: tuple[Curve, ...]
     backward: tuple[Curve, ...]
     memory: Memory
-    spread: float = 0.0
+    spread: Annotated[float, Within(0)] = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.forward and self.backward):
+            raise ValueError("forward and backward should have a curve for each rank, not none")
 
     @property
     def reach(self) -> float:
@@ -109,32 +90,4 @@ class Compute:
             curves(self.backward, other.backward),
             memory,
             max(self.spread, other.spread),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "forward": [c.to_list() for c in self.forward],
-            "backward": [c.to_list() for c in self.backward],
-            "memory": self.memory.to_dict(),
-            "spread": self.spread,
-        }
-
-    @classmethod
-    def from_dict(cls, value: Any, path: str) -> "Compute":
-        """From the JSON form at `path` of a document. ValueError by the key that is wrong."""
-        keys = ("forward", "backward", "memory", "spread")
-        item = document.mapping(value, path, keys, keys)
-
-        def curves(key: str) -> tuple[Curve, ...]:
-            listed: Sequence[Any] = document.sequence(item[key], f"{path}.{key}")
-            if not listed:
-                raise ValueError(f"{path}.{key}: should have a curve for each rank, not none")
-            return tuple(Curve.from_list(c, f"{path}.{key}[{i}]") for i, c in enumerate(listed))
-
-        return cls(
-            curves("forward"),
-            curves("backward"),
-            Memory.from_dict(item["memory"], f"{path}.memory"),
-            document.number(item["spread"], f"{path}.spread", 0),
         )

@@ -62,12 +62,12 @@ class Curve:
         """The curve with `factor` times the seconds."""
         return Curve(tuple((x, y * factor) for x, y in self.points))
 
-    def to_list(self) -> list[list[float]]:
+    def to_plain(self) -> list[list[float]]:
         """The JSON form: [[size, value], ...]."""
         return [[x, y] for x, y in self.points]
 
     @classmethod
-    def from_list(cls, value: Any, path: str) -> "Curve":
+    def from_plain(cls, value: Any, path: str) -> "Curve":
         """From the JSON form at `path` of a document. ValueError by the place that is wrong."""
         points = []
         for i, point in enumerate(document.sequence(value, path)):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from synchromesh.values import document
+from synchromesh.values.fields import of_plain, to_plain
 
 KEYS = ("sprint", "pace")  # of a profile's JSON form; users have such files
 
@@ -45,18 +46,13 @@ class DeviceModel:
 
     def to_dict(self) -> dict[str, Any]:
         """Its part of a profile's JSON form."""
-        burst = {"speed": self.burst.speed, "credit": self.burst.credit}
-        return {"sprint": burst, "pace": list(self.slowdowns)}
+        return {"sprint": to_plain(self.burst), "pace": list(self.slowdowns)}
 
     @classmethod
     def from_dict(cls, item: Mapping[str, Any], name: str) -> "DeviceModel":
         """From the document `name` of a profile. ValueError by the key that is wrong."""
-        keys = ("speed", "credit")
-        given = document.mapping(item["sprint"], f"{name}: sprint", keys, keys)
-        speed, credit = (document.number(given[k], f"{name}: sprint.{k}", 0) for k in keys)
+        burst = of_plain(BurstSpeed, item["sprint"], f"{name}: sprint", complete=True)
         slowdowns = enumerate(document.sequence(item["pace"], f"{name}: pace"))
-        with document.at(f"{name}: sprint"):
-            burst = BurstSpeed(speed, credit)
         return cls(burst, tuple(document.number(s, f"{name}: pace[{i}]", 0) for i, s in slowdowns))
 
 

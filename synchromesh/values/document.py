@@ -205,7 +205,7 @@ def text(value: Any, path: str) -> str:
     return value
 
 
-def integer(value: Any, path: str, least: int = 0, most: int = 2**40) -> int:
+def integer(value: Any, path: str, least: float = 0, most: float = 2**40) -> int:
     """`value`, which must be a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{path}: should be a whole number, not {kind(value)}")

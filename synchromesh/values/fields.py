@@ -1,39 +1,58 @@
 """Frozen dataclasses from plain values, by the types of their fields, and back.
 
 A field is a number, text, a truth value, another dataclass, one of these or None, a tuple of them
-of any length, or a mapping from text; a field with a default may be left out.
+of any length, or a mapping from text; a field with a default may be left out. `Annotated` says
+within which bounds a number lies, and which keys a mapping has. A class whose plain form is
+another one has `from_plain(value, path)` and `to_plain()` of its own.
 """
 
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from synchromesh.values import document
 
 T = TypeVar("T")
 
 
-def of_plain(kind: type[T], value: Any, path: str) -> T:
+@dataclass(frozen=True)
+class Within:
+    """The bounds of a number, both allowed."""
+
+    least: float
+    most: float = float("inf")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys that a mapping may have."""
+
+    names: tuple[str, ...]
+
+
+def of_plain(kind: type[T], value: Any, path: str, complete: bool = False) -> T:
     """The dataclass `kind` that plain lists, mappings, texts and numbers describe. ValueError
-    begins with the path of the value at fault."""
+    begins with the path of the value at fault. complete: no field may be left out."""
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     needed = [
         f.name
         for f in fields(kind)  # type: ignore[arg-type]
-        if f.default is MISSING and f.default_factory is MISSING
+        if complete or (f.default is MISSING and f.default_factory is MISSING)
     ]
     given = document.mapping(value, path, known, needed)
     hints = _hints(cast("Any", kind))
-    read = {n: _read(hints[n], v, f"{path}.{n}") for n, v in given.items()}
+    read = {n: _read(hints[n], v, f"{path}.{n}", complete) for n, v in given.items()}
     with document.at(path):
         return kind(**read)
 
 
 def to_plain(value: Any) -> Any:
     """The inverse: mappings, lists, texts and numbers."""
+    if hasattr(value, "to_plain"):
+        return value.to_plain()
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
@@ -45,14 +64,20 @@ def to_plain(value: Any) -> Any:
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+    return typing.get_type_hints(kind, include_extras=True)
 
 
-def _read(hint: Any, value: Any, path: str) -> Any:
+def _read(hint: Any, value: Any, path: str, complete: bool) -> Any:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        kind, note = inner
+        if isinstance(note, Within):
+            return _scalar(kind, value, path, note)
+        return _read(kind, document.mapping(value, path, note.names), path, complete)
     if origin in (typing.Union, types.UnionType):
         kinds = [k for k in inner if k is not type(None)]
-        return None if value is None and len(kinds) < len(inner) else _read(kinds[0], value, path)
+        missing = value is None and len(kinds) < len(inner)
+        return None if missing else _read(kinds[0], value, path, complete)
     if origin is Literal:
         if value not in inner:
             words = ", ".join(map(str, inner))
@@ -60,23 +85,28 @@ def _read(hint: Any, value: Any, path: str) -> Any:
         return value
     if origin is tuple:
         items = document.sequence(value, path)
-        return tuple(_read(inner[0], item, f"{path}[{i}]") for i, item in enumerate(items))
+        read = (_read(inner[0], x, f"{path}[{i}]", complete) for i, x in enumerate(items))
+        return tuple(read)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, dict):
             raise ValueError(f"{path}: should be a mapping, not {document.kind(value)}")
-        return {key: _read(inner[1], item, f"{path}.{key}") for key, item in value.items()}
+        return {key: _read(inner[1], x, f"{path}.{key}", complete) for key, x in value.items()}
+    if hasattr(hint, "from_plain"):
+        return hint.from_plain(value, path)
     if is_dataclass(hint):
-        return of_plain(cast("type[Any]", hint), value, path)
+        return of_plain(cast("type[Any]", hint), value, path, complete)
     return _scalar(hint, value, path)
 
 
-def _scalar(hint: Any, value: Any, path: str) -> Any:
+def _scalar(hint: Any, value: Any, path: str, within: Within | None = None) -> Any:
     if hint is bool:
         return document.boolean(value, path)
     if hint is int:
-        return document.integer(value, path, -(2**63), 2**63)
+        least, most = (-(2**63), 2**63) if within is None else (within.least, within.most)
+        return document.integer(value, path, least, most)
     if hint is float:
-        return document.number(value, path, float("-inf"))
+        within = within or Within(float("-inf"))
+        return document.number(value, path, within.least, within.most)
     if hint is str:
         return document.text(value, path)
     assert hint is Any, hint

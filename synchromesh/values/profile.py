@@ -15,11 +15,11 @@ Units: seconds, bytes (payload as `traffic.sent_bytes` counts it), batch rows.
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 from synchromesh.values import device_model, document
 from synchromesh.values.compute import Compute as Compute
@@ -28,7 +28,11 @@ from synchromesh.values.curve import Curve as Curve
 from synchromesh.values.device_model import INERT
 from synchromesh.values.device_model import BurstSpeed as BurstSpeed
 from synchromesh.values.device_model import DeviceModel as DeviceModel
+from synchromesh.values.fields import Within, of_plain, to_plain
 from synchromesh.values.traffic import CollectiveKind
+
+T = TypeVar("T")
+Seconds = Annotated[float, Within(0.0)]
 
 
 @dataclass(frozen=True, order=True)
@@ -107,24 +111,15 @@ class Calls:
     optimizer's call included.
     """
 
-    forward: float = 0.0
-    backward: float = 0.0
-    begin_forward: float = 0.0
-    begin_backward: float = 0.0
-    step: float = 0.0
+    forward: Annotated[float, Within(-1.0)] = 0.0
+    backward: Annotated[float, Within(-1.0)] = 0.0
+    begin_forward: Seconds = 0.0
+    begin_backward: Seconds = 0.0
+    step: Seconds = 0.0
 
     def scaled(self, factor: float) -> "Calls":
         """`factor` times the seconds."""
         return Calls(*(factor * getattr(self, f.name) for f in fields(self)))
-
-    @classmethod
-    def from_dict(cls, value: Any, path: str) -> "Calls":
-        """From the JSON form at `path` of a document. ValueError by the key that is wrong."""
-        keys = [f.name for f in fields(cls)]
-        item = document.mapping(value, path, keys, keys)
-        least = {"forward": -1.0, "backward": -1.0}
-        numbers = {k: document.number(item[k], f"{path}.{k}", least.get(k, 0.0)) for k in keys}
-        return cls(**numbers)
 
 
 # The optimizer's costs: keys of the JSON form, and the profile's fields.
@@ -209,15 +204,15 @@ class Profile:
             "error_band": self.error_band,
             "emulated": self.emulated,
             "seconds": self.seconds,
-            "compute": {key: found.to_dict() for key, found in self.compute.items()},
+            "compute": to_plain(self.compute),
             "network": [
-                {"kind": kind, "size": p.size, "stride": p.stride, "points": curve.to_list()}
+                {"kind": kind, "size": p.size, "stride": p.stride, "points": curve.to_plain()}
                 for (kind, p), curve in sorted(self.network.items())
             ],
-            "overlap": {kind: asdict(overlap) for kind, overlap in sorted(self.overlap.items())},
+            "overlap": to_plain(dict(sorted(self.overlap.items()))),
             **self.device.to_dict(),
             "update": {key: getattr(self, name) for key, name in UPDATE.items()},
-            "calls": asdict(self.calls),
+            "calls": to_plain(self.calls),
             "host_seconds": self.host,
             "missing": list(self.missing),
         }
@@ -243,14 +238,17 @@ class Profile:
         def number(x: Any, path: str) -> float:
             return document.number(x, f"{name}: {path}", 0)
 
+        def whole(kind: type[T], x: Any, path: str) -> T:
+            return of_plain(kind, x, f"{name}: {path}", complete=True)
+
         return cls(
             devices=document.integer(item["devices"], f"{name}: devices", 1, 1_000_000),
-            compute={k: Compute.from_dict(v, f"{name}: compute.{k}") for k, v in programs.items()},
+            compute={k: whole(Compute, v, f"compute.{k}") for k, v in programs.items()},
             network=_links(item["network"], f"{name}: network"),
-            overlap={k: _overlap(v, f"{name}: overlap.{k}") for k, v in rates.items()},
+            overlap={k: whole(Overlap, v, f"overlap.{k}") for k, v in rates.items()},
             device=DeviceModel.from_dict(item, name),
             **{to: number(update[key], f"update.{key}") for key, to in UPDATE.items()},
-            calls=Calls.from_dict(item["calls"], f"{name}: calls"),
+            calls=whole(Calls, item["calls"], "calls"),
             host=number(item["host_seconds"], "host_seconds"),
             source=document.text(item["source"], f"{name}: source"),
             error_band=number(item["error_band"], "error_band"),
@@ -263,14 +261,6 @@ class Profile:
     def load(cls, path: str | Path) -> "Profile":
         """The profile in a `.json` or `.yaml` file."""
         return cls.from_dict(document.read(path), str(path))
-
-
-def _overlap(value: Any, path: str) -> Overlap:
-    keys = [f.name for f in fields(Overlap)]
-    item = document.mapping(value, path, keys, keys)
-    numbers = {k: document.number(item[k], f"{path}.{k}", 0) for k in keys}
-    with document.at(path):
-        return Overlap(**numbers)
 
 
 def _links(value: Any, path: str) -> dict[tuple[str, Pattern], Curve]:
@@ -287,5 +277,7 @@ def _links(value: Any, path: str) -> dict[tuple[str, Pattern], Curve]:
             raise ValueError(f"{path}[{i}].kind: {kind[:60]!r} is none of {known}")
         if (kind, Pattern(size, stride)) in found:
             raise ValueError(f"{path}[{i}]: {kind} of size {size}, stride {stride} stands twice")
-        found[kind, Pattern(size, stride)] = Curve.from_list(item["points"], f"{path}[{i}].points")
+        found[kind, Pattern(size, stride)] = Curve.from_plain(
+            item["points"], f"{path}[{i}].points"
+        )
     return found

@@ -208,7 +208,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("speed", 1, "doc: unknown key 'speed'"),
         ("compute", [], "doc: compute: should be a mapping"),
         ("compute.a", [], "doc: compute.a: should be a mapping"),
-        ("compute.a.forward", [], "doc: compute.a.forward: should have a curve"),
+        ("compute.a.forward", [], "doc: compute.a: forward and backward should have a curve"),
         (
             "compute.a.forward.0.0",
             [1],
@@ -219,7 +219,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         (
             "compute.a.memory.kept_inputs",
             [-1],
-            "doc: compute.a.memory.kept_inputs: should be from 0",
+            r"doc: compute.a.memory.kept_inputs\[0\]: should be from 0",
         ),
         ("network.0.kind", "gossip", r"doc: network\[0\].kind: 'gossip' is none of all_reduce"),
         ("network.0.size", ..., r"doc: network\[0\]: size is missing"),
