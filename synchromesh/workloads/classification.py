@@ -5,39 +5,17 @@ A name is `SET/NET`; the small form of a family of nets, which two CPU cores tra
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from synchromesh.workloads.image_sets import IMAGE_SETS
-from synchromesh.workloads.images import ImageModel, loss, metric
+from synchromesh.workloads.images import Architecture, loss, metric
 from synchromesh.workloads.inception import inception_v3, small_inception
 from synchromesh.workloads.resnet import resnet, small_resnet
-from synchromesh.workloads.training import adamw, momentum, warm_up
+from synchromesh.workloads.training import adamw, momentum
 from synchromesh.workloads.vgg import SMALL, A, D, vgg
 from synchromesh.workloads.vit import vit
-from synchromesh.workloads.workload import Parameters, Workload
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A net for images and how it is trained.
-
-    model    of a net for images (n, channels, size, size)
-    warm_up  updates in which the learning rate rises
-    epochs   unless its data set needs fewer
-    size     edge length of its images; others are padded (28 to 32) or resized
-    """
-
-    model: ImageModel
-    optimizer: Callable[[Parameters], torch.optim.Optimizer]
-    batch_size: int
-    warm_up: int
-    epochs: int
-    size: int = 32
-
+from synchromesh.workloads.workload import Workload
 
 # model, optimizer, batch size, updates of warm-up, epochs
 ARCHITECTURES = {
@@ -67,20 +45,10 @@ ARCHITECTURES = {
 
 def _workload(images: str, net: str, folder: Path | None, synthetic: bool) -> Workload:
     name, data, architecture = f"{images}/{net}", IMAGE_SETS[images], ARCHITECTURES[net]
-    train, valid = data.rows(architecture.size, folder, synthetic, name)
+    rows = data.rows(architecture.size, folder, synthetic, name)
     epochs = min(architecture.epochs, data.most_epochs)
-    updates = epochs * -(-len(train) // architecture.batch_size)
-    return Workload(
-        model=partial(architecture.model, channels=data.channels, classes=data.classes),
-        loss=loss,
-        optimizer=architecture.optimizer,
-        train_data=train,
-        batch_size=architecture.batch_size,
-        valid_data=valid,
-        metric=metric,
-        scheduler=warm_up(architecture.warm_up, decay=updates),
-        epochs=epochs,
-        name=name,
+    return architecture.workload(
+        name, *rows, data.channels, data.classes, epochs, loss=loss, metric=metric
     )
 
 

@@ -5,7 +5,6 @@ class is frequent enough to be learnt from a part of the data.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -16,11 +15,11 @@ from torch import Tensor
 
 from synchromesh.workloads import coco_files, packed, segnet, unet
 from synchromesh.workloads.coco_files import CLASSES, IGNORED, AnnotatedImage, CocoFiles
-from synchromesh.workloads.images import ImageFormat, ImageModel, SyntheticImages
+from synchromesh.workloads.images import Architecture, ImageFormat, SyntheticImages
 from synchromesh.workloads.segmentation import loss, metric
-from synchromesh.workloads.training import adamw, momentum, warm_up
+from synchromesh.workloads.training import adamw, momentum
 from synchromesh.workloads.view import View
-from synchromesh.workloads.workload import MapDataset, Parameters, Workload
+from synchromesh.workloads.workload import MapDataset, Workload
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as is usual
 KEPT = 256 * 2**20  # bytes: images that are smaller together are decoded once; chosen
@@ -95,28 +94,12 @@ def masks(folder: Path, size: int) -> tuple[Masks, Masks]:
     return Masks(source, train, form, augmented=True), Masks(source, valid, form, augmented=False)
 
 
-@dataclass(frozen=True)
-class Net:
-    """A net for masks and how it is trained.
-
-    model    of a net for images (n, channels, size, size)
-    warm_up  updates
-    """
-
-    model: ImageModel
-    optimizer: Callable[[Parameters], torch.optim.Optimizer]
-    size: int
-    batch_size: int
-    warm_up: int
-    epochs: int
-
-
-# model, optimizer, edge length, batch size, updates of warm-up, epochs
+# model, optimizer, batch size, updates of warm-up, epochs, edge length
 NETS = {
-    "unet": Net(partial(unet.UNet, unet.WIDTHS), adamw(3e-4), 256, 16, 500, 30),
-    "unet_small": Net(partial(unet.UNet, (16, 32, 64, 128)), adamw(3e-3), 64, 4, 5, 10),
-    "segnet": Net(partial(segnet.SegNet, segnet.LEVELS), momentum(0.1), 256, 16, 500, 30),
-    "segnet_small": Net(partial(segnet.SegNet, segnet.SMALL), adamw(3e-3), 64, 4, 5, 10),
+    "unet": Architecture(partial(unet.UNet, unet.WIDTHS), adamw(3e-4), 16, 500, 30, 256),
+    "unet_small": Architecture(partial(unet.UNet, (16, 32, 64, 128)), adamw(3e-3), 4, 5, 10, 64),
+    "segnet": Architecture(partial(segnet.SegNet, segnet.LEVELS), momentum(0.1), 16, 500, 30, 256),
+    "segnet_small": Architecture(partial(segnet.SegNet, segnet.SMALL), adamw(3e-3), 4, 5, 10, 64),
 }
 
 
@@ -131,17 +114,8 @@ def _workload(name: str, folder: Path | None, synthetic: bool) -> Workload:
         )
     else:
         train, valid = masks(packed.needed(folder, f"coco/{name}", coco_files.LAYOUTS), net.size)
-    return Workload(
-        model=partial(net.model, channels=len(MEAN), classes=len(CLASSES)),
-        loss=loss,
-        optimizer=net.optimizer,
-        train_data=train,
-        batch_size=net.batch_size,
-        valid_data=valid,
-        metric=metric,
-        scheduler=warm_up(net.warm_up, decay=net.epochs * -(-len(train) // net.batch_size)),
-        epochs=net.epochs,
-        name=f"coco/{name}",
+    return net.workload(
+        f"coco/{name}", train, valid, len(MEAN), len(CLASSES), net.epochs, loss=loss, metric=metric
     )
 
 

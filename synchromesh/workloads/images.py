@@ -1,13 +1,17 @@
 """Images with labels, kept as bytes and normalised one by one; a classifier's loss and metric."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synchromesh.workloads.training import warm_up
 from synchromesh.workloads.view import View
+from synchromesh.workloads.workload import MapDataset, Parameters, Workload
 
 MOST_PADDING = 8  # pixels of height that are padded (28 to 32); images that lack more are resized
 
@@ -40,6 +44,37 @@ class ImageModel(Protocol):
     """Builds a model for images of so many channels, with scores for so many classes."""
 
     def __call__(self, *, channels: int, classes: int) -> nn.Module: ...
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A net for images and how it is trained.
+
+    model    of a net for images (n, channels, size, size)
+    warm_up  updates in which the learning rate rises
+    epochs   unless its data set needs fewer
+    size     edge length of its images; others are padded (28 to 32) or resized
+    """
+
+    model: ImageModel
+    optimizer: Callable[[Parameters], torch.optim.Optimizer]
+    batch_size: int
+    warm_up: int
+    epochs: int
+    size: int = 32
+
+    def workload(
+        self, name: str, train: MapDataset, valid: MapDataset, channels: int, classes: int,
+        epochs: int, **functions: Any,
+    ) -> Workload:  # fmt: skip
+        """The workload of training it on these rows; `functions` are its loss and metric."""
+        updates = epochs * -(-len(train) // self.batch_size)
+        return Workload(
+            model=partial(self.model, channels=channels, classes=classes),
+            optimizer=self.optimizer, train_data=train, valid_data=valid, epochs=epochs,
+            batch_size=self.batch_size, scheduler=warm_up(self.warm_up, decay=updates), name=name,
+            **functions,
+        )  # fmt: skip
 
 
 class Images:
