@@ -1,7 +1,7 @@
 """Checks: what will go wrong on these machines, one sentence and a remedy each. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -36,7 +36,6 @@ class Finding:
     sentence: str
 
     def to_dict(self) -> dict[str, str]:
-        """The JSON form."""
         return asdict(self)
 
 
@@ -53,39 +52,25 @@ Answers = Iterator[tuple[Level, str]]
 
 def checks(survey: Survey, port: Ports | None = None) -> list[Finding]:
     """Every check's findings, in a fixed order; one that finds nothing says so with `ok`."""
-    found: list[Finding] = []
-    table: dict[str, Callable[[], Answers]] = {
-        "versions": lambda: versions(survey.machines),
-        "clocks": lambda: clocks(survey),
-        "cores": lambda: cores(survey.machines),
-        "threads": lambda: threads(survey.machines),
-        "interfaces": lambda: interfaces(survey.machines),
-        "port": lambda: ports(port),
-        "memory": lambda: memory(survey.machines),
-        "disk": lambda: disk(survey.machines),
-        "gpus": lambda: gpus(survey.machines),
-        "devices": lambda: devices(survey),
-        "links": lambda: links(survey),
-    }
-    for name, check in table.items():
-        answers = [*check()] or [("ok", FINE[name])]
-        found += [Finding(level, name, sentence) for level, sentence in answers]
-    return found
-
-
-FINE = {
-    "versions": "all ranks run the same torch, Python and synchromesh",
-    "clocks": "the ranks' clocks agree to a second",
-    "cores": "every rank has a core",
-    "threads": "the ranks' threads fit the cores",
-    "interfaces": "the network interface is clear",
-    "port": "the port is free",
-    "memory": "there is memory",
-    "disk": "there is room for checkpoints",
-    "gpus": "torch uses what is there",
-    "devices": "the devices are alike",
-    "links": "the links are alike",
-}
+    machines = survey.machines
+    table: tuple[tuple[str, Answers, str], ...] = (  # and what is said where there are none
+        ("versions", versions(machines), "all ranks run the same torch, Python and synchromesh"),
+        ("clocks", clocks(survey), "the ranks' clocks agree to a second"),
+        ("cores", cores(machines), "every rank has a core"),
+        ("threads", threads(machines), "the ranks' threads fit the cores"),
+        ("interfaces", interfaces(machines), "the network interface is clear"),
+        ("port", ports(port), "the port is free"),
+        ("memory", memory(machines), "there is memory"),
+        ("disk", disk(machines), "there is room for checkpoints"),
+        ("gpus", gpus(machines), "torch uses what is there"),
+        ("devices", devices(survey), "the devices are alike"),
+        ("links", links(survey), "the links are alike"),
+    )
+    return [
+        Finding(level, name, sentence)
+        for name, answers, fine in table
+        for level, sentence in [*answers] or [("ok", fine)]
+    ]
 
 
 def alone(machine: Machine, several: bool) -> list[Finding]:

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 from synchromesh.values import size
 
@@ -30,11 +31,15 @@ class Groups(ABC):
     """What the lab asks of either version; `name` is that of a host's group.
 
     A group is a folder in each of the trees; the freezer's tree comes last, as a process that
-    enters a frozen host must be in the others by then.
+    enters a frozen host must be in the others by then. HELD, KILLED: the file in the memory
+    controller's tree, and the name of the number in it, of what `held` and `killed` say.
     """
 
-    def __init__(self, *trees: Path) -> None:
-        self._trees = trees
+    HELD: ClassVar[tuple[str, str]]
+    KILLED: ClassVar[tuple[str, str]]
+
+    def __init__(self, *trees: Path, memory: Path | None) -> None:
+        self._trees, self._memory = trees, memory
 
     def names(self) -> Iterable[str]:
         """Names of all groups, also of those that are no lab's."""
@@ -78,14 +83,22 @@ class Groups(ABC):
     def memory(self, name: str) -> int | None:
         """Bytes that the group is limited to; None without a limit."""
 
-    @abstractmethod
     def held(self, name: str) -> int:
         """Bytes that the group's processes hold of their own: without files, which the kernel
         drops where memory is short."""
+        return self._count(name, *self.HELD)
 
-    @abstractmethod
     def killed(self, name: str) -> int:
         """How many of the group's processes the kernel has killed, as they needed more."""
+        return self._count(name, *self.KILLED)
+
+    def _count(self, name: str, file: str, wanted: str) -> int:
+        """The number of this name in a file of names and numbers; 0 where there is none."""
+        path = None if self._memory is None else self._memory / name / file
+        if path is None or not path.exists():
+            return 0
+        pairs = (line.split() for line in path.read_text().splitlines())
+        return next((int(number) for known, number in pairs if known == wanted), 0)
 
     @abstractmethod
     def freeze(self, name: str) -> None:
@@ -103,9 +116,13 @@ class Groups(ABC):
 class VersionOne(Groups):
     """cgroup v1: the cpu controller's tree and, where mounted, memory's and the freezer's."""
 
+    HELD = "memory.stat", "rss"
+    KILLED = "memory.oom_control", "oom_kill"
+
     def __init__(self, cpu: Path, freezer: Path | None, memory: Path | None = None) -> None:
-        super().__init__(*(tree for tree in (cpu, memory, freezer) if tree is not None))
-        self._cpu, self._freezer, self._memory = cpu, freezer, memory
+        trees = (tree for tree in (cpu, memory, freezer) if tree is not None)
+        super().__init__(*trees, memory=memory)
+        self._cpu, self._freezer = cpu, freezer
 
     def make(self, name: str) -> None:
         """Make the group's folder in each tree."""
@@ -150,18 +167,6 @@ class VersionOne(Groups):
         limit = int((self._memory / name / "memory.limit_in_bytes").read_text())
         return limit if limit < UNLIMITED else None
 
-    def held(self, name: str) -> int:
-        """What v1 calls rss."""
-        if self._memory is None:
-            return 0
-        return _count(self._memory / name / "memory.stat", "rss")
-
-    def killed(self, name: str) -> int:
-        """The count beside the settings of what is done then."""
-        if self._memory is None:
-            return 0
-        return _count(self._memory / name / "memory.oom_control", "oom_kill")
-
     def freeze(self, name: str) -> None:
         """By the freezer, else by SIGSTOP."""
         if self._freezer is None:
@@ -189,8 +194,11 @@ class VersionOne(Groups):
 class VersionTwo(Groups):
     """cgroup v2: one tree for all controllers."""
 
+    HELD = "memory.stat", "anon"
+    KILLED = "memory.events", "oom_kill"
+
     def __init__(self, root: Path) -> None:
-        super().__init__(root)
+        super().__init__(root, memory=root)
         self._root = root
 
     def make(self, name: str) -> None:
@@ -234,14 +242,6 @@ class VersionTwo(Groups):
         path = self._root / name / "memory.max"
         text = path.read_text().strip() if path.exists() else "max"
         return None if text == "max" else int(text)
-
-    def held(self, name: str) -> int:
-        """Anonymous memory."""
-        return _count(self._root / name / "memory.stat", "anon")
-
-    def killed(self, name: str) -> int:
-        """The group's count."""
-        return _count(self._root / name / "memory.events", "oom_kill")
 
     def freeze(self, name: str) -> None:
         """Write the group's freezer and wait until the kernel reports it."""
@@ -312,14 +312,6 @@ def _await(name: str, done: Callable[[], bool]) -> None:
                 f"{name} is not frozen after {FREEZE_SECONDS:g} s: a process waits in the kernel"
             )
         time.sleep(0.005)
-
-
-def _count(path: Path, wanted: str) -> int:
-    """The number of this name in a file of names and numbers; 0 where there is none."""
-    if not path.exists():
-        return 0
-    pairs = (line.split() for line in path.read_text().splitlines())
-    return next((int(number) for name, number in pairs if name == wanted), 0)
 
 
 def _signal(processes: Iterable[int], number: int) -> None:

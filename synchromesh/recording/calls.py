@@ -9,9 +9,10 @@ shorter than they are.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
+from unittest.mock import patch
 
 import torch.distributed as dist
 from torch._C._profiler import _RecordFunctionFast as Annotation
@@ -48,17 +49,12 @@ def annotated() -> Iterator[None]:
         yield
         return
     own = vars(dist.ProcessGroup)  # names differ between versions of torch
-    kept = {name: own[name] for name in METHODS if name in own}
-    kept_wait = vars(dist.Work)["wait"]
-    for name in kept:
-        setattr(dist.ProcessGroup, name, _annotated(name, getattr(dist.ProcessGroup, name)))
-    dist.Work.wait = _annotated_wait(dist.Work.wait)  # type: ignore[method-assign]
-    try:
+    with ExitStack() as patches:
+        for name in (name for name in METHODS if name in own):
+            wrapped = _annotated(name, getattr(dist.ProcessGroup, name))
+            patches.enter_context(patch.object(dist.ProcessGroup, name, wrapped))
+        patches.enter_context(patch.object(dist.Work, "wait", _annotated_wait(dist.Work.wait)))
         yield
-    finally:
-        dist.Work.wait = kept_wait  # type: ignore[method-assign]
-        for name, method in kept.items():
-            setattr(dist.ProcessGroup, name, method)
 
 
 def _annotated(method_name: str, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from synchromesh.report.drawing import (
     legend_height,
     lines,
     marker,
+    round_numbers,
     width_of,
 )
 from synchromesh.report.palette import INKS, Fill, StrategyMark
@@ -33,7 +34,6 @@ class Bar:
 
     @property
     def length(self) -> float:
-        """All of it."""
         return sum(value for _, value in self.parts)
 
 
@@ -78,7 +78,7 @@ def bars(
             sheet.text(left + inner * end / (longest or 1.0) + 7, y, bar.label, "muted")
         last = i == len(panels) - 1
         axes.tick_params(labelbottom=last, bottom=last)
-        ticks = _ticks(longest or 1.0, 3 if sheet.narrow else 5)
+        ticks = round_numbers(longest or 1.0, 3 if sheet.narrow else 5)
         axes.set_xticks(ticks, [number(tick) for tick in ticks] if last else ["" for _ in ticks])
         top += height + 12
     return sheet
@@ -114,10 +114,3 @@ def _panel(axes: Any, panel: Panel, longest: float, marks: Mapping[str, Strategy
         boxes(axes, fill, places)
     lines(axes, ends, linewidth=1.2)
     lines(axes, ticks, linewidth=2)
-
-
-def _ticks(most: float, count: int) -> list[float]:
-    from matplotlib.ticker import MaxNLocator
-
-    found = MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(0, most)
-    return [float(tick) for tick in found if tick <= most * (1 + 1e-9)]

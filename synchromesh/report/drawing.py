@@ -218,6 +218,14 @@ def _invisible(element: ElementTree.Element) -> bool:
     return element.tag == "path" and "fill:none" in style and "stroke:" not in style
 
 
+def round_numbers(most: float, count: int) -> list[float]:
+    """About so many round numbers from 0 to `most`, for an axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    found = MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(0, most)
+    return [float(tick) for tick in found if tick <= most * (1 + 1e-9)]
+
+
 def _rounded(value: str) -> str:
     """With a decimal at most: tenths of pixels."""
 

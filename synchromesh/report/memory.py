@@ -12,6 +12,7 @@ from synchromesh.report.drawing import (
     fitted,
     legend_height,
     lines,
+    round_numbers,
 )
 from synchromesh.report.figure import PageFigure, PageTable
 from synchromesh.report.numbers import devices, size
@@ -97,7 +98,8 @@ def _draw(width: int, shown: list[RunResult]) -> Drawing:
         step = -(-count // 8)
         axes.set_xticks(range(0, count, step), [str(n) for n in range(0, count, step)])
         axes.grid(True, axis="y")
-        ticks = _ticks(most)
+        unit = next((u for u in (2**30, 2**20, 2**10) if most >= u), 1)  # that it is written in
+        ticks = [unit * tick for tick in round_numbers(most / unit, 4)]
         axes.set_yticks(ticks, [size(t) if i % across == 0 else "" for t in ticks])
         name = run.strategy if run.devices > 1 or len(shown) == 1 else f"{run.strategy}, alone"
         sheet.text(x, y + 12, fitted(name, BOLD * wide), fontweight="bold")
@@ -116,12 +118,3 @@ def _bars(axes: Any, devices: tuple[MemoryByKind, ...]) -> None:
             bottom += value
     for kind, fill in MEMORY.items():
         boxes(axes, fill, [box for box in places[kind] if box[3] > box[2]])
-
-
-def _ticks(most: float) -> list[float]:
-    """Round numbers of the unit in which the largest is written."""
-    from matplotlib.ticker import MaxNLocator
-
-    unit = next((u for u in (2**30, 2**20, 2**10) if most >= u), 1)
-    found = MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]).tick_values(0, most / unit)
-    return [float(t) * unit for t in found if t <= most / unit]

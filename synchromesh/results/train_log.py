@@ -52,7 +52,7 @@ def of_log(events: Sequence[Event], name: str, trace: str | None = None,
             metrics=(metrics := _metrics(events)),
             seconds=metrics[-1].seconds if metrics else None,
         )
-        machine = _mapping(_sequence(start, "machines"), 0) if start.get("machines") else {}
+        machine = _dict(_sequence(start, "machines")[0]) if start.get("machines") else {}
         return StudyResults(
             title=run.workload,
             created=datetime.fromtimestamp(_number(start, "time") or 0.0, UTC).isoformat(
@@ -239,10 +239,6 @@ def _number(event: Event, key: str, least: float = 0.0) -> float | None:
 
 def _sequence(event: Event, key: str) -> list[Any]:
     return document.sequence(event.get(key), key)
-
-
-def _mapping(items: Sequence[Any], index: int) -> dict[str, Any]:
-    return _dict(items[index])
 
 
 def _dict(value: Any) -> dict[str, Any]:

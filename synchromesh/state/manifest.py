@@ -23,9 +23,10 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from synchromesh.values import document
+from synchromesh.values.fields import Within, of_plain, to_plain
 
 NAME = "MANIFEST.json"
 FORMAT = "synchromesh checkpoint 1"
@@ -48,7 +49,7 @@ class CheckpointError(ValueError):
 class FileEntry:
     """One file: its bytes and their SHA-256 in hexadecimal digits."""
 
-    bytes: int
+    bytes: Annotated[int, Within(0, 2**62)]
     sha256: str
 
 
@@ -61,7 +62,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Writes MANIFEST.json and sees to it that folder and file are on the disk."""
-        files = {n: {"bytes": e.bytes, "sha256": e.sha256} for n, e in sorted(self.files.items())}
+        files = to_plain(dict(sorted(self.files.items())))
         value = {"format": FORMAT, "created": self.created, "files": files}
         write_durably(folder / NAME, json.dumps(value, indent=1).encode())
         sync(folder)
@@ -90,12 +91,9 @@ class Manifest:
 
 
 def _entry(value: Any, name: str, path: str) -> FileEntry:
-    keys = ("bytes", "sha256")
     if not plain(name):
         raise ValueError(f"{path}: {name[:80]!r} is no plain file name")
-    item = document.mapping(value, f"{path}: {name}", keys, keys)
-    size = document.integer(item["bytes"], f"{path}: {name}: bytes", 0, 2**62)
-    return FileEntry(size, document.text(item["sha256"], f"{path}: {name}: sha256"))
+    return of_plain(FileEntry, value, f"{path}: {name}")
 
 
 def plain(name: str) -> bool:
