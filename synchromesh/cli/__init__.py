@@ -1,4 +1,6 @@
-"""The command `synchromesh`: one file per subcommand, each with `add_parser` and `main(args)`."""
+"""The command `synchromesh`: one file per subcommand, each with `add_parser`, which adds it and
+its options, and `main(args)`, which runs it and returns its exit code.
+"""
 
 import argparse
 import errno
@@ -34,7 +36,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
     top = Parser(
         prog="synchromesh",
         description="Trains a PyTorch model over your devices, under a plan per component.",

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: options.Commands) -> None:
-    """Adds the command and its options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "compare", help="strategies on one workload, fairly; a report",
         description="Trains a workload under several strategies on the same data, seeds and "
@@ -118,7 +117,6 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
     ranks.refuse_inside("compare", "it")
     asked = AskedStudy(args)
     folder = _folder(args)
@@ -168,7 +166,6 @@ class _Machines:
 
 @contextmanager
 def _machines(asked: AskedStudy) -> Iterator[_Machines]:
-    """This machine, or the hosts of a lab."""
     from synchromesh.lab import Description, Lab
     from synchromesh.study.processes import RankProcesses
 

@@ -26,7 +26,6 @@ MARKS = {"ok": "ok     ", "warning": "WARNING", "problem": "PROBLEM"}
 
 
 def add_parser(commands: options.Commands) -> None:
-    """Adds the command and its options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor", help="devices, links, collectives measured; what will go wrong; cluster.yaml",
         description="Reports device, memory, cores and versions of every rank, measures matrix "
@@ -48,7 +47,6 @@ def add_parser(commands: options.Commands) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
     if not ranks.inside():
         if refused := options.refusal(args.output, args.force):
             raise ValueError(refused)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: options.Commands) -> None:
-    """Adds the command and its options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "explain", help="components, placements and collectives of a plan; starts no processes",
         description="Prints the components of the training step with their layouts, how each "
@@ -32,7 +31,6 @@ def add_parser(commands: options.Commands) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
     plan = options.plan(args.plan)
     if plan.automatic:
         raise ValueError(

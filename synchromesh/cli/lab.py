@@ -28,7 +28,6 @@ EPILOG = (
 
 
 def add_parser(commands: options.Commands) -> None:
-    """Adds the command and its options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "lab", help="emulated hosts on this machine, with stated links and speed (root)",
         description="Emulates hosts by network namespaces, shaped links and CPU quotas. A lab "
@@ -78,7 +77,6 @@ def _add_up(deeds: options.Commands) -> None:
 
 
 def up(args: argparse.Namespace) -> int:
-    """Makes a lab."""
     from synchromesh.lab import Description, Lab
 
     asked = ("hosts", "bandwidth", "cpu", "memory")
@@ -150,7 +148,6 @@ def show(args: argparse.Namespace) -> int:
 
 
 def down(args: argparse.Namespace) -> int:
-    """Removes a lab."""
     from synchromesh.lab import Lab, labs
 
     _, removed = labs()

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def add_parser(deeds: options.Commands) -> None:
-    """Adds the command and its options."""
     parser: argparse.ArgumentParser = deeds.add_parser(
         "run", help="start a command once on every host of a lab",
         description="Starts a command once on every host, with torchrun's environment (RANK, "
@@ -38,7 +37,6 @@ def add_parser(deeds: options.Commands) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise ValueError("what shall the hosts run? synchromesh lab run -- COMMAND ...")

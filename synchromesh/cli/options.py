@@ -94,7 +94,6 @@ def add_plan(parser: argparse.ArgumentParser, default: str = "auto") -> None:
 
 
 def add_headroom(parser: argparse.ArgumentParser) -> None:
-    """--headroom."""
     parser.add_argument(
         "--headroom", type=headroom, metavar="SIZE",
         help="of a device's memory that plans leave free, as 10%% or 4GiB; default: 5%%, or more "
@@ -114,7 +113,6 @@ def headroom(text: str) -> str:
 
 
 def add_precision(parser: argparse.ArgumentParser) -> None:
-    """--bf16."""
     parser.add_argument(
         "--bf16", action=argparse.BooleanOptionalAction, default=False,
         help="compute in bfloat16 by autocast; parameters keep their type",
@@ -136,7 +134,6 @@ def add_nproc(parser: argparse.ArgumentParser, what: str = "local processes") ->
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """--json."""
     parser.add_argument(
         "--json", action="store_true", help="one document on stdout, everything else on stderr"
     )

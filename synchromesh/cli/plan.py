@@ -24,7 +24,6 @@ FILE = "cluster.yaml"  # that `doctor` writes unless told otherwise
 
 
 def add_parser(commands: options.Commands) -> None:
-    """Adds `plan` to the command line."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "plan", help="ranked plans with time and memory, without devices",
         description="Searches the plan of least step time for a cluster from its data sheets or "
@@ -74,7 +73,6 @@ def size(text: str) -> float:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs `synchromesh plan`; its exit status."""
     made: LayerPlanned | Planned
     if args.clusters:
         return _list(args)
@@ -96,7 +94,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _of_layers(args: argparse.Namespace) -> "LayerPlanned":
-    """The plans of a layer profile, shown."""
     from synchromesh.cli.layers import show
     from synchromesh.estimate.layer_planning import plan_layers
     from synchromesh.estimate.layer_profile import load
@@ -121,7 +118,6 @@ def _of_layers(args: argparse.Namespace) -> "LayerPlanned":
 
 
 def _of_model(args: argparse.Namespace) -> "Planned":
-    """The plans of a model, shown."""
     from synchromesh.cli.progress import working
 
     with ranks.uncollected(), working() as say:

@@ -81,7 +81,6 @@ class Display:
             self._last = time.monotonic()
 
     def end_epoch(self) -> None:
-        """Removes the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

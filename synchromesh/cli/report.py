@@ -20,7 +20,6 @@ BROKEN = (OSError, EOFError, zlib.error, RecursionError, ValueError, KeyError, T
 
 
 def add_parser(commands: options.Commands) -> None:
-    """Adds the subcommand."""
     parser = commands.add_parser(
         "report",
         help="makes one HTML page of a study or of training runs",
@@ -43,7 +42,6 @@ def add_parser(commands: options.Commands) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the subcommand."""
     output = args.output or (None if args.json else "report.html")
     if output and (refused := options.refusal(output, args.force, (".html", ".htm"))):
         raise ValueError(refused)

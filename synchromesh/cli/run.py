@@ -11,7 +11,6 @@ from synchromesh.cli import options, ranks
 
 
 def add_parser(commands: options.Commands) -> None:
-    """Adds the command and its options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "run", help="a script of yours on several local processes",
         description="Runs a script on local processes with torchrun's environment. The same "
@@ -25,7 +24,6 @@ def add_parser(commands: options.Commands) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
     ranks.refuse_inside("run", "the script")
     if not Path(args.script).is_file():
         raise ValueError(f"there is no script {args.script}")

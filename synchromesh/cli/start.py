@@ -29,7 +29,6 @@ def start_values(job: Job, trainer: Trainer) -> dict[str, Any]:
 
 
 def layout_values(trainer: Trainer) -> dict[str, Any]:
-    """The fields of `layout`."""
     return {
         "step": trainer.steps,
         "plan": str(trainer.plan),

@@ -15,7 +15,6 @@ NAMED = 6  # runs of a study that are named at most
 
 
 def add_parser(commands: options.Commands) -> None:
-    """Adds the command and its options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "trace", help="the Chrome trace of a run's recorded steps",
         description="Writes what all ranks did in the recorded steps of a training run, as a "
@@ -35,7 +34,6 @@ def add_parser(commands: options.Commands) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
     folder = RunFolder(Path(args.run))
     if not folder.path.is_dir():
         raise ValueError(f"{args.run}: there is no such folder; name a run's folder")

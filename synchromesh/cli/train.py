@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: options.Commands) -> None:
-    """Adds the command and its options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "train", help="trains a workload under a plan",
         description="Trains a workload on local processes or, started by torchrun, as one rank "
@@ -70,7 +69,6 @@ def span(text: str) -> tuple[int, int]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
     asked = Asked.of(args)
     if ranks.inside():
         from synchromesh.cli.training import train

@@ -15,7 +15,6 @@ BYTES = (
 
 
 def add_parser(commands: options.Commands) -> None:
-    """Adds the command and its options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "verify", help="a plan against one device",
         description="Trains a few steps under the plan and, on one process, without it, and "
@@ -36,7 +35,6 @@ def add_parser(commands: options.Commands) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
     plan = options.plan(args.plan)
     if args.bf16 and args.dtype == "float64":
         raise ValueError("--bf16 leaves float64 as it is: leave --dtype out, or give float32")

@@ -334,7 +334,6 @@ class World:
 
     @property
     def everyone(self) -> Group:
-        """The group of all ranks."""
         return self.group(tuple(range(self.size)))
 
     def group(self, ranks: tuple[int, ...]) -> Group:

@@ -31,5 +31,4 @@ def movable(x: Tensor) -> Tensor:
 
 
 def bytes_of(x: Tensor) -> int:
-    """Bytes of its entries."""
     return x.numel() * x.element_size()

@@ -112,7 +112,6 @@ class Ring:
             self.begin()
 
     def begin(self) -> None:
-        """Begins the next round."""
         index, size = self.group.index, self.group.size
         self._got = torch.empty_like(self._sum)
         sent, got = movable(self._sum).view(-1), movable(self._got).view(-1)

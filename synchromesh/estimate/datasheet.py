@@ -114,7 +114,6 @@ def _fake(step: Step) -> Iterator[tuple[Step, Mapping[str, Tensor], Mapping[str,
 
 
 def _border(value: Value) -> Tensor:
-    """A border value of one row."""
     return torch.empty(value.shape, dtype=getattr(torch, value.dtype))
 
 

@@ -136,7 +136,6 @@ class Description(document.Document):
             return cls(tuple(hosts), tuple(racks), uplink)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` reads."""
         shown: dict[str, Any] = {
             "hosts": [
                 {

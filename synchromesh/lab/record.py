@@ -31,7 +31,6 @@ class Record:
     date: str
 
     def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` reads."""
         return {
             "name": self.name,
             "tag": str(self.tag),

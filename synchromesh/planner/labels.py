@@ -44,7 +44,6 @@ class Labels:
         return len(self.state)
 
     def only(self, kept: Ints) -> "Labels":
-        """The labels at these places."""
         return Labels(
             self.states, self.state[kept], self.a[kept], self.z[kept], self.memory[kept],
             self.parent[kept], self.option[kept], self.lost,

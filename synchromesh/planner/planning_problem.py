@@ -33,7 +33,6 @@ class PlanningProblem:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the components."""
         return self.step.chain.names
 
     @property

@@ -98,7 +98,6 @@ def _scheduled(
 def plan_of(
     uniform: Uniform, planned: PlanningProblem, found: StagePlan, order: Sequence[int]
 ) -> Plan:
-    """The plan of stages on ranks in `order`."""
     tensor = [uniform.degrees[way] for s in found.stages for way in s.way_of]
     wide = 2 * math.lcm(*tensor)  # devices of which every degree is `data` or a hybrid
     layouts = [Layout(wide // t, t) for t in tensor]

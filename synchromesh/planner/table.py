@@ -64,7 +64,6 @@ class Table:
 
 
 def table(problem: Problem) -> Table:
-    """The problem as arrays."""
     grid = _grid(problem)
     nodes: dict[int, Node] = {}
     for options in problem.components:

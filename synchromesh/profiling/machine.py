@@ -75,7 +75,6 @@ class Machine:
 
 
 def machine_of(rank: int, device: torch.device) -> Machine:
-    """The facts of this process."""
     physical = _physical()
     limit, used = _memory_group(physical)
     if device.type == "cuda":

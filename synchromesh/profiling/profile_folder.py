@@ -37,7 +37,6 @@ class StoredProfile:
 
     @property
     def day(self) -> str:
-        """The date of `written`."""
         return self.written[:10]
 
 
@@ -67,7 +66,6 @@ class ProfileFolder:
         return cls(Path(base) / "synchromesh" / "profiles")
 
     def path(self, key: Mapping[str, Any]) -> Path:
-        """The file of a key."""
         text = json.dumps([FORMAT, key], sort_keys=True)
         return self.folder / f"{blake2b(text.encode(), digest_size=16).hexdigest()}.json"
 

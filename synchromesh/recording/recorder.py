@@ -82,7 +82,6 @@ class Recorder:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The spans of this rank."""
         return self.recording.spans
 
     def _spans(self) -> tuple[Span, ...]:

@@ -52,7 +52,6 @@ class Shares:
     exposed_by: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
         return {**vars(self), "exposed_by": dict(self.exposed_by)}
 
 

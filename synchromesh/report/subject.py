@@ -19,7 +19,6 @@ class Subject:
     place: str = ""
 
     def title(self, words: str) -> str:
-        """The title of a figure."""
         return f"{words}: {self.place}" if self.place else words
 
     def panels(self, has: Callable[[RunGroup], object]) -> list[tuple[str, tuple[RunGroup, ...]]]:

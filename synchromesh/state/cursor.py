@@ -99,11 +99,9 @@ class Cursor:
         return replace(self, position=self.position + rows, stream=stream)
 
     def epoch_start(self) -> "Cursor":
-        """The start of this epoch."""
         return replace(self, position=0, stream=None)
 
     def next_epoch(self) -> "Cursor":
-        """The start of the next epoch."""
         return Cursor(self.seed, self.epoch + 1)
 
     def to_dict(self) -> dict[str, Any]:

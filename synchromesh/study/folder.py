@@ -30,7 +30,6 @@ class StudyFolder:
 
     @property
     def results(self) -> Path:
-        """The document of the study."""
         return self.path / "results.json"
 
     def open(self, asked: dict[str, Any]) -> None:
@@ -85,7 +84,6 @@ class StudyFolder:
             yield
 
     def run(self, cell: StudyCell) -> Path:
-        """The folder of a run."""
         return self.path / "runs" / cell.key
 
     def begin(self, cell: StudyCell) -> Path:

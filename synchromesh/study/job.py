@@ -31,7 +31,6 @@ class CellJob:
     bf16: bool = False
 
     def write(self, path: Path) -> None:
-        """Writes the file."""
         document.write(path, json.dumps(fields.to_plain(self), indent=2))
 
     @classmethod

@@ -37,7 +37,6 @@ class RunRecord:
     said: dict[tuple[int, str], list[dict[str, Any]]] = field(default_factory=dict)
 
     def add(self, rank: int, message: dict[str, Any]) -> None:
-        """One message."""
         self.said.setdefault((rank, message["says"]), []).append(message)
 
     def of(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
@@ -114,7 +113,6 @@ class RunRecord:
         )
 
     def _turns(self, mode: str) -> list[list[dict[str, Any]]]:
-        """The turns of a mode, of each rank."""
         ranks = range(self.cell.devices)
         return [[t for t in self.of("turn", rank) if t["mode"] == mode] for rank in ranks]
 

@@ -86,8 +86,6 @@ def train(job: CellJob, meter: Meter) -> None:
 
 
 class _PlainLoop:
-    """The plain training loop."""
-
     def __init__(
         self,
         job: CellJob,

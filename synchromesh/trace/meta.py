@@ -26,7 +26,6 @@ class MetaEntry(Generic[T]):
     default: T
 
     def __call__(self, node: Node) -> T:
-        """The node's entry."""
         found: T = node.meta.get(self.key, self.default)
         return found
 

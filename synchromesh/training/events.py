@@ -103,8 +103,6 @@ class Interrupted:
 
 @dataclass(frozen=True)
 class FitResult:
-    """What came of `fit`."""
-
     plan: Plan  # the last one
     ranks: int
     steps: int  # of the run, as are epochs

@@ -47,7 +47,6 @@ class RandomRounding(TorchDispatchMode):
         self._generator = torch.Generator(device).manual_seed(seed)
 
     def move_(self, x: Tensor) -> None:
-        """Moves the entries of `x` in place."""
         kind = torch.finfo(x.dtype)
         factor = torch.empty_like(x, dtype=x.real.dtype if x.is_complex() else x.dtype)
         factor.bernoulli_(0.5, generator=self._generator).mul_(2 * kind.eps).add_(1 - kind.eps)

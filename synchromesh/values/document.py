@@ -38,11 +38,9 @@ class Document(ABC):
         """What `to_dict` described. ValueError begins with `name` and the key at fault."""
 
     def to_json(self) -> str:
-        """The JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     def to_yaml(self) -> str:
-        """The YAML text."""
         style = self.yaml_flow
         return yaml.safe_dump(self.to_dict(), sort_keys=False, default_flow_style=style, width=99)
 

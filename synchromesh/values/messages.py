@@ -44,12 +44,10 @@ class Message:
 
     @property
     def sender(self) -> int:
-        """The stage that sends it."""
         return self.source if self.kind == "F" else self.target
 
     @property
     def receiver(self) -> int:
-        """The stage that receives it."""
         return self.target if self.kind == "F" else self.source
 
     @property

@@ -218,7 +218,6 @@ class Profile:
         }
 
     def to_json(self) -> str:
-        """The JSON form as text."""
         return json.dumps(self.to_dict())
 
     @classmethod

@@ -158,7 +158,6 @@ class Change:
 
     @cached_property
     def routes(self) -> tuple[Route, ...]:
-        """All of its routes."""
         return routes(self.source, self.target, tuple(sorted(self._widths.items())))
 
     @cached_property

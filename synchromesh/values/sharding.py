@@ -31,7 +31,6 @@ class Unit:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters' names."""
         return tuple(h.tensor.name for h in self.holdings)
 
     @property

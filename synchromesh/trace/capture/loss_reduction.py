@@ -197,7 +197,6 @@ class ReductionAnalysis:
         raise UnknownReduction(f"a number is computed from the rows ({node.target})")
 
     def of_row_values(self, node: Node, name: str, kinds: set[str]) -> Reduction:
-        """An operator that reduces rows."""
         given = all_arguments(node)
         if name in WEIGHTED:
             return self.weighted(node, given)
@@ -261,7 +260,6 @@ class ReductionAnalysis:
         return Reduction("weighted mean", sums, reduction.targets)
 
     def multiplied(self, node: Node) -> Reduction | None:
-        """x y."""
         x, y = node.args
         first, second = self.reduction(x), self.reduction(y)
         if second.kind == "constant":
@@ -272,7 +270,6 @@ class ReductionAnalysis:
         return Reduction("sum") if kinds == {"mean", "sum"} and counted else None
 
     def divided(self, node: Node) -> Reduction | None:
-        """x / y."""
         x, y = node.args
         kinds = self.reduction(x).kind, self.reduction(y).kind
         if kinds[1] == "constant":

@@ -52,7 +52,6 @@ def is_fake(tensor: Tensor) -> bool:
 
 
 def digest(tensor: Tensor) -> str:
-    """A digest of a tensor's content."""
     data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(data.numpy().data).hexdigest()[:16]
 
@@ -104,7 +103,6 @@ def evaluate(graph: Graph, target: Node, known: dict[str, Tensor], rows: int) ->
 
 
 def compute(node: Node, values: dict[Node, object], known: dict[str, Tensor], rows: int) -> object:
-    """What one node computes of the values of others."""
     if node.op == "placeholder":
         return rows if meta.role(node) == "rows" else known[meta.name(node)]
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)  # type: ignore[arg-type]

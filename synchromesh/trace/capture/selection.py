@@ -208,7 +208,6 @@ def selecting(node: Node, name: str, args: Any) -> Node | None:
 
 
 def nodes_of(arguments: Any) -> list[Node]:
-    """The nodes among arguments."""
     found: list[Node] = []
     map_arg(arguments, found.append)
     return found

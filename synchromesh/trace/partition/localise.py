@@ -85,7 +85,6 @@ class Borders:
         self.live.setdefault((tensor, layout), set()).add(state)
 
     def maker(self, tensor: Tensor) -> int:
-        """The component that makes a tensor."""
         return self.analysis.makers[tensor][0]
 
     def _cross(self) -> None:

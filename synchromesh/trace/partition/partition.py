@@ -94,7 +94,6 @@ def problem_of(
     price: Price,
     leaves: Mapping[range, Layout] | None = None,
 ) -> StepProblem:
-    """The placement problem of a step."""
     assert len(layouts) == len(analysis.subgraphs), "one layout per component"
     check_reduced(analysis.step, layouts)
     meshes = tuple(layout.mesh for layout in layouts)

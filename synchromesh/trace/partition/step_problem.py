@@ -68,7 +68,6 @@ class StepProblem:
         self._add_flows()
 
     def layout(self, subgraph: Subgraph) -> Layout:
-        """The layout of a component."""
         return self.layouts[subgraph.index]
 
     # -- units -----------------------------------------------------------------------------

@@ -35,7 +35,6 @@ def origin(node: Node) -> Tensor:
 
 
 def results_of(node: Node) -> list[Tensor]:
-    """The tensors that a node makes."""
     return [(node, k) for k in range(len(meta.values_of(node)))]
 
 
@@ -133,7 +132,6 @@ def _differentiable(tensor: Tensor) -> bool:
 
 
 def subgraphs(step: Step, flow: GradientFlow) -> tuple[Subgraph, ...]:
-    """The step's components."""
     assert step.graph is not None
     nodes: list[list[Node]] = [[] for _ in step.chain.components]
     for node in calls(step.graph):

@@ -188,7 +188,6 @@ class Operator(OperatorCall):
 
     @property
     def output(self) -> Operand:
-        """The first of the outputs."""
         return self.outputs[0]
 
     def slot(self, name: str) -> int | None:
