@@ -8,12 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from synchromesh.cost.setting import (
-    Setting,
-    collective_seconds,
-    gradient_pattern,
-    shard_seconds,
-)
+from synchromesh.cost.setting import Setting, collective_seconds, gradient_pattern, shard_seconds
 from synchromesh.cost.timeline import Spans
 from synchromesh.cost.timelines import Timelines
 from synchromesh.values import buckets

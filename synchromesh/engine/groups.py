@@ -130,22 +130,17 @@ class Group:
 
         return finish
 
-    def all_to_all(
-        self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]] | None = None
-    ) -> list[Tensor]:
-        """Part i goes to rank i; what each rank sent to this one comes back.
-
-        shapes: of the tensors that come back, one a rank; the shapes of `parts` where not given.
-        """
-        return self.start_all_to_all(parts, shapes)()
-
     def start_all_to_all(
         self,
         parts: Sequence[Tensor],
         shapes: Sequence[Sequence[int]] | None = None,
         payload: int | None = None,
     ) -> Callable[[], list[Tensor]]:
-        """Begins an all-to-all; payload: bytes that all ranks count, where their parts differ."""
+        """Begins to send part i to rank i; what each rank sent to this one comes back.
+
+        shapes: of the tensors that come back, one a rank; the shapes of `parts` where not given.
+        payload: bytes that all ranks count, where their parts differ.
+        """
         assert len(parts) == self.size
         if not self._ready():
             return lambda: [parts[0].detach()]
@@ -200,13 +195,7 @@ class Group:
             dist.P2POp(dist.irecv, movable(y), self.ranks[i], self.messages) for i, y in inward
         ]
         begun = dist.batch_isend_irecv(work)
-
-        def finish() -> None:
-            for item in begun:
-                self.world.wait(item)
-            outward.clear()  # what is being sent lives until here
-
-        return finish
+        return Posted(self.world, begun, [x for _, x in outward]).wait
 
     def post(
         self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]

@@ -31,10 +31,7 @@ from itertools import product
 
 import numpy as np
 
-from synchromesh.cost.step_time import (
-    Unmeasured,
-    pattern,
-)
+from synchromesh.cost.step_time import Unmeasured, pattern
 from synchromesh.planner.parts import Parts, parts
 from synchromesh.planner.problem import BATCH, Option, PricedEdge, Prices, Problem
 from synchromesh.planner.uniform import (

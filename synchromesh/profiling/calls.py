@@ -36,13 +36,7 @@ from synchromesh.profiling.clock import clock
 from synchromesh.profiling.compute import Bench
 from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.capture.modes import training_modes
-from synchromesh.trace.partition.local import (
-    Computation,
-    Input,
-    LocalComponent,
-    Output,
-    Partition,
-)
+from synchromesh.trace.partition.local import Computation, Input, LocalComponent, Output, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Chain, Component, Edge, Parameter, Rows, Value
 from synchromesh.values.holding import holdings

@@ -22,14 +22,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from synchromesh.recording.intervals import (
-    Intervals,
-    common,
-    covered_before,
-    length,
-    minus,
-    union,
-)
+from synchromesh.recording.intervals import Intervals, common, covered_before, length, minus, union
 from synchromesh.recording.spans import Recording, Span
 
 SENT_AS = {"receive": "send"}  # what the other rank calls it

@@ -38,4 +38,3 @@ class Section:
     title: str
     figures: tuple[PageFigure, ...]
     missing: str
-    introduction: str = ""

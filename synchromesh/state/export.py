@@ -13,7 +13,8 @@ import json
 import os
 import struct
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -54,37 +55,39 @@ def save_safetensors(
         raise CheckpointError(f"{path}: safetensors has no such type: {', '.join(odd)}")
     fresh = path.with_name(f".{path.name}.new-{uuid.uuid4().hex[:8]}")
     file: IO[bytes] | None = None
-    fault = ""
+    faults: list[str] = []  # the others go on sending: they learn of it at the end
     try:
-        if group.index == 0:
-            try:
+        with _noted(faults):
+            if group.index == 0:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 file = fresh.open("wb")
                 file.write(_header(ordered, aliases or {}))
-            except OSError as error:
-                fault = error.strerror or str(error)
         for local in ordered:
             tensor = _gathered(local, group)
-            if file is not None and not fault:
-                try:
+            with _noted(faults):
+                if file is not None and not faults:
                     file.write(_bytes(tensor))
-                except OSError as error:  # the others go on sending: they learn of it at the end
-                    fault = error.strerror or str(error)
-        if file is not None and not fault:
-            try:
+        with _noted(faults):
+            if file is not None and not faults:
                 file.flush()
                 os.fsync(file.fileno())
                 fresh.rename(path)
                 sync(path.absolute().parent)
-            except OSError as error:
-                fault = error.strerror or str(error)
-        fault = group.broadcast_json(fault)
-        if fault:
+        if fault := group.broadcast_json("".join(faults)):
             raise CheckpointError(f"{path}: cannot be written: {fault}")
     finally:
         if file is not None:
             file.close()
             fresh.unlink(missing_ok=True)
+
+
+@contextmanager
+def _noted(faults: list[str]) -> Iterator[None]:
+    """What the system refuses inside is added to `faults`."""
+    try:
+        yield
+    except OSError as error:
+        faults.append(error.strerror or str(error))
 
 
 def _header(ordered: Sequence[LocalTensor], aliases: Mapping[str, str]) -> bytes:

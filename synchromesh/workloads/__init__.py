@@ -3,15 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from synchromesh.workloads import (
-    classification,
-    coco,
-    digits,
-    multi30k,
-    ptb,
-    shakespeare,
-    sst2,
-)  # fmt: skip
+from synchromesh.workloads import classification, coco, digits, multi30k, ptb, shakespeare, sst2
 from synchromesh.workloads.workload import Workload
 
 # name -> (data folder or None, synthetic rows instead of data) -> Workload

@@ -48,7 +48,9 @@ def _lazy() -> None:
         for way in WAYS if group.ring is not None else PLAIN:
             world.choices[group.ranks] = way
             assert same(group.reduce_scatter(x), total[r]), way
-        assert same(torch.stack(group.all_to_all(list(x))), torch.stack([o[r] for o in others]))
+        assert same(
+            torch.stack(group.start_all_to_all(list(x))()), torch.stack([o[r] for o in others])
+        )
         group.exchange([((r + 1) % n, x)], [((r - 1) % n, got := torch.empty_like(x))])
         assert same(got, others[(r - 1) % n])
     world.close()
@@ -81,7 +83,7 @@ def _collectives() -> dict:
         other = torch.tensor([[1, 1], [0, 3]]).to(dtype)
         assert same(group.all_gather(x)[1], other)
         assert same(group.all_gather(x[0, 0])[1], other[0, 0])
-        halves = group.all_to_all([x[0], x[1], *(x[1] for _ in range(n - 2))])
+        halves = group.start_all_to_all([x[0], x[1], *(x[1] for _ in range(n - 2))])()
         assert same(halves[1], other[min(r, 1)])
     group.all_reduce(short := torch.tensor([r, 1], dtype=torch.int16))
     assert short.tolist() == [n * (n - 1) // 2, n]
@@ -94,11 +96,11 @@ def _collectives() -> dict:
         mine = group.reduce_scatter(whole)
         assert torch.equal(mine, torch.full((2, 2), 10.0 * r * n + n * (n - 1) / 2)), way
     assert torch.equal(
-        group.all_to_all([torch.tensor([r, i]) for i in range(n)])[1], torch.tensor([1, r])
+        group.start_all_to_all([torch.tensor([r, i]) for i in range(n)])()[1], torch.tensor([1, r])
     )
     # rank r sends r + i numbers to rank i, so that one message is empty
     parts = [torch.full((r + i,), r, dtype=torch.int16) for i in range(n)]
-    got = group.all_to_all(parts, [(i + r,) for i in range(n)])
+    got = group.start_all_to_all(parts, [(i + r,) for i in range(n)])()
     assert [p.tolist() for p in got] == [[i] * (i + r) for i in range(n)]
 
     ring = torch.empty(2, r + 1)
@@ -161,7 +163,7 @@ def _ledger() -> tuple[int, dict]:
     group.all_reduce(torch.zeros(8))  # 2 x 3/4 x 32
     group.all_gather(torch.zeros(2))  # 3/4 x 32
     group.reduce_scatter(torch.zeros(4, 2))  # 3/4 x 32
-    group.all_to_all([torch.zeros(2)] * 4)  # 3/4 x 32
+    group.start_all_to_all([torch.zeros(2)] * 4)()  # 3/4 x 32
     group.exchange(
         [((world.rank + 1) % 4, torch.zeros(3))], [((world.rank - 1) % 4, torch.zeros(3))]
     )

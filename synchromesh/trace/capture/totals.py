@@ -23,13 +23,7 @@ from synchromesh.trace.nodes import ancestors, calls, short_name
 from synchromesh.values.component import Value
 
 from .coupling import coupling_operators
-from .loss_reduction import (
-    WEIGHTED,
-    LossReduction,
-    ReductionAnalysis,
-    aten,
-    reduce_to_sums,
-)
+from .loss_reduction import WEIGHTED, LossReduction, ReductionAnalysis, aten, reduce_to_sums
 from .ownership import free_nodes
 
 Found = tuple[Graph, LossReduction, Graph | None]  # the step's, its loss, that of its totals
