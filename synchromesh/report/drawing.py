@@ -218,6 +218,19 @@ def _invisible(element: ElementTree.Element) -> bool:
     return element.tag == "path" and "fill:none" in style and "stroke:" not in style
 
 
+def stacked(axes: Any, bars: Iterable[tuple[float, dict[Fill, float]]], half: float) -> None:
+    """Bars at some places, half of whose width is `half`, of parts one above the other."""
+    places: dict[Fill, list[Box]] = {}
+    for x, parts in bars:
+        bottom = 0.0
+        for fill, value in parts.items():
+            if value > 0:
+                places.setdefault(fill, []).append((x - half, x + half, bottom, bottom + value))
+                bottom += value
+    for fill, found in places.items():
+        boxes(axes, fill, found)
+
+
 def round_numbers(most: float, count: int) -> list[float]:
     """About so many round numbers from 0 to `most`, for an axis."""
     from matplotlib.ticker import MaxNLocator

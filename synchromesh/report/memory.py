@@ -1,25 +1,22 @@
 """The figure of peak memory: by kind, a bar for each device, a panel for each strategy."""
 
-from typing import Any
-
 from synchromesh.report.drawing import (
     BOLD,
     LINE,
-    Box,
     Drawing,
-    boxes,
     drawn,
     fitted,
     legend_height,
     lines,
     round_numbers,
+    stacked,
 )
 from synchromesh.report.figure import PageFigure, PageTable
 from synchromesh.report.numbers import devices, size
 from synchromesh.report.palette import MEMORY
 from synchromesh.report.subject import Subject
 from synchromesh.results.groups import RunGroup
-from synchromesh.results.run import MemoryByKind, RunResult
+from synchromesh.results.run import RunResult
 
 TALL = 130  # pixels of a panel
 
@@ -89,7 +86,8 @@ def _draw(width: int, shown: list[RunResult]) -> Drawing:
     for i, run in enumerate(shown):
         x, y = left + (i % across) * (wide + gap), top + (i // across) * tall
         axes = sheet.axes(x, y + LINE + 2, wide, TALL)
-        _bars(axes, run.peak_memory_bytes)
+        parts = ({MEMORY[k]: getattr(d, k) for k in MEMORY} for d in run.peak_memory_bytes)
+        stacked(axes, enumerate(parts), 0.35)
         count = len(run.peak_memory_bytes)
         predicted = _predicted(run)
         if predicted:
@@ -106,15 +104,3 @@ def _draw(width: int, shown: list[RunResult]) -> Drawing:
         if i >= len(shown) - across:
             axes.set_xlabel("device", labelpad=1)
     return sheet
-
-
-def _bars(axes: Any, devices: tuple[MemoryByKind, ...]) -> None:
-    places: dict[str, list[Box]] = {kind: [] for kind in MEMORY}
-    for x, parts in enumerate(devices):
-        bottom = 0
-        for kind in MEMORY:
-            value = getattr(parts, kind)
-            places[kind].append((x - 0.35, x + 0.35, bottom, bottom + value))
-            bottom += value
-    for kind, fill in MEMORY.items():
-        boxes(axes, fill, [box for box in places[kind] if box[3] > box[2]])

@@ -8,13 +8,12 @@ from typing import Any
 from synchromesh.report.drawing import (
     BOLD,
     LINE,
-    Box,
     Drawing,
-    boxes,
     drawn,
     fitted,
     legend_height,
     lines,
+    stacked,
 )
 from synchromesh.report.figure import PageFigure, PageTable
 from synchromesh.report.numbers import seconds
@@ -98,16 +97,10 @@ def _draw(width: int, subject: Subject, known: list[tuple[RunGroup, Overhead]]) 
 
 
 def _bars(axes: Any, found: list[tuple[int, Overhead]]) -> None:
-    places: dict[Fill, list[Box]] = {fill: [] for fill in LEGEND}
+    bars = []
     for x, parts in found:
         start = min(parts.ideal, parts.step - parts.transfer - parts.waiting)
-        bottom = 0.0
-        for fill, value in zip(
-            LEGEND, (start, parts.transfer, parts.waiting, parts.other), strict=True
-        ):
-            if value > 0:
-                places[fill].append((x - 0.33, x + 0.33, bottom, bottom + value))
-                bottom += value
-    for fill, of_fill in places.items():
-        boxes(axes, fill, of_fill)
+        values = (start, parts.transfer, parts.waiting, parts.other)
+        bars.append((x, dict(zip(LEGEND, values, strict=True))))
+    stacked(axes, bars, 0.33)
     lines(axes, [(x - 0.42, x + 0.42, p.ideal, p.ideal) for x, p in found], linewidth=1.5)
