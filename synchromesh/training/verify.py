@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from synchromesh.engine.batches import checksum, to_device
 from synchromesh.trace.capture.batch import row_count, take
 from synchromesh.trace.capture.carry import joined
+from synchromesh.trace.capture.experts import BATCHED, REMEDY, products
 from synchromesh.trace.partition.crossings import exchange_of
 from synchromesh.trace.partition.explain import explain
 from synchromesh.training.comparison import Comparison
@@ -114,9 +115,10 @@ def verify(
             trainer.close()
     except RuntimeError as error:
         if dtype == "float64" and computes_in_float32_only(workload):
+            setting = f", or {REMEDY}" if products(error) not in ("", BATCHED) else ""
             raise ValueError(
                 f"the model does not compute in float64 ({_first_line(error)}), but it does in "
-                "float32: verify it with --dtype float32"
+                f"float32: verify it with --dtype float32{setting}"
             ) from error
         raise
 

@@ -142,7 +142,10 @@ def test_planted_errors_are_found(name: str) -> None:
 def test_a_model_that_has_no_float64_says_so() -> None:
     with (
         one_trace("mixtral", "data"),
-        pytest.raises(RankFailed, match=r"does not compute in float64 .*--dtype float32"),
+        pytest.raises(
+            RankFailed,
+            match=r"does not compute in float64 .*--dtype float32, or set experts_implementation=",
+        ),
     ):
         run(2, verified, "mixtral", ["data"])
 

@@ -23,6 +23,7 @@ from synchromesh.trace.nodes import HERE, TORCH
 from synchromesh.values.fault import message
 
 from .batch import autocast_for, copy_of, example, leaves, rows_of
+from .experts import LOOP, REMEDY, products
 from .known_values import KnownValues
 from .masks import is_fake
 from .model_snapshot import Attributes, preserved, restored, untraced
@@ -295,10 +296,15 @@ def own_fault(
 def sentence(error: BaseException) -> str:
     """One sentence about `error`: the user's line that was not traced, why, and what to do."""
     where, code, why = parts_of(error)
+    remedy = (
+        "write it with tensor operations alone (torch.where instead of a branch on values, no "
+        ".item() or .tolist())"
+    )
+    if products(error) == LOOP:
+        remedy = f'{REMEDY} ("grouped_mm" takes less memory and has no float64)'
     return (
-        f"{where} could not be traced ({code!r}: {why}): write it with tensor operations alone "
-        "(torch.where instead of a branch on values, no .item() or .tolist()), or train it as it "
-        "is under the plan 'data'"
+        f"{where} could not be traced ({code!r}: {why}): {remedy}, or train it as it is under the "
+        "plan 'data'"
     )
 
 

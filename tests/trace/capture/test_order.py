@@ -217,10 +217,12 @@ def test_rows_that_are_not_put_back_do_not_cross() -> None:
     assert "mixture and c has rows" in step.merged
 
 
-def test_a_mixture_of_experts_is_cut_into_its_layers() -> None:
+@pytest.mark.parametrize("products", ["grouped_mm", "batched_mm"])
+def test_a_mixture_of_experts_is_cut_into_its_layers(products: str) -> None:
     config = hf.MixtralConfig(
         vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, use_cache=False,
+        experts_implementation=products,
     )  # fmt: skip
     step = trace(hf.MixtralForCausalLM(config), language_loss, tokens(64)(4), training=True)
     assert len(step.chain.components) == 6 and not step.coupled, (step.reason, step.coupled)
