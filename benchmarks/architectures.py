@@ -115,6 +115,13 @@ TASKS = {
 }  # fmt: skip
 
 GROUPED = dict(num_key_value_heads=2)
+BATCHED = dict(experts_implementation="batched_mm")  # the loop is not traced, grouped: no float64
+MIXTURE = dict(**GROUPED, **BATCHED, num_experts_per_tok=2)  # two of four experts a token
+DEEPSEEK = dict(
+    **MIXTURE, n_routed_experts=4, n_shared_experts=1, moe_intermediate_size=32,
+    first_k_dense_replace=1, kv_lora_rank=16, q_lora_rank=16, qk_nope_head_dim=8,
+    qk_rope_head_dim=4, v_head_dim=8,
+) | dict(num_key_value_heads=4)  # fmt: skip
 GPT = dict(n_embd=32, n_layer=2, n_head=4, n_positions=32, n_inner=64)
 STAGES = dict(hidden_sizes=[32, 64], depths=[2, 2])
 PYRAMID = dict(
@@ -138,9 +145,6 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt": ("language", dict(d_model=32, n_heads=4, n_layers=2, max_seq_len=32)),
     "falcon": ("language", dict(ffn_hidden_size=64)),
     "mistral": ("language", GROUPED),
-    "mixtral": (
-        "language", dict(**GROUPED, num_local_experts=4, experts_implementation="eager"),
-    ),
     "qwen2": ("language", GROUPED),
     "qwen3": ("language", dict(**GROUPED, head_dim=8)),
     "gemma2": ("language", dict(**GROUPED, head_dim=8)),
@@ -157,6 +161,66 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": (
         "language",
         dict(state_size=8, num_heads=8, head_dim=8, n_groups=2, chunk_size=4),
+    ),
+    # decoders with experts
+    "mixtral": ("language", dict(**MIXTURE, num_local_experts=4)),
+    "qwen2_moe": (
+        "language",
+        dict(
+            **MIXTURE, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=32
+        ),
+    ),
+    "qwen3_moe": (
+        "language", dict(**MIXTURE, head_dim=8, num_experts=4, moe_intermediate_size=32)
+    ),
+    "olmoe": ("language", dict(**MIXTURE, num_experts=4)),
+    "granitemoe": ("language", dict(**MIXTURE, num_local_experts=4)),
+    "gpt_oss": (
+        "language",
+        dict(
+            **MIXTURE, head_dim=8, num_local_experts=4, sliding_window=4,
+            rope_parameters=dict(
+                rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=8
+            ),
+        ),
+    ),
+    "deepseek_v2": ("language", DEEPSEEK),
+    "deepseek_v3": ("language", dict(**DEEPSEEK, n_group=2, topk_group=1)),
+    "ernie4_5_moe": (
+        "language",
+        dict(
+            **GROUPED, **BATCHED, moe_num_experts=4, moe_k=2, moe_intermediate_size=32,
+            moe_num_shared_experts=1, moe_layer_start_index=1,
+        ),
+    ),
+    "jamba": (
+        "language",
+        dict(
+            **MIXTURE, num_experts=4, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=4,
+            mamba_dt_rank=4,
+        ),
+    ),
+    "llama4_text": (
+        "language",
+        dict(
+            **GROUPED, head_dim=8, intermediate_size_mlp=64, num_local_experts=4,
+            num_experts_per_tok=2,
+        ),
+    ),
+    "dbrx": (
+        "language",
+        dict(
+            d_model=32, n_heads=4, n_layers=2, max_seq_len=32,
+            attn_config=dict(kv_n_heads=2, clip_qkv=8.0, rope_theta=1e4),
+            ffn_config=dict(
+                hidden_size=32, ffn_hidden_size=64, moe_num_experts=4, moe_top_k=2,
+                moe_jitter_eps=None,
+            ),
+        ),
+    ),
+    "jetmoe": (
+        "language",
+        dict(**GROUPED, kv_channels=8, num_local_experts=4, num_experts_per_tok=2),
     ),
     # encoders
     "roberta": ("text", {}),

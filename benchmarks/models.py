@@ -21,7 +21,7 @@ import torch
 import transformers
 from torch import nn
 
-from benchmarks.architectures import ARCHITECTURES
+from benchmarks.architectures import ARCHITECTURES, BATCHED, CONFIGURATIONS
 from synchromesh.engine.model import Model
 from synchromesh.trace.capture.capture import compare, opaque
 from synchromesh.trace.partition.explain import explain
@@ -106,7 +106,8 @@ def explained(found: Finding, step: Step, model: nn.Module) -> None:
         part = sizes[name] / found.parameter_bytes
         found.largest = f"`{'.'.join(name.split('.')[-2:])}` {part:.1%}"
         found.why = general(reasons[name])
-    found.why = "; ".join(filter(None, (step.reason, step.merged, found.why)))
+    why = "; ".join(filter(None, (step.reason, step.merged, found.why)))
+    found.why = re.sub(r"\S*/site-packages/", "", why)
 
 
 def general(reason: str) -> str:
@@ -156,6 +157,8 @@ def page(findings: Iterable[Finding]) -> str:
         "`python -m benchmarks.models` measures it and writes this page "
         f"(torch {torch.__version__}, transformers {transformers.__version__}).",
         "",
+        *textwrap.wrap(experts(rows), 110, break_on_hyphens=False),
+        "",
         "The last columns have the largest parameter that stays whole, its part of the bytes, and",
         "the number of the reason below.",
         "",
@@ -172,9 +175,23 @@ def page(findings: Iterable[Finding]) -> str:
         )
     out.append("")
     for why, number in reasons.items():
-        text = re.sub(r"\S*/site-packages/", "", f"{number}. {why}")
-        out += textwrap.wrap(text, 110, subsequent_indent="   ")
+        out += textwrap.wrap(f"{number}. {why}", 110, subsequent_indent="   ")
     return "\n".join(out) + "\n"
+
+
+def experts(findings: Iterable[Finding]) -> str:
+    """How experts are configured: the products that have float64."""
+    settings = {name: own for name, (_, own) in CONFIGURATIONS.items()}
+    names = [f.name for f in findings if BATCHED.items() <= settings.get(f.name, {}).items()]
+    return (
+        f"{len(names)} of them have experts whose products are a setting ({', '.join(names)}): "
+        '`experts_implementation="batched_mm"`, in the configuration or by '
+        '`model.set_experts_implementation("batched_mm")`. The default, `"grouped_mm"`, is '
+        "traced and sharded as well and takes less memory, but has no float64 (`verify --dtype "
+        'float32`); the loop, `"eager"`, cannot be traced. llama4_text computes all of its '
+        "experts; dbrx and jetmoe have a loop alone. phimoe draws its experts at random, so that "
+        "float64 shows nothing of it, and is left out."
+    )
 
 
 def kept() -> dict[str, Finding]:
