@@ -8,6 +8,7 @@
     lstm      an LSTM language model with a large softmax at every position
     context   one of three layers that predicts the word after 32 others, of 20,000
     mlp       linear layers alone
+    bert      a classifier of token sequences like BERT, of four layers
 
 `make(name)` gives (model builder, loss, global batch, optimizer builder).
 """
@@ -177,9 +178,26 @@ def mlp() -> Made:
     return build, _classify, (x, torch.randint(0, 100, (512,), generator=generator)), _adamw
 
 
+def bert() -> Made:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=2_000, hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
+        intermediate_size=1024, max_position_embeddings=64, num_labels=4,
+    )  # fmt: skip
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return BertForSequenceClassification(config)
+
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 2_000, (16, 32), generator=generator)
+    return build, _classify, (tokens, torch.randint(0, 4, (16,), generator=generator)), _adamw
+
+
 MODELS: dict[str, Callable[[], Made]] = {
     "conv": conv, "pooled": pooled, "vgg": vgg, "resnet18": resnet18, "vit": vit, "lstm": lstm,
-    "context": context, "mlp": mlp,
+    "context": context, "mlp": mlp, "bert": bert,
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)  # bytes of paylo
 class CollectiveTuning:
     """How long a collective is timed. Chosen, not measured."""
 
-    calls: int = 3  # of a short collective; their median counts
+    calls: int = 5  # of a short collective; their median counts
     long_seconds: float = 0.05  # a call longer than this is not repeated
     doubtful: float = 1.1  # times the seconds a byte of the size before: timed once more
     most_seconds: float = 0.3  # one call longer than this ends a curve: its line goes on
@@ -164,6 +164,8 @@ def _curve(
         if points and seconds > TUNING.doubtful * points[-1][1] * size / points[-1][0]:
             # more a byte than for fewer bytes: something came between
             seconds = min(seconds, taken(size))
+        # fewer bytes take no longer: what did was a pause, and would make more take as long
+        points = [(x, min(y, seconds)) for x, y in points]
         points.append((float(size), seconds))
         if seconds > TUNING.most_seconds and len(points) > 1:
             break

@@ -16,6 +16,7 @@ from typing import Any
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.profile_folder import ProfileFolder, StoredProfile
 from synchromesh.profiling.profile_key import ProfileKey, profile_key
+from synchromesh.profiling.reprofile import TUNING as SAMPLING
 from synchromesh.profiling.reprofile import reprofile
 from synchromesh.trace.partition.local import Partition
 from synchromesh.values.profile import Profile
@@ -26,8 +27,6 @@ class ReuseTuning:
     """When a stored profile is believed. Chosen, not measured."""
 
     most: float = 1.5  # times as slow or as quick as before, from where curves are not scaled
-    samples: int = 2  # that must say so: something else may have run beside the first
-    slack: float = 1e-4  # seconds that calls differ by on any day
 
 
 TUNING = ReuseTuning()
@@ -62,11 +61,8 @@ class ProfileCache:
             return None
         known = stored.profile
         partition = _known(partitions, known)
-        for _ in range(TUNING.samples):
-            sampled = reprofile(self.facts, self.ranks, partition, known, devices=True, links=True)
-            offs: list[float] = self.facts.world.everyone.broadcast_json(off(known, sampled))
-            if max(offs) <= TUNING.most:
-                break
+        sampled = reprofile(self.facts, self.ranks, partition, known, devices=True, links=True)
+        offs: list[float] = self.facts.world.everyone.broadcast_json(off(known, sampled))
         found = self._reusable(sampled, *(x <= TUNING.most for x in offs))
         found = replace(found, seconds=time.perf_counter() - began)
         say(reuse_text(stored, found, *offs))
@@ -153,7 +149,7 @@ def off(known: Profile, sampled: Profile) -> list[float]:
 
 def _factor(one: float, other: float) -> float:
     a, b = sorted((one, other))
-    return (b + TUNING.slack) / (a + TUNING.slack)
+    return (b + SAMPLING.slack) / (a + SAMPLING.slack)
 
 
 def _measured(profile: Profile) -> tuple[Any, ...]:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from synchromesh.profiling import collectives as module
 from synchromesh.profiling.collectives import SIZES, TUNING, reaches
-from synchromesh.values.profile import Curve
+from synchromesh.values.profile import Curve, Pattern
 
 
 @pytest.mark.parametrize(
@@ -18,3 +19,11 @@ from synchromesh.values.profile import Curve
 )
 def test_reach(size: int, seconds: float, payload: int, enough: bool) -> None:
     assert reaches(Curve(((1.0, 1e-4), (float(size), seconds))), payload) is enough
+
+
+def test_a_pause_while_few_bytes_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes longer than more bytes do is no latency: it raises no other point."""
+    taken = {1 << 10: 0.008, 1 << 14: 0.001, 1 << 17: 0.005}
+    monkeypatch.setattr(module, "_seconds", lambda *args: taken[args[-1]])
+    points = module._curve(None, [None], "send", Pattern(2), 1 << 17)  # type: ignore[arg-type, list-item]
+    assert Curve.of(points).points == ((1 << 10, 0.001), (1 << 14, 0.001), (1 << 17, 0.005))

@@ -6,6 +6,7 @@ Devices and links are given their seconds, so that a busy machine changes no ver
 import json
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from synchromesh import prepare
 from synchromesh.profiling import collectives as network_module
 from synchromesh.profiling import live_facts
 from synchromesh.profiling import reprofile as reprofiling
+from synchromesh.profiling.collectives import TUNING as COLLECTIVES
 from synchromesh.profiling.compute import Bench
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.profile_cache import off, reuse_text
@@ -45,23 +47,30 @@ class Machine:
     def __init__(self, patch: pytest.MonkeyPatch, rank: int) -> None:
         self.slower = [1.0, 1.0]  # each rank's programs
         self.links = 1.0
+        self.pauses = 0  # programs, and collectives, during which something else runs
         self.programs: set[str] = set()
         self.most = 0  # rows of a program
         self.kinds: set[str] = set()
         made = Bench.__init__
+        paused: set[Bench] = set()
+        calls: Counter[tuple[str, int]] = Counter()
+        self.forget = lambda: (paused.clear(), calls.clear())
 
         def begin(bench: Bench, step: Any, partition: Any, local: Any, *rest: Any) -> None:
             self.programs.add(local.program)
             made(bench, step, partition, local, *rest)
             self.most = max(self.most, bench.rows)
+            paused.update([bench] if len(paused) < self.pauses and rank else [])
 
         def once(bench: Bench) -> tuple[float, float]:
-            seconds = 2e-3 * bench.rows * self.slower[rank]
+            seconds = 2e-3 * bench.rows * self.slower[rank] * (1.45 if bench in paused else 1)
             return seconds, 2 * seconds
 
         def slowest(world: Any, group: Any, kind: str, ranks: int, payload: int) -> float:
             self.kinds.add(kind)
-            return (5e-3 + 1e-8 * payload) * self.links
+            calls[kind, ranks] += 1  # a sample begins with calls of the smallest size
+            late = kind == "all_reduce" and calls[kind, ranks] <= COLLECTIVES.calls * self.pauses
+            return (5e-3 + 1e-8 * payload) * self.links * (4 if late else 1)
 
         patch.setattr(reprofiling, "TUNING", replace(reprofiling.TUNING, programs=1))
         patch.setattr(Bench, "__init__", begin)
@@ -83,6 +92,7 @@ class Machine:
         """A model prepared under `plan`, and what that took."""
         self.programs.clear()
         self.kinds.clear()
+        self.forget()
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -180,6 +190,26 @@ def test_a_second_choice_samples(folder: Path) -> None:
 
     given = one["given"]  # a plan that is given is predicted from the same file
     assert len(given["programs"]) == 1 and SAMPLED in given["said"][0]
+
+
+def paused() -> dict[str, Any]:
+    at, _ = machine()
+    out = {"fresh": at.prepared("auto")}
+    at.pauses = 1
+    out["paused"] = at.prepared("auto")
+    at.pauses, at.slower, at.links = 0, [1.0, 1.45], 4.0
+    out["slower"] = at.prepared("auto")
+    return out
+
+
+def test_a_sample_decides_nothing_alone(folder: Path) -> None:
+    one, other = run(2, paused, timeout=110)
+    assert [one[k]["candidates"] for k in one] == [other[k]["candidates"] for k in one]
+    assert SAMPLED in one["paused"]["said"][0]
+    assert one["paused"]["candidates"] == one["fresh"]["candidates"], "the next one was as known"
+    slower = one["slower"]
+    assert "links (off by a factor of 4.0) measured anew" in slower["said"][0]
+    assert slower["predicted"] > 1.4 * one["fresh"]["predicted"], "it stays"
 
 
 def grown(name: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Reprofiling on real ranks whose links are stand-ins; probes of idle ranks."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ from synchromesh.engine.groups import World
 from synchromesh.profiling import collectives as network
 from synchromesh.profiling import reprofile as module
 from synchromesh.profiling.reprofile import _sampled_rows, _scaled, _settled
+from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.profile import (
     BurstSpeed,
     Compute,
@@ -95,6 +97,60 @@ def test_links_that_are_what_they_were() -> None:
             for x, y in points:
                 assert y == pytest.approx(links(1e-9, kind, size, int(x)), rel=1e-6)
         assert rates["all_reduce"].compute == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "samples, found",
+    [
+        ([[1.3, 0.2]], [1.3, 0.2]),
+        ([[9.0, 1.1], [1.1, 1.2]], [1.1, 1.1]),
+        ([[9.0, 0.9], [5.0, 9.0], [1.2, 1.3]], [1.2, 0.9]),
+        ([[1.6, 9.0], [1.5, 1.0], [1.7, 1.0]], [1.5, 1.0]),  # each says that it is slower
+    ],
+)
+def test_samples_that_are_doubted(samples: list[list[float]], found: list[float]) -> None:
+    taken = iter(samples)
+    points = module.confirmed(lambda: list(enumerate(next(taken))), lambda _: 1.0)
+    assert points == list(enumerate(found)) and not list(taken)
+
+
+def test_microseconds_are_not_doubted() -> None:
+    assert module.confirmed(lambda: [(0.0, 3e-5)], lambda _: 1e-5) == [(0.0, 3e-5)]
+
+
+def sampled_speeds(speeds: list[float]) -> Any:
+    """Seconds that a program of 1 s takes on each rank, its slowdown, and how often it was timed,
+    where sampling finds `speeds` as slowdowns of the second rank, one after the other."""
+    world = World.open()
+    curves = (Curve(((1.0, 1.0),)),) * 2
+    program = Compute(curves, (Curve(((1.0, 0.0),)),) * 2, Memory())
+    known = Profile(2, {"a": program}, device=DeviceModel(slowdowns=(2.5, 2.5)))
+    later = iter(speeds)
+    timed: list[float] = []
+
+    def again(ranks: Any, wanted: Any, profile: Profile, block: float) -> Any:
+        slower = [profile.device.slowdown_of(r) / 2.5 for r in (0, 1)]
+        timed.append(slower[1])
+        return {"a": replace(program, forward=tuple(curves[0].scaled(x) for x in slower))}, []
+
+    part = SimpleNamespace(program="a", layout=LayoutSpec("data").layout(2))
+    facts: Any = SimpleNamespace(world=world, timed=again, problem=SimpleNamespace(rows=2))
+    partition: Any = SimpleNamespace(components=[part])
+    with pytest.MonkeyPatch.context() as patch:
+        now = lambda *_: DeviceModel(slowdowns=(2.5, 2.5 * next(later)))  # noqa: E731
+        patch.setattr(module, "device_speeds", now)
+        found = module.reprofile(facts, (0, 1), partition, known, devices=True, links=False)
+    world.close()
+    return [c(1.0) for c in found.compute["a"].forward], found.device.slowdowns, len(timed)
+
+
+@pytest.mark.parametrize(
+    "speeds, now", [([1.46, 1.0], 1.0), ([1.46, 1.5, 1.45], 1.45), ([1.2], 1.2), ([0.5], 0.5)]
+)
+def test_a_host_that_seems_slow_once(speeds: list[float], now: float) -> None:
+    for programs, slowdowns, timed in run(2, sampled_speeds, speeds):
+        assert programs == pytest.approx([1.0, now])
+        assert slowdowns == pytest.approx([2.5, 2.5 * now]) and timed == 1
 
 
 KNOWN = Profile(
