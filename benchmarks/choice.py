@@ -11,12 +11,15 @@ the plan that `auto` chose over that of
     uniform   the quickest of data, tensor and uniform hybrids      1.18 times as slow, two models
 
 --json has what `prediction` says of the same pairs, too.
+
+--starts [N]: the plans that N starts of each of five models choose instead (`repeated`).
 """
 
 import json
 import statistics
 from typing import Any
 
+from benchmarks import repeated
 from benchmarks.machine import machine
 from benchmarks.pairs import Row, asked, rows_of
 from benchmarks.prediction import document
@@ -95,6 +98,8 @@ def faults(found: dict[str, dict[str, Any]]) -> list[str]:
 
 def main() -> int:
     options = asked(__doc__.splitlines()[0] if __doc__ else "")
+    if options.starts:
+        return repeated.report(options)
     rows = rows_of(options)
     found = table(rows)
     missed = faults(found)

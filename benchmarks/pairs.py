@@ -29,7 +29,8 @@ from benchmarks.machine import machine
 from benchmarks.zoo import MODELS, make
 from synchromesh.lab import HostFailed, Lab
 
-LABS = ("4x200", "4x1000", "2x50", "8x200")
+LABS = "4x200,4x1000,2x50,8x200"
+PAIRED = ",".join(m for m in MODELS if m not in ("pooled", "bert"))
 BLOCK = 3.0  # seconds that the steps of one strategy should take at most in one turn
 FEWEST, MOST = 2, 6  # steps of a turn, after one that is not counted
 ALIKE = 0.02  # predictions that differ by less are of one plan in other words
@@ -277,6 +278,12 @@ def _peak(trainer: Any, mine: Any) -> float:
     return float(peak)
 
 
+def emulated(lab_name: str, cpu: float | None) -> Lab:
+    """The hosts of `lab_name` (hosts x Mbit/s), each with `cpu` of a core, else a usual share."""
+    hosts, mbit = (int(n) for n in lab_name.split("x"))
+    return Lab(hosts=hosts, bandwidth=f"{mbit}mbit", cpu=cpu or (0.2 if hosts > 4 else 0.4))
+
+
 def run(options: argparse.Namespace) -> list[Row]:
     """The rows of every model in every lab; ValueError or HostFailed where a lab fails."""
     found: list[Row] = []
@@ -286,12 +293,12 @@ def run(options: argparse.Namespace) -> list[Row]:
         chance = random.Random(SEED)
         given = {lab: dict([chance.choice(list(of.items()))]) for lab, of in given.items()}
     drawn = given or (SAMPLE if options.sample else QUARTER if options.quarter else {})
-    for lab_name, models in (drawn or dict.fromkeys(options.labs.split(","), ())).items():
-        hosts, mbit = (int(n) for n in lab_name.split("x"))
-        cpu = options.cpu or (0.2 if hosts > 4 else 0.4)
-        with Lab(hosts=hosts, bandwidth=f"{mbit}mbit", cpu=cpu) as lab:
-            for name in models or options.models.split(","):
-                print(f"{name} on {hosts} hosts, {mbit} Mbit/s ...", file=sys.stderr, flush=True)
+    for lab_name, models in (
+        drawn or dict.fromkeys((options.labs or LABS).split(","), ())
+    ).items():
+        with emulated(lab_name, options.cpu) as lab:
+            for name in models or (options.models or PAIRED).split(","):
+                print(f"{name} on {lab_name} ...", file=sys.stderr, flush=True)
                 command = [
                     sys.executable, "-m", "benchmarks.pairs", "--rank", name,
                     "--most", str(options.most), "--rounds", str(options.rounds),
@@ -310,8 +317,16 @@ def asked(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--from", dest="given", metavar="FILE", help="pairs that --out wrote")
     parser.add_argument("--out", metavar="FILE", help="where to keep the pairs, as JSON")
-    parser.add_argument("--models", default=",".join(m for m in MODELS if m != "pooled"))
-    parser.add_argument("--labs", default=",".join(LABS), help="hosts x Mbit/s")
+    parser.add_argument("--models", help=f"of the zoo ({PAIRED})")
+    parser.add_argument("--labs", help=f"hosts x Mbit/s ({LABS})")
+    parser.add_argument(
+        "--starts",
+        type=int,
+        nargs="?",
+        const=10,
+        metavar="N",
+        help="`choice`: how alike the plans of N starts of each model are",
+    )
     parser.add_argument("--short", action="store_true", help="`prediction`: steps of few rows")
     parser.add_argument("--quarter", action="store_true", help="a sample of models and labs")
     parser.add_argument("--sample", action="store_true", help="drawn: each model in one lab")
