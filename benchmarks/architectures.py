@@ -281,11 +281,26 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def configured(name: str) -> Family:
-    """The model of one configuration."""
+# settings that say how wide a model is
+WIDTHS = {
+    "hidden_size", "intermediate_size", "d_model", "encoder_ffn_dim", "decoder_ffn_dim", "n_embd",
+    "n_inner", "ffn_dim", "word_embed_proj_dim", "ffn_hidden_size", "embedding_size", "dim",
+    "hidden_dim", "d_kv", "d_ff", "head_dim", "hidden_sizes", "embed_dim", "conv_dim",
+    "width_coefficient",
+}  # fmt: skip
+NARROW = ("mixtral", "mobilenet_v2")  # the one is not traced, the other has no such setting
+
+
+def configured(name: str, times: int = 1) -> Family:
+    """The model of one configuration, `times` as wide."""
     task, own = CONFIGURATIONS[name]
     kind = TASKS[task]
-    config = hf.AutoConfig.for_model(name, **{**kind.settings, **own})
+    settings: dict[str, Any] = {**kind.settings, **own}
+    for key in WIDTHS & set(settings):
+        width = settings[key]
+        one = isinstance(width, int | float)
+        settings[key] = width * times if one else type(width)(x * times for x in width)
+    config = hf.AutoConfig.for_model(name, **settings)
     build = getattr(hf, f"AutoModelFor{kind.head}").from_config
     return build(config), kind.loss, kind.batches
 

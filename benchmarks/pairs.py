@@ -192,13 +192,13 @@ def measure(name: str, most: int, rounds: int, rivals: Iterable[str]) -> list[Ro
 
 
 def measure_given(name: str, texts: Sequence[str], rounds: int) -> list[Row]:
-    """On every rank: these plans, predicted and measured."""
+    """On every rank: these plans, predicted and measured. If `auto` is one it is the first."""
     import synchromesh as sm
 
     build, loss, batch, optimizer = make(name)
     model = build()
     trainer = sm.prepare(model, optimizer(model.parameters()), loss, batch, plan=texts[0])
-    plans, told, bytes_ = {}, {}, {}
+    plans, told, bytes_ = {texts[0]: trainer.plan}, {}, {}
     taken: dict[str, list[float]] = {text: [] for text in texts}
     for turn in range(rounds):
         for text in texts if turn % 2 == 0 else texts[::-1]:
@@ -216,6 +216,7 @@ def measure_given(name: str, texts: Sequence[str], rounds: int) -> list[Row]:
         {
             "model": name,
             "plan": text,
+            "stands_for": str(plans[text]),
             "chosen": told[text] is least,
             "guessed": told[text].seconds,
             "predicted": told[text].seconds,
@@ -289,12 +290,16 @@ def run(options: argparse.Namespace) -> list[Row]:
     found: list[Row] = []
     root = Path(__file__).parents[1]
     given = SHARDED if options.states else STAGED if options.stages else {}
+    if options.drawn is not None:
+        from benchmarks import drawn  # imports transformers
+
+        given = {drawn.LAB: dict.fromkeys(drawn.widened(options.drawn), drawn.PLANS)}
     if options.sample:
         chance = random.Random(SEED)
         given = {lab: dict([chance.choice(list(of.items()))]) for lab, of in given.items()}
-    drawn = given or (SAMPLE if options.sample else QUARTER if options.quarter else {})
+    cases = given or (SAMPLE if options.sample else QUARTER if options.quarter else {})
     for lab_name, models in (
-        drawn or dict.fromkeys((options.labs or LABS).split(","), ())
+        cases or dict.fromkeys((options.labs or LABS).split(","), ())
     ).items():
         with emulated(lab_name, options.cpu) as lab:
             for name in models or (options.models or PAIRED).split(","):
@@ -332,6 +337,9 @@ def asked(description: str) -> argparse.Namespace:
     parser.add_argument("--sample", action="store_true", help="drawn: each model in one lab")
     parser.add_argument("--stages", action="store_true", help="plans with stages on four hosts")
     parser.add_argument("--states", action="store_true", help="plans that shard and recompute")
+    parser.add_argument(
+        "--drawn", type=int, metavar="SEED", help="`prediction`: models of docs/models.md, widened"
+    )
     parser.add_argument("--cpu", type=float, help="share of a core (0.4; 0.2 above 4 hosts)")
     parser.add_argument("--most", type=int, default=8, help="candidates of a model and lab")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each strategy")

@@ -7,6 +7,10 @@ Pairs with steps below 150 ms are listed and not counted.
 
 --stages, --states: pairs of given plans, with stages; with sharded states and recomputation.
 
+--drawn SEED: eight models of docs/models.md that are drawn and widened (`drawn`), each under
+`auto`, `data`, `tensor`, `hybrid:tensor=2` and two stages. Goals there: step time 6 %, `auto` at
+most 2 % behind the quickest of a model.
+
 `python -m benchmarks.prediction --short` has steps of few rows instead, which take milliseconds,
 on one rank and on two of this machine: what is not in operators and bytes shows there.
 """
@@ -33,6 +37,7 @@ FEWEST = 3  # plans that have a rank correlation
 SHORT = {"encoder": 4, "digits/cnn": 8, "digits/vit": 8}  # models of `--short`, rows of a rank
 SHORT_STEPS, SHORT_ROUNDS = 40, 3  # steps of a median, runs of each model
 GOALS = {"time": 0.08, "memory": 0.05, "rank": 0.95}
+DRAWN_GOALS = {**GOALS, "time": 0.06, "behind": 1.02}
 
 
 def summary(rows: list[Row]) -> dict[str, Any]:
@@ -58,7 +63,18 @@ def summary(rows: list[Row]) -> dict[str, Any]:
 def document(rows: list[Row]) -> dict[str, Any]:
     """The pairs without the rivals, what is said of them, and the goals."""
     pairs = [r for r in rows if "rival" not in r]
-    return {"rows": pairs, **summary(pairs), "least": LEAST, "goals": GOALS}
+    behind = _behind(pairs)
+    goals = DRAWN_GOALS if behind else GOALS
+    return {"rows": pairs, **summary(pairs), "behind": behind, "least": LEAST, "goals": goals}
+
+
+def _behind(rows: list[Row]) -> dict[str, float]:
+    """The step of `auto`, where it is one of given plans, over the quickest of its model."""
+    return {
+        r["model"]: r["measured"] / min(x["measured"] for x in rows if x["model"] == r["model"])
+        for r in rows
+        if r["plan"] == "auto"
+    }
 
 
 def _lost(rows: list[Row]) -> float | None:
@@ -88,26 +104,32 @@ def _mean_error(rows: list[Row], predicted: str, measured: str) -> float | None:
 
 def show(rows: list[Row], told: dict[str, Any]) -> None:
     print(f"emulated hosts; {machine()}\n")
+    wide = max(len(r["model"]) for r in rows)
     print(
-        f"{'model':9} {'lab':7} {'predicted':>9} {'measured':>9} {'error':>7} {'memory':>7}  plan"
+        f"{'model':{wide}} {'lab':7} {'predicted':>9} {'measured':>9} "
+        f"{'error':>7} {'memory':>7}  plan"
     )
     for r in rows:
         error = r["predicted"] / r["measured"] - 1
         memory = r["predicted_bytes"] / r["measured_bytes"] - 1
         mark = " " if r["measured"] >= LEAST else "-"
         print(
-            f"{r['model']:9} {r['lab']:7} "
+            f"{r['model']:{wide}} {r['lab']:7} "
             f"{r['predicted'] * 1e3:7.0f}ms {r['measured'] * 1e3:7.0f}ms"
             f"{mark}{error:+7.1%} {memory:+7.1%}  {r['plan']}"
+            + (f" ({r['stands_for']})" if r["plan"] == "auto" else "")
         )
     print(f"\n{told['pairs']} pairs of at least {LEAST * 1e3:.0f} ms")
     for key in ("time", "memory"):
         if told[key] is not None:
-            print(f"mean absolute error of {key}: {told[key]:.1%} (goal {GOALS[key]:.0%})")
+            goal = told["goals"][key]
+            print(f"mean absolute error of {key}: {told[key]:.1%} (goal {goal:.0%})")
     for key, rank in told["rank"].items():
         print(f"rank correlation {key}: {rank:.2f} (goal {GOALS['rank']})")
     if told["lost"] is not None:
         print(f"the least prediction, above the least measurement: {told['lost']:.1%} on average")
+    for key, behind in told["behind"].items():
+        print(f"auto over the quickest {key}: {behind:.3f} (goal {DRAWN_GOALS['behind']})")
     inside = ", ".join(f"{key} {rank:.2f}" for key, rank in told["rank_in_lab"].items())
     print(f"in each lab: {inside}")
 
@@ -200,9 +222,10 @@ def main() -> int:
         show(told["rows"], told)
     good = (
         told["time"] is not None
-        and told["time"] <= GOALS["time"]
+        and told["time"] <= told["goals"]["time"]
         and told["memory"] <= GOALS["memory"]
         and all(r >= GOALS["rank"] for r in told["rank"].values())
+        and all(x <= DRAWN_GOALS["behind"] for x in told["behind"].values())
     )
     return 0 if good else 1
 

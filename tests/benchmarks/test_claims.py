@@ -212,6 +212,16 @@ def test_choices_and_predictions_of_what_choice_says(
     assert rows.staged(told(prediction.document(pairs()))).values == (time, bytes_)
 
 
+def test_auto_among_given_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [{**r, "plan": "auto", "stands_for": "data"} for r in pairs() if r.get("chosen")]
+    told = prediction.document([*pairs(), *found])
+    assert told["behind"] == pytest.approx({"conv": 1.0, "vit": 1.25})
+    assert told["goals"]["time"] < prediction.GOALS["time"]
+    prediction.show(told["rows"], told)
+    assert "auto over the quickest vit: 1.250 (goal 1.02)" in capsys.readouterr().out
+    assert not prediction.document(pairs())["behind"]
+
+
 def adaptive(switch: int | None) -> Any:
     """The report of a run of 100 steps that switched at this step."""
     event = {
