@@ -204,13 +204,24 @@ def dice(o: Any, b: Any) -> Tensor:
     return words(o, b) + 1 - 2 * (p * wanted).sum() / (p.sum() + wanted.sum() + 1)
 
 
-# that are no sum of fractions: their rows stay together
+def spread(b: Any) -> Tensor:
+    return (b.w - b.w.mean()).square().sum()  # type: ignore[no-any-return]
+
+
+# that are no sum of fractions, or whose totals are of rows that depend on each other
 TOGETHER: dict[str, Form] = {
     "balancing": balancing,
     "dice": dice,
     "root": lambda o, b: words(o, b) + F.mse_loss(o.boxes, b.z).sqrt(),
     "confident": lambda o, b: words(o, b) + masked(of_boxes(o, b), (o.words.amax(-1) > 0.1).to(D)),
-}
+    "explained": lambda o, b: of_boxes(o, b).sum() / spread(b),
+    "above the mean": lambda o, b: masked(of_boxes(o, b).sum(-1), b.w > b.w.mean()) + words(o, b),
+    "weights over their largest": lambda o, b: words(o, b) * (b.w / b.w.max()).sum(),
+    "shifted by a spread": lambda o, b: (of_boxes(o, b) - 0.1 * spread(b)).square().mean(),
+    "shifted by a count": lambda o, b: (
+        of_boxes(o, b) - 0.1 * b.w.mean() * b.w.mean() * len(b.w)
+    ).square().mean(),
+}  # fmt: skip
 
 
 def of_batch(form: Form) -> Any:

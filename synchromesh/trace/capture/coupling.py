@@ -11,10 +11,10 @@ import torch
 from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import calls, described, living, short_name
+from synchromesh.trace.nodes import calls, described, is_number, living, short_name
 from synchromesh.trace.rules.elementwise import FILLING
 
-from .effects import scales_by_frequency
+from .effects import dependent_on_rows, scales_by_frequency
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str]]:
     These are operators that make values of rows x rows, that work along the rows, or that join
     rows with a value that rows were reduced to. A loss's own mean, or sum / weight, joins none.
     """
-    live = living(graph)
+    live, of_rows = living(graph), dependent_on_rows(graph)
     reduced: set[Node] = set()
     for node in calls(graph):
         if node not in live or meta.value(node) is None:
@@ -73,7 +73,8 @@ def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str]]:
         read, rows = any(a in reduced for a in content), any(map(meta.has_rows, content))
         if why := why_coupled(node, read and (rows or meta.has_rows(node))):
             yield node, why
-        if not meta.has_rows(node) and (read or rows):
+        counted = any(is_number(a) and a in of_rows for a in content)
+        if not meta.has_rows(node) and (read or rows or counted):
             reduced.add(node)
 
 

@@ -65,18 +65,21 @@ def write_fractions(graph: Graph) -> None:
 
 
 def sums_of_batch(graph: Graph) -> Iterator[tuple[Node, str]]:
-    """Operators that reduce rows of the batch alone, and how; not those that are but outputs."""
+    """Operators that reduce rows of the batch alone, which are apart, and how; not those that are
+    but outputs."""
     free, analysis = free_nodes(graph), ReductionAnalysis(graph)
+    coupled = dict(coupling_operators(graph)).keys()
     for node in calls(graph):
         value = meta.value(node)
         if node not in free or not isinstance(value, Value) or value.rows is not None:
             continue
         if value.dtype.startswith("complex") or all(user.op == "output" for user in node.users):
             continue
-        reduction, buffers = analysis.known_reduction(node), map(meta.role, ancestors(node))
+        reduction, made_of = analysis.known_reduction(node), ancestors(node)
         if (
             reduction is None
-            or "buffer" in buffers
+            or "buffer" in map(meta.role, made_of)
+            or not coupled.isdisjoint(made_of)
             or not any(map(meta.has_rows, node.all_input_nodes))
         ):
             continue
