@@ -27,6 +27,51 @@ class Settings:
     slope: float = 0.1
 
 
+@dataclass(slots=True)
+class Inner:
+    """One without a table of attributes."""
+
+    gain: float = 1.0
+
+
+@dataclass
+class Outer:
+    """One that has another."""
+
+    inner: Inner
+
+
+GAIN, CONFIGURED = 1.0, Outer(Inner())
+
+
+def gained(_: nn.Module, given: Any, found: Tensor) -> Tensor:
+    """A hook, which reads a global."""
+    return found * GAIN
+
+
+class Nested(nn.Module):
+    """Reads numbers of objects in objects and in containers, and calls what it has been given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(5, 9), nn.Linear(9, 3)
+        self.settings, self.held, self.function = Outer(Inner()), {"a": [Inner()]}, self.as_it_is
+        self.activation = functools.partial(F.leaky_relu, negative_slope=0.1)
+        self.first.register_forward_hook(gained)
+        self.double()
+
+    def as_it_is(self, x: Tensor) -> Tensor:
+        return x
+
+    def doubled(self, x: Tensor) -> Tensor:
+        return x * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(self.first(x)) * self.settings.inner.gain
+        return self.last(self.function(x) * self.held["a"][0].gain)  # type: ignore[no-any-return]
+
+
 class Net(nn.Module):
     """Reads numbers of its own, of its layers and of an object, by which its graph differs."""
 
@@ -164,6 +209,73 @@ CHANGES: dict[str, tuple[Callable[[nn.Module, int], None], Callable[..., Tensor]
     "closure": (of_closure, CLOSED),
     "criterion": (of_criterion, with_criterion),
 }
+
+
+GAINS = (1.0, 3.0, 3.0, 0.5)
+CRITERION: nn.Module = nn.CrossEntropyLoss()
+
+
+def with_nested(model: nn.Module, batch: Any) -> Tensor:
+    return CRITERION(model(batch[0]), batch[1]) * CONFIGURED.inner.gain  # type: ignore[no-any-return]
+
+
+WITH_GIVEN = functools.partial(
+    lambda model, batch, to: with_nested(model, batch) * to.gain, to=SimpleNamespace(gain=1.0)
+)
+
+
+def of_hook(_: nn.Module, i: int) -> None:
+    global GAIN
+    GAIN = GAINS[i]
+
+
+def of_replaced_criterion(_: nn.Module, i: int) -> None:
+    global CRITERION
+    CRITERION = nn.CrossEntropyLoss(label_smoothing=0.1 * GAINS[i] - 0.05)
+
+
+def of_configured(_: nn.Module, i: int) -> None:
+    CONFIGURED.inner.gain = GAINS[i]
+
+
+def of_given(_: nn.Module, i: int) -> None:
+    WITH_GIVEN.keywords["to"].gain = GAINS[i]
+
+
+def of_held(model: Any, i: int) -> None:
+    model.held["a"][0].gain = GAINS[i]
+
+
+def of_function(model: Any, i: int) -> None:
+    model.function = model.doubled if GAINS[i] == 3.0 else model.as_it_is
+
+
+OF_OBJECTS: dict[str, Callable[[nn.Module, int], None]] = {
+    "inner": sets("settings.inner.gain", *GAINS),
+    "another inner": sets("settings.inner", *map(Inner, GAINS)),
+    "another outer": sets("settings", *(Outer(Inner(x)) for x in GAINS)),
+    "in containers": of_held,
+    "method": of_function,
+    "partial": sets("activation", *(functools.partial(F.leaky_relu, negative_slope=x)
+                                    for x in GAINS)),
+    "hook": of_hook,
+    "criterion": of_replaced_criterion,
+    "configured": of_configured,
+    "given": of_given,
+}  # fmt: skip
+
+
+def nested() -> nn.Module:
+    """A model, and the numbers elsewhere as at first."""
+    model = Nested()
+    for change in (of_hook, of_replaced_criterion, of_configured, of_given):
+        change(model, 0)
+    return model
+
+
+@pytest.mark.parametrize("name", OF_OBJECTS)
+def test_values_of_objects_in_objects_are_those_of_the_step(name: str) -> None:
+    exact(Case(nested, WITH_GIVEN, BATCHES, between=OF_OBJECTS[name]), "single", 1)
 
 
 def weighs(_: nn.Module, i: int) -> None:

@@ -1,7 +1,8 @@
 """Readings: the Python values that a trace has read, and whether they are as they were.
 
     self.p, self.settings.slope    of the modules and of objects that they have, as code reads them
-    WEIGHT, beta, args.smoothing   globals, closures and objects that the code of the loss names
+    WEIGHT, beta, args.smoothing   globals, closures and objects that the code of the loss names,
+                                   of hooks and of the forward methods
 
 A trace holds for these values alone, so they are looked at in every step.
 """
@@ -11,11 +12,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from dis import get_instructions
 from enum import Enum
 from functools import partial
 from inspect import getattr_static
 from operator import call, getitem
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 from unittest.mock import patch
 from zlib import crc32
@@ -33,7 +35,9 @@ PLAIN = (
 MOST = 256  # items of a container that is compared in every step: chosen, not measured
 NATIVE = {*vars(nn.Module()), *dir(nn.Module)}  # what every module has: tables, hooks, its mode
 NAMESPACES = (ModuleType, type)
-INNER = ("function", "func", "__func__", "__self__")  # of our functions, partial ones, methods
+# of our functions, partial ones, methods
+INNER = ("function", "func", "__func__", "__self__")
+GIVEN = ("args", "keywords")  # to a partial function
 NOTHING = object()
 
 
@@ -72,35 +76,57 @@ class Globals:
     """The globals of a function, as attributes."""
 
 
-def frozen(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """A copy to compare with later, or the tensor itself; `NOTHING` of what is neither that nor a
-    number, flag, text, function, or small container of such."""
-    if isinstance(value, Tensor):  # whose content a trace shares
-        return value
-    plain = isinstance(value, PLAIN)
+@dataclass(frozen=True, eq=False)
+class Same:
+    """Equal to one object alone, in whatever way it compares itself."""
+
+    content: Any
+    __array_ufunc__ = None  # numpy's arrays leave the comparison to it
+
+    def __eq__(self, other: object) -> bool:
+        return self.content is (other.content if isinstance(other, Same) else other)
+
+    __hash__ = object.__hash__
+
+
+def frozen(value: Any) -> Any:
+    """A copy to compare with later of a number, flag, text, function, or small container; of other
+    objects, in it too, what is equal to these alone. `NOTHING` of what is not compared."""
+    if not isinstance(value, (*CONTAINERS, *NAMESPACES, property)):
+        return value if isinstance(value, PLAIN) else Same(value)
+    objects: dict[int, Any] = {}
+    return copy.deepcopy(value, objects) if is_small(value, objects) else NOTHING
+
+
+def is_small(value: Any, objects: dict[int, Any], depth: int = MAX_DEPTH) -> bool:
+    """Whether it is a small container without tensors, or in one; notes the objects in it."""
     if isinstance(value, CONTAINERS):
-        items = [item for _, item in items_of(value)]
-        fit = (not isinstance(x, Tensor) and frozen(x, depth - 1) is not NOTHING for x in items)
-        plain = bool(depth) and len(items) <= MOST and all(fit)
-    return copy.deepcopy(value) if plain else NOTHING
+        items = [item for _, item in items_of(value)] if depth else [value] * (MOST + 1)
+        return len(items) <= MOST and all(is_small(x, objects, depth - 1) for x in items)
+    if not isinstance(value, PLAIN):
+        objects[id(value)] = Same(value)
+    return depth < MAX_DEPTH and not isinstance(value, (Tensor, *NAMESPACES))
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are equal, or the same tensor."""
-    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b))
+    """Whether two values are equal."""
+    return a is b or bool(a == b)
 
 
 def is_object(value: Any) -> bool:
     """Whether it is an object of a class in Python, of which reads can be noted."""
     changeable = type(value).__flags__ & 0x300 == 0x200  # made at run time, and not immutable
-    other = isinstance(value, (*NAMESPACES, Tensor))
-    return changeable and not other and hasattr(value, "__dict__")
+    package = type(value).__module__.partition(".")[0]
+    other = isinstance(value, (*NAMESPACES, *PLAIN, Tensor)) or package in ("torch", "sympy")
+    attributes = hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
+    return isinstance(value, nn.Module) or (changeable and not other and attributes)
 
 
-def names_in(code: CodeType) -> set[str]:
-    """Globals and attributes that code names, and that functions inside of it do."""
-    inner = (names_in(c) for c in code.co_consts if isinstance(c, CodeType))
-    return set(code.co_names).union(*inner)
+def names_in(code: CodeType) -> tuple[set[str], set[str]]:
+    """Globals that code names, and attributes, and that functions inside of it do."""
+    inner = [names_in(c) for c in code.co_consts if isinstance(c, CodeType)]
+    of_globals = {i.argval for i in get_instructions(code) if i.opname == "LOAD_GLOBAL"}
+    return of_globals.union(*(g for g, _ in inner)), {*code.co_names}.union(*(n for _, n in inner))
 
 
 class Reads:
@@ -109,31 +135,51 @@ class Reads:
     def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
         self._owners: dict[int, tuple[Any, str]] = {}  # and how the names of its values begin
         self._read: dict[tuple[int, str], ReadValue] = {}
-        for path, module in model.named_modules():
-            dot = f"{path}." if path else ""
-            self._owners[id(module)] = module, dot
-            for key, value in vars(module).items():
-                if is_object(value):
-                    self._owners.setdefault(id(value), (value, f"{dot}{key}."))
+        self._patches = ExitStack()
+        self._watched: set[type] = set()
+        self._noting = False
+        self._own(model, "")
+        for module in model.modules():
+            hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
+            own = () if type(module).__module__.startswith("torch.") else (type(module).forward,)
+            for code in (*hooks, *own):
+                self._meet(code, "")
         self._meet(function, "")
+
+    def _own(self, value: Any, dot: str, depth: int = MAX_DEPTH) -> None:
+        """Reads of an object, of a module's children and of objects in a container are noted."""
+        if isinstance(value, CONTAINERS) and depth:
+            for key, item in items_of(value):
+                self._own(item, f"{dot}{key}.", depth - 1)
+        elif is_object(value) and id(value) not in self._owners:
+            self._owners[id(value)] = value, dot
+            self._watch(value)
+            if isinstance(value, nn.Module):
+                for key, child in value.named_children():
+                    self._own(child, f"{dot}{key}.")
 
     def _meet(self, found: Any, name: str, module: str | None = None) -> None:
         """Of the loss, or of what its code names: an object, whose reads are noted, or a function
         of the same `module`, of which this is done in turn."""
         if id(found) in self._owners or isinstance(found, (*NAMESPACES, Tensor)):
             return
-        self._owners[id(found)] = found, f"{name}."
+        self._own(found, f"{name}.")
+        self._owners.setdefault(id(found), (found, f"{name}."))
         if not isinstance(found, FunctionType):
+            for key in GIVEN if isinstance(found, partial) else ():
+                given = ReadValue(found, key, f"{name}.{key}")
+                self._read[given.place] = replace(given, value=given.now())
+                self._own(given.ask(), f"{name}.")
             inner = [getattr(found, key, None) for key in INNER]
             for part in (*inner, type(found).__call__ if module is None else None):
                 self._meet(part, name, module)
         elif module in (None, found.__module__):
             code, known = found.__code__, Globals()
             known.__dict__ = found.__globals__
-            names = sorted(names_in(code))
+            of_globals, names = map(sorted, names_in(code))
             cells = zip(found.__closure__ or (), code.co_freevars, strict=True)
             reads = [ReadValue(cell, "cell_contents", name) for cell, name in cells]
-            reads += [ReadValue(known, name, name) for name in names if name in vars(known)]
+            reads += [ReadValue(known, name, name) for name in of_globals if name in vars(known)]
             reads += [ReadValue(found, "__defaults__", f"{found.__name__}.__defaults__")]
             for read in reads:
                 self._read[read.place] = replace(read, value=read.now())
@@ -147,22 +193,34 @@ class Reads:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Notes reads of attributes."""
-        objects = [owner for owner, _ in self._owners.values() if is_object(owner)]
-        with ExitStack() as patches:
-            for kind in {nn.Module if isinstance(x, nn.Module) else type(x) for x in objects}:
-                noting = self._noting(kind.__getattribute__)  # type: ignore[arg-type]
-                patches.enter_context(patch.object(kind, "__getattribute__", noting))
+        with self._patches:
+            self._noting = True
+            for owner, _ in [*self._owners.values()]:
+                self._watch(owner)
             yield
+        self._noting = False
 
-    def _noting(self, original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    def _watch(self, owner: Any) -> None:
+        """Where reads are noted, those of such an object are."""
+        kind: type = nn.Module if isinstance(owner, nn.Module) else type(owner)
+        if self._noting and is_object(owner) and kind not in self._watched:
+            self._watched.add(kind)
+            noting = self._noting_of(kind.__getattribute__)  # type: ignore[arg-type]
+            self._patches.enter_context(patch.object(kind, "__getattribute__", noting))
+
+    def _noting_of(self, original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         owners, read = self._owners, self._read
 
         def get(owner: Any, key: str) -> Any:
-            place = id(owner), key
+            found, place = original(owner, key), (id(owner), key)
             if place[0] in owners and key not in NATIVE and place not in read:
-                stored = frozen(getattr_static(owner, key, NOTHING))  # nothing is of a property
-                read[place] = ReadValue(owner, key, owners[place[0]][1] + key, stored)
-            return original(owner, key)
+                stored = getattr_static(owner, key, NOTHING)  # a property itself
+                if stored is NOTHING or isinstance(stored, MemberDescriptorType):
+                    stored = found
+                name = owners[place[0]][1] + key
+                read[place] = ReadValue(owner, key, name, frozen(stored))
+                self._own(found, f"{name}.")
+            return found
 
         return get
 
