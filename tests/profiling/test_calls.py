@@ -49,8 +49,8 @@ def test_the_trivial_program_is_run_by_the_engine(
     ticks, ran = count_from(0), []
     run = module.Program.run
 
-    def spied(program: Any, *given: Any) -> Any:
-        found = run(program, *given)
+    def spied(program: Any, *given: Any, **settings: Any) -> Any:
+        found = run(program, *given, **settings)
         ran.append([out.outputs[0].item() for out in found.results])
         return found
 

@@ -51,13 +51,13 @@ def test_a_program_that_nothing_splits_is_the_models_own(name: str, rows: int) -
 def test_backward_gives_the_operators_gradients_and_clears_them() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)).double()
     batch = torch.randn(FEW, 6, dtype=torch.float64)
-    step = trace(model, lambda m, b: m(b).square().sum(), batch, training=True)
+    step = trace(model, lambda m, b: m(b).square().mean(), batch, training=True)
     (_, _, first, _), (_, _, second, _) = benches(step, model, batch, Layout(2, 1), 5)
     x = tiled(batch, Rows(), 5)
     h = model[0](x)
     h.backward(torch.full_like(h, 1e-3))
     cut = h.detach().requires_grad_()
-    model[1](cut).square().sum().backward(torch.tensor(1e-3, dtype=torch.float64))
+    model[1](cut).square().mean().backward(torch.tensor(1e-3, dtype=torch.float64))
     for bench, inputs, layer in ((first, [None], model[0]), (second, [cut.grad], model[1])):
         bench.backward(bench.seeds(bench.forward()))
         expected = [*inputs, layer.weight.grad, layer.bias.grad]
@@ -158,7 +158,7 @@ SEED = 4  # bytes of the number that backward begins from
 
 def told(model: nn.Module, width: int) -> list[Bytes]:
     x = torch.randn(FEW, width)
-    step = trace(model, lambda m, b: m(b).sum(), x, training=True)
+    step = trace(model, lambda m, b: (m(b).sum(), b.shape[0]), x, training=True)
     return [b.bytes() for _, _, b, _ in benches(step, model, x, Layout(1, 1), 16)]
 
 
@@ -175,7 +175,7 @@ def test_bytes_by_hand() -> None:
     )
     assert second == Bytes(
         kept=0,
-        forward=256 + 4,  # the layer's output and its sum
+        forward=256 + 4 + 4,  # the layer's output, its sum and the number of rows
         backward=2048 + 512 + 4 + SEED,  # gradients of e, of the weight, of the sum
         staying=2048 + 512 + 4 + SEED,
         kept_inputs=(0,),
@@ -185,7 +185,7 @@ def test_bytes_by_hand() -> None:
 
 def test_a_gradient_that_stays_counts_while_others_are_made() -> None:
     (found,) = told(Twice(), 128)
-    assert found.kept == 512 and found.forward == 512 + 256 + 4
+    assert found.kept == 512 and found.forward == 512 + 256 + 4 + 4
     # gradients of x a, then of a; that of b (128 bytes) has gone into its bucket, or stays
     assert found.backward == 512 + 4096 + SEED
     assert found.staying == found.backward + 128

@@ -195,7 +195,7 @@ def test_batch_norm_normalises_each_micro_batch() -> None:
 
 
 class Counts(nn.Module):
-    """Backward reads the count with which forward scaled."""
+    """Backward reads the count with which forward scaled, and rows are counted after it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,9 +203,9 @@ class Counts(nn.Module):
         self.register_buffer("count", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        self.count.add_(1)
-        return self.c(torch.tanh(self.b(h * self.count)))  # type: ignore[no-any-return]
+        h = torch.tanh(self.b(self.a(x) * self.count.clone()))
+        self.count.add_(x.square().mean())
+        return self.c(h)  # type: ignore[no-any-return]
 
 
 def counts() -> nn.Module:

@@ -671,6 +671,7 @@ def traced_on_one_rank(doubtful: int) -> tuple[bool, bool]:
 
 
 @pytest.mark.filterwarnings("ignore:the model runs whole")
+@pytest.mark.filterwarnings("ignore:the loss is not seen to be a mean over rows")
 @pytest.mark.parametrize("doubtful", [0, 1])
 def test_a_trace_that_one_rank_does_not_trust_is_used_by_none(doubtful: int) -> None:
     assert run(2, traced_on_one_rank, doubtful) == [(True, True)] * 2

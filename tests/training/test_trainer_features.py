@@ -479,6 +479,7 @@ def bags(plan: str, branches: bool) -> tuple[list[float], dict[str, Tensor]]:
 
 
 @pytest.mark.filterwarnings("ignore:the model runs whole")
+@pytest.mark.filterwarnings("ignore:the loss is not seen to be a mean over rows")
 @pytest.mark.parametrize(
     ("plan", "ranks", "branches"),
     [("data", 1, False), ("data", 2, False), ("tensor", 2, False), ("data", 1, True),
