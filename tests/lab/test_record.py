@@ -37,6 +37,15 @@ def test_a_spoilt_record_is_told_and_keeps_no_lab_alive(tmp_path: Path) -> None:
     assert records.forget(Tag(12, 345)) == ["b"]
 
 
+def test_a_lab_that_goes_while_records_are_read_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = Records(tmp_path)
+    records.write(Record("b", Tag(12, 345), LAB, ""))
+    monkeypatch.setattr(records, "_names", lambda: ["a", "b"])
+    assert [record.name for record in records.all()] == ["b"]
+
+
 @pytest.mark.parametrize("name", ["", "../x", "a.cluster", "-x", "a b", "x" * 62, "a\n"])
 def test_names_that_are_no_files(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot name a lab: use letters, digits, - and _"):
