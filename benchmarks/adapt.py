@@ -52,6 +52,9 @@ class Case:
     after: int
     quota: float = CPU
     steps: int = STEPS
+    ends: int = 0  # the step at which the run is ended early; 0: it is not
+    hosts: int = HOSTS
+    change: int = CHANGE
 
     @property
     def changes(self) -> bool:
@@ -68,7 +71,7 @@ CASES = {
 # On every rank
 
 
-def train(model_name: str, steps: int) -> None:
+def train(model_name: str, steps: int, ends: int) -> None:
     """An adaptive run; rank 0 tells of every step and decision, a line each."""
     import synchromesh as sm
 
@@ -92,7 +95,7 @@ def train(model_name: str, steps: int) -> None:
 
         trainer.adapter.record = timed  # type: ignore[method-assign]
     trainer.on_event = lambda e: _tell("event", **e.to_dict()) if leads else None
-    for step in range(steps):
+    for step in range(ends or steps):
         trainer.steps_to_come = steps - step
         began = time.perf_counter()
         value = trainer.step(trainer.shard(batch))
@@ -160,13 +163,13 @@ def rows_of(output: str) -> list[dict[str, Any]]:
 def adaptive(case: Case) -> list[dict[str, Any]]:
     """What rank 0 told; the lab is changed when it tells of the steps."""
     told: list[dict[str, Any]] = []
-    with Lab(hosts=HOSTS, bandwidth=f"{case.before}mbit", cpu=CPU) as lab:
+    with Lab(hosts=case.hosts, bandwidth=f"{case.before}mbit", cpu=CPU) as lab:
 
         def change(mbit: int, quota: float) -> None:
             if case.before != case.after:
                 lab.set(bandwidth=f"{mbit}mbit")
             if case.quota != CPU:
-                lab.set(host=HOSTS - 1, cpu=quota)
+                lab.set(host=case.hosts - 1, cpu=quota)
 
         def hear(host: int, stream: int, line: bytes) -> None:
             if stream == 2:
@@ -175,13 +178,13 @@ def adaptive(case: Case) -> list[dict[str, Any]]:
                 return
             told.append(json.loads(line))
             if case.changes and told[-1]["kind"] == "step":
-                if told[-1]["step"] == CHANGE - 1:
+                if told[-1]["step"] == case.change - 1:
                     change(case.after, case.quota)
                 elif told[-1]["step"] == RESTORE - 1:
                     change(case.before, CPU)
 
         lab.start(
-            _command("--train", case.model, "--steps", str(case.steps)),
+            _command("--train", case.model, "--steps", f"{case.steps}", "--ends", f"{case.ends}"),
             timeout=1500, cwd=Path(__file__).parents[1], listener=hear,
         ).wait()  # fmt: skip
     return told
@@ -196,9 +199,9 @@ def came_to(told: list[dict[str, Any]]) -> str:
 def known(case: Case, told: list[dict[str, Any]]) -> dict[str, float]:
     """Measured seconds a step of the best plans under the new conditions, and of the one that the
     adaptive run came to."""
-    with Lab(hosts=HOSTS, bandwidth=f"{case.after}mbit", cpu=CPU) as lab:
+    with Lab(hosts=case.hosts, bandwidth=f"{case.after}mbit", cpu=CPU) as lab:
         if case.quota != CPU:
-            lab.set(host=HOSTS - 1, cpu=case.quota)
+            lab.set(host=case.hosts - 1, cpu=case.quota)
         results = lab.run(
             _command("--know", case.model, "--besides", came_to(told)),
             timeout=900,
@@ -225,11 +228,11 @@ def report(case: Case, told: list[dict[str, Any]], plans: dict[str, float]) -> d
         "measuring": sum(e["measuring_seconds"] for e in end["events"]) / whole,
         "seconds": {
             name: statistics.median(s["seconds"] for s in steps[a:b])
-            for name, a, b in (("before", 10, CHANGE), ("restored", RESTORE + 40, len(steps)))
+            for name, a, b in (("before", 10, case.change), ("restored", RESTORE + 40, len(steps)))
             if b > a and case.changes
         },
     }
-    switch = next((e for e in end["events"] if e["switched"] and e["step"] > CHANGE), None)
+    switch = next((e for e in end["events"] if e["switched"] and e["step"] > case.change), None)
     if not case.changes or switch is None:
         return found
     after = [s["seconds"] for s in steps[switch["step"] + SETTLED : RESTORE]]
@@ -238,7 +241,7 @@ def report(case: Case, told: list[dict[str, Any]], plans: dict[str, float]) -> d
     pause = switch["pause_seconds"] + slow
     allowed = PAUSE * switch["most_bytes"] * 8 / (case.after * 1e6) + 2 * usual
     found |= {
-        "within": switch["step"] - CHANGE,
+        "within": switch["step"] - case.change,
         "to": switch["to"],
         "after": usual,
         "pause": pause,
@@ -316,6 +319,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="without the runs that knew")
     parser.add_argument("--json", action="store_true", help="one document on standard output")
     parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--ends", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--train", metavar="MODEL", help=argparse.SUPPRESS)
     parser.add_argument("--know", metavar="MODEL", help=argparse.SUPPRESS)
     parser.add_argument("--besides", metavar="PLAN", help=argparse.SUPPRESS)
@@ -324,7 +328,7 @@ def main() -> int:
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
         if options.train:
-            train(options.train, options.steps)
+            train(options.train, options.steps, options.ends)
         else:
             know(options.know, options.besides)
         dist.destroy_process_group()
