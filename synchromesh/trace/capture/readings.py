@@ -20,6 +20,7 @@ from operator import call, getitem
 from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 from unittest.mock import patch
+from weakref import ReferenceType
 from zlib import crc32
 
 import numpy as np
@@ -35,6 +36,7 @@ PLAIN = (
 MOST = 256  # items of a container that is compared in every step: chosen, not measured
 NATIVE = {*vars(nn.Module()), *dir(nn.Module)}  # what every module has: tables, hooks, its mode
 NAMESPACES = (ModuleType, type)
+APART = (*NAMESPACES, ReferenceType)  # not compared: torch swaps no tensor that is referred to
 # of our functions, partial ones, methods
 INNER = ("function", "func", "__func__", "__self__")
 GIVEN = ("args", "keywords")  # to a partial function
@@ -92,7 +94,7 @@ class Same:
 def frozen(value: Any) -> Any:
     """A copy to compare with later of a number, flag, text, function, or small container; of other
     objects, in it too, what is equal to these alone. `NOTHING` of what is not compared."""
-    if not isinstance(value, (*CONTAINERS, *NAMESPACES, property)):
+    if not isinstance(value, (*CONTAINERS, *APART, property)):
         return value if isinstance(value, PLAIN) else Same(value)
     objects: dict[int, Any] = {}
     return copy.deepcopy(value, objects) if is_small(value, objects) else NOTHING
@@ -105,7 +107,7 @@ def is_small(value: Any, objects: dict[int, Any], depth: int = MAX_DEPTH) -> boo
         return len(items) <= MOST and all(is_small(x, objects, depth - 1) for x in items)
     if not isinstance(value, PLAIN):
         objects[id(value)] = Same(value)
-    return depth < MAX_DEPTH and not isinstance(value, (Tensor, *NAMESPACES))
+    return depth < MAX_DEPTH and not isinstance(value, (Tensor, *APART))
 
 
 def same(a: Any, b: Any) -> bool:
@@ -117,7 +119,7 @@ def is_object(value: Any) -> bool:
     """Whether it is an object of a class in Python, of which reads can be noted."""
     changeable = type(value).__flags__ & 0x300 == 0x200  # made at run time, and not immutable
     package = type(value).__module__.partition(".")[0]
-    other = isinstance(value, (*NAMESPACES, *PLAIN, Tensor)) or package in ("torch", "sympy")
+    other = isinstance(value, (*APART, *PLAIN, Tensor)) or package in ("torch", "sympy")
     attributes = hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
     return isinstance(value, nn.Module) or (changeable and not other and attributes)
 
