@@ -27,9 +27,10 @@ demo: setup
 	$(BIN)/synchromesh train digits/cnn --nproc 2
 	$(BIN)/python -m synchromesh.lab.demo
 
-# whole files on each of two workers: traces are made once for all tests of a file
+# whole files on each of two workers, in their order: traces are made once for all tests of a file,
+# and those that take long are not the last
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .

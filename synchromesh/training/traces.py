@@ -49,6 +49,7 @@ class Traces:
         self.options, self.notices = options, notices
         self.trust = Trust(model, loss, world, options, free_bytes)
         self.example = take(example, 0, EXAMPLE_ROWS)
+        self._shape = signature(self.example)
         self.cuts: tuple[str, ...] = ()
         self.readings = Readings()
         self.numbers: Numbers = ()  # that change often, and are inputs
@@ -188,7 +189,7 @@ class Traces:
         made = self._steps.setdefault((function, shape, self.cuts), [])
         held = [s for s in made if self.readings.hold(s.read) and self._as_folded(s)]
         known = list(held)
-        if function is self.loss and shape == signature(self.example):
+        if function is self.loss and shape == self._shape:
             known = [now, *held]
         for step in known:
             if step.takes(total):

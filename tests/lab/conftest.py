@@ -16,7 +16,7 @@ def alone() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _turns(request: pytest.FixtureRequest) -> Iterator[None]:
+def turns(request: pytest.FixtureRequest) -> Iterator[None]:
     with LOCK.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX if "alone" in request.fixturenames else fcntl.LOCK_SH)
         yield

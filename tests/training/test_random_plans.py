@@ -16,7 +16,7 @@ from tests.plain import Outcome, apart, plain
 from tests.random_models import Sample, sample
 from tests.ranks import run
 
-SAMPLES = int(os.environ.get("SYNCHROMESH_SAMPLES", "24"))
+SAMPLES = int(os.environ.get("SYNCHROMESH_SAMPLES", "12"))
 AT_ONCE = 8  # samples that ranks go through before they are forked anew
 
 

@@ -109,7 +109,8 @@ def mixed(family: str) -> str:
     return "; ".join(["data", *(f"{n}={words[i % 3]}" for i, n in enumerate(names) if i % 3)])
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+# but those that take longest and have the operators of another one
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in ("bert_eager", "llama")])
 def test_different_degrees_in_neighbouring_components(family: str) -> None:
     check(family, mixed(family), 4)
 

@@ -24,7 +24,6 @@ from tests.traces import shared
 pytestmark = pytest.mark.filterwarnings("ignore:nothing of")
 FAMILY_PLANS = {
     "bert": "hybrid:tensor=2; *.attention=tensor; *.intermediate=data",
-    "gpt2": "data; transformer.h.*.attn=hybrid:tensor=2; *.mlp=tensor",
     "resnet": "hybrid:tensor=2; resnet.encoder.stages.1=tensor; classifier=data",
 }
 KINDS = ("loss", "gradient", "buffer", "parameter")
