@@ -85,6 +85,7 @@ class OpaqueProgram:
         first: int = 0,
         stage: int | None = None,
         arrived: Mapping[Border, Tensor] | None = None,
+        of: tuple[int, int] = (0, 1),
     ) -> Passage:
         """As `Program.run`; no results where this rank has no rows. Training mode where gradients
         are computed, evaluation mode elsewhere.

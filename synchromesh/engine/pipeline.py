@@ -182,8 +182,8 @@ class PipelineWalk:
                 x = values[border].detach()
                 arrived[border] = x.requires_grad_(item.flows and torch.is_grad_enabled())
         first = self.first + m * self.apart
-        of = {"of": (m, len(self.micro_batches))} if isinstance(batch.program, Program) else {}
-        passage = batch.program.run(batch.parts, self.step, first, stage, arrived, **of)
+        of = m, len(self.micro_batches)
+        passage = batch.program.run(batch.parts, self.step, first, stage, arrived, of)
         for (source, target), items in batch.program.crossings.items():
             if source == stage and not items[0].crosses:
                 self._handed[source, target, m] = {i.made: passage.made[i.made] for i in items}

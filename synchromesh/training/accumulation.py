@@ -113,8 +113,9 @@ class Accumulation:
         count = max(by_hand, plan.micro_batches)
         if by_hand > 1 and (plan.micro_batches > 1 or plan.stage_count > 1):
             raise ValueError(
-                f"micro_batches={by_hand}: the plan cuts batches into {plan.micro_batches} "
-                f"itself; write @micro_batches={by_hand} into the plan instead"
+                f"micro_batches={by_hand}: this plan says itself into how many parts batches are "
+                f"cut ({plan.micro_batches}): leave this out, or write "
+                f"@micro_batches={by_hand} into the plan"
             )
         refuse_parts(step, count)
         if count > 1:
