@@ -9,6 +9,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from multiprocessing.connection import Connection, wait
@@ -48,6 +49,7 @@ def _rank(
         )  # not through torch's own pickling, whose shared memory ends with this process
         torch.save(result, data)
         out.send(("ok", time.monotonic(), data.getvalue()))
+        out.poll(5.0)  # for the others: one may still be about to connect to this rank
     except BaseException:
         out.send(("failed", time.monotonic(), traceback.format_exc()))
     finally:
@@ -73,7 +75,7 @@ def run(size: int, function: Callable[..., Any], *args: Any, timeout: float = 60
     _warm_up()
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        pipes = [context.Pipe(duplex=False) for _ in range(size)]
+        pipes = [context.Pipe() for _ in range(size)]
         processes = [
             context.Process(
                 target=_rank, args=(r, size, folder, timeout, pipes[r][1], function, args)
@@ -97,6 +99,9 @@ def run(size: int, function: Callable[..., Any], *args: Any, timeout: float = 60
                 if any(kind == "failed" for kind, _, _ in answers.values()):
                     deadline = min(deadline, time.monotonic() + 2.0)  # the others fail in its wake
         finally:
+            for receiver, _ in pipes:
+                with suppress(OSError):  # a rank that has failed is gone
+                    receiver.send("end")
             for process in processes:
                 process.join(timeout=1.0 if not pending else 0.0)
                 if process.is_alive():
