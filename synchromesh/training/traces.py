@@ -220,7 +220,7 @@ class Traces:
         training = function is self.loss
         with self.model.unsharded(self.world.device) as module:
             step = self._capture(module, function, batch, training, rows)
-            self.readings.look(step.read, metric=not training)
+            self.readings.look(step.read)
             if training and not step.opaque:
                 step = self.trust.of_shape(module, batch, step, active.step)
         what = "this shape of batch" if training else "this metric"

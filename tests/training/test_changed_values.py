@@ -473,6 +473,27 @@ def test_ranks_with_other_numbers_are_an_error_on_all() -> None:
     assert "other numbers" in str(raised.value)
 
 
+def reads_its_rank() -> list[float]:
+    """As code does that names its device, or tells of losses on one rank alone."""
+    model, rank = Net(), torch.distributed.get_rank()
+    device = torch.device("cpu", rank)
+
+    def told(model: nn.Module, batch: Any) -> Tensor:
+        found = loss(model, [x.to(device.type) for x in batch])
+        return found * 1.0 if rank == 0 else found
+
+    trainer = prepare(model, sgd(model), told, BATCHES[0], "data", sync_batch_norm=True)
+    losses = [float(trainer.step(trainer.shard(b))) for b in BATCHES]
+    trainer.close()
+    return losses
+
+
+def test_what_each_rank_has_of_its_own_from_the_start_may_be_read() -> None:
+    expected = plain(Case(Net, loss, BATCHES)).losses
+    for found in run(2, reads_its_rank):
+        assert found == pytest.approx(expected, rel=1e-10)
+
+
 def switches_with_others() -> None:
     model = Net()
     trainer = prepare(model, sgd(model), loss, BATCHES[0], "data", sync_batch_norm=True)

@@ -235,7 +235,8 @@ class Reads:
 class Readings:
     """What traces of a model have read, as it was at the last look.
 
-    mark: a number that ranks share as long as they have the same values, of metrics aside.
+    mark: a number that ranks share as long as the same values change alike. What a rank has of its
+    own from the start (its number, its device) may be read.
     """
 
     def __init__(self) -> None:
@@ -244,16 +245,12 @@ class Readings:
         self._reads: list[ReadValue] = []
         self._asks: list[Callable[[], Any]] = []
         self._values: list[Any] = []
-        self._metrics: set[int] = set()  # of reads that metrics alone have made
         self._held: dict[int, tuple[tuple[ReadValue, ...], bool]] = {}
 
-    def look(self, more: Iterable[ReadValue] = (), metric: bool = False) -> bool:
-        """Takes the values of now; whether one is another. more: what another trace has read,
-        that of a metric or not."""
+    def look(self, more: Iterable[ReadValue] = ()) -> bool:
+        """Takes the values of now; whether one is another. more: what another trace has read."""
         for read in more:
             if read.place not in self.now:
-                if metric:
-                    self._metrics.add(len(self._reads))
                 self._reads.append(read)
                 self._asks.append(read.ask)
                 self._values.append(self.now.setdefault(read.place, NOTHING))
@@ -267,9 +264,10 @@ class Readings:
         self._held = {}
         for i, read in enumerate(self._reads):
             if not found or found[i] is not self._values[i]:
+                before = self._values[i]
                 value = self._values[i] = self.now[read.place] = read.now()
                 self._asks[i] = read.ask
-                if i in self._metrics:
+                if before is NOTHING:
                     continue
                 told = json.dumps((i, value), skipkeys=True, default=lambda x: str(type(x)))
                 self.mark = crc32(told.encode(), self.mark)
