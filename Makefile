@@ -27,10 +27,10 @@ demo: setup
 	$(BIN)/synchromesh train digits/cnn --nproc 2
 	$(BIN)/python -m synchromesh.lab.demo
 
-# whole files on each of two workers, in their order: traces are made once for all tests of a file,
-# and those that take long are not the last
+# whole files on each of three workers, in their order: traces are made once for all tests of a file,
+# those that take long are not the last, and while ranks wait for each other another worker computes
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .

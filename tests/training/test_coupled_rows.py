@@ -115,8 +115,8 @@ def test_a_contrastive_loss_is_that_of_one_process(name: str, plan: str, ranks: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_a_contrastive_loss_under_a_plan_that_is_found(name: str) -> None:
+def test_a_contrastive_loss_under_a_plan_that_is_found() -> None:
+    name = "simclr"
     case = CASES[name]
     expected = plain(case).losses
     with hurried(), shared(name, case.build(), case.loss, case.batches[0], "auto"):
