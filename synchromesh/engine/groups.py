@@ -16,12 +16,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
-from synchromesh.engine import gloo, reduce_scatter
+from synchromesh.engine import gloo, reduce_scatter, star
 from synchromesh.engine.communicator import Finish, Op
 from synchromesh.engine.device import device_of
 from synchromesh.engine.ledger import Ledger
 from synchromesh.engine.meeting import EXCHANGE, meet
 from synchromesh.engine.movable import bytes_of, movable, resolved
+from synchromesh.engine.star import Star
 from synchromesh.launch import rendezvous
 
 T = TypeVar("T")
@@ -272,6 +273,7 @@ class World:
         self.ledger = Ledger()
         self.waited = 0.0  # seconds in which this rank waited for traffic, since it began
         self.choices: dict[tuple[int, ...], str] = {}  # how a group's reduce-scatter is done
+        self.star: Star | None = None
         self._groups: dict[tuple[int, ...], Group] = {}
         self._rings: set[tuple[int, ...]] = set()
         self._owner = owner  # of the default process group
@@ -290,7 +292,8 @@ class World:
         """
         if dist.is_available() and dist.is_initialized():
             chosen = device_of(device, dist.get_rank())
-            return cls(dist.get_rank(), dist.get_world_size(), chosen, timeout, owner=False)
+            world = cls(dist.get_rank(), dist.get_world_size(), chosen, timeout, owner=False)
+            return world.connect()
         here = rendezvous.place()
         if here is None or here.size == 1:
             return cls(0, 1, device_of(device, 0), timeout, owner=False)
@@ -300,7 +303,15 @@ class World:
         dist.init_process_group(
             backend, store=store, rank=here.rank, world_size=here.size, timeout=timeout
         )
-        return cls(here.rank, here.size, chosen, timeout, owner=True)
+        return cls(here.rank, here.size, chosen, timeout, owner=True).connect()
+
+    def connect(self) -> "World":
+        """Makes what small messages between all ranks go by; all ranks call alike."""
+        if self.backend == "gloo":
+            gloo.wait_for_cores()
+        if self.backend == "gloo" and not self.blocking:
+            self.star = star.connected(self.everyone, self.timeout)
+        return self
 
     def wait(self, work: Any) -> None:
         """Waits for a collective under way, and counts the seconds (on CUDA the host never
@@ -383,6 +394,9 @@ class World:
                 del handle
         self._groups.clear()
         self._rings.clear()
+        if self.star is not None:
+            self.star.close()
+            self.star = None
         if self._owner and dist.is_initialized():
             dist.destroy_process_group()
         self._owner = False

@@ -30,12 +30,12 @@ def meet(
     method: str,
     numbers: Sequence[int] = (),
     device: torch.device | None = None,
-) -> list[list[int]]:
+) -> list[tuple[int, ...]]:
     """The numbers of every rank, at most `NUMBERS`; ValueError on all where one is in another
     method."""
     padding = [0] * (NUMBERS - len(numbers))
-    own = torch.tensor([METHODS.index(method), *numbers, *padding], device=device)
-    table = star.all_gather(group, own).tolist()
+    own = [METHODS.index(method), *numbers, *padding]
+    table = star.all_gather_numbers(group, own, device)
     places = [METHODS[row[0]] for row in table]
     if {*places} == {EVALUATE, EVALUATED}:
         ended = [group.ranks[i] for i, place in enumerate(places) if place == EVALUATED]

@@ -8,8 +8,6 @@ run it at all. Each collective is preceded by a small all-gather of what comes:
     rank 2    (no rows)   (no rows)              takes part with zeros
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -56,10 +54,10 @@ class RollCall:
     def _announce(self, kind: int, x: Tensor | None) -> None:
         self._next([kind, 0, 0] if x is None else [kind, x.numel(), TYPES.index(x.dtype)])
 
-    def _next(self, announced: list[int]) -> list[int]:
+    def _next(self, announced: list[int]) -> tuple[int, ...]:
         """What the ranks with rows do next; ValueError on all where they do not agree."""
-        own = torch.tensor(announced, device=self.group.world.device)
-        table: list[list[Any]] = star.all_gather(self.group, own).tolist()
+        device = self.group.world.device
+        table = star.all_gather_numbers(self.group, announced, device)
         acting = [(rank, row) for rank, row in zip(self.group.ranks, table, strict=True) if row[0]]
         first, wanted = acting[0]
         for rank, row in acting:

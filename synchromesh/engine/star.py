@@ -1,22 +1,33 @@
-"""Small messages between all ranks by way of one of them, where gloo's rings take a round a rank.
+"""A star: small messages between all ranks of a run, over a connection of each with the first one.
 
-    gather     ranks 1, 2, 3 -> 0        then    broadcast     0 -> 1, 2 -> 3
+    ranks 1, 2, 3  --own-->  0        then        0  --everyone's-->  1, 2, 3
 
-Of 96 bytes on two cores, milliseconds until they are there and of processor on the first rank:
+gloo takes 0.3 to 1 ms of processor for a few numbers, as a collective runs in a thread of its own
+and wakes the one that reads from sockets in each of its rounds. Here who sends writes and who
+waits reads.
 
-    ranks                      2            4            8
-    all-gather in a ring    0.51 0.40    1.99 1.06    6.92 2.12
-    gather and broadcast    0.73 0.57    0.87 0.59    1.38 0.75
-    all-reduce in a ring    0.55 0.42    2.43 1.02    4.44 1.17
-    broadcast               0.21 0.17    0.29 0.26    0.33 0.22
+Where no connections can be made (hosts that do not reach the first rank at MASTER_ADDR), between
+accelerators, and in groups of some ranks, the group's all-gather serves.
 """
 
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, Protocol
 
-import torch.distributed as dist
+import torch
 from torch import Tensor
 
-RING = 2  # ranks up to which a ring is as quick; measured, above
+from synchromesh.profiling.machine import boot, namespace
+
+HEADER = struct.Struct("qq")  # which exchange of the run, bytes
+UNDER_WAY = 64  # exchanges that may be; chosen
+CONNECTING = 5.0  # seconds until ranks do without; chosen, not measured
+MOST = 256  # ranks: a process may have 1,024 files
 
 
 class Reachable(Protocol):
@@ -25,27 +36,163 @@ class Reachable(Protocol):
     ranks: tuple[int, ...]
     index: int
     size: int
-    handle: Any
     world: Any
 
-    def all_gather(self, x: Tensor, counted: bool = True) -> Tensor:
-        """In a ring."""
+    def start_all_gather(self, x: Tensor, counted: bool = True) -> Callable[[], Tensor]:
+        """By the backend."""
+        ...
+
+    def all_gather_json(self, value: Any) -> list[Any]:
+        """A value of each rank."""
         ...
 
 
-def all_gather(group: Reachable, x: Tensor) -> Tensor:
-    """(size, *x.shape): `x`, of equal shape everywhere and contiguous, of each rank."""
-    if group.handle is None or group.size <= RING or group.world.backend == "nccl":
-        return group.all_gather(x, counted=False)
-    found = x.new_empty((group.size, *x.shape))
-    first, parts = group.ranks[0], [*found] if group.index == 0 else None
-    group.world.wait(dist.gather(x, parts, first, group=group.handle, async_op=True))
-    group.world.wait(dist.broadcast(found, first, group=group.handle, async_op=True))
+def all_gather_numbers(
+    group: Reachable, numbers: Sequence[int], device: torch.device | None
+) -> list[tuple[int, ...]]:
+    """As many whole numbers of each rank."""
+    star = _of(group)
+    if star is None:
+        own = torch.tensor(numbers, device=device)
+        return [*map(tuple, group.start_all_gather(own, counted=False)().tolist())]
+    began = time.perf_counter()
+    form = struct.Struct(f"{len(numbers)}q")
+    found = [*form.iter_unpack(star.start(form.pack(*numbers))())]
+    group.world.waited += time.perf_counter() - began
     return found
 
 
-def start_broadcast(group: Reachable, x: Tensor, source: int) -> Any:
-    """Begins to fill `x` with that of a rank of the world; the work to wait for, if any."""
-    if group.size == 1:
+def start_all_gather(group: Reachable, x: Tensor) -> Callable[[], Tensor]:
+    """Begins to gather `x`, of equal shape everywhere, of each rank; the function that waits for
+    it and returns (size, *x.shape)."""
+    star = _of(group)
+    if star is None:
+        return group.start_all_gather(x, counted=False)
+    finish = star.start(x.numpy().tobytes())
+
+    def result() -> Tensor:
+        began = time.perf_counter()
+        found = torch.frombuffer(finish(), dtype=x.dtype).view(group.size, *x.shape)
+        group.world.waited += time.perf_counter() - began
+        return found
+
+    return result
+
+
+def _of(group: Reachable) -> "Star | None":
+    star: Star | None = group.world.star
+    return star if star is not None and group.ranks == star.ranks else None
+
+
+class Star:
+    """This rank's connection with the first one, or the first one's with all others, by rank."""
+
+    def __init__(self, links: dict[int, socket.socket], size: int, timeout: timedelta) -> None:
+        self.ranks, self._links = tuple(range(size)), links
+        self._files = {rank: link.makefile("rb") for rank, link in links.items()}
+        for link in links.values():
+            link.settimeout(timeout.total_seconds())
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._count = 0  # exchanges begun
+        self._early: dict[tuple[int, int], bytearray] = {}  # by rank and exchange
+
+    def start(self, own: bytes) -> Callable[[], bytearray]:
+        """Begins an exchange of messages of equal length; the function that waits for those of all
+        ranks. Exchanges begin in equal order on all ranks, and end in equal order."""
+        self._count += 1
+        number = self._count
+        if 0 in self._links:
+            self._send(number, own)
+
+        def finish() -> bytearray:
+            if 0 in self._links:
+                return self._receive(0, number, len(self.ranks) * len(own))
+            found = bytearray(own)
+            for rank in self.ranks[1:]:
+                found += self._receive(rank, number, len(own))
+            self._send(number, found)
+            return found
+
+        return finish
+
+    def _send(self, number: int, content: bytes | bytearray) -> None:
+        message = HEADER.pack(number, len(content)) + content
+        for rank, link in self._links.items():
+            try:
+                link.sendall(message)
+            except OSError as error:
+                raise _lost(rank, error) from None
+
+    def _receive(self, rank: int, number: int, size: int) -> bytearray:
+        """What a rank sent in exchange `number`. What it sent in earlier ones, which may end after
+        this one, stays until then; of those that a failed step has given up, the last few."""
+        while (content := self._early.pop((rank, number), None)) is None:
+            sent, content = self._next(rank)
+            if sent > number:
+                raise _lost(rank, ConnectionError("it is at a later step: all ranks call alike"))
+            self._early[rank, sent] = content
+            self._early.pop((rank, sent - UNDER_WAY), None)
+        if len(content) != size:
+            raise _lost(rank, ConnectionError("it is in another call: all ranks call alike"))
+        return content
+
+    def _next(self, rank: int) -> tuple[int, bytearray]:
+        """The next message of a rank, and of which exchange."""
+        try:
+            header = self._files[rank].read(HEADER.size)
+            number, size = HEADER.unpack(header) if len(header) == HEADER.size else (0, 1)
+            content = bytearray(size)
+            if self._files[rank].readinto(content) < size:
+                raise ConnectionError("it has ended")
+        except OSError as error:
+            raise _lost(rank, error) from None
+        return number, content
+
+    def close(self) -> None:
+        """Ends the connections."""
+        for rank, link in self._links.items():
+            self._files[rank].close()
+            link.close()
+
+
+def _lost(rank: int, error: OSError) -> RuntimeError:
+    return RuntimeError(f"connection with rank {rank} lost: {error.strerror or error}")
+
+
+def connected(everyone: Reachable, timeout: timedelta) -> Star | None:
+    """The star of all ranks, which call alike; None where one does not reach the first."""
+    if everyone.size == 1 or everyone.size > MOST:
         return None
-    return dist.broadcast(x, source, group=group.handle, async_op=True)
+    here = f"{boot()} {namespace()}"
+    local = set(everyone.all_gather_json(here)) == {here}
+    links: dict[int, socket.socket] = {}
+    listener = None
+    if everyone.index == 0:
+        listener = socket.create_server(("127.0.0.1" if local else "", 0), backlog=everyone.size)
+    port = listener.getsockname()[1] if listener else 0
+    key = secrets.token_hex(16)
+    ports = everyone.all_gather_json([port, key])
+    port, key = ports[0]
+    try:
+        if listener is None:
+            address = "127.0.0.1" if local else os.environ.get("MASTER_ADDR", "")
+            links[0] = socket.create_connection((address, port), CONNECTING)
+            links[0].sendall(f"{key}{everyone.index:8}".encode())
+        else:
+            listener.settimeout(CONNECTING)
+            while len(links) < everyone.size - 1:
+                link, _ = listener.accept()
+                link.settimeout(CONNECTING)
+                said = link.recv(40, socket.MSG_WAITALL).decode()
+                if said[:32] == key:
+                    links[int(said[32:])] = link
+    except OSError:
+        pass
+    if listener is not None:
+        listener.close()
+    star = Star(links, everyone.size, timeout)
+    reached = len(links) == (everyone.size - 1 if everyone.index == 0 else 1)
+    if all(everyone.all_gather_json(reached)):
+        return star
+    star.close()
+    return None

@@ -312,15 +312,14 @@ def collect_timings(
 
 def agreement_seconds(world: World) -> float:
     """Seconds of the control messages of a step: what ranks agree on, and the loss."""
-    numbers = torch.zeros(1 + NUMBERS, dtype=torch.int64, device=world.device)
+    numbers = [0] * (1 + NUMBERS)
     began, runs = 0.0, 6
     for turn in range(runs + 1):
         if turn == 1:
             world.everyone.barrier()
             began = time.perf_counter()
-        star.all_gather(world.everyone, numbers)
-        world.everyone.all_reduce(
-            torch.zeros(5, dtype=torch.float64, device=world.device), counted=False
-        )
+        star.all_gather_numbers(world.everyone, numbers, world.device)
+        sums = torch.zeros(5, dtype=torch.float64, device=world.device)
+        star.start_all_gather(world.everyone, sums)()
     spent = (time.perf_counter() - began) / runs
     return max(float(t) for t in world.everyone.all_gather_json(spent))

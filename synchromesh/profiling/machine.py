@@ -124,7 +124,7 @@ def _physical() -> int:
 
 def place() -> str:
     """Equal for all processes of one host, as `Machine.place`."""
-    return f"{socket.gethostname()} {boot()} {_namespace()}"
+    return f"{socket.gethostname()} {boot()} {namespace()}"
 
 
 def processor() -> str:
@@ -150,7 +150,7 @@ def boot() -> str:
         return socket.gethostname()
 
 
-def _namespace() -> str:
+def namespace() -> str:
     """The network namespace, where there are such things."""
     try:
         return os.readlink("/proc/self/ns/net")

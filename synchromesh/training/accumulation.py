@@ -15,6 +15,7 @@ from torch import Tensor
 
 from synchromesh.engine import star
 from synchromesh.engine.batches import GlobalRows
+from synchromesh.engine.communicator import Finish
 from synchromesh.engine.model import Model
 from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.program import RankOutputs
@@ -35,8 +36,9 @@ class Accumulation:
         self._rows = 0  # global rows of the first backward call
         self._programs_run = 0
         # ([loss sum, weight, whether it is a pair, whether it cannot be added up, whether it has
-        # a gradient], work under way)
-        self._totals: list[tuple[Tensor, Any]] = []
+        # a gradient], what waits for those of all ranks)
+        self._totals: list[tuple[Tensor, Finish | None]] = []
+        self._sums: list[float] = []  # of these
 
     def require_none(self, what: str) -> None:
         """ValueError where `what` is to happen although gradients wait for their update."""
@@ -91,13 +93,13 @@ class Accumulation:
             self.begun = True
         value = self._loss()
         if last:
-            if not any(float(total[4]) for total, _ in self._totals):
+            if not self._sums[4]:
                 raise ValueError(
                     "the loss depends on no parameter that is trained, so that a step would "
                     "change none of them: it is detached, a whole number or computed under "
                     "torch.no_grad, or all parameters are frozen"
                 )
-            weight = float(sum(total[1] for total, _ in self._totals))
+            weight = self._sums[1]
             if not weight:
                 raise ValueError(
                     "the loss's weight is 0 over all ranks (nothing in the batch counts), so its "
@@ -178,16 +180,16 @@ class Accumulation:
             sums[0] += value if weighted else value * result.rows
             sums[1] += result.outputs[1].detach() if weighted else result.rows
             sums[2] = weighted
-        sums[4] += any(value.requires_grad for value in result.outputs)
-        sums[3] = weighted and result.outputs[1].requires_grad and not alone
+        if any(value.requires_grad for value in result.outputs):
+            sums[4] = 1
+        if weighted and result.outputs[1].requires_grad and not alone:
+            sums[3] = 1
 
     def _send(self, sums: Tensor) -> None:
-        ranks, everyone = self._execution.active.groups.ranks, self._world.everyone
-        if len(ranks) == 1:
-            work = star.start_broadcast(everyone, sums, ranks[0])
+        if self._world.size == 1:
+            self._totals.append((sums, None))
         else:
-            work = everyone.all_reduce(sums, asynchronous=True, counted=False)
-        self._totals.append((sums, work))
+            self._totals.append((sums, star.start_all_gather(self._world.everyone, sums)))
 
     def _seeds(self, results: Sequence[RankOutputs], alone: bool) -> Seeds:
         """Outputs, each with its share of the gradient of the global loss.
@@ -209,19 +211,22 @@ class Accumulation:
 
     def _loss(self) -> Tensor:
         """The global mean loss of the accumulation; waits for the small all-reduces."""
-        for index, (total, work) in enumerate(self._totals):
-            if work is not None:
-                self._world.wait(work)
-                self._totals[index] = (total, None)
-        value = torch.stack([total for total, _ in self._totals]).sum(0)
-        if value[3]:
+        for index, (_, finish) in enumerate(self._totals):
+            if finish is not None:
+                self._totals[index] = (finish().sum(0), None)
+        value = self._totals[0][0]
+        for total, _ in self._totals[1:]:
+            value = value + total
+        self._sums = value.tolist()
+        if self._sums[3]:
             raise ValueError(
                 "the loss's weight depends on parameters, and its gradient needs the loss of all "
                 "rows before any backward: give such a batch at once (no micro-batches, no "
                 "accumulation), or detach the weight"
             )
         if not self._unit:  # of a rank without outputs
-            self._unit = _unit(bool(value[2]), self._execution.active.step.targets, self._rows)
+            targets = self._execution.active.step.targets
+            self._unit = _unit(bool(self._sums[2]), targets, self._rows)
         return value[0] / value[1]
 
 

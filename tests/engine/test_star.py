@@ -1,4 +1,9 @@
-"""The star: what a ring gives, on groups of any order and size."""
+"""The star: what the group's own all-gather gives, in whatever order exchanges end, and errors in
+the place of waits for ever."""
+
+import os
+import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -8,22 +13,109 @@ from synchromesh.engine.groups import World
 from tests.ranks import run
 
 
-def same_as_a_ring(ranks: tuple[int, ...]) -> bool:
+def same_as_a_ring(ranks: tuple[int, ...], connected: bool) -> bool:
     world = World.open("cpu")
+    assert world.star is not None
+    if not connected:
+        world.star.close()
+        world.star = None
     group = world.group(ranks)
     if world.rank not in ranks:
         world.close()
         return True
     own = torch.tensor([[world.rank, 7 * world.rank, -(2**62)]])
-    found, ring = star.all_gather(group, own), group.all_gather(own, counted=False)
-    told = torch.full((3,), float(world.rank), dtype=torch.float64)
-    if (work := star.start_broadcast(group, told, ranks[-1])) is not None:
-        work.wait()
-    same = torch.equal(found, ring) and told.tolist() == [ranks[-1]] * 3
+    first = star.start_all_gather(group, own)
+    other = star.start_all_gather(group, own[0, :2].double() / 3)
+    numbers = star.all_gather_numbers(group, own[0].tolist(), None)
+    found = first(), other()
+    ring = group.all_gather(own, counted=False)
     world.close()
-    return same and found.dtype is own.dtype
+    assert numbers == [tuple(row[0]) for row in ring.tolist()]
+    assert torch.equal(found[1], ring[:, 0, :2].double() / 3)
+    return torch.equal(found[0], ring) and found[0].dtype is own.dtype
 
 
+@pytest.mark.parametrize("connected", [True, False])
 @pytest.mark.parametrize("ranks", [(0,), (1, 0), (0, 1, 2, 3), (3, 1, 2)])
-def test_it_gives_what_a_ring_gives(ranks: tuple[int, ...]) -> None:
-    assert run(4, same_as_a_ring, ranks) == [True] * 4
+def test_it_gives_what_a_ring_gives(ranks: tuple[int, ...], connected: bool) -> None:
+    assert run(4, same_as_a_ring, ranks, connected) == [True] * 4
+
+
+def ends_in_another_order() -> list[list[int]]:
+    """As where norms are gathered in a backward while the loss is under way."""
+    world = World.open("cpu")
+    loss = star.start_all_gather(world.everyone, torch.tensor([world.rank]))
+    norms = [star.all_gather_numbers(world.everyone, [10 + world.rank], None) for _ in range(3)]
+    found = [[n for (n,) in norms[-1]], loss().flatten().tolist()]
+    world.close()
+    return found
+
+
+def test_exchanges_may_end_after_later_ones() -> None:
+    assert run(3, ends_in_another_order) == [[[10, 11, 12], [0, 1, 2]]] * 3
+
+
+def after_a_failure() -> list[tuple[int, ...]]:
+    world = World.open("cpu")
+    for _ in range(3 * star.UNDER_WAY):
+        star.start_all_gather(world.everyone, torch.tensor([world.rank]))  # of no use
+    found = star.all_gather_numbers(world.everyone, [world.rank, 5], None)
+    assert world.star is not None and len(world.star._early) <= 2 * star.UNDER_WAY
+    world.close()
+    return found
+
+
+def test_what_was_given_up_is_no_answer() -> None:
+    assert run(3, after_a_failure) == [[(0, 5), (1, 5), (2, 5)]] * 3
+
+
+def at_another_call(rank: int) -> str:
+    world = World.open("cpu", timeout=timedelta(seconds=5))
+    numbers = [1, 2] if world.rank == rank else [1]
+    try:
+        star.all_gather_numbers(world.everyone, numbers, None)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        world.close()
+    return ""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_in_other_calls_are_an_error(rank: int) -> None:
+    found = run(2, at_another_call, rank)
+    assert found[0] == "connection with rank 1 lost: it is in another call: all ranks call alike"
+    assert "connection with rank 0 lost" in found[1]
+
+
+def alone(dead: int) -> tuple[str, float]:
+    world = World.open("cpu")
+    star.all_gather_numbers(world.everyone, [1], None)
+    if world.rank == dead:
+        os._exit(1)
+    began = time.monotonic()
+    try:
+        star.all_gather_numbers(world.everyone, [1], None)
+    except RuntimeError as error:
+        return str(error), time.monotonic() - began
+    return "", 0.0
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_rank_that_ends_is_an_error_at_once(dead: int) -> None:
+    with pytest.raises(AssertionError, match=f"rank {dead} of 3:\ndied without a word"):
+        run(3, alone, dead)
+
+
+def unreachable() -> bool:
+    star.CONNECTING, os.environ["MASTER_ADDR"] = 0.2, "192.0.2.1"
+    star.namespace = lambda: f"of rank {os.environ['RANK']}"  # type: ignore[assignment]
+    world = World.open("cpu")
+    missing = world.star is None
+    numbers = star.all_gather_numbers(world.everyone, [world.rank], None)
+    world.close()
+    return missing and numbers == [(0,), (1,)]
+
+
+def test_hosts_that_do_not_reach_the_first_do_without() -> None:
+    assert run(2, unreachable) == [True, True]
