@@ -17,11 +17,9 @@ from torch.utils import _pytree as pytree
 
 from synchromesh.engine.groups import Group
 from synchromesh.engine.meeting import STEP, meet
-from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import settings
 from synchromesh.trace.capture.batch import row_count as row_count
 from synchromesh.trace.capture.capture import signature
-from synchromesh.trace.capture.modes import training_modes
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 
@@ -176,15 +174,13 @@ class Marks:
 
     @classmethod
     def of(
-        cls, model: Model, optimizer: Optimizer, batch: Any, place: Hashable, data: str,
-        read: Hashable = None,
-    ) -> "Marks":  # fmt: skip
-        """Of a step as this rank would run it. read: which values the model and its loss read."""
-        modes = model.trained(), training_modes(model.modules)
+        cls, model: Hashable, optimizer: Optimizer, batch: Any, place: Hashable, data: str
+    ) -> "Marks":
+        """Of a step as this rank would run it. model: what it must have alike."""
         return cls(
             fingerprint((signature(batch), common(batch))),
             fingerprint(place),
-            fingerprint((modes, read)),
+            fingerprint(model),
             fingerprint(repr(settings(optimizer))),
             data,
         )

@@ -101,18 +101,22 @@ class FlatBucket(Bucket):
         self.counts = self.flat[numbers:]
         self.payload = numbers * first.element_size()
         self.work: Any = None
+        self._given: dict[int, Tensor] = {}  # gradients that are not copied yet, by index
         super().__init__(items)
 
     def fill(self, index: int, gradient: Tensor) -> None:
-        """Takes one gradient in; the parameter's `grad` becomes the view of it."""
-        view = self.views[index]
-        if gradient is not view:
-            view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-            self.items[index].parameter.grad = view
+        """Takes one gradient in, which is copied with the others."""
+        if gradient is not self.views[index]:
+            self._given[index] = gradient.to_dense() if gradient.is_sparse else gradient
         super().fill(index, gradient)
 
     def launch(self) -> None:
-        """Starts the all-reduce."""
+        """Starts the all-reduce; `grad` of each parameter becomes a view of what is summed."""
+        if self._given:
+            torch._foreach_copy_([self.views[i] for i in self._given], [*self._given.values()])
+            for index in self._given:
+                self.items[index].parameter.grad = self.views[index]
+            self._given.clear()
         if self.waiting:  # parameters without a gradient here, which other ranks may have
             for view, filled in zip(self.views, self.filled, strict=True):
                 if not filled:
@@ -140,6 +144,7 @@ class FlatBucket(Bucket):
         if self.work is not None:
             self.group.world.wait(self.work)
             self.work = None
+        self._given.clear()
         super().forget()
 
 

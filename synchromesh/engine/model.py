@@ -5,6 +5,7 @@ blocked forward.
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, ClassVar, NoReturn
 from weakref import WeakSet, ref
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.values.component import Parameter
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -49,11 +52,6 @@ class Model:
         names = {id(p): n for n, p in self.parameters.items()}
         names |= {id(b): n for n, b in self.buffers.items()}
         self.slots: list[tuple[nn.Module, str, str]] = []  # module, attribute, name of a reference
-        self._children = [  # of every module: path, parent, name there, child
-            (f"{path}.{key}".lstrip("."), part, key, child)
-            for path, part in module.named_modules()
-            for key, child in part._modules.items()
-        ]
         persistent = set()
         for _, part in module.named_modules():
             for table in (part._parameters, part._buffers):
@@ -63,6 +61,18 @@ class Model:
                     self.slots.append((part, key, names[id(tensor)]))
                     if table is part._parameters or key not in part._non_persistent_buffers_set:
                         persistent.add(names[id(tensor)])
+        references = [
+            (part._parameters, key, name, id(self.parameters[name]))
+            for part, key, name in self.slots
+            if name in self.parameters
+        ]
+        references += [
+            (part._modules, key, f"{path}.{key}".lstrip("."), id(child))
+            for path, part in module.named_modules()
+            for key, child in part._modules.items()
+        ]
+        # tables of modules, keys in them, paths, and which objects stand there
+        self._references: Any = [*map(list, zip(*references, strict=True))] or [[]] * 4
         self.persistent = frozenset(persistent)  # names that state_dict and checkpoints carry
         self.aliases: dict[str, str] = {
             n: names[id(t)] for n, t in module.state_dict(keep_vars=True).items() if id(t) in names
@@ -102,13 +112,11 @@ class Model:
         ValueError where the model has another parameter or module in the place of one: only what
         was prepared is trained.
         """
-        for part, key, name in self.slots:
-            if name in self.parameters and part._parameters.get(key) is not self.parameters[name]:
-                self._refuse_replaced(name)
-        for path, part, key, child in self._children:
-            if part._modules.get(key) is not child:
-                self._refuse_replaced(path)
-        return tuple(p.requires_grad for p in self.parameters.values())
+        tables, keys, paths, known = self._references
+        if (found := [*map(id, map(dict.get, tables, keys))]) != known:
+            pairs = zip(paths, found, known, strict=True)
+            self._refuse_replaced(next(path for path, a, b in pairs if a != b))
+        return tuple(map(_REQUIRES_GRAD, self.parameters.values()))
 
     def _refuse_replaced(self, name: str) -> NoReturn:
         raise ValueError(

@@ -21,7 +21,7 @@ from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.groups import Group
 from synchromesh.engine.model import Model
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.engine.program import Passage, RankOutputs, share
+from synchromesh.engine.program import Completing, Passage, RankOutputs, share
 from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.roll_call import RollCall
 from synchromesh.engine.sharding import Sharding
@@ -68,6 +68,7 @@ class OpaqueProgram:
         data = groups.data_group(layout)
         self.roll_call = RollCall(data) if synchronise and data.size > 1 else None
         self.policy = BatchNormPolicy(self.roll_call)
+        self.completing: Completing = {}
         self._checked = False  # whether the loss reaches nothing but the model's parameters
 
     def parameters(self, _: int) -> tuple[str, ...]:

@@ -114,9 +114,11 @@ class PipelineWalk:
     def last_backwards(self, name: str) -> dict[Action, list[str]]:
         """Of the schedule `name`: the backwards after which gradients of parameters are complete
         on this rank, with the parameters' names."""
+        known, found = set[str](), self.program.completing.get((name, len(self.micro_batches)))
+        if found is not None:
+            return found
         schedule = pipeline(name, self.program.of, len(self.micro_batches))
-        known = set[str]()
-        found: dict[Action, list[str]] = {}
+        found = self.program.completing[name, len(self.micro_batches)] = {}
         for action in reversed(schedule.groups[self.program.group]):
             if action.kind == "B":
                 names = set(self.program.parameters(action.stage)) - known

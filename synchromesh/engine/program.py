@@ -44,8 +44,11 @@ from synchromesh.values.exchange import Border, Exchange, border
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout, groups_of, leaf_layout_at, stages_of
 from synchromesh.values.placement import REPLICATED
-from synchromesh.values.schedule import taking_turns
+from synchromesh.values.schedule import Action, taking_turns
 from synchromesh.values.sharding import Run, gathering
+
+# by schedule and number of micro-batches: after which backwards gradients are complete, of what
+Completing = dict[tuple[str, int], dict[Action, list[str]]]
 
 
 @dataclass
@@ -160,6 +163,7 @@ class Program:
             if self.position in layouts[stage[0]].positions
         }
         self._lanes: list[Lane] = []  # that are free
+        self.completing: Completing = {}
 
     @property
     def group(self) -> int:

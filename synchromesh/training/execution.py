@@ -271,8 +271,7 @@ class Execution:
         """What ranks with batches of one global batch have alike. data: where it is from, in
         words; call: how they run it."""
         place = self.active.fingerprint, steps, call
-        read = self.traces.readings.mark
-        return Marks.of(self.model, self.optimizer, batch, place, data, read)
+        return Marks.of(self.traces.mark, self.optimizer, batch, place, data)
 
     def micro_batches(
         self, batch: Any, rows: Sequence[GlobalRows], function: Any = None

@@ -34,6 +34,7 @@ PLENTY = 8
 # Bytes of a process for one of tensors, at most, where freed blocks stay on the heap: of an MLP
 # with 4,096 rows under `tensor`; 2.8 of GPT-2 with 100 M parameters under `sharded-data`.
 HOLES = 3.3
+SELDOM = 8  # steps, until memory has been short; looking takes 20 to 45 us of a step
 SHORT = 0.75  # of the memory that a rank may use; more is short. Chosen, not measured.
 
 
@@ -59,15 +60,20 @@ class PlanningSession:
         self.limits: tuple[float, ...] = ()
         self._forewarned: Plan | None = None
         self._share = planning.memory_share(world)
+        self._short = False  # whether this process has ever taken most of it
 
     def free_bytes(self) -> int:
         """Bytes that this rank may still use."""
         return planning.free_bytes(self._share, self.world.device)
 
-    def relieve(self) -> None:
-        """Where this process has taken most of its memory: large tensors from now on come without
-        holes, and what is free on the heap goes back to the system (`engine/heap.py`)."""
-        if self.world.device.type == "cpu" and process_bytes() > SHORT * self._share:
+    def relieve(self, steps: int) -> None:
+        """After so many steps: where this process has taken most of its memory, large tensors
+        from now on come without holes, and what is free on the heap goes back to the system
+        (`engine/heap.py`)."""
+        if self.world.device.type != "cpu" or (not self._short and steps % SELDOM):
+            return
+        if process_bytes() > SHORT * self._share:
+            self._short = True
             heap.keep_small()
             heap.release()
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from synchromesh.engine.batches import fingerprint
 from synchromesh.engine.groups import World
 from synchromesh.engine.model import Model
 from synchromesh.trace.capture.batch import take
@@ -58,11 +59,13 @@ class Traces:
         self._functions: dict[Hashable, Any] = {}  # losses and metrics by what they compute
         self._steps: dict[Hashable, list[Step]] = {}  # of other shapes, rows and metrics
         self._verified: dict[str, tuple[Tensor, int]] = {}  # folded buffers, versions seen equal
+        self._seen: Hashable = None  # parameters that are trained, modes, and their fingerprint
+        self._mark = 0
         self._note_model()
 
     def _note_model(self) -> None:
-        self._trained = self.model.trained()
-        self._modes = training_modes(self.model.modules)
+        self._look()
+        self._as = self._seen
         self.notices.mode(self.model.module)
 
     def training_step(
@@ -74,7 +77,7 @@ class Traces:
         """
         self.cuts = plan.cuts(self.model.paths())
         self.readings.look()
-        of = self.cuts, self._trained, self._modes
+        of = self.cuts, self._as
         kept = (s for key, s in self._kept if key == of and self.readings.hold(s.read))
         if (step := next(kept, None)) is not None:
             self.trust.latest = step
@@ -131,10 +134,22 @@ class Traces:
     # Whether they hold
 
     def look(self) -> None:
-        """Asks again for what traces have read, and gives them the numbers that are inputs."""
+        """Asks again for the model's state and what traces have read, and gives them the numbers
+        that are inputs."""
+        self._look()
         if self.readings.look():
             for read, tensor in self.numbers:
                 tensor.fill_(read.now())
+
+    def _look(self) -> None:
+        seen = self.model.trained(), training_modes(self.model.modules)
+        if seen != self._seen:
+            self._seen, self._mark = seen, fingerprint(seen)
+
+    @property
+    def mark(self) -> Hashable:
+        """Equal on ranks whose models were alike at the last look."""
+        return self._mark, self.readings.mark
 
     def outdated(self, current: Step) -> bool:
         """Whether `current` or another trace is of a model as it was: parameters were frozen or
@@ -142,9 +157,7 @@ class Traces:
         the step has read another value."""
         self.notices.mode(self.model.module)
         self.look()
-        if self.model.trained() != self._trained:
-            return True
-        if training_modes(self.model.modules) != self._modes:
+        if self._seen != self._as:
             return True
         traces = [current, *(step for steps in self._steps.values() for step in steps)]
         return not (self.readings.hold(current.read) and all(map(self._as_folded, traces)))
@@ -166,10 +179,10 @@ class Traces:
     def forget(self) -> None:
         """Drops the traces that changes may have made wrong; the next ones are of the model as it
         is now. All ranks drop the same."""
-        before = self._trained, self._modes
+        before = self._as
         self.model.describe_trained()
         self._note_model()
-        same = (self._trained, self._modes) == before
+        same = self._as == before
         kept = {k: [s for s in steps if not s.assumed] for k, steps in self._steps.items()}
         self._steps, self._verified = kept if same else {}, {}
 

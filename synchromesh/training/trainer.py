@@ -261,7 +261,7 @@ class Trainer:
         if self.steps_to_come > 1:
             self.steps_to_come -= 1
         self._accumulation = Accumulation(self._execution)
-        self.planning.relieve()
+        self.planning.relieve(self.steps)
 
     # Evaluation and data
 

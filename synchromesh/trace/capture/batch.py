@@ -131,7 +131,10 @@ def autocast_for(batch: Any, dtype: torch.dtype | None) -> AbstractContextManage
 def row_count(batch: Any) -> int:
     """Rows of a global batch or of a rank's part of one, which may be none; ValueError where its
     tensors disagree."""
-    counts = {leaf.tensor.shape[0] for leaf in leaves(batch) if leaf.has_rows}
+    found = pytree.tree_leaves(batch)
+    if any(map(undivided, found)):
+        leaves(batch)  # says which
+    counts = {x.shape[0] for x in found if isinstance(x, Tensor) and x.dim()}
     if len(counts) != 1:
         raise ValueError(
             "the tensors of a batch must have the same number of rows in dimension 0, got "

@@ -1,6 +1,7 @@
 """Capture: a model, its loss and an example batch become a Step."""
 
 from collections.abc import Container, Hashable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -129,12 +130,21 @@ def signature(batch: Any) -> Hashable:
 
     Lists count as tuples: collate functions make the one where examples are the other.
     """
-    found, tree = pytree.tree_flatten(as_tuples(batch))
+    if type(batch) in (list, tuple) and all(isinstance(x, Tensor) for x in batch):
+        found, tree = batch, _flat(len(batch))  # a quarter of the time of any structure
+    else:
+        found, structure = pytree.tree_flatten(as_tuples(batch))
+        tree = str(structure)
     kinds = tuple(
         (str(x.dtype), tuple(x.shape[1:]), x.dim()) if isinstance(x, Tensor) else ("=", repr(x))
         for x in found
     )
-    return str(tree), kinds
+    return tree, kinds
+
+
+@cache
+def _flat(count: int) -> str:
+    return str(pytree.tree_structure((0,) * count))
 
 
 def as_tuples(batch: Any) -> Any:

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 
 from torch import nn
+
+_TRAINING = attrgetter("training")
 
 
 def training_modes(modules: Iterable[nn.Module]) -> tuple[bool, ...]:
@@ -13,7 +16,7 @@ def training_modes(modules: Iterable[nn.Module]) -> tuple[bool, ...]:
     module is in training mode (as loaders of pretrained weights leave it) is trained as `train()`
     would set it.
     """
-    found = tuple(module.training for module in modules)
+    found = tuple(map(_TRAINING, modules))
     return found if any(found) else (True,) * len(found)
 
 
