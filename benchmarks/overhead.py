@@ -114,11 +114,16 @@ def summary(target: str, ranks: int, measured: dict[str, Any]) -> dict[str, Any]
 
 def start(ranks: int, target: str, rounds: int, warmup: int, steps: int) -> dict[str, Any]:
     """Run `measure` on that many local processes; what rank 0 measured."""
+    arguments = ["--rank", f"--target={target}", f"--rounds={rounds}", f"--warmup={warmup}"]
+    given = [*arguments, f"--steps={steps}"]
+    return launch("benchmarks.overhead", ranks, given, 120 + 4 * rounds * (warmup + steps))
+
+
+def launch(module: str, ranks: int, arguments: list[str], seconds: float) -> dict[str, Any]:
+    """The document that rank 0 of so many local processes prints, within so many seconds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = ["--rank", f"--target={target}", f"--rounds={rounds}", f"--warmup={warmup}"]
-    command = [sys.executable, "-m", "benchmarks.overhead", *arguments, f"--steps={steps}"]
     settings = {
         "WORLD_SIZE": ranks,
         "LOCAL_WORLD_SIZE": ranks,
@@ -128,7 +133,7 @@ def start(ranks: int, target: str, rounds: int, warmup: int, steps: int) -> dict
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", **{k: str(v) for k, v in settings.items()}}
     processes = [
         subprocess.Popen(
-            command,
+            [sys.executable, "-m", module, *arguments],
             env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             cwd=Path(__file__).parents[1],
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
@@ -137,16 +142,15 @@ def start(ranks: int, target: str, rounds: int, warmup: int, steps: int) -> dict
         for rank in range(ranks)
     ]
     try:
-        output, _ = processes[0].communicate(timeout=120 + 4 * rounds * (warmup + steps))
+        output, _ = processes[0].communicate(timeout=seconds)
         codes = [process.wait(timeout=30) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
     if any(codes):
-        raise SystemExit(
-            f"{target} on {ranks} ranks ended with codes {codes}; the reason is above"
-        )
+        called = " ".join(arguments)
+        raise SystemExit(f"{module} {called} on {ranks} ranks ended with codes {codes}")
     document: dict[str, Any] = json.loads(output.splitlines()[-1])
     return document
 
