@@ -3,7 +3,7 @@ agreement of ranks.
 """
 
 import zlib
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from synchromesh.engine.groups import Group
-from synchromesh.engine.meeting import STEP, meet
+from synchromesh.engine.meeting import STEP, start_meeting
 from synchromesh.engine.optimizer import settings
 from synchromesh.trace.capture.batch import row_count as row_count
 from synchromesh.trace.capture.capture import signature
@@ -171,18 +171,23 @@ class Marks:
     model: int = 0  # frozen parameters, modes, and values that it reads
     optimizer: int = 0  # its settings
     data: str = ""  # where in the data the batch is from, in words
+    alike: int = 0  # equal in steps that run equal programs, of batches of one size
 
     @classmethod
     def of(
-        cls, model: Hashable, optimizer: Optimizer, batch: Any, place: Hashable, data: str
-    ) -> "Marks":
-        """Of a step as this rank would run it. model: what it must have alike."""
+        cls, model: Hashable, optimizer: Optimizer, batch: Any, steps: int, call: Hashable,
+        data: str,
+    ) -> "Marks":  # fmt: skip
+        """Of a step as this rank would run it. model: what it must have alike. steps: updates
+        done; call: how the step is run, and the plan."""
+        shape = signature(batch)
         return cls(
-            fingerprint((signature(batch), common(batch))),
-            fingerprint(place),
+            fingerprint((shape, common(batch))),
+            fingerprint((steps, call)),
             fingerprint(model),
             fingerprint(repr(settings(optimizer))),
             data,
+            hash((shape, model, call)),
         )
 
     def numbers(self) -> tuple[int, ...]:
@@ -208,9 +213,21 @@ DIFFERENCES = (
 )
 
 
+FIXED, SUMS = 8, 6  # numbers of a row; whether the loss comes with it (below), its five sums
+SAID, FAILED = 1, -1
+
+
 class RowAgreement:
     """One small exchange a step: every rank's rows, so that disagreeing ranks are an error and
     never a hang.
+
+    Where the first rank works alone it asks the idle ones for nothing that it could wait for, and
+    tells them rows and loss at once, after its forward:
+
+        rank 0     [ forward ] reads, checks, tells [ backward ] [ update ]
+        rank 1     sends ..... waits ............... knows
+
+    But for a step that may need all ranks before: of other rows, or of a model that has changed.
     """
 
     def __init__(
@@ -220,9 +237,15 @@ class RowAgreement:
         layouts: Collection[Layout],
         plan: Plan,
         device: torch.device,
+        carries: bool = False,
     ) -> None:
-        """layouts: of the batch, one on the positions of each stage."""
+        """layouts: of the batch, one on the positions of each stage. carries: whether a step
+        reads what the one before has made."""
         self.group, self.ranks, self.layouts = group, ranks, tuple(layouts)
+        self._alone = ranks == (0,) and group.world.star is not None and not carries
+        self._asked = self._usual = (0, 0)  # the last step that all met for, and that all ran
+        self._tell: Callable[[int, list[int]], None] | None = None
+        self._told: Tensor | None = None
         self.plan, self.device = plan, device
         self.numbers: list[tuple[int, ...]] = []  # that came with each rank's rows
         self.outdated = False  # whether the model of a rank has changed
@@ -249,17 +272,58 @@ class RowAgreement:
         except ValueError as error:  # of this rank alone, maybe: the others must not wait for it
             count, fault = -1, str(error)
         same = checksum(batch) if any(x.tensor > 1 for x in self.layouts) else 0
-        row = [count, same, int(outdated), fingerprint(marks.data), *marks.numbers(), *numbers]
-        table = [row] if self.group.size == 1 else meet(self.group, method, row, self.device)
+        row = [count, same, int(outdated), fingerprint(marks.data), *marks.numbers()]
+        row += [*[0] * SUMS, *numbers]
+        if self.group.size == 1:
+            return self._checked([row], marks.data, fault)
+        finish = start_meeting(self.group, method, row, self.device)
+        step = (marks.alike, count)
+        if self._alone and not self.group.index and method == STEP:
+            if step == self._usual and not outdated:
+
+                def tell(said: int, sums: list[int]) -> None:
+                    table = finish([*row[:FIXED], said, *sums, *numbers])
+                    if said == SAID:
+                        self._checked(table, marks.data, fault)
+
+                self._tell, self.outdated = tell, False
+                return self._rows((count,), (same,))
+            self._asked = step
+        table = finish(row)
+        said, *sums = table[0][FIXED : FIXED + SUMS]
+        if said == FAILED:
+            raise RuntimeError("rank 0, which works alone, has failed in this step: see its error")
+        self._told = torch.tensor(sums).view(torch.float64) if said else None
+        return self._checked(table, marks.data, fault)
+
+    def told(self, sums: Tensor) -> Tensor | None:
+        """The sums of a loss over all ranks, where they travel with the rows; None where they do
+        not, and are to be exchanged. sums: over this rank."""
+        if self._tell is not None:
+            tell, self._tell = self._tell, None
+            tell(SAID, sums.view(torch.int64).tolist())
+            return sums
+        found, self._told, self._usual = self._told, None, self._asked
+        return found
+
+    def give_up(self) -> None:
+        """After a step that failed here: those that wait for its loss fail too."""
+        if self._tell is not None:
+            tell, self._tell = self._tell, None
+            tell(FAILED, [0] * (SUMS - 1))
+
+    def _checked(self, table: Sequence[Sequence[int]], data: str, fault: str) -> GlobalRows:
+        """The rows that a table of all ranks says; ValueError on all of them as `__call__` says.
+        data, fault: this rank's."""
         if any(row[0] < 0 for row in table):
             faults = self.group.all_gather_json(fault)
             rank, text = next((r, t) for r, t in enumerate(faults) if t)
             raise ValueError(text if len(faults) == 1 else f"rank {rank}: {text}")
         if any(row[3] != table[0][3] for row in table):  # also of ranks that take no part
-            self._refuse_data(marks.data)
-        self.numbers = [tuple(row[8:]) for row in table]
+            self._refuse_data(data)
+        self.numbers = [tuple(row[FIXED + SUMS :]) for row in table]
         self.outdated = any(row[2] for row in table)
-        counts, sums, _, _, *columns = zip(*(table[r][:8] for r in self.ranks), strict=True)
+        counts, sums, _, _, *columns = zip(*(table[r][:FIXED] for r in self.ranks), strict=True)
         for column, difference in zip(columns, DIFFERENCES, strict=True):
             odd = [r for r, mark in zip(self.ranks, column, strict=True) if mark != column[0]]
             if odd:

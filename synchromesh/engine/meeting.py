@@ -6,7 +6,7 @@ One small exchange, of one size for all methods, so that ranks in different ones
     rank 1    step   ]->  an error on both, no wait for ever and no message of a wrong size
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,7 +22,7 @@ WORDS = {
 METHODS = (
     *WORDS, "adapt", "buffers", "export", "predict", "resume", "save", "state_dict", "switch",
 )  # fmt: skip
-NUMBERS = 11  # that a rank may send with the method's
+NUMBERS = 17  # that a rank may send with the method's
 
 
 def meet(
@@ -33,9 +33,19 @@ def meet(
 ) -> list[tuple[int, ...]]:
     """The numbers of every rank, at most `NUMBERS`; ValueError on all where one is in another
     method."""
-    padding = [0] * (NUMBERS - len(numbers))
-    own = [METHODS.index(method), *numbers, *padding]
-    table = star.all_gather_numbers(group, own, device)
+    return start_meeting(group, method, numbers, device)(numbers)
+
+
+def start_meeting(
+    group: star.Reachable, method: str, numbers: Sequence[int], device: torch.device | None
+) -> Callable[[Sequence[int]], list[tuple[int, ...]]]:
+    """Begins a meeting; the function that waits for it (`star.start_numbers`)."""
+    here, padding = METHODS.index(method), [0] * (NUMBERS - len(numbers))
+    finish = star.start_numbers(group, [here, *numbers, *padding], device)
+    return lambda last: _met(group, finish([here, *last, *padding]), len(numbers))
+
+
+def _met(group: star.Reachable, table: list[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
     places = [METHODS[row[0]] for row in table]
     if {*places} == {EVALUATE, EVALUATED}:
         ended = [group.ranks[i] for i, place in enumerate(places) if place == EVALUATED]
@@ -50,4 +60,4 @@ def meet(
             "calls the trainer's methods alike and in the same order, also those of which only "
             "one needs the result (no `if rank == 0:` around save, evaluate or state_dict)"
         )
-    return [row[1 : 1 + len(numbers)] for row in table]
+    return [row[1 : 1 + count] for row in table]

@@ -47,19 +47,36 @@ class Reachable(Protocol):
         ...
 
 
-def all_gather_numbers(
-    group: Reachable, numbers: Sequence[int], device: torch.device | None
-) -> list[tuple[int, ...]]:
-    """As many whole numbers of each rank."""
+Numbers = Sequence[int]
+
+
+def start_numbers(
+    group: Reachable, numbers: Numbers, device: torch.device | None
+) -> Callable[[Numbers], list[tuple[int, ...]]]:
+    """Begins to gather as many whole numbers of each rank; the function that waits for them. The
+    first rank's are those that it gives then: it sends what the others wait for when it calls."""
     star = _of(group)
     if star is None:
         own = torch.tensor(numbers, device=device)
-        return [*map(tuple, group.start_all_gather(own, counted=False)().tolist())]
-    began = time.perf_counter()
+        wait = group.start_all_gather(own, counted=False)
+        return lambda _: [*map(tuple, wait().tolist())]
     form = struct.Struct(f"{len(numbers)}q")
-    found = [*form.iter_unpack(star.start(form.pack(*numbers))())]
-    group.world.waited += time.perf_counter() - began
+    finish = star.start(form.pack(*numbers))
+
+    def found(last: Numbers) -> list[tuple[int, ...]]:
+        began = time.perf_counter()
+        rows = [*form.iter_unpack(finish(form.pack(*last)))]
+        group.world.waited += time.perf_counter() - began
+        return rows
+
     return found
+
+
+def all_gather_numbers(
+    group: Reachable, numbers: Numbers, device: torch.device | None
+) -> list[tuple[int, ...]]:
+    """As many whole numbers of each rank."""
+    return start_numbers(group, numbers, device)(numbers)
 
 
 def start_all_gather(group: Reachable, x: Tensor) -> Callable[[], Tensor]:
@@ -68,11 +85,12 @@ def start_all_gather(group: Reachable, x: Tensor) -> Callable[[], Tensor]:
     star = _of(group)
     if star is None:
         return group.start_all_gather(x, counted=False)
-    finish = star.start(x.numpy().tobytes())
+    own = x.numpy().tobytes()
+    finish = star.start(own)
 
     def result() -> Tensor:
         began = time.perf_counter()
-        found = torch.frombuffer(finish(), dtype=x.dtype).view(group.size, *x.shape)
+        found = torch.frombuffer(finish(own), dtype=x.dtype).view(group.size, *x.shape)
         group.world.waited += time.perf_counter() - began
         return found
 
@@ -96,18 +114,19 @@ class Star:
         self._count = 0  # exchanges begun
         self._early: dict[tuple[int, int], bytearray] = {}  # by rank and exchange
 
-    def start(self, own: bytes) -> Callable[[], bytearray]:
+    def start(self, own: bytes) -> Callable[[bytes], bytearray]:
         """Begins an exchange of messages of equal length; the function that waits for those of all
-        ranks. Exchanges begin in equal order on all ranks, and end in equal order."""
+        ranks, and takes the first one's. Exchanges begin in equal order on all ranks, and end in
+        equal order."""
         self._count += 1
         number = self._count
         if 0 in self._links:
             self._send(number, own)
 
-        def finish() -> bytearray:
+        def finish(first: bytes) -> bytearray:
             if 0 in self._links:
                 return self._receive(0, number, len(self.ranks) * len(own))
-            found = bytearray(own)
+            found = bytearray(first)
             for rank in self.ranks[1:]:
                 found += self._receive(rank, number, len(own))
             self._send(number, found)

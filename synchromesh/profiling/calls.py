@@ -172,7 +172,7 @@ def _step(
         others.add_(1)
         began = now()
         now_is = model.trained(), training_modes(model.modules)  # whether the trace holds still
-        agree(batch, Marks.of(hash(now_is), optimizer, batch, "", ""))
+        agree(batch, Marks.of(hash(now_is), optimizer, batch, 0, "", ""))
         signature(batch)  # which program it is
         with streams.preserved():
             _loss(world.device)

@@ -186,8 +186,9 @@ class Accumulation:
             sums[3] = 1
 
     def _send(self, sums: Tensor) -> None:
-        if self._world.size == 1:
-            self._totals.append((sums, None))
+        told = sums if self._world.size == 1 else self._execution.active.agree.told(sums)
+        if told is not None:
+            self._totals.append((told, None))
         else:
             self._totals.append((sums, star.start_all_gather(self._world.everyone, sums)))
 

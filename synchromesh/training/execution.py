@@ -165,7 +165,12 @@ class Execution:
         if first:
             self._start()
         leaves = made.leaf_layouts.values()
-        agree = RowAgreement(self.world.everyone, ranks, leaves, plan, self.world.device)
+        everyone, device, carries = (
+            self.world.everyone,
+            self.world.device,
+            bool(self.options.carry),
+        )
+        agree = RowAgreement(everyone, ranks, leaves, plan, device, carries)
         of_components = dict(zip(step.chain.names, layouts, strict=True))
         self.active = ActivePlan(plan, step, made, groups, of_components, agree, mark)
         self._earlier.append(self.active)
@@ -270,8 +275,8 @@ class Execution:
     def marks(self, batch: Any, steps: int, data: str, *call: Hashable) -> Marks:
         """What ranks with batches of one global batch have alike. data: where it is from, in
         words; call: how they run it."""
-        place = self.active.fingerprint, steps, call
-        return Marks.of(self.traces.mark, self.optimizer, batch, place, data)
+        called = self.active.fingerprint, call
+        return Marks.of(self.traces.mark, self.optimizer, batch, steps, called, data)
 
     def micro_batches(
         self, batch: Any, rows: Sequence[GlobalRows], function: Any = None

@@ -226,6 +226,7 @@ class Trainer:
             value = self._accumulation.add(batch, rows, last, micro_batches, self.steps)
         except BaseException:
             self._forget_accumulation()  # a part of one is of no use
+            agree.give_up()
             raise
         self.wished = max(wish for wish, *_ in agree.numbers)
         if observer is not None:

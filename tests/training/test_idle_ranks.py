@@ -1,0 +1,127 @@
+"""Ranks without rows beside one that works alone: they know each loss, their wishes and faults
+reach it, and none waits for ever."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import synchromesh as sm
+from tests.ranks import run
+
+ROWS = (6, 6, 6, 4, 6, 6, 6, 6)  # of each step's batch
+
+
+def mean_square(model: nn.Module, batch: Any) -> torch.Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def made() -> tuple[nn.Module, torch.optim.Optimizer, list[Any]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 9), nn.Dropout(0.0), nn.Tanh(), nn.Linear(9, 2)).double()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.05)
+    shapes = [(torch.randn(n, 5).double(), torch.randn(n, 2).double()) for n in ROWS]
+    return model, optimizer, shapes
+
+
+def changed(model: nn.Module, step: int) -> None:
+    """What a script may do between two steps, on all ranks alike."""
+    if step == 5:
+        model[0].weight.requires_grad_(False)
+    if step == 6:
+        model[0].bias.requires_grad_(False)
+
+
+def plain() -> list[float]:
+    model, optimizer, batches = made()
+    losses = []
+    for step, batch in enumerate(batches):
+        changed(model, step)
+        optimizer.zero_grad()
+        loss = mean_square(model, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def beside(carried: int) -> tuple[list[float], list[int], bool]:
+    """Losses and wishes that this rank sees, and whether loss and rows came at once at the end.
+    carried: as how many micro-batches."""
+    model, optimizer, batches = made()
+    trainer = sm.prepare(model, optimizer, mean_square, batches[0], plan="single")
+    losses, wishes = [], []
+    for step, batch in enumerate(batches):
+        changed(model, step)
+        trainer.wish = 7 * (trainer.rank == 1 and step in (2, 3))
+        losses.append(trainer.step(trainer.shard(batch), micro_batches=carried).item())
+        wishes.append(trainer.wished)
+    agree = trainer._execution.active.agree
+    once = agree._usual == agree._asked != (0, 0) if trainer.rank == 0 else True
+    trainer.close()
+    return losses, wishes, once
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_idle_ranks_know_losses_and_are_heard(parts: int) -> None:
+    expected = plain()
+    for losses, wishes, once in run(3, beside, parts):
+        assert losses == pytest.approx(expected, rel=1e-12)
+        assert wishes == [0, 0, 7, 7, 0, 0, 0, 0]
+        assert once
+
+
+def failing() -> list[str]:
+    """The loss fails where the worker alone runs it, in a step that all know already."""
+    model, optimizer, batches = made()
+    trainer = sm.prepare(model, optimizer, mean_square, batches[0], plan="single")
+    said = []
+    for step in range(5):
+        program = next(iter(trainer._execution.programs._made.values()), (None, None))[1]
+        if step == 3 and program is not None:
+            program.run = fail  # type: ignore[method-assign,assignment]
+        elif program is not None:
+            vars(program).pop("run", None)
+        try:
+            trainer.step(trainer.shard(batches[0]))
+            said.append("")
+        except (ZeroDivisionError, RuntimeError) as error:
+            said.append(str(error))
+    trainer.close()
+    return said
+
+
+def fail(*_: Any, **__: Any) -> None:
+    raise ZeroDivisionError("of this rank")
+
+
+def test_a_failure_of_the_working_rank_is_one_of_all_and_the_next_step_runs() -> None:
+    working, idle = run(2, failing)
+    assert working == ["", "", "", "of this rank", ""]
+    assert idle[3].startswith("rank 0, which works alone, has failed") and not any(idle[:3])
+    assert not idle[4]
+
+
+def elsewhere(method: str) -> str:
+    model, optimizer, batches = made()
+    trainer = sm.prepare(model, optimizer, mean_square, batches[0], plan="single")
+    for _ in range(3):
+        trainer.step(trainer.shard(batches[0]))
+    try:
+        if trainer.rank and method == "buffers":
+            trainer.buffers()
+        elif trainer.rank:  # another batch, of a loader of its own
+            trainer.step(tuple(x[:0, :1] for x in batches[0]))
+        else:
+            trainer.step(batches[0])
+        return ""
+    except ValueError as error:
+        return str(error)
+    finally:
+        trainer.close()
+
+
+def test_an_idle_rank_in_another_method_is_a_sentence_on_all() -> None:
+    for said in run(2, elsewhere, "buffers"):
+        assert "rank 0 is in step or backward, rank 1 in buffers" in said
