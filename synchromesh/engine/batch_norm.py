@@ -22,15 +22,12 @@ class DataRanks(Protocol):
     @property
     def size(self) -> int:
         """How many they are."""
-        ...
 
     def all_gather(self, x: Tensor) -> Tensor:
         """(size, *x.shape): `x` of each rank."""
-        ...
 
     def all_reduce(self, x: Tensor) -> Any:
         """The sum over the ranks, in place."""
-        ...
 
 
 @dataclass(frozen=True)

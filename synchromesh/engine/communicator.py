@@ -19,28 +19,22 @@ class Communicator(Protocol):
     @property
     def size(self) -> int:
         """How many ranks there are."""
-        ...
 
     @property
     def index(self) -> int:
         """This rank's place among them."""
-        ...
 
     def all_reduce(self, x: Tensor, op: Op = "sum") -> Any:
         """Sum or maximum over the ranks, in place."""
-        ...
 
     def start_all_reduce(self, x: Tensor) -> Finish:
         """Begins the sum over the ranks."""
-        ...
 
     def start_all_gather(self, x: Tensor) -> Finish:
         """Begins to gather (size, *x.shape)."""
-        ...
 
     def start_reduce_scatter(self, x: Tensor) -> Finish:
         """Begins to sum (size, *part) and to leave each rank its part."""
-        ...
 
     def start_all_to_all(
         self,
@@ -52,4 +46,3 @@ class Communicator(Protocol):
 
         payload: bytes to count, of the largest rank's parts (None: of these).
         """
-        ...

@@ -25,11 +25,9 @@ class Processes(Protocol):
 
     def code(self) -> int | None:
         """None while they run; else 0, or how they failed (-9: killed by signal 9)."""
-        ...
 
     def end(self) -> None:
         """Ends what still runs."""
-        ...
 
 
 Start = Callable[[int, Path, Path], Processes]  # ranks, the job's file, the log

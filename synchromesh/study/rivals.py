@@ -44,16 +44,13 @@ class Rival(Protocol):
 
     def own_rows(self, rows: int) -> Ranges:
         """[start, stop) of the rows of a global batch that this rank is given."""
-        ...
 
     def backward(self, batch: Any) -> Tensor:
         """Forward and backward; this rank's part of the global mean loss, which all ranks' parts
         add up to."""
-        ...
 
     def weights(self) -> Mapping[str, Tensor]:
         """Parameters and buffers by the model's own names: on rank 0 all of them."""
-        ...
 
 
 # (model, loss, example batch, world) -> Rival

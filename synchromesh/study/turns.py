@@ -42,11 +42,9 @@ class SoFar(Protocol):
 
     def settled(self) -> bool:
         """Whether it tries no more what is quicker."""
-        ...
 
     def step_seconds(self) -> float | None:
         """Of a step in its last turn; None before the first one."""
-        ...
 
 
 def warm_up(of: SoFar) -> Iterator[Turn]:

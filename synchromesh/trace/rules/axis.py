@@ -16,16 +16,13 @@ class TensorAxis(Protocol):
 
         length: entries of the dimension that the source shards; 0: size times those of `x`.
         """
-        ...
 
     def maximum(self, x: Tensor) -> Tensor:
         """The elementwise largest of the ranks' `x`, without gradient."""
-        ...
 
     def stream(self, key: int, sharded: bool, rows: bool) -> None:
         """Seeds the default generator for random operator `key`; `sharded`: bits differ along
         the axis; `rows`: and with the rows of the batch."""
-        ...
 
     def batch_norm(
         self,
@@ -40,4 +37,3 @@ class TensorAxis(Protocol):
     ) -> Tensor:
         """Batch norm in training mode: the engine decides over which rows its statistics are
         taken."""
-        ...
