@@ -50,7 +50,8 @@ class AskedStudy:
         self.devices = args.nproc or (options.processes(None),)
         self.workloads = self._loaded()
         self._require_modules()
-        self.epochs = args.epochs or (self._usual_epochs() if self.targets else None)
+        usual = max(workload.epochs for _, _, workload in self.workloads.values())
+        self.epochs = args.epochs or (usual if self.targets else None)
         self.steps = None if self.epochs else args.steps or STEPS
         if self.epochs and args.at_most is not None:
             raise ValueError("--at-most limits the steps that are timed: epochs are trained whole")
@@ -92,9 +93,6 @@ class AskedStudy:
                     f"strategy {plan!r}: pattern {pattern!r} matches no module of "
                     f"{' or '.join(self.workloads)}{near(pattern, names)}"
                 )
-
-    def _usual_epochs(self) -> int:
-        return max(workload.epochs for _, _, workload in self.workloads.values())
 
     def settings(self, batch_sizes: tuple[int, ...]) -> "Settings":
         """What every workload's runs share, and its batch sizes."""

@@ -75,12 +75,12 @@ class Gradients:
         self.timelines, self.group, self.line = timelines, group, timelines.lines[group]
         ranks = [setting.ranks[p] for p in setting.positions[group]]
         self.copy_byte = profile.copy_byte * profile.lateness(ranks)
-        self._first_user = first_users(setting, group)  # whose backward ends last
+        self._first_user = first = first_users(setting, group)  # whose backward ends last
         stage_of = {i: s for s in setting.stages_on(group) for i in setting.stages[s]}
         found = gradient_buckets(setting, group)
         self._last = _order(b for b in found if not b[0].every)
         self._every = {
-            s: _order(b for b in found if b[0].every and stage_of[self._user(b)] == s)
+            s: _order(b for b in found if b[0].every and stage_of[first[b[0].tensor.name]] == s)
             for s in setting.stages_on(group)
         }
         orders = (self._last, *self._every.values())
@@ -100,9 +100,6 @@ class Gradients:
             for component, names in by_user.items():
                 found.setdefault(component, []).append((bucket, names))
         return found
-
-    def _user(self, bucket: list[Holding]) -> int:
-        return self._first_user[bucket[0].tensor.name]
 
     def ready(self, component: int, last: bool = True) -> Spans:
         """A backward of `component` is done: gradients that are summed then go into their

@@ -104,15 +104,11 @@ def hosts(machines: Sequence[Machine]) -> dict[str, list[int]]:
     names = Counter(group[0].host for group in places.values())
     found: dict[str, list[int]] = {}
     for group in places.values():
-        name, number = _plain(group[0].host), 0
+        name, number = re.sub(r"[^A-Za-z0-9._-]", "-", group[0].host) or "host", 0
         while (full := f"{name}-{number}" if names[group[0].host] > 1 else name) in found:
             number += 1
         found[full] = [m.rank for m in group]
     return found
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "-", name) or "host"
 
 
 def _short(value: float) -> float:

@@ -25,7 +25,6 @@ from synchromesh.profiling.compute import Bench, Bytes
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster, Device
-from synchromesh.values.component import Value
 from synchromesh.values.optimizer import twin_of
 from synchromesh.values.profile import Calls, Compute, Curve, Memory, Pattern, Profile
 
@@ -109,12 +108,9 @@ def _fake(step: Step) -> Iterator[tuple[Step, Mapping[str, Tensor], Mapping[str,
     """The step, its tensors and its border values as fake tensors; only fake tensors inside."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         constants = {n: mode.from_tensor(x.detach()) for n, x in step.constants.items()}
-        borders = {e.value.name: _border(e.value) for e in step.chain.edges}
+        values = [edge.value for edge in step.chain.edges]
+        borders = {v.name: torch.empty(v.shape, dtype=getattr(torch, v.dtype)) for v in values}
         yield replace(step, constants=constants), StandIns(step.chain, {}, CPU), borders
-
-
-def _border(value: Value) -> Tensor:
-    return torch.empty(value.shape, dtype=getattr(torch, value.dtype))
 
 
 class CountingBench(Bench):

@@ -11,7 +11,7 @@ the minibatch that was profiled, on one device. Several values of a layer are a 
 
 import heapq
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -161,12 +161,8 @@ def _ordered(
         raise ValueError(f"{name}: line {number}: layers there read each other in a circle")
     return LayerProfile(
         tuple(layers[node] for node in order),
-        tuple(_positions(order, behind[node]) for node in order),
+        tuple(tuple(sorted(order[other] for other in behind[node])) for node in order),
     )
-
-
-def _positions(order: Mapping[str, int], nodes: Iterable[str]) -> tuple[int, ...]:
-    return tuple(sorted(order[node] for node in nodes))
 
 
 def _number(node: str) -> tuple[int, str]:

@@ -63,16 +63,12 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         made = func(*args, **given)
-        if not (_is_question(func) or _is_view(func) or func.overloadpacket in _UNWRITTEN):
+        question = func.namespace == "prim"  # to a fake tensor: on which device it pretends to be
+        if not (question or _is_view(func) or func.overloadpacket in _UNWRITTEN):
             ran = _operation(func, args, given, made)
             if ran.dtype:  # a mark of the profiler has none
                 self.found.append(ran)
         return made
-
-
-def _is_question(func: Any) -> bool:
-    """Whether a fake tensor is asked something, as on which device it pretends to be."""
-    return bool(func.namespace == "prim")
 
 
 def _is_view(func: Any) -> bool:

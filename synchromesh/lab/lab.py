@@ -347,7 +347,8 @@ class Lab:
 
     def cluster(self) -> Cluster:
         """The lab as a cluster: emulated, with the rates of this moment."""
-        return self.current().cluster(self.name, _memory_bytes(), time.strftime("%Y-%m-%d"))
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return self.current().cluster(self.name, memory, time.strftime("%Y-%m-%d"))
 
     @property
     def cluster_file(self) -> Path:
@@ -403,10 +404,6 @@ class Lab:
 
 def _cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def labs() -> tuple[list[str], list[str]]:

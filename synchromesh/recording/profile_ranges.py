@@ -134,7 +134,9 @@ def _collectives(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[tupl
         heads = [
             waiting[0]
             for waiting in open_.values()
-            if waiting and waiting[0].start <= r.start and title in _titles(waiting[0].name)
+            if waiting
+            and waiting[0].start <= r.start
+            and title in (waiting[0].name, BUILT_OF.get(waiting[0].name))
         ]
         heads.sort(key=lambda call: (call.ranks != serves.get(r.thread), call.start))
         call = open_[heads[0].ranks].popleft() if heads else _Issued(*r[:2], r.thread, title, ())
@@ -143,10 +145,6 @@ def _collectives(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[tupl
         span = Span(begun, r.end, "communication", call.name, _lane(r.thread), call.ranks)
         found.append((span, call.annotated))
     return found
-
-
-def _titles(name: str) -> tuple[str, ...]:
-    return name, BUILT_OF.get(name, name)
 
 
 def _messages(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[Span]:

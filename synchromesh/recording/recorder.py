@@ -88,7 +88,8 @@ class Recorder:
         inner: Any = self._profile.profiler
         events = inner.kineto_results.events()
         if self.device.type == "cuda":
-            return by_start(_device_span(e) for e in events if _on_device(e))
+            on_device = (e for e in events if e.device_type().name == "CUDA")
+            return by_start(_device_span(e) for e in on_device if not e.is_user_annotation())
         ranges = (
             Range(
                 e.start_ns() * 1e-9, (e.start_ns() + e.duration_ns()) * 1e-9, e.name(),
@@ -97,10 +98,6 @@ class Recorder:
             for e in events
         )  # fmt: skip
         return cpu_spans(ranges, calls.everyone(), self.steps, threading.get_native_id())
-
-
-def _on_device(event: Any) -> bool:
-    return event.device_type().name == "CUDA" and not event.is_user_annotation()
 
 
 def _device_span(event: Any) -> Span:

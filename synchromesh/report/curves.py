@@ -76,7 +76,7 @@ def _draw(
     for i, (x, y) in enumerate(places):
         axes = sheet.axes(x, y, wide, tall)
         for strategy, curve in shown.items():
-            mark, across = subject.marks[strategy], [_across(p, i) for p in curve]
+            mark, across = subject.marks[strategy], [p.seconds if i else p.epoch for p in curve]
             means = [p.spread.mean for p in curve]
             low = [p.spread.mean - p.spread.deviation for p in curve]
             high = [p.spread.mean + p.spread.deviation for p in curve]
@@ -91,7 +91,3 @@ def _draw(
         axes.locator_params(axis="x", nbins=5)
         sheet.text(x - left, y - 12, name, "muted")
     return sheet
-
-
-def _across(point: MetricPoint, by_seconds: int) -> float:
-    return point.seconds if by_seconds else float(point.epoch)

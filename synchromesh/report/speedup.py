@@ -11,7 +11,8 @@ from synchromesh.results.groups import RunGroup
 
 def figures(subject: Subject) -> tuple[PageFigure, ...]:
     """One; none where nothing ran on one device, or nothing on several."""
-    known = [(g, s) for g in subject.comparison.groups if (s := _speedup(g)) is not None]
+    found = [(g, g.median(lambda run: run.speedup)) for g in subject.comparison.groups]
+    known = [(group, speedup) for group, speedup in found if speedup is not None]
     if len({group.first.devices for group, _ in known}) < 2:
         return ()
     best, most = max(known, key=lambda pair: pair[1])
@@ -41,10 +42,6 @@ def figures(subject: Subject) -> tuple[PageFigure, ...]:
             ),
         ),
     )
-
-
-def _speedup(group: RunGroup) -> float | None:
-    return group.median(lambda run: run.speedup)
 
 
 def _draw(width: int, subject: Subject, known: list[tuple[RunGroup, float]]) -> Drawing:

@@ -18,7 +18,6 @@ from synchromesh.report.subject import Subject
 from synchromesh.results.breakdown import overhead
 from synchromesh.results.derive import throughput
 from synchromesh.results.groups import RunGroup
-from synchromesh.results.run import Quartiles, Reached
 
 REASON = 600  # characters that are shown
 
@@ -117,7 +116,8 @@ def _cells(subject: Subject, group: RunGroup) -> tuple[str, ...]:
     cost = overhead(group, comparison.one_device, comparison.weak) if run.devices > 1 else None
     return (
         run.strategy, str(run.devices), _plans(group), str(run.batch), str(len(group.done)),
-        seconds(step.median if step else None), _range(step),
+        seconds(step.median if step else None),
+        NONE if step is None else f"{seconds(step.q1)} to {seconds(step.q3)}",
         str(sum(r.timed_steps for r in group.done) or NONE),
         plain(group.median(throughput)), share(group.median(lambda r: r.data_waiting_share)),
         seconds(epoch.median if epoch else None),
@@ -144,10 +144,6 @@ def _plans(group: RunGroup) -> str:
     return "; or ".join(plans) or NONE
 
 
-def _range(step: Quartiles | None) -> str:
-    return NONE if step is None else f"{seconds(step.q1)} to {seconds(step.q3)}"
-
-
 def _targets(group: RunGroup) -> tuple[str, str, str, str]:
     """Of the first target; of several seeds the medians of those that reached it."""
     targets = [run.to_target for run in group.done if run.to_target]
@@ -162,11 +158,6 @@ def _targets(group: RunGroup) -> tuple[str, str, str, str]:
         return name, NONE, NONE, NONE
 
     def median(of: str) -> float | None:
-        return reached.median(lambda run: _value(run.to_target, of))
+        return reached.median(lambda run: getattr(run.to_target, of))
 
     return name, metric(median("epochs")), seconds(median("seconds")), dollars(median("dollars"))
-
-
-def _value(target: Reached | None, name: str) -> float | None:
-    value: float | None = getattr(target, name)
-    return value

@@ -165,7 +165,8 @@ def load(
     )
     found = [f for part in group.all_gather_json(manifest.faults(path, mine)) for f in part]
     if found:
-        raise CheckpointError(f"{'; '.join(found)}; {_offered(group, path)}")
+        offer = group.broadcast_json(manifest.offer(path) if group.index == 0 else "")
+        raise CheckpointError(f"{'; '.join(found)}; {offer}")
     reader = IndexReader(path, files)
     stored = agreed(group, reader.read_metadata, "")
     differences = group.all_gather_json(_differences(stored, wanted, allow))
@@ -197,10 +198,6 @@ def _listing(path: Path) -> list[tuple[str, int, str]]:
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {manifest.offer(path)}") from None
     return [(name, entry.bytes, entry.sha256) for name, entry in files.items()]
-
-
-def _offered(group: Group, path: Path) -> str:
-    return str(group.broadcast_json(manifest.offer(path) if group.index == 0 else ""))
 
 
 def _differences(

@@ -15,6 +15,7 @@ import struct
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
@@ -97,7 +98,7 @@ def _header(ordered: Sequence[LocalTensor], aliases: Mapping[str, str]) -> bytes
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for local in ordered:
-        start, end = end, end + local.dtype.itemsize * _numbers(local.shape)
+        start, end = end, end + local.dtype.itemsize * prod(local.shape)
         header[local.name] = {
             "dtype": DTYPES[local.dtype],
             "shape": list(local.shape),
@@ -119,10 +120,6 @@ def _gathered(tensor: LocalTensor, group: Any) -> Tensor:
 def _bytes(tensor: Tensor) -> memoryview:
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
-
-
-def _numbers(shape: Sequence[int]) -> int:
-    return int(torch.Size(shape).numel())
 
 
 # Reading

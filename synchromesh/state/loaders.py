@@ -105,7 +105,10 @@ class Loaders:
                 if "stream" in place:
                     tables = [rank[index]["stream"]["states"] for rank in of_ranks]
                     place["stream"]["states"] = [
-                        [_first(cells) for cells in zip(*rows, strict=True)]
+                        [
+                            next((c for c in cells if c is not None), None)
+                            for cells in zip(*rows, strict=True)
+                        ]
                         for rows in zip(*tables, strict=True)
                     ]
         return tuple(map(Cursor.from_dict, places))
@@ -128,7 +131,3 @@ class Loaders:
                 "are told apart by the order in which they are asked for)",
                 stacklevel=2,
             )
-
-
-def _first(cells: Iterable[Any]) -> Any:
-    return next((cell for cell in cells if cell is not None), None)

@@ -36,9 +36,9 @@ class StudyFolder:
         """Makes the folder, or goes on in it. ValueError where another study lies there."""
         known = self.path / "study.json"
         if known.exists():
-            before = self._asked_before(known)
-            if before != json.loads(json.dumps(asked)):
-                changed = [k for k in {**before, **asked} if before.get(k) != _plain(asked, k)]
+            before, now = self._asked_before(known), json.loads(json.dumps(asked))
+            if before != now:
+                changed = [k for k in {**before, **now} if before.get(k) != now.get(k)]
                 raise ValueError(
                     f"{self.path} holds another study, which differs in {', '.join(changed)}: "
                     "name another folder with --output, or remove this one"
@@ -108,7 +108,3 @@ class StudyFolder:
             with gzip.open(self.run(cell) / "trace.json.gz", "wt") as file:
                 json.dump(trace, file)
         document.write(self.run(cell) / "run.json", json.dumps(fields.to_plain(result), indent=1))
-
-
-def _plain(asked: dict[str, Any], key: str) -> Any:
-    return json.loads(json.dumps(asked.get(key)))

@@ -54,7 +54,11 @@ class RandomRounding(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = _reversed(func, args, kwargs or {})
-        moves = _in_backward() or (_rounds(func) and any(map(_trained, _tensors((args, kwargs)))))
+        # in backward, where autograd calls, inputs do not say what they depend on
+        moves = torch._C._current_graph_task_id() != -1 or (
+            func._overloadpacket.__name__ not in EXACT
+            and any(x.requires_grad for x in _tensors((args, kwargs)))
+        )
         if _is_view(func) or not moves:
             return made
         for x in _tensors(made):
@@ -78,19 +82,6 @@ def _reversed(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _tensors(values: Any) -> list[Tensor]:
     return [x for x in pytree.tree_leaves(values) if isinstance(x, Tensor)]
-
-
-def _trained(x: Tensor) -> bool:
-    return x.requires_grad
-
-
-def _rounds(func: Any) -> bool:
-    return func._overloadpacket.__name__ not in EXACT
-
-
-def _in_backward() -> bool:
-    """Whether autograd calls: its operators' inputs do not say what they depend on."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _is_view(func: Any) -> bool:

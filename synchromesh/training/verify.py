@@ -116,9 +116,10 @@ def verify(
     except RuntimeError as error:
         if dtype == "float64" and computes_in_float32_only(workload):
             setting = f", or {REMEDY}" if products(error) not in ("", BATCHED) else ""
+            first = next(iter(message(error).splitlines()), type(error).__name__)
             raise ValueError(
-                f"the model does not compute in float64 ({_first_line(error)}), but it does in "
-                f"float32: verify it with --dtype float32{setting}"
+                f"the model does not compute in float64 ({first}), but it does in float32: "
+                f"verify it with --dtype float32{setting}"
             ) from error
         raise
 
@@ -129,10 +130,6 @@ def _cast_carry(workload: Workload, dtype: torch.dtype) -> Workload:
     if start is None:
         return workload
     return replace(workload, carry=lambda rows: cast(start(rows), dtype))
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(message(error).splitlines()), type(error).__name__)
 
 
 def computes_in_float32_only(workload: Workload) -> bool:

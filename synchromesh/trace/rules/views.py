@@ -66,7 +66,8 @@ def reshape(op: Operator) -> Iterator[OpSpec]:
         after = through(source, target, before, m)
         if after is None:
             continue
-        if op.output.populated(after, m) or _explicit(op):
+        # a size that is left to be found cannot be found of nothing
+        if op.output.populated(after, m) or -1 not in _sizes_of(op):
             yield op.spec({0: before}, after, replace=_reshape(op, after))
     yield op.spec({0: P}, P, share=1.0)
 
@@ -76,11 +77,6 @@ def _sizes_of(op: Operator) -> list[Any]:
     if op.name == "flatten":
         return []
     return list(op.constant(next(n for n in SIZES if n in op.arguments)))
-
-
-def _explicit(op: Operator) -> bool:
-    """Whether no size is left to be found, which cannot be found of nothing."""
-    return -1 not in _sizes_of(op)
 
 
 def _reshape(op: Operator, state: Placement) -> Replace:
