@@ -1,8 +1,7 @@
 """The figure of computation and communication: the parts of a step by strategy and devices."""
 
 from synchromesh.report.bars import Bar, Panel, bars
-from synchromesh.report.drawing import drawn
-from synchromesh.report.figure import PageFigure, PageTable
+from synchromesh.report.figure import PageFigure
 from synchromesh.report.numbers import seconds, share
 from synchromesh.report.palette import PARTS
 from synchromesh.report.subject import Subject
@@ -30,21 +29,17 @@ def figures(subject: Subject) -> tuple[PageFigure, ...]:
     most, parts = max(known, key=lambda pair: _exposed(pair[1]))
     used = [fill for name, fill in PARTS.items() if any(_part(parts, name) for _, parts in known)]
     return (
-        PageFigure(
-            f"{subject.name}-communication",
-            subject.title("Where a step's time goes"),
+        subject.figure(
+            "communication",
+            "Where a step's time goes",
             "Stacked bars of the parts of a step by strategy and number of devices. The largest "
             f"share of exposed communication is {share(_exposed(parts))}: {most.first.strategy} "
             f"on {most.first.devices} devices.",
-            drawn(
-                f"{subject.name}-communication",
-                lambda width: bars(width, panels, used, seconds, subject.marks),
-            ),
-            PageTable(
+            lambda width: bars(width, panels, used, seconds, subject.marks),
+            subject.table(
                 "Parts of a step, in seconds and as shares, as the mean over devices",
-                ("strategy", "devices", *COLUMNS),
-                tuple((*subject.places(group), *_cells(parts)) for group, parts in known),
-                heads=2,
+                COLUMNS,
+                ((group, _cells(parts)) for group, parts in known),
             ),
             "Exposed: a device computes nothing meanwhile. Hidden: it computes while messages "
             "are in flight, so hidden communication costs no time of its own.",

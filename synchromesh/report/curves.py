@@ -1,11 +1,11 @@
 """The figures of metrics: accuracy and others against epochs and against seconds."""
 
-from synchromesh.report.drawing import LINE, Drawing, drawn
-from synchromesh.report.figure import PageFigure, PageTable
+from synchromesh.report.drawing import LINE, Drawing
+from synchromesh.report.figure import PageFigure
 from synchromesh.report.lines import legend, legend_rows, style
-from synchromesh.report.numbers import NONE, devices, metric, seconds, spread
+from synchromesh.report.numbers import devices, metric, seconds, spread
 from synchromesh.report.subject import Subject
-from synchromesh.results.groups import MetricPoint, RunGroup
+from synchromesh.results.groups import MetricPoint
 
 MARKED = 12  # points of a line at most that get a marker
 HEIGHT = 280  # pixels
@@ -16,11 +16,11 @@ def figures(subject: Subject) -> tuple[PageFigure, ...]:
     return tuple(
         figure
         for i, name in enumerate(subject.comparison.metrics)
-        if (figure := _figure(subject, name, f"{subject.name}-metric-{i}"))
+        if (figure := _figure(subject, name, f"metric-{i}"))
     )
 
 
-def _figure(subject: Subject, name: str, ident: str) -> PageFigure | None:
+def _figure(subject: Subject, name: str, kind: str) -> PageFigure | None:
     number = subject.comparison.most_devices(lambda group: group.curve(name))
     if number is None:
         return None
@@ -32,30 +32,25 @@ def _figure(subject: Subject, name: str, ident: str) -> PageFigure | None:
     ends = {strategy: curve[-1].spread.mean for strategy, curve in shown.items()}
     seeds = max(len(group.done) for group, _ in curves)
     noun = name.capitalize()
-    return PageFigure(
-        ident,
-        subject.title(f"{noun} on {devices(number)}"),
+    return subject.figure(
+        kind,
+        f"{noun} on {devices(number)}",
         f"Lines of {name} against epochs and against seconds of training, one for each strategy. "
         f"At the end they lie between {metric(min(ends.values()))} and "
         f"{metric(max(ends.values()))}.",
-        drawn(ident, lambda width: _draw(width, subject, name, shown)),
-        PageTable(
+        lambda width: _draw(width, subject, name, shown),
+        subject.table(
             f"{noun} at the end of training, on any number of devices",
-            ("strategy", "devices", "epochs", name, "seconds of training", "seeds"),
-            tuple(_row(subject, group, curve) for group, curve in curves),
-            heads=2,
+            ("epochs", name, "seconds of training", "seeds"),
+            ((group, _cells(curve[-1])) for group, curve in curves),
         ),
         (f"Mean of {seeds} seeds; bands are one standard deviation. " if seeds > 1 else "")
         + "Seconds are of training, without validation and checkpoints.",
     )
 
 
-def _row(subject: Subject, group: RunGroup, curve: tuple[MetricPoint, ...]) -> tuple[str, ...]:
-    end = curve[-1]
-    return (
-        *subject.places(group), str(end.epoch), spread(end.spread), seconds(end.seconds),
-        str(end.spread.count) if end.spread else NONE,
-    )  # fmt: skip
+def _cells(end: MetricPoint) -> tuple[str, ...]:
+    return str(end.epoch), spread(end.spread), seconds(end.seconds), str(end.spread.count)
 
 
 def _draw(

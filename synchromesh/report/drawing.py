@@ -8,6 +8,7 @@ DejaVu Sans, which is wider than what browsers take.
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from xml.etree import ElementTree
@@ -229,6 +230,38 @@ def stacked(axes: Any, bars: Iterable[tuple[float, dict[Fill, float]]], half: fl
                 bottom += value
     for fill, found in places.items():
         boxes(axes, fill, found)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Panels in rows, in pixels: what is left of all, how tall one is, and what is below each."""
+
+    left: int
+    tall: int
+    below: int
+    gap: int = 14
+
+
+def small_multiples(
+    width: int, fills: Sequence[Fill], titles: Sequence[str], unit: str, grid: Grid
+) -> tuple[Drawing, list[tuple[Any, bool]]]:
+    """A legend, and below it axes under each title, with `unit` below the last ones of a column;
+    of each axes whether they are the first ones of a row."""
+    across = 2 if width < WIDE else 4
+    top = legend_height(fills, width) + 8
+    wide = (width - grid.left - grid.gap * (across - 1)) / across
+    tall = grid.tall + LINE + grid.below
+    sheet = Drawing(width, top + -(-len(titles) // across) * tall)
+    sheet.legend(fills, 0)
+    places = []
+    for i, title in enumerate(titles):
+        x, y = grid.left + (i % across) * (wide + grid.gap), top + (i // across) * tall
+        axes = sheet.axes(x, y + LINE + 2, wide, grid.tall)
+        sheet.text(x, y + 12, fitted(title, BOLD * wide), fontweight="bold")
+        if i >= len(titles) - across:
+            axes.set_xlabel(unit, labelpad=1)
+        places.append((axes, i % across == 0))
+    return sheet, places
 
 
 def round_numbers(most: float, count: int) -> list[float]:

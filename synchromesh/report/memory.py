@@ -1,14 +1,11 @@
 """The figure of peak memory: by kind, a bar for each device, a panel for each strategy."""
 
 from synchromesh.report.drawing import (
-    BOLD,
-    LINE,
     Drawing,
-    drawn,
-    fitted,
-    legend_height,
+    Grid,
     lines,
     round_numbers,
+    small_multiples,
     stacked,
 )
 from synchromesh.report.figure import PageFigure, PageTable
@@ -18,7 +15,7 @@ from synchromesh.report.subject import Subject
 from synchromesh.results.groups import RunGroup
 from synchromesh.results.run import RunResult
 
-TALL = 130  # pixels of a panel
+GRID = Grid(left=58, tall=130, below=34)
 
 
 def figures(subject: Subject) -> tuple[PageFigure, ...]:
@@ -33,12 +30,12 @@ def figures(subject: Subject) -> tuple[PageFigure, ...]:
     every = [run for group in comparison.groups if (run := _measured(group))]
     most = max(shown, key=lambda run: peak(run) or 0)
     return (
-        PageFigure(
-            f"{subject.name}-memory",
-            subject.title(f"Peak memory of each device, on {devices(number)}"),
+        subject.figure(
+            "memory",
+            f"Peak memory of each device, on {devices(number)}",
             "A panel for each strategy, in it a bar for each device, stacked by kind. Most is "
             f"needed by {most.strategy}: {size(peak(most))} on one device.",
-            drawn(f"{subject.name}-memory", lambda width: _draw(width, shown)),
+            lambda width: _draw(width, shown),
             PageTable(
                 "Peak memory by kind and device, and predicted for the device that needs most",
                 ("strategy", "devices", "device", *(f.label for f in MEMORY.values()), "all",
@@ -47,7 +44,7 @@ def figures(subject: Subject) -> tuple[PageFigure, ...]:
                 heads=3,
             ),
             "Activations are all that is none of the other kinds."
-            + (" A line marks what was predicted." if any(_predicted(r) for r in shown) else ""),
+            + " A line marks what was predicted." * any(r.predicted_peak_bytes for r in shown),
         ),
     )  # fmt: skip
 
@@ -61,14 +58,10 @@ def _measured(group: RunGroup) -> RunResult | None:
     return next((run for run in group.done if run.peak_memory_bytes), None)
 
 
-def _predicted(run: RunResult) -> int | None:
-    return run.predicted_peak_bytes
-
-
 def _rows(run: RunResult) -> list[tuple[str, ...]]:
     return [
         (run.strategy, str(run.devices), str(i), *(size(getattr(device, k)) for k in MEMORY),
-         size(device.total), size(_predicted(run)))
+         size(device.total), size(run.predicted_peak_bytes))
         for i, device in enumerate(run.peak_memory_bytes)
     ]  # fmt: skip
 
@@ -76,21 +69,15 @@ def _rows(run: RunResult) -> list[tuple[str, ...]]:
 def _draw(width: int, shown: list[RunResult]) -> Drawing:
     used = [f for kind, f in MEMORY.items() if any(
         getattr(device, kind) for run in shown for device in run.peak_memory_bytes)]  # fmt: skip
-    across = 2 if Drawing(width, 1).narrow else 4
-    top, left, gap = legend_height(used, width) + 8, 58, 14
-    wide = (width - left - gap * (across - 1)) / across
-    tall = TALL + LINE + 34
-    sheet = Drawing(width, top + -(-len(shown) // across) * tall)
-    sheet.legend(used, 0)
-    most = max(max(peak(run) or 0, _predicted(run) or 0) for run in shown) * 1.05 or 1
-    for i, run in enumerate(shown):
-        x, y = left + (i % across) * (wide + gap), top + (i // across) * tall
-        axes = sheet.axes(x, y + LINE + 2, wide, TALL)
+    alone = [len(shown) > 1 and run.devices == 1 for run in shown]
+    names = [run.strategy + ", alone" * one for run, one in zip(shown, alone, strict=True)]
+    sheet, places = small_multiples(width, used, names, "device", GRID)
+    most = max(max(peak(run) or 0, run.predicted_peak_bytes or 0) for run in shown) * 1.05 or 1
+    for (axes, first), run in zip(places, shown, strict=True):
         parts = ({MEMORY[k]: getattr(d, k) for k in MEMORY} for d in run.peak_memory_bytes)
         stacked(axes, enumerate(parts), 0.35)
         count = len(run.peak_memory_bytes)
-        predicted = _predicted(run)
-        if predicted:
+        if predicted := run.predicted_peak_bytes:
             lines(axes, [(-0.5, count - 0.5, predicted, predicted)], linewidth=1.2)
         axes.set(xlim=(-0.6, max(count, 4) - 0.4), ylim=(0, most))
         step = -(-count // 8)
@@ -98,9 +85,5 @@ def _draw(width: int, shown: list[RunResult]) -> Drawing:
         axes.grid(True, axis="y")
         unit = next((u for u in (2**30, 2**20, 2**10) if most >= u), 1)  # that it is written in
         ticks = [unit * tick for tick in round_numbers(most / unit, 4)]
-        axes.set_yticks(ticks, [size(t) if i % across == 0 else "" for t in ticks])
-        name = run.strategy if run.devices > 1 or len(shown) == 1 else f"{run.strategy}, alone"
-        sheet.text(x, y + 12, fitted(name, BOLD * wide), fontweight="bold")
-        if i >= len(shown) - across:
-            axes.set_xlabel("device", labelpad=1)
+        axes.set_yticks(ticks, [size(t) if first else "" for t in ticks])
     return sheet

@@ -2,8 +2,8 @@
 
 from math import exp, log
 
-from synchromesh.report.drawing import LINE, Drawing, drawn, marker
-from synchromesh.report.figure import PageFigure, PageTable
+from synchromesh.report.drawing import LINE, Drawing, marker
+from synchromesh.report.figure import PageFigure
 from synchromesh.report.lines import legend, legend_rows
 from synchromesh.report.memory import peak
 from synchromesh.report.numbers import plain, seconds, share, size
@@ -20,22 +20,19 @@ def figures(subject: Subject) -> tuple[PageFigure, ...]:
     errors = [abs(predicted / measured - 1) for _, predicted, measured in known]
     mean = sum(errors) / len(errors)
     return (
-        PageFigure(
-            f"{subject.name}-predicted",
-            subject.title("Predicted and measured step time"),
+        subject.figure(
+            "predicted",
+            "Predicted and measured step time",
             f"Points of predicted against measured step time of {len(known)} plans, with the line "
             f"on which both are equal. The mean absolute error is {share(mean)}.",
-            drawn(f"{subject.name}-predicted", lambda width: _draw(width, subject, known)),
-            PageTable(
+            lambda width: _draw(width, subject, known),
+            subject.table(
                 "Step time and peak memory, predicted before the first step and measured",
-                ("strategy", "devices", "predicted", "measured", "predicted / measured",
-                 "memory predicted", "memory measured"),
-                tuple(
-                    (*subject.places(g), seconds(p), seconds(m), plain(p / m),
-                     size(g.median(lambda r: r.predicted_peak_bytes)), size(g.median(peak)))
-                    for g, p, m in known
-                ),
-                heads=2,
+                ("predicted", "measured", "predicted / measured", "memory predicted",
+                 "memory measured"),
+                ((g, (seconds(p), seconds(m), plain(p / m),
+                      size(g.median(lambda r: r.predicted_peak_bytes)), size(g.median(peak))))
+                 for g, p, m in known),
             ),
             f"Mean absolute error {share(mean)}. On the line both are equal.",
         ),

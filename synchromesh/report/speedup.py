@@ -1,7 +1,7 @@
 """The figure of speedup: over one device, against the number of devices."""
 
-from synchromesh.report.drawing import LINE, Drawing, drawn
-from synchromesh.report.figure import PageFigure, PageTable
+from synchromesh.report.drawing import LINE, Drawing
+from synchromesh.report.figure import PageFigure
 from synchromesh.report.lines import Point, end_labels, label_room, style
 from synchromesh.report.numbers import devices, plain, share
 from synchromesh.report.palette import INKS
@@ -18,20 +18,17 @@ def figures(subject: Subject) -> tuple[PageFigure, ...]:
     best, most = max(known, key=lambda pair: pair[1])
     kind = "weak" if subject.comparison.weak else "strong"
     return (
-        PageFigure(
-            f"{subject.name}-speedup",
-            subject.title("Speedup over one device"),
+        subject.figure(
+            "speedup",
+            "Speedup over one device",
             f"Lines of the speedup against the number of devices, one for each strategy, and the "
             f"ideal line. The highest is {plain(most)}: {best.first.strategy} on "
             f"{devices(best.first.devices)}.",
-            drawn(f"{subject.name}-speedup", lambda width: _draw(width, subject, known)),
-            PageTable(
+            lambda width: _draw(width, subject, known),
+            subject.table(
                 f"Speedup and efficiency, {kind} scaling",
-                ("strategy", "devices", "speedup", "efficiency"),
-                tuple(
-                    (*subject.places(g), plain(s), share(s / g.first.devices)) for g, s in known
-                ),
-                heads=2,
+                ("speedup", "efficiency"),
+                ((g, (plain(s), share(s / g.first.devices))) for g, s in known),
             ),
             "Dashed: ideal, as many times as there are devices. "
             + (

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from synchromesh.report.drawing import BOLD, LINE, Drawing, boxes, drawn, fitted, legend_height
+from synchromesh.report.drawing import BOLD, LINE, Drawing, boxes, fitted, legend_height
 from synchromesh.report.figure import PageFigure, PageTable
 from synchromesh.report.numbers import devices, seconds, short
 from synchromesh.report.palette import PARTS, Fill
@@ -33,13 +33,13 @@ def figures(subject: Subject) -> tuple[PageFigure, ...]:
     found.sort(key=_length)
     shown = found[:SHOWN]
     return (
-        PageFigure(
-            f"{subject.name}-steps",
-            subject.title(f"A recorded step on {devices(number)}"),
+        subject.figure(
+            "steps",
+            f"A recorded step on {devices(number)}",
             "For each strategy and device a row of computation, and below it communication and "
             "waiting, over the seconds of one step. "
             + " ".join(f"{run.strategy}: {seconds(_length(run))}." for run in shown),
-            drawn(f"{subject.name}-steps", lambda width: _draw(width, shown)),
+            lambda width: _draw(width, shown),
             PageTable(
                 "Seconds of each kind in the recorded step, waiting as a part of communication, "
                 "and its longest spans",

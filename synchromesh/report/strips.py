@@ -14,7 +14,6 @@ from synchromesh.report.drawing import (
     LINE,
     SMALL,
     Drawing,
-    drawn,
     filled,
     fitted,
     legend_height,
@@ -49,14 +48,14 @@ def figures(subject: Subject) -> tuple[PageFigure, ...]:
     switches = sum(strip.layouts.step > 0 for strip in found)
     kinds = sorted({c.layout for strip in found for c in strip.layouts.components})
     return (
-        PageFigure(
-            f"{subject.name}-layouts",
-            subject.title("The layout of every component"),
+        subject.figure(
+            "layouts",
+            "The layout of every component",
             f"A strip along the model for each of {len(found)} plans, with a field for each of "
             f"{len(model)} components as wide as its share of the parameters, coloured by its "
             f"layout: {listed(kinds)}."
             + (f" Plans were switched {switches} times." if switches else ""),
-            drawn(f"{subject.name}-layouts", lambda width: _draw(width, found)),
+            lambda width: _draw(width, found),
             _table(found),
             "A field is as wide as the component's share of all parameters, the smallest a "
             f"little wider. Gaps divide pipeline stages.{_reasons(found)}",
@@ -72,12 +71,8 @@ def strips(subject: Subject) -> list[Strip]:
         strategy, number = group.first.strategy, group.first.devices
         runs = [run for run in group.done if any(s.components for s in run.layouts)]
         alike = [g for g in comparison.groups if g.first.strategy == strategy]
-        most = (
-            max(g.first.devices for g in alike if any(run.layouts for run in g.done))
-            if runs
-            else 0
-        )
-        if not runs or (number < most and strategy != "auto"):
+        known = [g.first.devices for g in alike if any(run.layouts for run in g.done)]
+        if not runs or (number < max(known) and strategy != "auto"):
             continue
         different = {tuple(s.plan for s in run.layouts): run for run in reversed(runs)}
         for run in sorted(different.values(), key=lambda run: run.seed):
@@ -180,11 +175,9 @@ def _model(sheet: Drawing, axes: Any, model: tuple[ComponentLayout, ...], y: flo
     _field(axes, 0, y, sheet.width, facecolor=INKS["grid"].paint)
     x = 0.0
     for component, wide in zip(model, widths, strict=True):
-        name = (
-            component.name.rpartition(".")[2]
-            if wide < width_of(component.name) + 8
-            else component.name
-        )
+        name = component.name
+        if wide < width_of(name) + 8:
+            name = name.rpartition(".")[2]
         if width_of(name) + 8 <= wide:
             sheet.text(x + wide / 2, y + 16, name, ha="center")
         x += wide

@@ -1,8 +1,7 @@
 """The figure of training time: seconds of an epoch (else of a step) by strategy and devices."""
 
 from synchromesh.report.bars import Bar, Panel, bars
-from synchromesh.report.drawing import drawn
-from synchromesh.report.figure import PageFigure, PageTable
+from synchromesh.report.figure import PageFigure
 from synchromesh.report.numbers import devices, seconds
 from synchromesh.report.palette import Fill
 from synchromesh.report.subject import Subject
@@ -28,27 +27,20 @@ def figures(subject: Subject) -> tuple[PageFigure, ...]:
         for title, groups in found
     ]
     return (
-        PageFigure(
-            f"{subject.name}-time",
-            subject.title(f"Seconds of {unit}"),
+        subject.figure(
+            "time",
+            f"Seconds of {unit}",
             f"Bars of the time of {unit} by strategy and number of devices. The shortest is "
             f"{seconds(least.median)}: {quickest.first.strategy} on "
             f"{devices(quickest.first.devices)}.",
-            drawn(
-                f"{subject.name}-time",
-                lambda width: bars(width, panels, (), seconds, subject.marks),
-            ),
-            PageTable(
+            lambda width: bars(width, panels, (), seconds, subject.marks),
+            subject.table(
                 f"Time of {unit}: median and quartiles",
-                ("strategy", "devices", "median", "first quartile", "third quartile"),
-                tuple(
-                    (*subject.places(group), seconds(t.median), seconds(t.q1), seconds(t.q3))
-                    for group, t in timed
-                ),
-                heads=2,
+                ("median", "first quartile", "third quartile"),
+                ((group, map(seconds, (t.median, t.q1, t.q3))) for group, t in timed),
             ),
             "Whiskers are quartiles."
-            + ("" if not by_epoch else " Without validation and checkpoints."),
+            + (" Without validation and checkpoints." if by_epoch else ""),
         ),
     )
 

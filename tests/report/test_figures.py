@@ -14,6 +14,7 @@ from synchromesh.report import (
     speedup,
     steps,
     strips,
+    subject,
     summary,
     training_time,
 )
@@ -46,8 +47,7 @@ MODULES = (
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are looked at in `test_chromium.py`."""
-    for module in MODULES:
-        monkeypatch.setattr(module, "drawn", lambda name, paint: (name,))
+    monkeypatch.setattr(subject, "drawn", lambda name, paint: (name,))
 
 
 def row(figure: PageFigure, *heads: str) -> dict[str, str]:
