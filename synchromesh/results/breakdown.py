@@ -63,12 +63,8 @@ def step_parts(group: RunGroup) -> StepParts | None:
         return None
     computation = group.median(lambda r: r.computation_share)
     waiting = min(group.median(lambda r: r.waiting_share) or 0.0, exposed)
-    parts = (
-        1 - exposed if computation is None else computation,
-        hidden,
-        exposed - waiting,
-        waiting,
-    )
+    computation = 1 - exposed if computation is None else computation
+    parts = (computation, hidden, exposed - waiting, waiting)
     return StepParts(step.median, *(part * step.median for part in parts))
 
 

@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from synchromesh.results.run import Epoch, MemoryByKind, Quartiles, RunResult
+from synchromesh.results.run import RunResult
 from synchromesh.results.study import StudyResults
 
 Cell = str | int | float | None
@@ -35,84 +35,55 @@ def harmless(cell: Cell | bool) -> Cell:
     return cell
 
 
-def _quartile(of: str, which: str) -> Callable[[RunResult], Cell]:
-    def cell(run: RunResult) -> Cell:
-        found: Quartiles | None = getattr(run, of)
-        return None if found is None else float(getattr(found, which))
-
-    return cell
-
-
 def _peak(kind: str) -> Callable[[RunResult], Cell]:
     """Of the device that needs most of that kind."""
 
     def cell(run: RunResult) -> Cell:
-        return max((_bytes(device, kind) for device in run.peak_memory_bytes), default=None)
+        return max((int(getattr(m, kind)) for m in run.peak_memory_bytes), default=None)
 
     return cell
 
 
-def _bytes(memory: MemoryByKind, kind: str) -> int:
-    return int(getattr(memory, kind))
+def _field(*names: str) -> Callable[[RunResult], Cell]:
+    """The field of a field that names lead to; None where one of them is None."""
 
-
-def _target(of: str) -> Callable[[RunResult], Cell]:
     def cell(run: RunResult) -> Cell:
-        value: Any = None if run.to_target is None else getattr(run.to_target, of)
+        value: Any = run
+        for name in names:
+            value = None if value is None else getattr(value, name)
         found: Cell = value
         return found
 
     return cell
 
 
-def _field(name: str) -> Callable[[RunResult], Cell]:
-    def cell(run: RunResult) -> Cell:
-        value: Cell = getattr(run, name)
-        return value
-
-    return cell
+def _fields(*names: str) -> dict[str, Callable[[RunResult], Cell]]:
+    return {name: _field(name) for name in names}
 
 
-def _last(run: RunResult) -> Epoch | None:
-    return run.metrics[-1] if run.metrics else None
-
-
-SETTING = (
-    "workload", "strategy", "plan", "devices", "batch", "seed", "status", "reason", "cluster",
-    "emulated", "predicted",
-)  # fmt: skip
+QUARTILES = ("median", "q1", "q3")
 COLUMNS: Mapping[str, Callable[[RunResult], Cell]] = {
-    **{name: _field(name) for name in SETTING},
-    **{f"step_seconds_{q}": _quartile("step_seconds", q) for q in ("median", "q1", "q3")},
-    "timed_steps": _field("timed_steps"),
-    "samples_per_second": _field("samples_per_second"),
-    "data_waiting_share": _field("data_waiting_share"),
-    "seconds_per_epoch": _field("seconds_per_epoch"),
-    **{f"epoch_seconds_{q}": _quartile("epoch_seconds", q) for q in ("median", "q1", "q3")},
-    "speedup": _field("speedup"),
-    "efficiency": _field("efficiency"),
-    "computation_share": _field("computation_share"),
+    **_fields(
+        "workload", "strategy", "plan", "devices", "batch", "seed", "status", "reason", "cluster",
+        "emulated", "predicted",
+    ),
+    **{f"step_seconds_{q}": _field("step_seconds", q) for q in QUARTILES},
+    **_fields("timed_steps", "samples_per_second", "data_waiting_share", "seconds_per_epoch"),
+    **{f"epoch_seconds_{q}": _field("epoch_seconds", q) for q in QUARTILES},
+    **_fields("speedup", "efficiency", "computation_share"),
     "exposed_communication_share": _field("exposed_share"),
     "hidden_communication_share": _field("hidden_share"),
-    "waiting_share": _field("waiting_share"),
-    "utilisation": _field("utilisation"),
-    "utilisation_of": _field("utilisation_of"),
-    "flops_utilisation": _field("flops_utilisation"),
+    **_fields("waiting_share", "utilisation", "utilisation_of", "flops_utilisation"),
     "peak_memory_bytes": _peak("total"),
     **{
         f"peak_{kind}_bytes": _peak(kind)
         for kind in ("parameters", "gradients", "optimizer", "buffers", "activations")
     },
     "sent_bytes_per_step_most": lambda run: max(run.sent_bytes_per_step, default=None),
-    "predicted_step_seconds": _field("predicted_step_seconds"),
-    "predicted_peak_bytes": _field("predicted_peak_bytes"),
-    "seconds": _field("seconds"),
-    "dollars": _field("dollars"),
-    "target": _target("target"),
-    "target_epochs": _target("epochs"),
-    "target_seconds": _target("seconds"),
-    "target_dollars": _target("dollars"),
+    **_fields("predicted_step_seconds", "predicted_peak_bytes", "seconds", "dollars"),
+    "target": _field("to_target", "target"),
+    **{f"target_{x}": _field("to_target", x) for x in ("epochs", "seconds", "dollars")},
     "switches": lambda run: max(len(run.layouts) - 1, 0),
-    "epochs": lambda run: end.epoch if (end := _last(run)) else None,
-    "final_training_loss": lambda run: end.loss if (end := _last(run)) else None,
-}
+    "epochs": lambda run: run.metrics[-1].epoch if run.metrics else None,
+    "final_training_loss": lambda run: run.metrics[-1].loss if run.metrics else None,
+}  # fmt: skip
