@@ -199,16 +199,16 @@ def _ordered(link: Link) -> Link:
 
 def _device_list(devices: tuple[Device, ...]) -> list[dict[str, Any]]:
     """Neighbouring equal devices as one entry."""
-    return [{**_device_dict(d), "count": len([*same])} for d, same in groupby(devices)]
-
-
-def _device_dict(device: Device) -> dict[str, Any]:
-    return {
-        "kind": device.kind,
-        "memory_bytes": device.memory_bytes,
-        "bytes_per_second": device.bytes_per_second,
-        "flops": dict(sorted(device.flops.items())),
-    }
+    return [
+        {
+            "kind": device.kind,
+            "memory_bytes": device.memory_bytes,
+            "bytes_per_second": device.bytes_per_second,
+            "flops": dict(sorted(device.flops.items())),
+            "count": len([*same]),
+        }
+        for device, same in groupby(devices)
+    ]
 
 
 FIGURES = tuple(f.name for f in fields(Link) if f.name not in ("a", "b"))  # of a link

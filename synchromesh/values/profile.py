@@ -17,7 +17,6 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -134,7 +133,7 @@ UPDATE = {
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(document.Document):
     """Everything that was measured; see the module's docstring."""
 
     devices: int
@@ -255,11 +254,6 @@ class Profile:
             emulated=document.boolean(item["emulated"], f"{name}: emulated"),
             missing=tuple(document.text(m, f"{name}: missing[{i}]") for i, m in missing),
         )
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Profile":
-        """The profile in a `.json` or `.yaml` file."""
-        return cls.from_dict(document.read(path), str(path))
 
 
 def _links(value: Any, path: str) -> dict[tuple[str, Pattern], Curve]:
