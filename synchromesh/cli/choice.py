@@ -55,16 +55,13 @@ def _cells(number: int, candidate: Candidate) -> tuple[str, ...]:
     if candidate.time is None:
         return (name, "-", "-", "-", why)
     waits = f"{candidate.time.communication_share:.0%}"
-    return (name, f"{candidate.seconds * 1e3:.1f} ms", _memory(candidate), waits, why)
+    memory = readable(candidate.fullest.peak if candidate.fullest else 0)
+    return (name, f"{candidate.seconds * 1e3:.1f} ms", memory, waits, why)
 
 
 def _short(number: int, candidate: Candidate) -> str:
     text = str(candidate.plan)
     return f"{number:2} {text if len(text) <= WIDTH else text[: WIDTH - 1] + '…'}"
-
-
-def _memory(candidate: Candidate) -> str:
-    return readable(candidate.fullest.peak if candidate.fullest else 0)
 
 
 def memory_table(choice: Choice) -> Table:

@@ -117,9 +117,11 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def main(args: argparse.Namespace) -> int:
+    from synchromesh.study.folder import StudyFolder
+
     ranks.refuse_inside("compare", "it")
     asked = AskedStudy(args)
-    folder = _folder(args)
+    folder = StudyFolder(Path(os.path.abspath(args.output)))
     signal.signal(signal.SIGTERM, _stopped)
     with _machines(asked) as machines:
         folder.open(asked.document())
@@ -145,12 +147,6 @@ def main(args: argparse.Namespace) -> int:
 def _stopped(number: int, frame: FrameType | None) -> None:
     """Ends the study in good order: contestants end, and what they have written is removed."""
     raise Stopped(number)
-
-
-def _folder(args: argparse.Namespace) -> "StudyFolder":
-    from synchromesh.study.folder import StudyFolder
-
-    return StudyFolder(Path(os.path.abspath(args.output)))
 
 
 @dataclass(frozen=True)
@@ -200,15 +196,7 @@ def samples_of(workload: "Workload") -> int | None:
     return None if is_stream(data) else len(data)
 
 
-def _too_many(devices: int, most: int) -> str:
-    return (
-        f"--nproc {devices} is more processes than the memory of this machine is estimated to "
-        f"hold ({most}): some may be killed; ask for fewer devices"
-    )
-
-
 def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "StudyResults":
-    """Runs it, and writes what came of it."""
     from synchromesh.cli.study_display import StudyDisplay
     from synchromesh.report.page import page
     from synchromesh.results.derive import derive
@@ -231,7 +219,11 @@ def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "St
     models = [workload for _, _, workload in asked.workloads.values()]
     most = most_processes(models, max(asked.devices))
     if args.lab is None and max(asked.devices) > most:
-        warnings.warn(_too_many(max(asked.devices), most), stacklevel=2)
+        warnings.warn(
+            f"--nproc {max(asked.devices)} is more processes than the memory of this machine is "
+            f"estimated to hold ({most}): some may be killed; ask for fewer devices",
+            stacklevel=2,
+        )
     groups = asked.groups(most)
     with closing(StudyDisplay()) as display:
         runs = Contest(common, folder, display.take).run(groups)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from synchromesh.doctor.checks import Finding
     from synchromesh.doctor.survey import Survey
     from synchromesh.engine.groups import World
-    from synchromesh.profiling.machine import Machine
 
 TORCHRUN_PORT = 29500  # where torchrun lets hosts meet where nothing else is given
 SECONDS = 60  # within which ranks must have come, and for any one collective
@@ -169,15 +168,12 @@ def _ranks(survey: "Survey") -> "Table":
     for m, flops, copied in zip(survey.machines, survey.flops, survey.copied, strict=True):
         table.add_row(
             str(m.rank), printable(hosts[m.rank]), printable(m.device),
-            f"{m.memory_bytes / 1e9:.1f}", f"{m.free_bytes / 1e9:.1f}", _cores(m),
+            f"{m.memory_bytes / 1e9:.1f}", f"{m.free_bytes / 1e9:.1f}",
+            f"{len(m.processors)}" + (f" ({m.quota:g} allowed)" if m.quota else ""),
             str(m.threads), printable(m.torch),
             *(f"{flops.get(d, 0.0) / 1e9:,.1f}" for d in dtypes), f"{copied / 1e9:,.1f}",
         )  # fmt: skip
     return table
-
-
-def _cores(m: "Machine") -> str:
-    return f"{len(m.processors)}" + (f" ({m.quota:g} allowed)" if m.quota else "")
 
 
 def _links(survey: "Survey") -> "Table":

@@ -132,13 +132,9 @@ class RunFolder:
 
     def saved(self) -> list[Path]:
         """Checkpoints, newest first; `best`, which repeats one of them, last."""
-        found = [p for p in by_age(self.checkpoints) if _kind(p) is not None]
+        named = re.compile(r"(epoch|step)-\d+|best")
+        found = [p for p in by_age(self.checkpoints) if named.fullmatch(p.name)]
         return sorted(found, key=lambda p: p.name == "best")
-
-
-def _kind(path: Path) -> str | None:
-    found = re.fullmatch(r"(epoch|step)-\d+|(best)", path.name)
-    return found and (found[1] or found[2])
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from synchromesh.cli.step_log import StepLog
 from synchromesh.cli.step_watch import DEFAULT_STEP, StepWatch
 from synchromesh.recording.tensorboard import TensorBoard
 from synchromesh.recording.utilisation import Utilisation
+from synchromesh.report.numbers import counted
 from synchromesh.training import events
 from synchromesh.training.events import FitEvent
 from synchromesh.training.loop import fit
@@ -130,7 +131,8 @@ class _Report:
             self._log("resume", checkpoint=str(event.resumed), step=trainer.steps)
             self.display.say(f"resumed from {event.resumed} at step {trainer.steps}")
         self.display.say(
-            f"{job.workload.name} under plan {trainer.plan} on {_ranks(trainer)} "
+            f"{job.workload.name} under plan {trainer.plan} on "
+            f"{counted(trainer.world.size, 'rank')} "
             f"({trainer.world.device.type}), batch {job.workload.batch_size}; "
             f"run folder {self.folder.path}"
         )
@@ -174,14 +176,13 @@ class _Report:
     def _nothing_left(self, steps_done: int, epochs_done: int) -> str:
         """Only a resumed run can have reached its end before it begins."""
         job = self.job
-        steps = f"{steps_done} {'step' if steps_done == 1 else 'steps'}"
         if job.steps is not None:
             asked, more = f"--steps {job.steps}", f"--steps above {steps_done}"
         else:
             asked, more = f"{job.epochs} epochs", f"--epochs above {epochs_done}, or --steps"
         return (
-            f"nothing is left to do: the resumed run has done {steps} and {epochs_done} epochs, "
-            f"and {asked} were asked for; ask for {more}"
+            f"nothing is left to do: the resumed run has done {counted(steps_done, 'step')} and "
+            f"{epochs_done} epochs, and {asked} were asked for; ask for {more}"
         )
 
     def _epoch_started(self, event: events.EpochStarted) -> None:
@@ -286,17 +287,14 @@ class _Report:
         result = event.result
         asked = self.job.trace_steps
         if asked is not None and self.watch is not None and not self.watch.recorded:
-            self.display.say(self._not_recorded(asked, result.steps))
+            self.display.say(
+                f"--trace-steps {asked[0]}-{asked[1]}: nothing was recorded, since this call did "
+                f"not begin and end these steps (it ended after step {result.steps})"
+            )
         if self.display.shown:
             self._conclude(event.trainer, result)
         if result.stopped:  # what starts ranks may end them all with the first: rank 0 is done
             event.trainer.world.everyone.broadcast_json(None)
-
-    def _not_recorded(self, asked: tuple[int, int], steps: int) -> str:
-        return (
-            f"--trace-steps {asked[0]}-{asked[1]}: nothing was recorded, since this call did not "
-            f"begin and end these steps (it ended after step {steps})"
-        )
 
     def _conclude(self, trainer: Trainer, result: events.FitResult) -> None:
         metrics, speed = _named(result.metrics), result.samples_per_second
@@ -321,15 +319,10 @@ class _Report:
             "seconds": f"{result.seconds:.1f}",
             "step": f"{_milliseconds(result.step_seconds)} measured, "
             f"{_milliseconds(self.predicted)} predicted",
-            "plan": f"{result.plan} on {_ranks(trainer)}",
+            "plan": f"{result.plan} on {counted(trainer.world.size, 'rank')}",
             "run folder": str(self.folder.path),
         }
         summary(f"{self.job.workload.name}", rows)
-
-
-def _ranks(trainer: Trainer) -> str:
-    size = trainer.world.size
-    return "1 rank" if size == 1 else f"{size} ranks"
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -128,8 +128,10 @@ class Gradients:
             else:
                 payload = sum(h.local_bytes for h in bucket)
                 seconds = collective_seconds(kind, ranks, payload, self.profile)
-            key = self._key(bucket)
-            self.timelines.come(self.group, key, self._groups(bucket[0]), kind, seconds, ranks)
+            groups = self._groups(bucket[0])
+            shared = () if groups > 1 else (self.group, len(self._sent))
+            key = ("gradients", *shared, bucket[0].tensor.name)
+            self.timelines.come(self.group, key, groups, kind, seconds, ranks)
             self._sent.append(key)
             if scattered:
                 self._under_way.append(key)
@@ -140,10 +142,6 @@ class Gradients:
     def _groups(self, holding: Holding) -> int:
         """How many device groups hold a tensor."""
         return sum(its[0] in holding.positions for its in self.setting.positions)
-
-    def _key(self, bucket: list[Holding]) -> object:
-        shared = () if self._groups(bucket[0]) > 1 else (self.group, len(self._sent))
-        return ("gradients", *shared, bucket[0].tensor.name)
 
     def finish(self) -> Spans:
         """Backward is over: what is left is sent, and all of it is waited for."""

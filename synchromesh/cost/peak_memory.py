@@ -82,7 +82,8 @@ def peak_memories(setting: Setting, profile: Profile, pieces: int = 1) -> tuple[
 def peak_memory(setting: Setting, profile: Profile, position: int, pieces: int = 1) -> PeakMemory:
     """The memory of the device at `position`. Unmeasured: of which component nothing is known."""
     held = setting.held(position)
-    resident = _resident(held, profile)
+    buckets = [h for h in held if h.summed and h.parts == 1]  # there from the first step on
+    resident = held_bytes(held, profile.state_factor, buckets)
     walk = _MemoryWalk(setting, profile, position, pieces)
     walk.run()
     moments = (walk.alive.of_highest, _update(held, profile))
@@ -104,12 +105,6 @@ def _update(held: list[Holding], profile: Profile) -> Kinds:
     alone = sum(h.kept_bytes for h in trained if not h.summed or h.parts > 1)
     own = profile.work_largest * max(sizes, default=0) + profile.work_byte * sum(sizes)
     return {"gradients": alone, "states": own}
-
-
-def _resident(held: list[Holding], profile: Profile) -> Kinds:
-    """Parameters, buffers, optimizer state, and the buckets in which gradients lie."""
-    buckets = [h for h in held if h.summed and h.parts == 1]  # there from the first step on
-    return held_bytes(held, profile.state_factor, buckets)
 
 
 def held_bytes(

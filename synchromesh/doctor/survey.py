@@ -53,7 +53,8 @@ class Survey:
         host_of = {rank: host for host, ranks in found.items() for rank in ranks}
         lines = {(host_of[m.a], host_of[m.b]): m.line for m in self.messages}
         step = median([line.latency_seconds for line in lines.values()] or [0.0])
-        start = max(0.0, self._shortest() - 2 * (len(self.machines) - 1) * step)
+        smallest = [t.points[0][1] for t in self.timings if t.kind == "all_reduce"]
+        start = max(0.0, min(smallest, default=0.0) - 2 * (len(self.machines) - 1) * step)
         wires = {
             (a, b): Link(
                 a, b, _short(line.bytes_per_second), _short(line.latency_seconds),
@@ -77,10 +78,6 @@ class Survey:
         memory = m.memory_bytes // m.sharers(self.machines)
         flops = {dtype: _short(rate) for dtype, rate in self.flops[rank].items()}
         return Device(m.device, memory, flops, _short(self.copied[rank]))
-
-    def _shortest(self) -> float:
-        """Seconds of the smallest all-reduce."""
-        return min((t.points[0][1] for t in self.timings if t.kind == "all_reduce"), default=0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """The document of `synchromesh doctor --json`, without checks and cluster."""
