@@ -82,8 +82,7 @@ def add_parser(commands: options.Commands) -> None:
     options.add_precision(parser)
     parser.add_argument("--note", default="", metavar="TEXT", help="for the report")
     parser.add_argument("-o", "--output", default="study", metavar="DIR", help="default study")
-    options.add_json(parser)
-    parser.set_defaults(main=main)
+    options.complete(parser, main)
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:

@@ -41,8 +41,7 @@ def add_parser(commands: options.Commands) -> None:
         "--port", type=options.port, metavar="N",
         help="of rank 0's host, checked to be free; default MASTER_PORT, else 29500",
     )  # fmt: skip
-    options.add_json(parser)
-    parser.set_defaults(main=main)
+    options.complete(parser, main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -26,8 +26,7 @@ def add_parser(commands: options.Commands) -> None:
     options.add_plan(parser, default="data")
     options.add_precision(parser)
     options.add_nproc(parser, "ranks to pretend")
-    options.add_json(parser)
-    parser.set_defaults(main=main)
+    options.complete(parser, main)
 
 
 def main(args: argparse.Namespace) -> int:

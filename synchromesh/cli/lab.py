@@ -59,8 +59,7 @@ def _add(deeds: options.Commands, name: str, what: str, main: Any) -> argparse.A
         name, help=what, description=description, epilog=EPILOG
     )
     options.add_lab(parser)
-    options.add_json(parser)
-    parser.set_defaults(main=main)
+    options.complete(parser, main)
     return parser
 
 

@@ -31,9 +31,8 @@ def add_parser(deeds: options.Commands) -> None:
     parser.add_argument(
         "--timeout", type=options.seconds, metavar="SECONDS", help="default: no limit"
     )
-    options.add_json(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
-    parser.set_defaults(main=main)
+    options.complete(parser, main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -133,10 +133,12 @@ def add_nproc(parser: argparse.ArgumentParser, what: str = "local processes") ->
     )
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def complete(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespace], int]) -> None:
+    """--json, the last option of every command, and what runs it."""
     parser.add_argument(
         "--json", action="store_true", help="one document on stdout, everything else on stderr"
     )
+    parser.set_defaults(main=main)
 
 
 def add_lab(parser: argparse.ArgumentParser) -> None:

@@ -60,8 +60,7 @@ def add_parser(commands: options.Commands) -> None:
     )
     parser.add_argument("--output", metavar="FILE", help="writes the chosen plan, .yaml or .json")
     parser.add_argument("--force", action="store_true", help="overwrite that file")
-    options.add_json(parser)
-    parser.set_defaults(main=main)
+    options.complete(parser, main)
 
 
 def size(text: str) -> float:

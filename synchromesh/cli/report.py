@@ -37,8 +37,7 @@ def add_parser(commands: options.Commands) -> None:
     parser.add_argument(
         "--force", action="store_true", help="overwrite the page that --output names"
     )
-    options.add_json(parser)
-    parser.set_defaults(main=main)
+    options.complete(parser, main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -17,10 +17,9 @@ def add_parser(commands: options.Commands) -> None:
         "script runs under torchrun on several machines. Only rank 0's standard output is shown.",
     )  # fmt: skip
     options.add_nproc(parser)
-    options.add_json(parser)
     parser.add_argument("script", metavar="SCRIPT", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
-    parser.set_defaults(main=main)
+    options.complete(parser, main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -29,8 +29,7 @@ def add_parser(commands: options.Commands) -> None:
         help="a .json or .json.gz file; default: the trace stays in the run's folder, and its "
         "name is shown",
     )  # fmt: skip
-    options.add_json(parser)
-    parser.set_defaults(main=main)
+    options.complete(parser, main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -50,8 +50,7 @@ def add_parser(commands: options.Commands) -> None:
     parser.add_argument(
         "--tensorboard", action="store_true", help="TensorBoard logs in the run folder, too"
     )
-    options.add_json(parser)
-    parser.set_defaults(main=main)
+    options.complete(parser, main)
 
 
 def span(text: str) -> tuple[int, int]:

@@ -30,8 +30,7 @@ def add_parser(commands: options.Commands) -> None:
         "--dtype", choices=("float64", "float32"),
         help="of model and batches; default float64, with --bf16 float32",
     )  # fmt: skip
-    options.add_json(parser)
-    parser.set_defaults(main=main)
+    options.complete(parser, main)
 
 
 def main(args: argparse.Namespace) -> int:
