@@ -89,7 +89,7 @@ class Records:
 
     def write(self, record: Record) -> None:
         """Record a lab under its name."""
-        _replace(self._path(record.name), json.dumps(record.to_dict(), indent=2))
+        document.write(self._path(record.name), json.dumps(record.to_dict(), indent=2))
 
     def cluster(self, name: str) -> Path:
         """Where the description of the lab as a cluster is, for what runs in it."""
@@ -105,7 +105,7 @@ class Records:
 
     def write_cluster(self, name: str, text: str) -> None:
         """Replace the file that `cluster` names."""
-        _replace(self.cluster(name), text)
+        document.write(self.cluster(name), text)
 
     def forget(self, tag: Tag) -> list[str]:
         """Remove the records of the lab with this tag; their names."""
@@ -138,10 +138,3 @@ class Records:
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise ValueError(f"{self.folder} is not a folder of user id {os.geteuid()}: remove it")
         self.folder.chmod(0o700)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write so that a reader sees all of the old text or all of the new one."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    draft.write_text(text)
-    draft.replace(path)
