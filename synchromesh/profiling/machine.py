@@ -129,10 +129,7 @@ def place() -> str:
 
 def processor() -> str:
     """The name of the processor, of its architecture where the system does not tell."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
+    lines = _told("/proc/cpuinfo").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
@@ -144,10 +141,15 @@ def cores() -> float:
 
 def boot() -> str:
     """Equal for all that run on one kernel, and so have one clock; as `Machine.boot`."""
+    return _told("/proc/sys/kernel/random/boot_id").strip() or socket.gethostname()
+
+
+def _told(path: str) -> str:
+    """What a file of the system says; "" where it cannot be read."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path(path).read_text()
     except OSError:
-        return socket.gethostname()
+        return ""
 
 
 def namespace() -> str:
@@ -166,22 +168,15 @@ def _processors() -> tuple[int, ...]:
 
 def _available(otherwise: int) -> int:
     """Bytes that programs can still have, by /proc/meminfo."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return otherwise
+    lines = _told("/proc/meminfo").splitlines()
     found = [line.split() for line in lines if line.startswith("MemAvailable:")]
     return int(found[0][1]) * 1024 if found else otherwise
 
 
 def _groups(controller: str) -> list[Path]:
     """The folders of this process's control group and of those above it, v2 or v1."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
     found = []
-    for line in lines:
+    for line in _told("/proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         if names == "":
             root = CGROUPS
