@@ -47,7 +47,16 @@ class Ports:
     taken: bool
 
 
-Answers = Iterator[tuple[Level, str]]
+Answer = tuple[Level, str]
+Answers = Iterator[Answer]
+
+
+def _warning(sentence: str) -> Answer:
+    return "warning", sentence
+
+
+def _problem(sentence: str) -> Answer:
+    return "problem", sentence
 
 
 def checks(survey: Survey, port: Ports | None = None) -> list[Finding]:
@@ -87,10 +96,7 @@ def versions(machines: tuple[Machine, ...]) -> Answers:
     for name, level in levels:
         ranks = _by({m.rank: getattr(m, name) for m in machines})
         if len(ranks) > 1:
-            yield (
-                level,
-                f"ranks differ in {name} ({_ranks(ranks)}): install the same everywhere",
-            )
+            yield level, f"ranks differ in {name} ({_ranks(ranks)}): install the same everywhere"
 
 
 def clocks(survey: Survey) -> Answers:
@@ -98,10 +104,9 @@ def clocks(survey: Survey) -> Answers:
     ahead = max(survey.clocks) - min(survey.clocks)
     if ahead > LIMITS.clock_seconds:
         last, first = (survey.clocks.index(f(survey.clocks)) for f in (max, min))
-        yield (
-            "warning",
+        yield _warning(
             f"rank {last}'s clock is {ahead:.1f} s ahead of rank {first}'s, so that logs and "
-            "checkpoints of the two are in the wrong order: set the clocks by NTP",
+            "checkpoints of the two are in the wrong order: set the clocks by NTP"
         )
 
 
@@ -110,10 +115,9 @@ def cores(machines: tuple[Machine, ...]) -> Answers:
     for host, group in _hosts(machines).items():
         there = _cores(group)
         if len(group) > max(1.0, there):
-            yield (
-                "warning",
+            yield _warning(
                 f"{host} runs {len(group)} ranks on {there:g} cores, which take turns: start at "
-                f"most {max(1, int(there))} there",
+                f"most {max(1, int(there))} there"
             )
 
 
@@ -124,16 +128,14 @@ def threads(machines: tuple[Machine, ...]) -> Answers:
         fit = max(1, int(there) // len(group))
         unset = [m for m in group if OMP not in m.variables]
         if len(group) > 1 and unset:
-            yield (
-                "warning",
+            yield _warning(
                 f"{OMP} is not set for {_list([m.rank for m in unset])} of {host}, which then use "
-                f"{unset[0].threads} threads each: set it to {fit}",
+                f"{unset[0].threads} threads each: set it to {fit}"
             )
         elif wanted > max(1.0, there) and any(m.threads > 1 for m in group):
-            yield (
-                "warning",
+            yield _warning(
                 f"{host} has {there:g} cores for {wanted} threads of {len(group)} ranks: set "
-                f"{OMP} to {fit}",
+                f"{OMP} to {fit}"
             )
 
 
@@ -151,40 +153,35 @@ def _interfaces_of(group: list[Machine], host: str, several: bool) -> Answers:
     for name in sorted(chosen):
         missing = set(name.split(",")) - {*first.addresses, "lo"}
         if missing:
-            yield (
-                "problem",
+            yield _problem(
                 f"{GLOO}={name} names no interface of {host} that is up: set it to one of its own "
-                f"({there})",
+                f"({there})"
             )
         elif several and name == "lo":
-            yield (
-                "problem",
-                f"{GLOO}=lo keeps {host} from other hosts: set it to one of its own ({there})",
+            yield _problem(
+                f"{GLOO}=lo keeps {host} from other hosts: set it to one of its own ({there})"
             )
     if not several or chosen:
         return
     if not first.own_address or first.own_address.startswith("127."):
-        yield (
-            "problem",
+        yield _problem(
             f"{host}'s own name {first.host!r} resolves to {first.own_address or 'no address'}, "
-            f"which other hosts cannot reach: set {GLOO} to one of its own ({there})",
+            f"which other hosts cannot reach: set {GLOO} to one of its own ({there})"
         )
     elif len(first.addresses) > 1:
         addresses = ", ".join(f"{name} {address}" for name, address in first.addresses.items())
-        yield (
-            "warning",
+        yield _warning(
             f"{host} has {len(first.addresses)} interfaces ({addresses}) and uses the one of "
-            f"{first.own_address}, be it the fastest or not: set {GLOO} (with GPUs {NCCL})",
+            f"{first.own_address}, be it the fastest or not: set {GLOO} (with GPUs {NCCL})"
         )
 
 
 def ports(port: Ports | None) -> Answers:
     """A port for the meeting of the ranks that is taken."""
     if port is not None and port.taken:
-        yield (
-            "warning",
+        yield _warning(
             f"port {port.port} of rank 0's host is in use, so that a run that meets there cannot "
-            "start: choose a free MASTER_PORT (`torchrun --master-port`)",
+            "start: choose a free MASTER_PORT (`torchrun --master-port`)"
         )
 
 
@@ -197,10 +194,9 @@ def memory(machines: tuple[Machine, ...]) -> Answers:
             if least < LIMITS.memory_bytes:
                 limit = ranks[0].limit_bytes if kind == "cpu" else 0
                 why = f" (its control group allows {limit / GB:.1f} GB)" if limit else ""
-                yield (
-                    "warning",
+                yield _warning(
                     f"a rank of {host} has {least / GB:.2f} GB of free {kind} memory{why}: end "
-                    "other programs, start fewer ranks or raise the limit",
+                    "other programs, start fewer ranks or raise the limit"
                 )
 
 
@@ -209,10 +205,9 @@ def disk(machines: tuple[Machine, ...]) -> Answers:
     for host, group in _hosts(machines).items():
         least = min(m.disk_bytes for m in group)
         if least < LIMITS.disk_bytes:
-            yield (
-                "warning",
+            yield _warning(
                 f"{host} has {least / GB:.2f} GB of free disk where the run writes its "
-                "checkpoints: free some or give another --output",
+                "checkpoints: free some or give another --output"
             )
 
 
@@ -220,17 +215,15 @@ def gpus(machines: tuple[Machine, ...] | list[Machine]) -> Answers:
     """GPUs that cannot be used, or cannot talk."""
     without = [m.rank for m in machines if m.cuda and not m.nccl]
     if without:
-        yield (
-            "problem",
+        yield _problem(
             f"{_list(without)}: CUDA, but a torch without NCCL, so that the GPUs "
-            "cannot talk: install the torch that PyTorch's page gives for CUDA on Linux",
+            "cannot talk: install the torch that PyTorch's page gives for CUDA on Linux"
         )
     unused = [m.rank for m in machines if m.nvidia and not m.cuda]
     if unused:
-        yield (
-            "warning",
+        yield _warning(
             f"{_list(unused)}: an NVIDIA device that torch there cannot use; install a "
-            "torch with CUDA and a driver for it, or unset CUDA_VISIBLE_DEVICES",
+            "torch with CUDA and a driver for it, or unset CUDA_VISIBLE_DEVICES"
         )
 
 
@@ -238,20 +231,18 @@ def devices(survey: Survey) -> Answers:
     """Ranks that compute at different rates."""
     kinds = _by({m.rank: m.device for m in survey.machines})
     if len(kinds) > 1:
-        yield (
-            "warning",
+        yield _warning(
             f"the ranks have different devices ({_ranks(kinds)}): give each rows by its speed, "
-            "or a stage of its own",
+            "or a stage of its own"
         )
         return
     speeds = [rates.get("float32", 0.0) for rates in survey.flops]
     slow, fast = min(speeds), max(speeds)
     if slow > 0 and fast / slow > LIMITS.rate_ratio:
-        yield (
-            "warning",
+        yield _warning(
             f"rank {speeds.index(slow)} computes {slow / GB:.3g} GFLOP/s and rank "
             f"{speeds.index(fast)} {fast / GB:.3g}: the slowest is what the others wait for, see "
-            "what else runs there or give it fewer rows",
+            "what else runs there or give it fewer rows"
         )
 
 
@@ -268,11 +259,10 @@ def links(survey: Survey) -> Answers:
             continue
         slow, fast = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
         if rates[fast] / rates[slow] > LIMITS.link_ratio:
-            yield (
-                "warning",
+            yield _warning(
                 f"messages {_between(slow)} go at {rates[slow] / 1e6:,.0f} MB/s, {_between(fast)} "
                 f"at {rates[fast] / 1e6:,.0f} MB/s: keep heavy traffic off the slow link, or see "
-                "why it is slow",
+                "why it is slow"
             )
 
 
