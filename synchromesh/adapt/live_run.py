@@ -31,7 +31,6 @@ class LiveRun:
 
     @property
     def idle(self) -> bool:
-        """Whether the plan leaves ranks idle."""
         return len(self.plan.devices(self.facts.world.size)) < self.facts.world.size
 
     def clock(self) -> float:
@@ -39,7 +38,6 @@ class LiveRun:
         return time.monotonic()
 
     def agreed(self, find: Callable[[], Any]) -> Any:
-        """What rank 0 finds, as JSON."""
         world = self.facts.world
         return world.everyone.broadcast_json(find() if world.rank == 0 else None)
 
@@ -52,7 +50,6 @@ class LiveRun:
         return reconsider(self.facts, found, self.plan)
 
     def probe(self, known: Profile, usual: Mapping[int, float]) -> IdleProbe:
-        """Whether what keeps ranks idle has become better."""
         world = self.facts.world
         return probe_idle(world, self.plan.devices(world.size), known, usual)
 
@@ -65,5 +62,4 @@ class LiveRun:
         return transfer_seconds(moved, world, known) + SWITCH_STEPS * now
 
     def switch(self, plan: Plan) -> Moved:
-        """Shifts to another plan."""
         return self.shift(plan)

@@ -254,5 +254,4 @@ def _drift(expected: Expectation, tables: Sequence[Table], ranks: Sequence[int])
 
 
 def _computing(tables: Sequence[Table]) -> list[float]:
-    """The median of each rank's computing."""
     return [median(c for c, _ in column) for column in zip(*tables, strict=True)]

@@ -32,7 +32,6 @@ def _number(kind: Callable[[str], N], text: str, least: N, most: float, what: st
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
     return _number(int, text, 1, inf, "a whole number of at least 1")
 
 
@@ -50,12 +49,10 @@ def natural(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A time above 0."""
     return _number(float, text, ABOVE_ZERO, 10**9, "a number of seconds above 0")
 
 
 def dollars(text: str) -> float:
-    """A price above 0."""
     return _number(float, text, ABOVE_ZERO, 10**6, "a number of dollars above 0")
 
 

@@ -53,7 +53,6 @@ class Display:
             print(printable(text), file=sys.stderr, flush=True)
 
     def table(self, table: Table) -> None:
-        """A table that stays."""
         if self.shown:
             self.console.print(table)
 

@@ -65,7 +65,6 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where its checkpoints lie."""
         return self.path / "checkpoints"
 
     @property
@@ -74,7 +73,6 @@ class RunFolder:
         return self.path / "trace.json.gz"
 
     def holds_run(self) -> bool:
-        """Whether a run has written here."""
         return (self.path / "run.json").exists() or any(self.checkpoints.glob("*"))
 
     def make(self) -> list[Path]:

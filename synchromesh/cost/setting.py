@@ -82,7 +82,6 @@ class Setting:
         return gathering_of(self.partition, self.holdings)
 
     def stages_on(self, group: int) -> list[int]:
-        """The stages of a device group."""
         return [stage for stage, its in enumerate(self.of) if its == group]
 
     def components(self, group: int) -> list[int]:

@@ -28,11 +28,9 @@ class Ledger(TrafficCount):
             self.payload, self.calls, self.messages = kept
 
     def reset(self) -> None:
-        """Counts from zero."""
         super().reset()
         self.messages = 0
 
     @property
     def sent(self) -> int:
-        """Bytes that this rank sent."""
         return super().sent + self.messages

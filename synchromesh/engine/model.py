@@ -98,7 +98,6 @@ class Model:
         return self._modules
 
     def paths(self) -> tuple[str, ...]:
-        """Every module path of the model."""
         return tuple(path for path, _ in self.module.named_modules() if path)
 
     def inside(self, components: Iterable[str]) -> dict[str, tuple[str, ...]]:

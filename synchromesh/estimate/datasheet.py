@@ -117,7 +117,6 @@ class CountingBench(Bench):
     """A bench that notes the operators of its forwards and backwards."""
 
     def forward(self) -> tuple[Tensor, ...]:
-        """As `Bench.forward`, noted."""
         with Operations() as self.ran_forward:
             return super().forward()
 
@@ -126,7 +125,6 @@ class CountingBench(Bench):
         return torch.empty(shape, dtype=dtype)
 
     def backward(self, seeded: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """As `Bench.backward`, noted."""
         with Operations() as self.ran_backward:
             super().backward(seeded)
 

@@ -109,7 +109,6 @@ _FORM = "a layer reads `node1 -- DESCRIPTION -- " + ", ".join(f"{f}=NUMBER" for 
 
 
 def _layer(line: str, at: str) -> tuple[str, Layer | None]:
-    """The name of a line's node and its layer."""
     parts = [part.strip() for part in line.split(" -- ")]
     if len(parts) < 3:
         raise ValueError(f"{at} is no layer: {_FORM}")

@@ -125,19 +125,16 @@ class VersionOne(Groups):
         self._cpu, self._freezer = cpu, freezer
 
     def make(self, name: str) -> None:
-        """Make the group's folder in each tree."""
         for tree in self._trees:
             (tree / name).mkdir()
         (self._cpu / name / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
         (self._cpu / name / "cpu.shares").write_text(str(CPU_WEIGHT * 1024))
 
     def set_cpu(self, name: str, cpu: float) -> None:
-        """Write the quota of a period."""
         quota = round(cpu * PERIOD_MICROSECONDS)
         (self._cpu / name / "cpu.cfs_quota_us").write_text(str(quota))
 
     def cpu(self, name: str) -> float:
-        """Quota over period."""
         quota = int((self._cpu / name / "cpu.cfs_quota_us").read_text())
         return quota / int((self._cpu / name / "cpu.cfs_period_us").read_text())
 
@@ -220,7 +217,6 @@ class VersionTwo(Groups):
                 ) from None
 
     def set_cpu(self, name: str, cpu: float) -> None:
-        """Write quota and period."""
         quota = round(cpu * PERIOD_MICROSECONDS)
         (self._root / name / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
 
@@ -250,11 +246,9 @@ class VersionTwo(Groups):
         _await(name, lambda: "frozen 1" in events.read_text().splitlines())
 
     def thaw(self, name: str) -> None:
-        """Write the group's freezer."""
         (self._root / name / "cgroup.freeze").write_text("0")
 
     def frozen(self, name: str) -> bool:
-        """As the group's freezer says."""
         return (self._root / name / "cgroup.freeze").read_text().strip() == "1"
 
 

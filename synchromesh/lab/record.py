@@ -84,11 +84,9 @@ class Records:
         return Record.from_dict(document.read(path), str(path))
 
     def has(self, name: str) -> bool:
-        """Whether a lab of this name is recorded."""
         return self._path(name).exists()
 
     def write(self, record: Record) -> None:
-        """Record a lab under its name."""
         document.write(self._path(record.name), json.dumps(record.to_dict(), indent=2))
 
     def cluster(self, name: str) -> Path:

@@ -139,12 +139,10 @@ class Bench:
         return [(y, self.seed(y.shape, y.dtype)) for y in outputs if y.requires_grad]
 
     def backward(self, seeded: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """The backward of outputs with their gradients."""
         if seeded:
             torch.autograd.backward([y for y, _ in seeded], [g for _, g in seeded])
 
     def clear(self) -> None:
-        """Drops all gradients."""
         for x in (*self.inputs, *self.tensors):
             x.grad = None
 

@@ -43,7 +43,6 @@ class Summary:
 
     @property
     def columns(self) -> int:
-        """Of all groups."""
         return sum(len(names) for _, names in self.groups)
 
 

@@ -56,7 +56,6 @@ class RunGroup:
 
     @cached_property
     def step_seconds(self) -> Quartiles | None:
-        """Of a step."""
         return _quartiles([run.step_seconds for run in self.done])
 
     @cached_property
@@ -139,7 +138,6 @@ class RunComparison:
         return next((g for g in ran if g.first.strategy == "single"), ran[0] if ran else None)
 
     def on(self, devices: int) -> tuple[RunGroup, ...]:
-        """The groups on so many devices."""
         return tuple(g for g in self.groups if g.first.devices == devices)
 
     def most_devices(self, has: Callable[[RunGroup], object]) -> int | None:

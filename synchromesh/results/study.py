@@ -86,7 +86,6 @@ class StudyResults(document.Document):
     format: int = FORMAT
 
     def to_dict(self) -> dict[str, Any]:
-        """As `results.json` has it."""
         plain: dict[str, Any] = fields.to_plain(self)
         return plain
 

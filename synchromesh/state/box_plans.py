@@ -89,7 +89,6 @@ class BoxWriter(SavePlanner):
         return [SavePlan(items) for items in chosen], index_file
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """The plan as it is."""
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
@@ -144,15 +143,12 @@ class BoxReader(LoadPlanner):
         return global_plan
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Refuses pickled objects."""
         raise CheckpointError(f"{read_item.dest_index.fqn}: pickled objects are not read")
 
     def resolve_bytes(self, read_item: ReadItem) -> io.BytesIO:
-        """Refuses pickled objects."""
         raise CheckpointError(f"{read_item.dest_index.fqn}: pickled objects are not read")
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:

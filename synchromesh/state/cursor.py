@@ -43,7 +43,6 @@ class StreamPlace:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Workers and blocks."""
         return len(self.read), len(self.read[0])
 
     def to_dict(self) -> dict[str, Any]:

@@ -161,7 +161,6 @@ Source = tuple[Path, str, tuple[int, ...], str]  # file, key in it, shape, dtype
 
 
 def _sources(path: Path) -> dict[str, Source]:
-    """Every stored tensor by name."""
     found: dict[str, Source] = {}
     for file in _files(path):
         try:
@@ -252,7 +251,6 @@ def _by_file(
 
 
 def _read(opened: Any, key: str, box: Box) -> Tensor:
-    """One box of a stored tensor."""
     if not box:
         tensor: Tensor = opened.get_tensor(key)
         return tensor

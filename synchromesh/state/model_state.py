@@ -135,7 +135,6 @@ class ModelState:
                     state[key] = one.expand(shape).clone()
 
     def _boxes(self, name: str) -> tuple[Box, ...]:
-        """This rank's boxes of a tensor."""
         return self.sides(self.holdings[name], self.ranks)[self.world.rank]
 
     # The first weights

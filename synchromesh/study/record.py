@@ -156,7 +156,6 @@ class RunRecord:
 
     @property
     def cuda(self) -> bool:
-        """Whether its ranks ran on GPUs."""
         return any(m.get("device") == "cuda" for m in self.of("prepared"))
 
     def _observed(self) -> dict[str, Any]:

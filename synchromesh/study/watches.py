@@ -73,7 +73,6 @@ class Remembered:
         self._memory: MemoryTracker | None = None
 
     def begin(self) -> None:
-        """Before the turn's first step."""
         self._memory = self._of()
         self._memory.__enter__()
 
@@ -81,7 +80,6 @@ class Remembered:
         """After each step."""
 
     def end(self) -> dict[str, Any]:
-        """After its last step."""
         assert self._memory is not None
         memory, self._memory = self._memory, None
         memory.__exit__(None, None, None)

@@ -30,11 +30,9 @@ class MetaEntry(Generic[T]):
         return found
 
     def set(self, node: Node, value: T) -> None:
-        """Writes the node's entry."""
         node.meta[self.key] = value
 
     def clear(self, node: Node) -> None:
-        """Removes the node's entry, if there is one."""
         node.meta.pop(self.key, None)
 
 

@@ -25,7 +25,6 @@ RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def schema(node: Node) -> torch._C.FunctionSchema:
-    """The schema of a torch operator's node."""
     assert isinstance(node.target, torch._ops.OpOverload)
     return node.target._schema
 

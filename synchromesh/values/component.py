@@ -38,7 +38,6 @@ class Value:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of an entry."""
         return ITEM_BYTES[self.dtype]
 
     def bytes(self, rows: int) -> int:
@@ -76,7 +75,6 @@ class Component:
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of all its parameters."""
         return sum(p.bytes for p in self.parameters)
 
 
@@ -106,5 +104,4 @@ class Chain:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The components' names in order."""
         return tuple(c.name for c in self.components)

@@ -48,7 +48,6 @@ class Side:
         return self.rows[self.layout.data_index(position)]
 
     def rows_at(self, position: int) -> int:
-        """How many rows a position has."""
         start, stop = self.range_at(position)
         return stop - start
 

@@ -90,7 +90,6 @@ class TrafficCount:
             self.calls[kind] += 1
 
     def reset(self) -> None:
-        """Counts from zero."""
         self.payload.clear()
         self.calls.clear()
 

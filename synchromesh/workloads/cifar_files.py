@@ -47,7 +47,6 @@ class Cifar:
 
     @property
     def record(self) -> int:
-        """Bytes of a record."""
         return self.labels + PIXELS
 
     @property

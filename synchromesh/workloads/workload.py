@@ -160,7 +160,6 @@ class Workload:
 
 
 def _data_faults(name: str, data: Any) -> Iterable[str]:
-    """What is wrong with a data set."""
     kind = type(data).__name__
     if is_stream(data):
         if read_once(data):

@@ -130,7 +130,6 @@ class Emit:
         self.graph, self.axis = graph, axis
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-        """A call of a function."""
         return self.graph.call_function(function, args, kwargs)
 
     def original(self, node: Node, given: dict[str, Any]) -> Node:
@@ -141,7 +140,6 @@ class Emit:
         return self.graph.call_function(node.target, tuple(values[:n]), kwargs)  # type: ignore[arg-type]
 
     def method(self, name: str, *args: Any) -> Node:
-        """A call of a method of the axis."""
         return self.graph.call_method(name, (self.axis, *args))
 
 
