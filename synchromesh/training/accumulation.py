@@ -48,16 +48,19 @@ class Accumulation:
                 "calls since the last update) would lose its gradients: call update first"
             )
 
-    def require_open(self, rows: GlobalRows) -> None:
-        """ValueError where a backward call on `rows` can add nothing."""
-        if rows.total == 0:
-            raise ValueError(
-                "a step needs at least one row, but every rank's batch is empty (0 rows)"
-            )
+    def require_open(self) -> None:
+        """ValueError where a backward call can add nothing."""
         if self.summed:
             raise ValueError(
                 "backward after the last one of an accumulation: its gradients are summed over "
                 "the ranks already; call update first, or give last=False to all but the last"
+            )
+
+    def require_rows(self, rows: GlobalRows) -> None:
+        """ValueError where there are none."""
+        if rows.total == 0:
+            raise ValueError(
+                "a step needs at least one row, but every rank's batch is empty (0 rows)"
             )
 
     def require_last(self, what: str) -> None:

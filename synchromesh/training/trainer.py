@@ -115,8 +115,7 @@ class Trainer:
         collectives, and the memory of each device; for global batches of as many rows as the
         example, or as `adapt` has noticed that they have now.
 
-        Measures what is not known yet, which takes seconds; all ranks call alike.
-        """
+        Measures what is not known yet, which takes seconds; all ranks call alike."""
         self._meet("predict")
         known = None if self.adapter is None else self.adapter.profile
         return self.planning.predict(self.traced, self.plan, known)
@@ -159,8 +158,7 @@ class Trainer:
         loss (0-d).
 
         micro_batches: into how many parts each rank cuts its rows to save memory; gradients
-        accumulate. ValueError where rows depend on each other.
-        """
+        accumulate. ValueError where rows depend on each other."""
         if micro_batches < 1:
             raise ValueError(f"micro_batches must be at least 1, got {micro_batches}")
         began, waited = time.perf_counter(), self.world.waited
@@ -204,6 +202,7 @@ class Trainer:
     def _backward(self, batch: Any, last: bool, micro_batches: int) -> tuple[Tensor, int]:
         """The loss, and the rows of the global batch."""
         execution, observer = self._execution, self._observer
+        self._accumulation.require_open()
         outdated = execution.outdated()
         marks = execution.marks(batch, self.steps, self._loaders.place, last, micro_batches)
         batch = batches.to_device(batch, self.world.device)
@@ -216,7 +215,7 @@ class Trainer:
             )
             forget_gradients(self.model)
             execution.follow_changes()
-        self._accumulation.require_open(rows)
+        self._accumulation.require_rows(rows)
         if not self._accumulation.begun:
             forget_gradients(self.model)
         if self._loaders.begins:
@@ -230,8 +229,8 @@ class Trainer:
             raise
         self.wished = max(wish for wish, *_ in agree.numbers)
         if observer is not None:
-            costs = [numbers[1:] for numbers in agree.numbers]
-            self._report(observer.collect(costs, execution.active.groups.ranks))
+            costs, ranks = [n[1:] for n in agree.numbers], execution.active.groups.ranks
+            self._report(observer.collect(costs, ranks))
         return value, rows.total
 
     def _forget_accumulation(self) -> None:
@@ -252,8 +251,7 @@ class Trainer:
 
     def update(self) -> None:
         """The optimizer's step (and the scheduler's, where `prepare` was given one). Gradients
-        stay until the next backward begins.
-        """
+        stay until the next backward begins."""
         self._accumulation.require_last("update")
         self.optimizer.step()
         if self.scheduler is not None:
@@ -289,8 +287,7 @@ class Trainer:
         loader; its `batch_size` may be set at any time. The order depends on `seed` and epoch
         alone. continuing: row i of a batch is the sample behind row i of the batch before it, as
         recurrent models want it. loading: as of `Loading` (state/fetch.py); num_workers=1 or more
-        loads ahead.
-        """
+        loads ahead."""
         return self._loaders.one(
             dataset, batch_size, shuffle, seed, drop_last, collate, loading, continuing
         )
@@ -299,8 +296,7 @@ class Trainer:
 
     def switch(self, plan: Plan | str) -> Moved:
         """Shifts to another plan between two steps; parameters, optimizer state and buffers move
-        over the network.
-        """
+        over the network."""
         began = time.perf_counter()
         self._meet("switch")
         self._accumulation.require_none("switch")
@@ -347,13 +343,12 @@ class Trainer:
 
     def gathered(self, local: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Each tensor of `local`, shards that lie like the parameters of the same name, complete
-        on every rank.
-        """
+        on every rank."""
         return self.state.gathered(local)
 
     def gather_numbers(self, number: int) -> list[int]:
         """One number of every rank."""
-        return [int(n) for n in self.world.everyone.all_gather_json(number)]
+        return [*map(int, self.world.everyone.all_gather_json(number))]
 
     def parameter_bytes(self) -> int:
         """Bytes of the parameters of the chain that live on this rank."""
@@ -363,8 +358,7 @@ class Trainer:
 
     def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Writes a checkpoint that any plan on any number of devices can resume; a crash leaves
-        the old one.
-        """
+        the old one."""
         self._meet("save")
         self._accumulation.require_none("save")
         forget_gradients(self.model)
@@ -396,8 +390,7 @@ class Trainer:
         """Continues from a checkpoint of any plan; returns what `save` was given as `extra`.
 
         CheckpointError, on all ranks, for one that is damaged or of another model; nothing has
-        changed then.
-        """
+        changed then."""
         self._meet("resume")
         saved = Record.from_dict(checkpoint.read_extra(path := Path(path), self.world), path)
         self._execution.load(path, saved)

@@ -125,3 +125,22 @@ def elsewhere(method: str) -> str:
 def test_an_idle_rank_in_another_method_is_a_sentence_on_all() -> None:
     for said in run(2, elsewhere, "buffers"):
         assert "rank 0 is in step or backward, rank 1 in buffers" in said
+
+
+def backward_again() -> str:
+    model, optimizer, batches = made()
+    trainer = sm.prepare(model, optimizer, mean_square, batches[0], plan="single")
+    for _ in range(3):
+        trainer.step(trainer.shard(batches[0]))
+    trainer.backward(trainer.shard(batches[0]))
+    with pytest.raises(ValueError, match="after the last one of an accumulation"):
+        trainer.backward(trainer.shard(batches[0]))
+    trainer.update()
+    value = trainer.step(trainer.shard(batches[0])).item()
+    trainer.close()
+    return f"{value:.9f}"
+
+
+def test_a_call_too_many_is_an_error_on_all_and_the_next_step_runs() -> None:
+    one, other = run(2, backward_again)
+    assert one == other
