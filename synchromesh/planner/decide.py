@@ -20,29 +20,21 @@ from math import ceil, inf
 from typing import Any, Protocol, TypeVar
 
 from synchromesh.cost.step_time import Unmeasured
-from synchromesh.planner.assemble import (
-    AS_IS,
-    Assembled,
-    Saving,
-    assemble,
-    crossings,
-)
+from synchromesh.planner.assemble import AS_IS, crossings
 from synchromesh.planner.candidate import Candidate, other_interleaving, price, with_interleaving
-from synchromesh.planner.chain import search
 from synchromesh.planner.choice import Choice, RunnerUp, decided, saves_memory
 from synchromesh.planner.demand import Demand
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.planner.relatives import relatives
 from synchromesh.planner.runner_up import runners_up
 from synchromesh.planner.saving import nearest_lacking, savings, ways_to_save
+from synchromesh.planner.searched import Searched, searched
 from synchromesh.planner.stage_facts import stage_demands
 from synchromesh.planner.stage_plans import stage_plans
 from synchromesh.planner.unequal import widened
 from synchromesh.planner.uniform import Uniform, degrees, uniform
-from synchromesh.planner.walk import Found, found_of
-from synchromesh.planner.wording import worded
+from synchromesh.planner.walk import found_of
 from synchromesh.trace.partition.partition import Partition
-from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -57,7 +49,6 @@ Read = Callable[[Any], T]  # and back
 class DecisionTuning:
     """How far the searches are trusted; chosen, not measured, where nothing else is said."""
 
-    alternatives: int = 4  # plans of the search that are priced exactly besides its best
     stages: float = 1.3  # times the seconds of the search's best plan, above which plans with
     # stages are neither timed nor priced; exact prices were 0.96 to 1.31 of what their search says
     above: float = 1.1  # times the limit, with which these begin: bytes of mixed layouts were up
@@ -166,6 +157,7 @@ class _Deciding:
     def __init__(self, partitions: PartitionCache, facts: Facts, profile: Profile) -> None:
         self.partitions, self.facts, self.profile = partitions, facts, profile
         self.ways = ways_to_save(partitions.problem)  # in which a component may save memory
+        self.levels = tuple(dict.fromkeys(states for states, _ in self.ways))
         self.search: Searched | None = None
         self.waited = 0.0  # seconds in which partitions were solved and facts made
 
@@ -260,10 +252,9 @@ class _Deciding:
     def _ask_of_levels(self, parts: Uniform) -> None:
         """The facts of every degree under every level of sharded states."""
         began = time.perf_counter()
-        levels = dict.fromkeys(states for states, _ in self.ways if states != "none")
         every = [
             cut.under([replace(c.layout, shard_states=states) for c in cut.components])
-            for states in levels
+            for states in self.levels[1:]
             for cut in parts.partitions.values()
         ]
         self.profile = self.facts.profile(every, self.profile)
@@ -321,42 +312,6 @@ def _largest(plan: Plan, devices: int) -> float:
 # Plans that are proposed
 
 
-@dataclass(frozen=True)
-class Searched:
-    """What the search was asked and what it found."""
-
-    assembled: Assembled
-    limit: float  # bytes of a device
-    found: Found
-
-    def plans(self, planned: PlanningProblem) -> list[Plan]:
-        """The best plan and its alternatives, in order."""
-        return [
-            worded(
-                planned.names,
-                self.layouts(other.choice),
-                planned.modules,
-                free=planned.step.coupling,
-            )
-            for other in (self.found, *self.found.alternatives)
-        ]
-
-    def layouts(self, choice: Sequence[int]) -> tuple[Layout, ...]:
-        """The layout of each component under the options of `choice`."""
-        return tuple(layouts[k] for layouts, k in zip(self.assembled.layouts, choice, strict=True))
-
-
-def searched(
-    uniform: Uniform, profile: Profile, limit: float, savings: Sequence[Saving] = AS_IS
-) -> Searched:
-    """The search over the degrees of `uniform`, with at most `limit` bytes on a device. savings:
-    in which ways each component may save memory. Unmeasured where the profile lacks every layout
-    of a component."""
-    assembled = assemble(uniform, profile, savings)
-    most = TUNING.alternatives if savings == AS_IS else 0  # those save a little more or less
-    return Searched(assembled, limit, search(assembled.problem, limit, most))
-
-
 def plain(devices: int, splits: bool = True) -> list[Plan]:
     """The plans that anybody would try: one device, `data`, and where parameters may be sharded
     `tensor` and uniform hybrids."""
@@ -393,7 +348,7 @@ def _with_runners_up(problem: PlanningProblem, result: Searched, made: Choice) -
     """Runners-up to the chosen plan; to the search's own best one where the search was not
     offered the chosen one's layouts."""
     plan = made.chosen.plan
-    choice = _choice(problem, result, plan)
+    choice = result.choice(problem, plan)
     if choice is None:
         choice, plan = result.found.choice, result.plans(problem)[0]
     chosen = found_of(result.assembled.problem, choice)
@@ -405,14 +360,3 @@ def _with_runners_up(problem: PlanningProblem, result: Searched, made: Choice) -
         more = None if other is None else other.seconds - chosen.seconds
         rows.append(RunnerUp(name, layout, there, more))
     return replace(made, components=tuple(rows), components_of=plan)
-
-
-def _choice(problem: PlanningProblem, result: Searched, plan: Plan) -> tuple[int, ...] | None:
-    """The options that are the plan's layouts; None where one of them was not offered."""
-    if len(problem.ranks(plan)) != problem.devices or plan.stages:
-        return None
-    wanted = problem.layouts(plan)
-    offered = result.assembled.layouts
-    if not all(layout in layouts for layout, layouts in zip(wanted, offered, strict=True)):
-        return None
-    return tuple(layouts.index(x) for x, layouts in zip(wanted, offered, strict=True))
