@@ -6,6 +6,7 @@
                          -> search of stages -> its best few, priced alike
                          -> what lacks memory, sharded or recomputed; the search with these
                          -> plainer relatives of the best so far
+                         -> descent by exact prices around the best; plainer relatives again
                                           -> the choice among all (`choice.decided`)
 
 Where several ranks decide, all call alike and one of them searches and prices for all
@@ -24,6 +25,7 @@ from synchromesh.planner.assemble import AS_IS, crossings
 from synchromesh.planner.candidate import Candidate, other_interleaving, price, with_interleaving
 from synchromesh.planner.choice import Choice, RunnerUp, decided, saves_memory
 from synchromesh.planner.demand import Demand
+from synchromesh.planner.descent import descended, neighbours
 from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
 from synchromesh.planner.relatives import relatives
 from synchromesh.planner.runner_up import runners_up
@@ -138,6 +140,9 @@ def decide(
         found = deciding.priced([*plans, *more])
     found += deciding.saving(found)
     found += deciding.plainer(found)
+    if better := deciding.better(found):
+        found += better
+        found += deciding.plainer(found)
     guessed = [p for p in more if p.ranks is not None]
     found = [c for c in found if c.time is not None or c.plan not in guessed]
     found = [with_interleaving(c, partitions) for c in (*found, *given)]
@@ -248,6 +253,28 @@ class _Deciding:
                 break
             made.append(new[taken])
         return [c for c in made if c.plan not in {known.plan for known in found}]
+
+    def better(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """What is taken instead of the best of `found` after a descent from these. The rank that
+        searches makes it alone: what is new there is estimated, but not measured."""
+        problem = self.partitions.problem
+        near = partial(neighbours, uniform(self.partitions), problem, self.levels)
+
+        def priced(plans: Sequence[Plan]) -> list[Candidate]:
+            if self.profile.source != "measured":
+                self.ask(plans)
+            return [price(self.partitions, plan, self.profile) for plan in plans]
+
+        def find() -> list[Candidate]:
+            best = decided(found)[0]
+            made = descended(found, near, priced, problem)
+            quicker = [c for c in made if c.fits and not (best.fits and c.seconds >= best.seconds)]
+            taken = decided([*found, *quicker])[0].plan
+            return [c for c in quicker if c.plan == taken]
+
+        new = self.facts.agreed(find, Candidate.to_record, Candidate.from_record)
+        self.partitions.possible(c.plan for c in new)
+        return new
 
     def _ask_of_levels(self, parts: Uniform) -> None:
         """The facts of every degree under every level of sharded states."""

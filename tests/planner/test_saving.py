@@ -123,9 +123,10 @@ def test_layouts_of_components_and_stages_are_kept(
 DEVICES, ROWS = 2, 4096
 
 
-# What the search says of memory where layouts are mixed is up to 12 % off, so that it may pass by
-# the quickest plan that fits when that is priced exactly: measured here, 1.13 of its seconds.
-ROUGHLY = 1.15
+# Bytes of mixed layouts are up to 12 % off in the search, so that it passes by the quickest plans
+# that fit: without the descent by exact prices the plans taken took 1.21, 1.08, 1.13 and 1.00 of
+# their seconds, and with it 1.00.
+CLOSE = 1.02
 
 
 def test_no_choice_for_each_component_is_much_quicker() -> None:
@@ -150,12 +151,12 @@ def test_no_choice_for_each_component_is_much_quicker() -> None:
     choices = product(*(range(len(options)) for options in sums.components))
     summed = [evaluate(sums, choice) for choice in choices]
     peaks = sorted({c.fullest.peak for c in plans if c.fullest})
-    for part in (0.2, 0.4, 0.7):
+    for part in (0.1, 0.2, 0.3, 0.4):
         limit = peaks[0] + part * (peaks[-1] - peaks[0])
-        least = min(seconds for seconds, memory in summed if memory <= limit)
-        assert search(sums, limit).seconds == pytest.approx(least, rel=1e-12)
+        if sure := [seconds for seconds, memory in summed if memory <= limit]:
+            assert search(sums, limit).seconds == pytest.approx(min(sure), rel=1e-12)
         partitions.problem = replace(problem, limits=(limit,) * DEVICES)
         fitting = [c.seconds for c in plans if c.fullest and c.fullest.peak <= limit]
         chosen = decide(partitions, facts, known).chosen
         assert chosen.fits, f"{part}: {chosen.reason}"
-        assert chosen.seconds <= min(fitting) * ROUGHLY, f"{part}: {chosen.plan}"
+        assert chosen.seconds <= min(fitting) * CLOSE, f"{part}: {chosen.plan}"
