@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from synchromesh.cli.run_folder import Job
-from synchromesh.profiling.machine import LAB, boot, cores, device_bytes, processor
+from synchromesh.launch.host import boot
+from synchromesh.profiling.machine import LAB, cores, device_bytes, processor
 from synchromesh.study.layouts import component_layouts
 from synchromesh.study.machine import versions
 from synchromesh.training.trainer import Trainer

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from synchromesh.profiling.machine import boot, namespace
+from synchromesh.launch.host import boot, namespace
 
 HEADER = struct.Struct("qq")  # which exchange of the run, bytes
 UNDER_WAY = 64  # exchanges that may be; chosen

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from synchromesh.launch.host import boot, namespace, told
 from synchromesh.version import VERSION
 
 LAB = "SYNCHROMESH_LAB"  # set where hosts are emulated
@@ -129,7 +130,7 @@ def place() -> str:
 
 def processor() -> str:
     """The name of the processor, of its architecture where the system does not tell."""
-    lines = _told("/proc/cpuinfo").splitlines()
+    lines = told("/proc/cpuinfo").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
@@ -137,27 +138,6 @@ def processor() -> str:
 def cores() -> float:
     """Cores that this process may use: those it may run on, or the quota of its control group."""
     return min(float(len(_processors())), _quota() or float("inf"))
-
-
-def boot() -> str:
-    """Equal for all that run on one kernel, and so have one clock; as `Machine.boot`."""
-    return _told("/proc/sys/kernel/random/boot_id").strip() or socket.gethostname()
-
-
-def _told(path: str) -> str:
-    """What a file of the system says; "" where it cannot be read."""
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
-def namespace() -> str:
-    """The network namespace, where there are such things."""
-    try:
-        return os.readlink("/proc/self/ns/net")
-    except OSError:
-        return ""
 
 
 def _processors() -> tuple[int, ...]:
@@ -168,7 +148,7 @@ def _processors() -> tuple[int, ...]:
 
 def _available(otherwise: int) -> int:
     """Bytes that programs can still have, by /proc/meminfo."""
-    lines = _told("/proc/meminfo").splitlines()
+    lines = told("/proc/meminfo").splitlines()
     found = [line.split() for line in lines if line.startswith("MemAvailable:")]
     return int(found[0][1]) * 1024 if found else otherwise
 
@@ -176,7 +156,7 @@ def _available(otherwise: int) -> int:
 def _groups(controller: str) -> list[Path]:
     """The folders of this process's control group and of those above it, v2 or v1."""
     found = []
-    for line in _told("/proc/self/cgroup").splitlines():
+    for line in told("/proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         if names == "":
             root = CGROUPS

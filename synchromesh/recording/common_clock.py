@@ -11,7 +11,7 @@ import time
 import torch
 
 from synchromesh.engine.groups import Group
-from synchromesh.profiling.machine import boot
+from synchromesh.launch.host import boot
 from synchromesh.recording.spans import Recording
 
 EXCHANGES = 16  # per rank; chosen: the smallest of so many round trips is near the least possible

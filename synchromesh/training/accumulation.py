@@ -189,11 +189,14 @@ class Accumulation:
             sums[3] = 1
 
     def _send(self, sums: Tensor) -> None:
-        told = sums if self._world.size == 1 else self._execution.active.agree.told(sums)
+        active, everyone = self._execution.active, self._world.everyone
+        told = sums if self._world.size == 1 else active.agree.told(sums)
         if told is not None:
             self._totals.append((told, None))
-        else:
-            self._totals.append((sums, star.start_all_gather(self._world.everyone, sums)))
+        elif active.plan.stage_count == 1 and not self._execution.sharding.units:
+            self._totals.append((sums, star.start_all_gather(everyone, sums)))
+        else:  # where the first rank's backward may wait for what this one does after its own
+            self._totals.append((sums, everyone.start_all_gather(sums, counted=False)))
 
     def _seeds(self, results: Sequence[RankOutputs], alone: bool) -> Seeds:
         """Outputs, each with its share of the gradient of the global loss.
