@@ -11,8 +11,7 @@ switches where that pays.
               or, where that takes too much, Postponed, and considered again some steps later
 
 Algorithm 1 of Baligodugula and Amsaad 2025 (arXiv 2503.23186), on live measurements. Every rank
-sees the same table of times, so all come here at the same step; rank 0 decides for all.
-"""
+sees the same table of times, so all come here at the same step; rank 0 decides for all."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -157,8 +156,7 @@ class Adapter:
 
     def record(self, table: Sequence[tuple[int, ...]], ranks: Sequence[int]) -> Decision | None:
         """table: microseconds computing and waiting of each of `ranks` in the last full-size step.
-        Returns the last switch once it is known what steps take since.
-        """
+        Returns the last switch once it is known what steps take since."""
         self._noticed = self.monitor.record([(c * 1e-6, w * 1e-6) for c, w in table], ranks)
         now = self.monitor.measured
         return self._measured(now) if self._awaited and now is not None else None

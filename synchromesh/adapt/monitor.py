@@ -23,8 +23,7 @@ too: a host that is quick again shortens no step where its rows are few. Of the 
 
     explained  =  (slowest rank's computing now - usual) / (step now - usual)
 
-is the devices', the rest the links'; each is measured again where it is more than `part`.
-"""
+is the devices', the rest the links'; each is measured again where it is more than `part`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

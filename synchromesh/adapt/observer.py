@@ -1,8 +1,7 @@
 """The observer: what a trainer notes of its steps for the adapter.
 
 Each rank's cost of a step travels with the rows of the next one, so that all ranks get to know
-the same table; costs of steps that say nothing of the plan (short batches, trials) are zero.
-"""
+the same table; costs of steps that say nothing of the plan (short batches, trials) are zero."""
 
 from collections import deque
 from collections.abc import Sequence

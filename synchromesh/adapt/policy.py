@@ -5,8 +5,7 @@
     switch  <=>  saving > margin x cost   and   the better plan is at least `gain` quicker
 
 `gain` is hysteresis: two plans that are nearly equal do not take turns, since each would have to
-be predicted so much quicker than the other.
-"""
+be predicted so much quicker than the other."""
 
 from dataclasses import dataclass
 

@@ -9,8 +9,7 @@ Among them is the chosen plan with the other number of interleaved micro-batches
 Predictions err by 6 to 7 % on average, and by 26 % where sixteen small micro-batches went through
 two stages (docs/design.md); the median of some steps errs less. Every rank sees the same table of
 times, so all come to the same conclusions. A trial goes on until its steps are steady
-(monitor.py); where they show a change instead, all of them are void.
-"""
+(monitor.py); where they show a change instead, all of them are void."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,8 +42,7 @@ class Trials:
     """`next` names the plan for the steps to come.
 
     over       nothing is tried (any more)
-    tables     the last steps under the plans that were tried
-    """
+    tables     the last steps under the plans that were tried"""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         """candidates: the plan in force first; none: nothing is tried."""
@@ -63,8 +61,7 @@ class Trials:
         """Another plan than the one in force, and why; None where it stays for now.
 
         counted: its steps so far. steps: to come. move: seconds of the pause of a switch to a
-        plan, by estimate.
-        """
+        plan, by estimate."""
         self.over = self.over or plan != self._of  # somebody else has switched
         if self.over or len(counted) < TUNING.steps:
             return None

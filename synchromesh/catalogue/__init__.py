@@ -2,8 +2,7 @@
 
 A name is DEVICExCOUNT (`h100x16`: two hosts of eight, joined as such hosts usually are) or
 DEVICExCOUNT-NETWORK (`a100x16-ethernet25`). `devices.yaml` and `links.yaml` hold the figures, each
-with its source; the rest of the last host is what remains of COUNT.
-"""
+with its source; the rest of the last host is what remains of COUNT."""
 
 import re
 

@@ -44,8 +44,7 @@ class DeviceSheet:
 
     def fraction(self, dtype: str, default: Figure) -> Figure:
         """The achieved fraction of a type's peak: its own, else bfloat16's where the same units
-        compute it, else the default.
-        """
+        compute it, else the default."""
         own = self.achieved_fraction.get(dtype)
         same = dtype in ("tf32", "float16", "float8")
         return own or (self.achieved_fraction.get("bfloat16") if same else None) or default

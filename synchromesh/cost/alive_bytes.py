@@ -13,8 +13,7 @@ KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
 class AliveBytes:
     """Bytes by what they are, the most that there were at once, and of which kinds these were.
 
-    kinds: of a key's first entry; activations where it is not there.
-    """
+    kinds: of a key's first entry; activations where it is not there."""
 
     def __init__(self, kinds: Mapping[str, MemoryKind]) -> None:
         self.bytes: dict[tuple[Any, ...], float] = {}  # (what, micro-batch, which): bytes

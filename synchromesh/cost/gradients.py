@@ -1,8 +1,7 @@
 """The gradients of a device group: buckets in their order, each sent when its last one is there.
 
 A parameter that several stages use is summed over the ranks of all of them: its bucket begins when
-the last of their groups comes to it.
-"""
+the last of their groups comes to it."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field

@@ -2,8 +2,7 @@
 
     seconds  =  (most bytes that a rank receives) at the rate of an all-reduce on all ranks
 
-An all-reduce of n bytes on K ranks has each of them receive 2 (K - 1) / K n bytes.
-"""
+An all-reduce of n bytes on K ranks has each of them receive 2 (K - 1) / K n bytes."""
 
 from math import prod
 

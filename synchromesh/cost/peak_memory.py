@@ -15,8 +15,7 @@
 The step's peak is the highest sum. Each micro-batch keeps its part of the bytes from its own
 forward to its own backward, in the order in which its device group runs them; and a parameter's
 gradient lies beside its bucket from the backward of the first to that of the last. Those that take
-turns share a backward, in which their gradients are added up out of place.
-"""
+turns share a backward, in which their gradients are added up out of place."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,8 +62,7 @@ KIND_OF: Mapping[str, MemoryKind] = {
 def peak_memories(setting: Setting, profile: Profile, pieces: int = 1) -> tuple[PeakMemory, ...]:
     """The memory of every device; those of a group with equally many rows need equally much.
 
-    pieces: how many micro-batches take turns on the only stage.
-    """
+    pieces: how many micro-batches take turns on the only stage."""
     layouts = list(dict.fromkeys(c.layout for c in setting.partition.components))
     known: dict[tuple[Any, ...], PeakMemory] = {}
     found: dict[int, PeakMemory] = {}

@@ -10,8 +10,7 @@ goes on. Then the optimizer steps.
 
 Every duration is of a component, a collective or a message; no step of the plan has been run.
 Where ranks of a stage differ in speed or rows, a component takes what it takes on the slowest:
-they meet at every collective, and at the end of the step in any case.
-"""
+they meet at every collective, and at the end of the step in any case."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

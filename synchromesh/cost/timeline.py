@@ -19,8 +19,7 @@ is the same, and collectives, which go both ways. Those that go both ways betwee
 groups slow each other down (`Overlap.both`).
 
 What takes time is a generator of spans: it yields the seconds until something changes here, and is
-sent those that have gone by, fewer where another timeline interrupts (cost/timelines.py).
-"""
+sent those that have gone by, fewer where another timeline interrupts (cost/timelines.py)."""
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -55,8 +54,7 @@ class Timeline:
     """`compute`, `depart`, `arrive` in the order in which a rank does them; `clock` is now.
 
     joining: departures that another timeline brought about, at the moment until which time passes
-    next.
-    """
+    next."""
 
     overlap: Mapping[str, Overlap] = field(default_factory=dict)
     device: DeviceModel = INERT

@@ -5,8 +5,7 @@
     group 1   receive           [ 1F0 ] ...     has arrived at both ends
 
 A walk is a generator of spans (cost/timeline.py), one for each group. The one whose next event
-comes first goes on until it.
-"""
+comes first goes on until it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,6 @@
 """The traffic of a step: what moves inside a stage and messages between stages take.
 
-Each micro-batch has its share of the rows.
-"""
+Each micro-batch has its share of the rows."""
 
 from synchromesh.cost.setting import Setting, collective_seconds, pattern
 from synchromesh.cost.timeline import Spans, Timeline

@@ -4,8 +4,7 @@
 
 A schedule (values/schedule.py) says in which order the turns of all micro-batches run. Backward
 goes through each turn in reverse: an arrival becomes a departure, a departure an arrival. What
-comes from another stage is a message of the schedule (values/messages.py), no part of a turn.
-"""
+comes from another stage is a message of the schedule (values/messages.py), no part of a turn."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

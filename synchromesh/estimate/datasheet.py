@@ -3,8 +3,7 @@
 The very programs that would run are walked on fake tensors, which have shapes and no numbers: the
 roofline gives their seconds, live storages their memory. Seconds of collectives come from the
 cluster's links (`estimate.network`, handed in by the caller). Nothing here is measured: the
-profile says `datasheet` and carries the cluster's error band.
-"""
+profile says `datasheet` and carries the cluster's error band."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -72,8 +71,7 @@ def datasheet(
 
     network: seconds by payload of every collective that may be asked for. micro_batches: into how
     many a plan may cut a global batch. ValueError where the cluster says no rate of a type that
-    the model computes in.
-    """
+    the model computes in."""
     began = time.perf_counter()
     devices = [device for _, device in cluster.ranks]
     profile = _besides(optimizer, cluster) if known is None else known
@@ -204,8 +202,7 @@ def update(optimizer: Optimizer, device: Device) -> EstimatedUpdate:
 
     Bytes are those that its operators move: parameters, gradients and states as often as they
     are read and written. Two numbers of tensors tell what an operator a tensor costs from what
-    an operator for all of them (`foreach`, PyTorch's default on a GPU) costs.
-    """
+    an operator for all of them (`foreach`, PyTorch's default on a GPU) costs."""
     few, many = 2, 6
     (operators, moved, factor), (more, _, _) = (
         _counted(optimizer, device, n) for n in (few, many)

@@ -14,8 +14,7 @@ quick as the profiled one:
     resident  = 3 bytes                             parameters, gradients, momentum
 
 Rates are those of the cluster's links, so how efficient a network is stands in its file or in the
-catalogue. Messages are hidden behind computation as far as that lasts.
-"""
+catalogue. Messages are hidden behind computation as far as that lasts."""
 
 import time
 from collections.abc import Sequence
@@ -131,8 +130,7 @@ def plan_layers(
     """The plans of least step time, of one stage (`data`) and of several.
 
     profiled: rows of the profile's minibatch. rows: of a global batch; default: the profiled ones
-    on each device. memory, headroom: as of `planning.plan`.
-    """
+    on each device. memory, headroom: as of `planning.plan`."""
     began = time.perf_counter()
     count = len(cluster.ranks)
     limits = tuple(x.usable for x in headrooms(cluster, memory, headroom))

@@ -6,8 +6,7 @@
 
 Source: Narayanan et al. 2019, "PipeDream" (SOSP), github.com/msr-fiddle/pipedream. Sizes are of
 the minibatch that was profiled, on one device. Several values of a layer are a list,
-`[1.0; 2.0]`. `Input` nodes contain data loading and are left out.
-"""
+`[1.0; 2.0]`. `Input` nodes contain data loading and are left out."""
 
 import heapq
 import re

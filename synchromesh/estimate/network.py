@@ -28,8 +28,7 @@ Source of steps, tree, switch and their latencies: NCCL's own model (github.com/
 and n down; on two hosts each of them sends n once.
 
 W: d devices of a host reach min(d, lanes) / lanes of its adapters' rate, and where `groups` such
-groups run at once each gets at most 1 / groups of the whole.
-"""
+groups run at once each gets at most 1 / groups of the whole."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -63,8 +62,7 @@ class GroupPlacement:
     def of(cls, cluster: Cluster, ranks: Sequence[int], groups: int = 1) -> "GroupPlacement":
         """The group of `ranks` (as in `cluster.ranks`), of which `groups` alike run at once.
 
-        ValueError where a rank is none of the cluster or a link is not described.
-        """
+        ValueError where a rank is none of the cluster or a link is not described."""
         known = cluster.ranks
         unknown = [rank for rank in ranks if not 0 <= rank < len(known)]
         if unknown or not ranks or len(set(ranks)) != len(ranks):
@@ -138,8 +136,7 @@ def curves(
 ) -> dict[tuple[str, Pattern], Curve]:
     """Seconds over payload of collectives on `ranks` (all), of all groups of a pattern at once.
 
-    What counts is the group that takes longest. Ranks are placed host after host.
-    """
+    What counts is the group that takes longest. Ranks are placed host after host."""
     found: dict[tuple[str, Pattern], Curve] = {}
     for kind, pattern in dict.fromkeys(wanted):
         there = ranks or range(len(cluster.ranks))

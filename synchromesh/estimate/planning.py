@@ -1,7 +1,6 @@
 """The planning of a model on a cluster that need not be there: `sm.plan`.
 
-Decides as live ranks do (`planner.decide`), by facts that are estimated from data sheets.
-"""
+Decides as live ranks do (`planner.decide`), by facts that are estimated from data sheets."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -127,8 +126,7 @@ def plan(
     runner-up. autocast, carry: as of `prepare`. say: receives what is being done.
 
     Estimates are right to the catalogue's error band (`certainty`). ValueError for a cluster that
-    is not known or does not say what is needed.
-    """
+    is not known or does not say what is needed."""
     place = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
     rows = row_count(example_batch)
     loss, example = joined(loss, example_batch, carry)

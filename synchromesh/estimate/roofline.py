@@ -9,8 +9,7 @@ https://doi.org/10.1145/1498765.1498785. Operators are those that eager PyTorch 
 autograd by a dispatch mode; they may run on fake tensors, which have shapes and no numbers. Their
 floating-point operations are counted by the formulas of `torch.utils.flop_counter` (products,
 convolutions, attention; a multiplication and an addition are two); everything else is bound by
-bytes. A view costs nothing.
-"""
+bytes. A view costs nothing."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -126,8 +125,7 @@ def rate(device: Device, dtype: str, convolution: bool = False) -> float:
 
     A convolution in float32 runs in tf32 where the device can: that is PyTorch's default, while
     products stay in float32. A 16-bit type that the device lacks is computed in float32, float64
-    (no data sheet in the catalogue has it) at half of float32's rate.
-    """
+    (no data sheet in the catalogue has it) at half of float32's rate."""
     known = device.flops
     if dtype == "float32" and convolution and "tf32" in known:
         return known["tf32"]

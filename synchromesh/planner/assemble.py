@@ -21,8 +21,7 @@ is made anew, exactly, by `planner.candidate`; this is what the search adds up. 
 plans are not in it, as they depend on more than two components: leaves of the batch lie in the
 finest blocks of rows that the plan has, and readers with coarser ones gather them, so that its sum
 is too small by these gathers; and neighbours agree on states for the plan, which may be cheaper
-than those of their uniform partitions, so that its sum is too large.
-"""
+than those of their uniform partitions, so that its sum is too large."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -70,8 +70,7 @@ class OptionPath:
 class Bound:
     """`rest[i][state]`: weighed seconds that nodes 0 .. i - 1 add at least, from a state of cut i.
 
-    `light[i][state]`: bytes that they add at least (empty without a limit).
-    """
+    `light[i][state]`: bytes that they add at least (empty without a limit)."""
 
     weights: Weights
     rest: tuple[Floats, ...]
@@ -98,8 +97,7 @@ class Bound:
 def bound(graph: Graph, limit: float) -> tuple[Bound, list[OptionPath]] | None:
     """The best bound found, and the plans on the way (within the limit or not).
 
-    None: prices or memory allow no plan.
-    """
+    None: prices or memory allow no plan."""
     nodes = len(graph.crossings)
     light = _light(graph) if limit < math.inf else ()
     if light and light[-1][0] > limit:
@@ -124,8 +122,7 @@ def bound(graph: Graph, limit: float) -> tuple[Bound, list[OptionPath]] | None:
 def _heaviest(plans: list[OptionPath], limit: float) -> tuple[float, Weights]:
     """delta and mu with the largest bound over these plans, and that bound.
 
-    maximise h  with  h <= sum of delta_j L_j(p) + mu (memory(p) - limit)  for every plan p
-    """
+    maximise h  with  h <= sum of delta_j L_j(p) + mu (memory(p) - limit)  for every plan p"""
     paths = np.stack([plan.paths for plan in plans])
     second = max(float(paths.max()), 1e-30)
     over = np.array([plan.memory - limit if limit < math.inf else 0.0 for plan in plans])

@@ -95,8 +95,7 @@ def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate
     """The candidate of `plan`: seconds, bytes on each device, whether it stays below the limits.
 
     A plan that leaves open how many micro-batches are interleaved gets the better number, of those
-    that fit if any does.
-    """
+    that fit if any does."""
     problem = partitions.problem
     limits = problem.limits
     try:

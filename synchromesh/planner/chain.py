@@ -21,8 +21,7 @@ Where more labels than a pass may keep are left, those of the largest bounds are
 bound among the lost is remembered, and no plan that was lost takes less. A narrow pass first finds
 a good plan; wider ones, pruned by it, close the gap.
 
-Memory first has no limit; only where the best plan is above it, it becomes the third number.
-"""
+Memory first has no limit; only where the best plan is above it, it becomes the third number."""
 
 import math
 from dataclasses import replace
@@ -45,8 +44,7 @@ def search(problem: Problem, limit: float = math.inf, most: int = 0) -> Found:
     """The plan of least step time with at most `limit` bytes on a device, and `most` others.
 
     Plans of equal seconds: less memory where neither clock tells them apart, then the smaller
-    indices. Raises ValueError where prices allow no plan at all.
-    """
+    indices. Raises ValueError where prices allow no plan at all."""
     found = _search(problem, limit)
     if not most:
         return found
@@ -76,8 +74,7 @@ def _quickest(
 ) -> Found | None:
     """The best plan found within the limit; None: there is none.
 
-    Ends early, with a plan above the wanted bytes, where that is what a pass finds.
-    """
+    Ends early, with a plan above the wanted bytes, where that is what a pass finds."""
     prepared = space_of(columns, states, limit)
     if prepared is None:
         return None

@@ -93,8 +93,7 @@ class Choice:
 class RunnerUp:
     """A component under a plan, and the best plan in which it has another layout.
 
-    seconds: what a step would take more by the search's sums; None: no other layout was found.
-    """
+    seconds: what a step would take more by the search's sums; None: no other layout was found."""
 
     component: str
     layout: Layout
@@ -123,8 +122,7 @@ def decided(found: Sequence[Candidate]) -> list[Candidate]:
     """Candidates with the chosen one first, and reasons.
 
     Of plans that are predicted to take less than `MARGIN` longer than the quickest, the plainest
-    is taken: predictions are not that exact, and what is plain is easier to reason about.
-    """
+    is taken: predictions are not that exact, and what is plain is easier to reason about."""
     order = sorted(found, key=lambda c: (not c.fits, c.seconds, str(c.plan)))
     quickest = order[0]
     near = [c for c in order if c.fits and c.seconds <= quickest.seconds * (1 + MARGIN)]

@@ -4,8 +4,7 @@
     of the cuts that reach W, the one of least sum of squares; of equal ones the latest
 
 A pipeline is as quick as its slowest stage (PipeDream, SOSP 2019, section 3.1); the squares keep
-the other stages level too, so that memory in flight is.
-"""
+the other stages level too, so that memory in flight is."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,8 +17,7 @@ def cut(weights: Sequence[float], stages: int) -> tuple[int, ...]:
     """The first component of each stage: 0, then where the chain is cut.
 
     weights: seconds (or any measure of work) of each component, at least 0. ValueError where
-    there are fewer components than stages.
-    """
+    there are fewer components than stages."""
     if not 1 <= stages <= len(weights):
         raise ValueError(
             f"{stages} stages need as many components at least, and at least one; there are "

@@ -10,8 +10,7 @@
                                           -> the choice among all (`choice.decided`)
 
 Where several ranks decide, all call alike and one of them searches and prices for all
-(`Facts.agreed`), so that no two can disagree.
-"""
+(`Facts.agreed`), so that no two can disagree."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -86,8 +85,7 @@ class Facts(Protocol):
 
         rows: of a global batch (0: those of the problem). quick: what is known already need not
         be exact. besides: further collectives that may be asked for. micro_batches: into how many
-        a plan may cut a global batch.
-        """
+        a plan may cut a global batch."""
         ...
 
     def agreed(self, find: Find[T], write: Write[T], read: Read[T]) -> list[T]:
@@ -118,8 +116,7 @@ def decide(
 
     current: the plan in force, which is priced among the candidates. given: candidates of the
     user's. explained: finds each component's runner-up too, in the process that searched. The
-    chosen candidate may fit no device (`misfit.py` says why), or have no price.
-    """
+    chosen candidate may fit no device (`misfit.py` says why), or have no price."""
     problem = partitions.problem
     began = time.perf_counter()
     deciding = _Deciding(partitions, facts, profile)
@@ -209,8 +206,7 @@ class _Deciding:
 
         The search adds up what is there when the last component's backward is at work, and knows
         layouts that are mixed roughly. By how much its best plan lacks memory when it is priced
-        exactly, the next one must need less; by how much it leaves, the next one may need more.
-        """
+        exactly, the next one must need less; by how much it leaves, the next one may need more."""
         problem, made = self.partitions.problem, list[Candidate]()
         tried: set[Plan] = set()
         while near := nearest_lacking([*found, *made], tried):

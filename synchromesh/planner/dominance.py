@@ -13,8 +13,7 @@ def undominated(state: Ints, x: Floats, y: Floats, z: Floats, limited: bool) -> 
     """Indices, ascending, of the labels to keep.
 
     A label goes when another one of its state is at most as large in x and y, and, if `limited`,
-    in z. Of labels equal in these one of least z stays, the first.
-    """
+    in z. Of labels equal in these one of least z stays, the first."""
     order = np.lexsort((z, y, x, state))
     if limited:
         kept = ~_dominated(state[order], y[order], z[order])
@@ -46,8 +45,7 @@ def _dominated(state: Ints, y: Floats, z: Floats) -> Bools:
     """Sorted by (state, x): true where an earlier label of the state has y and z at most as large.
 
     Divide and conquer from the bottom: in each block of 2 w labels, is one of the left half
-    below one of the right half? Sorted by y, that is a running minimum of z.
-    """
+    below one of the right half? Sorted by y, that is a running minimum of z."""
     n = len(y)
     dominated = np.zeros(n, dtype=bool)
     # an earlier state gets the larger y, so that it is below nothing

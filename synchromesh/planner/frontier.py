@@ -9,8 +9,7 @@ when its source stands before the cut and a target behind it:
 
 A state of the cut is, for every open value, the set of forms that decided targets want. Nothing
 else of the past matters to prices: they are paid when the source is decided and its border known.
-A chain has as many states as a value has forms; a residual over two components, pairs of them.
-"""
+A chain has as many states as a value has forms; a residual over two components, pairs of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -182,8 +181,7 @@ def graph(table: Table, most: int = STATES) -> Graph:
     """The states of every cut, at most `most` pairs of state and border at each.
 
     Where there would be more, the value that is open longest is left out (a U-Net's outermost
-    skip), and everything is counted again.
-    """
+    skip), and everything is counted again."""
     left_out: frozenset[int] = frozenset()
     while True:
         frontier = Frontier(table, left_out)

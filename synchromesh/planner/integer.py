@@ -12,8 +12,7 @@
 
 Where a component has no gradient N_i >= t_i is more than the definition asks, and changes nothing:
 the end is no earlier than t. With the flows y the linear relaxation is nearly integral. HiGHS
-proves optimality within its tolerances, about 1e-6 of the step time.
-"""
+proves optimality within its tolerances, about 1e-6 of the step time."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -169,8 +168,7 @@ def _scale(problem: Problem) -> float:
 def search(problem: Problem, limit: float = math.inf) -> Found:
     """The plan of least step time within the limit; the least memory where nothing fits.
 
-    Raises ValueError where prices allow no plan at all.
-    """
+    Raises ValueError where prices allow no plan at all."""
     if not problem.components:
         return found_of(problem, ())
     choice = quickest(problem, limit)

@@ -1,7 +1,6 @@
 """Labels of the search: partial plans behind a cut, and the decision of the next node for all.
 
-Written as arrays over labels; candidates of a decision are arrays [option, label].
-"""
+Written as arrays over labels; candidates of a decision are arrays [option, label]."""
 
 import math
 from dataclasses import dataclass, replace
@@ -98,8 +97,7 @@ class Space:
 def decide(space: Space, i: int, node: Node, labels: Labels, above: float, width: int) -> Labels:
     """The labels at cut i: each label of cut i + 1 with each option of node i, then pruned.
 
-    Candidates whose bound is above `above` go; at most `width` stay.
-    """
+    Candidates whose bound is above `above` go; at most `width` stay."""
     found, least = candidates(space, i, node, labels, above)
     return _pruned(found, least, width, space.limited)
 
@@ -153,8 +151,7 @@ def _narrowed(labels: Labels, least: Floats, width: int) -> tuple[Labels, Floats
     """Three in four are those of least bound, the others spread over what bounds do not tell.
 
     A bound weighs clocks and memory; where it is nearly flat, the least ones are all of one kind
-    (say, all behind on the network), and no good plan can be made of one kind alone.
-    """
+    (say, all behind on the network), and no good plan can be made of one kind alone."""
     order = np.argsort(least, kind="stable")
     most = width - width // 4
     first, others = order[:most], order[most:]

@@ -1,7 +1,6 @@
 """Where no plan fits the devices: the nearest one, what it lacks, and which changes of it fit.
 
-Every change is priced in bytes as plans are, so that only what helps is named.
-"""
+Every change is priced in bytes as plans are, so that only what helps is named."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

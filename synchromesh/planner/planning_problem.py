@@ -52,8 +52,7 @@ class PlanningProblem:
 class PartitionCache:
     """The partitions of a problem's step, each solved once for layouts of equal meshes.
 
-    say: receives what planning by them is doing.
-    """
+    say: receives what planning by them is doing."""
 
     def __init__(self, problem: PlanningProblem, say: Say = lambda _: None) -> None:
         self.problem, self.say = problem, say

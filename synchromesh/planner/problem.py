@@ -50,8 +50,7 @@ class Prices:
 
     `forward`, `backward`: seconds [border of the source, form], inf where it is not allowed.
     `form`: the form that a target wants, by the target's border. Links of equal prices share one
-    object; it is compared by identity.
-    """
+    object; it is compared by identity."""
 
     forward: Floats
     backward: Floats
@@ -82,8 +81,7 @@ class PricedEdge:
 class Problem:
     """Options of each component, in topological order, and the links between them.
 
-    Raises ValueError with every fault found. Components of equal options share one tuple.
-    """
+    Raises ValueError with every fault found. Components of equal options share one tuple."""
 
     components: tuple[tuple[Option, ...], ...]
     links: tuple[PricedEdge, ...] = ()

@@ -1,8 +1,7 @@
 """Runners-up: for each component, the best plan in which it has another border than chosen.
 
 All are continuations of one narrow pass over the whole problem: its labels behind component i
-stay, component i decides among the other borders, and the walk goes on from there.
-"""
+stay, component i decides among the other borders, and the walk goes on from there."""
 
 import math
 
@@ -22,8 +21,7 @@ def runners_up(
 ) -> tuple[Found | None, ...]:
     """By component; None: every plan within the limit that was found gives it the same border.
 
-    A runner-up's gap says how much quicker a plan of the same other border might be.
-    """
+    A runner-up's gap says how much quicker a plan of the same other border might be."""
     prepared = _walked(problem, limit)
     if prepared is None:
         return (None,) * len(problem.components)

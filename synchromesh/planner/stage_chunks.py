@@ -8,8 +8,7 @@ Group g of p runs stages g and g + p. The fill is half as long as that of 1F1B (
     memory  = sum of resident_s + min(2 (p - g - 1) + p + 1, 2 m) max of kept_s  <=  limit
 
 What is in flight is the cap of `values/schedule.py`. Numbers of groups, ways and m are tried in
-the order of what they take where all is level, and only while that is less than the best.
-"""
+the order of what they take where all is level, and only while that is less than the best."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -11,8 +11,7 @@ A stage of components i .. j-1 on g devices under tensor degree d, g/d x d, of a
 
 Backward runs from component j-1 to i: what is summed for q and those before it begins when the
 backward of q ends, so that e is what is left of it when i is done. All components of a stage have
-one degree here; `stage_mixes` gives them degrees of their own in the stages that are found.
-"""
+one degree here; `stage_mixes` gives them degrees of their own in the stages that are found."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,8 +31,7 @@ class StageFacts:
     """What each component takes for a micro-batch on g devices under a tensor degree.
 
     Arrays by component: seconds, then bytes on a device. `message`: seconds by cut 0 .. n, of what
-    a device sends over it, and as many of what it receives.
-    """
+    a device sends over it, and as many of what it receives."""
 
     forward: Floats
     backward: Floats

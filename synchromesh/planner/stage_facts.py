@@ -8,8 +8,7 @@ devices under d say what a group of g devices does, g/d x d: for each of m micro
     message   C_send(bytes of all values made before and read behind the cut, of these rows)
     begin     of a forward and a backward (`Calls`)
 
-Seconds of unequal devices are those of the quick ones times the slowness of the group.
-"""
+Seconds of unequal devices are those of the quick ones times the slowness of the group."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -27,8 +27,7 @@ ways those of least T are taken. No mixes take less than
 
     max over stages s of  least (passage + slowest) of s + sum over others of least passage
 
-What T is above that is the gap.
-"""
+What T is above that is the gap."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -14,8 +14,7 @@ of m micro-batches:
 
 T: the first micro-batch passes all stages, then the slowest stage sets the pace (Narayanan et al.
 2021, arXiv 2104.04473, section 2.2, with unequal stages and the end of a step). Both schedules
-take equally long and 1F1B holds no more, so that it stands for both here.
-"""
+take equally long and 1F1B holds no more, so that it stands for both here."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -61,8 +60,7 @@ class PlannedStage:
 class StagePlan:
     """Stages in order on the devices in order, and what a step takes.
 
-    gap: no plan takes less than (1 - gap) of the seconds.
-    """
+    gap: no plan takes less than (1 - gap) of the seconds."""
 
     stages: tuple[PlannedStage, ...]
     micro_batches: int
@@ -76,8 +74,7 @@ class StageProblem:
     """Components in a chain, devices in order, and what may be chosen.
 
     sizes: of groups, ascending; every device belongs to one. limits, slowness: of each device, in
-    order: bytes, and seconds for what takes the fastest one. ways: by number of micro-batches.
-    """
+    order: bytes, and seconds for what takes the fastest one. ways: by number of micro-batches."""
 
     components: int
     sizes: tuple[int, ...]

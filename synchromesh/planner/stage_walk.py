@@ -6,8 +6,7 @@
 
 Where no stage of the best D needs more memory than it has, that is the answer. Else D_k is built
 from k = 1 on. A state of more stages that takes no less than one of fewer is dropped: what follows
-in front holds less with fewer. States that leave too few devices to those in front are dropped.
-"""
+in front holds less with fewer. States that leave too few devices to those in front are dropped."""
 
 from collections.abc import Iterator, Sequence
 

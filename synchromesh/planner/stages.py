@@ -8,8 +8,7 @@ lo and hi takes
 
 The interval of the least bound, of all numbers of micro-batches, is halved next, until no bound
 is below the best plan: then that is the best there is. Only values that some stage has are caps.
-Where the walks are used up first, the least bound says the gap.
-"""
+Where the walks are used up first, the least bound says the gap."""
 
 import heapq
 from dataclasses import dataclass, replace

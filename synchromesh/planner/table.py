@@ -4,8 +4,7 @@ Node 0 is the batch, a component of one option that costs nothing; node i + 1 is
 Seconds are rounded to multiples of a power of two, so small that 2^50 of them are more than any
 plan takes: float64 then adds them without error, in any order. Equal sums are equal numbers,
 ties are ties, and equal inputs give equal plans (rounding changes a plan's time by about 1e-15
-of the largest one, per number added).
-"""
+of the largest one, per number added)."""
 
 import math
 from collections.abc import Sequence

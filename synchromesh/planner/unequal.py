@@ -2,8 +2,7 @@
 
 widened   both, of the plans that may win
 shared    rows with which all devices are done at the same moment
-fewer     some of the devices, where links between all or slow ones cost more than they bring
-"""
+fewer     some of the devices, where links between all or slow ones cost more than they bring"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -100,8 +99,7 @@ def shared(partitions: PartitionCache, plan: Plan, profile: Profile) -> Plan | N
         f_i + s_i n_i = T      sum of n_i = rows      T = (rows + sum f_i / s_i) / sum 1 / s_i
 
     An index is as fast as the slowest of its tensor ranks; those that hardly differ from the
-    fastest have equal rows. Under `single` and `tensor` there is nothing to share.
-    """
+    fastest have equal rows. Under `single` and `tensor` there is nothing to share."""
     problem = partitions.problem
     if plan.rows or plan.ranks or len(problem.ranks(plan)) != problem.devices:
         return None
@@ -149,8 +147,7 @@ def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
     device where the first is slow.
 
     plans: the best first. The numbers tried are the largest proper divisors of all, and that of
-    the quick devices where others are slow. The quickest take part, equal ones in their order.
-    """
+    the quick devices where others are slow. The quickest take part, equal ones in their order."""
     slowness = _slowness(profile, devices)
     by_speed = sorted(range(devices), key=lambda r: (slowness[r], r))
     counts = [k for k in range(devices // 2, 1, -1) if devices % k == 0][: TUNING.device_counts]

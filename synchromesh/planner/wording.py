@@ -43,8 +43,7 @@ def worded(
     """A plan under which each component has its layout; equal layouts give an equal plan. Those of
     `free` components follow from the model, so that they have none of their own in the plan.
 
-    Of the plans that begin with one of the commonest layouts, the one of fewest words.
-    """
+    Of the plans that begin with one of the commonest layouts, the one of fewest words."""
     devices = layouts[0].devices
     assert all(layout.devices == devices for layout in layouts)
     count = Counter(x for n, x in zip(names, layouts, strict=True) if n not in free)

@@ -1,6 +1,5 @@
 """Plans of saves and loads in torch's distributed checkpoints: which rank writes which box, and
-which stored boxes fill the wanted ones.
-"""
+which stored boxes fill the wanted ones."""
 
 import io
 from dataclasses import replace

@@ -10,8 +10,7 @@ A shard is a box, so that any ranks can load from any: loading is intersecting t
 with the stored ones. A box that several ranks have is written by one of them. Nothing that is
 read is trusted: the manifest is checked first, then the index (index.py), and pickled objects
 are refused. torch's own tools read these folders too (`torch.distributed.checkpoint.load`,
-`format_utils.dcp_to_torch_save`).
-"""
+`format_utils.dcp_to_torch_save`)."""
 
 import json
 import shutil
@@ -53,8 +52,7 @@ def save(path: str | Path, tensors: Mapping[str, LocalTensor], extra: Any, world
     """Writes a checkpoint to the folder `path`. Collective; rank 0's `extra` (JSON) is kept.
 
     A folder that is there already stays as `path.previous`. Whatever fails, on whichever rank, is
-    a CheckpointError on all of them, leaves what was there, and the group can be used again.
-    """
+    a CheckpointError on all of them, leaves what was there, and the group can be used again."""
     group = world.everyone
     path = _of_first(path, group)
     text = agreed(group, lambda: json.dumps(extra, indent=1), f"{path}: state that is no JSON")
@@ -154,8 +152,7 @@ def load(
 
     allow: patterns of names that may be missing, or may be left unread. CheckpointError, equal on
     all ranks and before anything is filled, with every fault: damaged files, missing, unexpected,
-    wrongly shaped or typed tensors; it offers the newest good checkpoint beside this one.
-    """
+    wrongly shaped or typed tensors; it offers the newest good checkpoint beside this one."""
     group = world.everyone
     path = _of_first(path, group)
     listed = on_first(group, lambda: _listing(path), "")

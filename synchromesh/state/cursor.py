@@ -29,8 +29,7 @@ class StreamPlace:
 
     read      [worker][block]: items that were taken of each substream
     worker    whose substreams the next global batch is of
-    states    [worker][block]: of the data set there, as JSON has them; None where it has none
-    """
+    states    [worker][block]: of the data set there, as JSON has them; None where it has none"""
 
     read: Table
     worker: int

@@ -2,8 +2,7 @@
 
 Python's, numpy's and torch's own generators are seeded for every reading and are the caller's
 again behind it. Ranks that read the same rows draw the same, others draw others, and a resumed
-run draws what it would have drawn, whichever process reads.
-"""
+run draws what it would have drawn, whichever process reads."""
 
 import random
 from collections.abc import Iterator

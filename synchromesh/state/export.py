@@ -6,8 +6,7 @@ stored once; the other names stand in the file's metadata (key `tied`, JSON: oth
 name). In the other direction each rank reads its own boxes and nothing else.
 
 The format (https://github.com/huggingface/safetensors): 8 bytes with the header's length, the
-header as JSON, the bytes of the tensors one after the other.
-"""
+header as JSON, the bytes of the tensors one after the other."""
 
 import json
 import os
@@ -47,8 +46,7 @@ def save_safetensors(
     """Writes `tensors`, each complete, to the file `path`. Collective; all or nothing.
 
     aliases: other names of tensors -> the name in `tensors`. CheckpointError on all ranks where
-    the file cannot be written.
-    """
+    the file cannot be written."""
     path, group = Path(path), world.everyone
     ordered = sorted(tensors.values(), key=lambda h: (-h.dtype.itemsize, h.name))  # aligned
     odd = [f"{h.name} ({h.dtype})" for h in ordered if h.dtype not in DTYPES]
@@ -137,8 +135,7 @@ def load_safetensors(
     path: a file, a folder with `model.safetensors` or with `model.safetensors.index.json`, or that
     index. aliases: other names -> names in `wanted`; a stored alias stands for its tensor. cast:
     whether other floating-point types are converted. allow: wanted names that may be missing.
-    CheckpointError with all faults, before anything is filled.
-    """
+    CheckpointError with all faults, before anything is filled."""
     path = Path(path)
     sources = _sources(path)
     stored = dict(sources)

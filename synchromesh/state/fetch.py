@@ -6,8 +6,7 @@
       step                              step 0   step 1   step 2
 
 Samples are read by processes, not threads: the user's code would take the interpreter's lock from
-the step, and draw from the random numbers that the step has seeded.
-"""
+the step, and draw from the random numbers that the step has seeded."""
 
 import signal
 from collections import deque
@@ -54,8 +53,7 @@ class Loading:
     prefetch_factor           batches that each worker reads ahead; None: torch's, 2
     persistent_workers        whether they stay from epoch to epoch
     multiprocessing_context   `fork`, `spawn`, `forkserver`, or such a context; None: Python's own
-    worker_init_fn            called in each worker with its number
-    """
+    worker_init_fn            called in each worker with its number"""
 
     num_workers: int = 0
     timeout: float = 0.0

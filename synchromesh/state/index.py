@@ -3,8 +3,7 @@
 torch reads it with `pickle.load`, which executes what it names. Here it is unpickled from an
 allow-list of the classes that an index consists of, and must then be a list of boxes of tensors
 that lie in files of the manifest: pickled objects (BYTE_IO), paths that lead elsewhere and places
-outside a file are refused.
-"""
+outside a file are refused."""
 
 import io
 import pathlib

@@ -3,8 +3,7 @@ own shards.
 
 The tensors of one module come into being at a time; all others stay on the meta device, where
 initialisers cost nothing and change nothing. So the module's own initialiser can run and those of
-the modules around it, which initialise parts of it in many models.
-"""
+the modules around it, which initialise parts of it in many models."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,8 +29,7 @@ def initial_values(
 
     `reset_parameters` of modules (torch) or `_init_weights` of models (transformers) fill them,
     from a seed of (seed, the module's place), so that every rank makes equal values. ValueError
-    for a tensor that nobody fills.
-    """
+    for a tensor that nobody fills."""
     for values in _by_module(model, seed, device, without):
         if missed := [n for n, value in values.items() if _untouched(value)]:
             raise ValueError(_uninitialised(model, missed))
@@ -163,8 +161,7 @@ def _around(path: str) -> list[str]:
 
 def _initialisers(around: list[nn.Module]) -> Iterator[Callable[[], object]]:
     """What initialises a module: its own initialiser and those of the modules around it, as a
-    constructor would.
-    """
+    constructor would."""
     for place, part in enumerate(around):
         # transformers: the nearest model around a module says how it is initialised
         of_model = next((m for m in around[place:] if hasattr(m, "_init_weights")), None)

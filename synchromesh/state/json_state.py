@@ -3,8 +3,7 @@ them, tensors and bytes.
 
 What JSON does not have is an object with one key that names its type: a tuple is {"tuple": [...]},
 a dictionary {"dict": {...}}, or {"pairs": [[key, value], ...]} where keys are no texts; so is a
-Counter. Nothing is unpickled.
-"""
+Counter. Nothing is unpickled."""
 
 import base64
 from collections import Counter

@@ -27,8 +27,7 @@ class Loader:
     While a batch is being used, `cursor` already stands behind it, and `rows` are those of the
     global batch: a checkpoint written after the batch's step resumes with the next. A rank without
     rows in a batch gets tensors of 0 rows. The last batch of an epoch is short where the batch
-    size does not divide the samples, or left out with `drop_last`.
-    """
+    size does not divide the samples, or left out with `drop_last`."""
 
     def __init__(
         self,
@@ -54,8 +53,7 @@ class Loader:
 
         ValueError for a data set that is empty, can be read only once, or (where batches are
         shuffled or short ones dropped) is smaller than one batch; for a stream that is to be
-        shuffled, or shuffled samples that are to follow each other.
-        """
+        shuffled, or shuffled samples that are to follow each other."""
         self.dataset, self.batch_size, self.rows_of = dataset, batch_size, rows_of
         self.cursor = cursor or Cursor()
         self.shuffle, self.drop_last = shuffle, drop_last or continuing

@@ -17,8 +17,7 @@ class Loaders:
     """One loader for each data set and order of rows, in the order in which they were asked for.
 
     own_rows(rows): the rows of a global batch that this rank works on. carries: whether a row of a
-    batch goes on in the same row of the next one.
-    """
+    batch goes on in the same row of the next one."""
 
     def __init__(self, own_rows: OwnRows, world: World, carries: bool = False) -> None:
         self._own_rows, self._world, self._carries = own_rows, world, carries

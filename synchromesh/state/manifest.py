@@ -7,8 +7,7 @@ folder beside its place, listed in MANIFEST.json, synchronised to the disk, and 
     .last.new-1f3a/  ->  last/        and what was there before   last/  ->  last.previous/
 
 The exchange of two folders is one system call on Linux. Elsewhere there is a moment between two
-renames; a process killed in it leaves only `last.previous`, which `newest` finds.
-"""
+renames; a process killed in it leaves only `last.previous`, which `newest` finds."""
 
 import ctypes
 import errno
@@ -37,8 +36,7 @@ _AT_FDCWD = -100
 class CheckpointError(ValueError):
     """A checkpoint that cannot be written or should not be read; the message names the file.
 
-    Control characters in names are escaped: a name from a file must not steer the terminal.
-    """
+    Control characters in names are escaped: a name from a file must not steer the terminal."""
 
     def __init__(self, message: str) -> None:
         shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
@@ -156,8 +154,7 @@ def newest(
     folder: str | Path, besides: str | Path | None = None, passed_over: list[str] | None = None
 ) -> Path | None:
     """The newest undamaged checkpoint among the folders in `folder`, or None. What is wrong with
-    newer ones is added to `passed_over`.
-    """
+    newer ones is added to `passed_over`."""
     skipped = Path(besides).absolute() if besides is not None else None
     for path in by_age(folder):
         if path.absolute() == skipped:

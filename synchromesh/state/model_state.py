@@ -1,6 +1,5 @@
 """The state of a model in training: parameters, buffers and optimizer state as shards on ranks,
-and how they move.
-"""
+and how they move."""
 
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -27,8 +26,7 @@ Sides = tuple[tuple[Box, ...], ...]  # boxes of each rank of the world
 
 class ModelState:
     """Where every tensor lies now. At first complete on every rank, as the user handed the model
-    over.
-    """
+    over."""
 
     def __init__(self, model: Model, optimizer: Optimizer, world: World) -> None:
         self.model, self.optimizer, self.world = model, optimizer, world
@@ -53,8 +51,7 @@ class ModelState:
     def move(self, holdings: Mapping[str, Holding], groups: PlanGroups) -> TransferStats:
         """Brings every tensor to where `holdings` says on the ranks of `groups`.
 
-        Tensors on the meta device stay there: `start` places them.
-        """
+        Tensors on the meta device stay there: `start` places them."""
         self._spread_optimizer_state()
         moves = []
         for name, new in holdings.items():
@@ -71,8 +68,7 @@ class ModelState:
 
     def _have(self, name: str, key: str) -> Sides:
         """Who has what counts of a tensor: at first rank 0 alone where ranks were given
-        different values.
-        """
+        different values."""
         everywhere = self.sides(self.holdings[name], self.ranks)
         if key not in self.firsts:
             return everywhere
@@ -97,8 +93,7 @@ class ModelState:
     def start(self, seed: int, without: Collection[str] = ()) -> None:
         """Tensors on the meta device come into being, this rank's shards only.
 
-        without: names that are left uninitialised, for weights to be read into.
-        """
+        without: names that are left uninitialised, for weights to be read into."""
         with self.model.unreferenced():
             self._start_tensors(seed, without)
         self._start_optimizer(counters=False)
@@ -143,8 +138,7 @@ class ModelState:
         """Finds the tensors in which ranks differ before anything has moved: of these rank 0's
         count.
 
-        Optimizer state that exists already is rank 0's too.
-        """
+        Optimizer state that exists already is rank 0's too."""
         if self.world.size == 1:
             return
         everyone = self.world.everyone
@@ -175,8 +169,7 @@ class ModelState:
 
     def _spread_optimizer_state(self) -> None:
         """Ranks learn which optimizer state exists of parameters that they have no part of, before
-        they receive any: they have not updated those.
-        """
+        they receive any: they have not updated those."""
         if self._held_everywhere():
             return
         described = self.described_optimizer(self.optimizer_state.describe())
@@ -211,8 +204,7 @@ class ModelState:
         self, local: Mapping[str, Tensor], root: int | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Shards that lie as the parameters and buffers of the same names, complete at `root`
-        (None: everywhere).
-        """
+        (None: everywhere)."""
         for name, shard in local.items():
             have = self.sides(self.holdings[name], self.ranks)
             shape = self.model.described[name].shape
@@ -234,8 +226,7 @@ class ModelState:
 
     def local_tensors(self) -> dict[str, LocalTensor]:
         """Everything that a checkpoint carries, as this rank's boxes: `model/NAME`,
-        `optimizer/NAME/KEY`.
-        """
+        `optimizer/NAME/KEY`."""
         found = {f"model/{name}": local for name, local in self.model_tensors("model/").items()}
         for name in self.model.parameters:
             for key, tensor in self.optimizer_state.moving(name).items():
@@ -269,8 +260,7 @@ class ModelState:
         """Makes such buffers equal on all data ranks: means, weighted by `rows`, with how many
         this rank has computed since they were last equal; whole numbers are the first rank's.
 
-        Nothing changes where no rank has computed any.
-        """
+        Nothing changes where no rank has computed any."""
         if groups.position is None:
             return
         for name in names:

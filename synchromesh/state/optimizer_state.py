@@ -2,8 +2,7 @@
 
 shaped   one entry for each entry of the parameter (moments): lies and moves as it does
 whole    tensors of other shapes (means of rows, of columns): complete where the parameter is
-other    numbers (step counters), equal on all ranks: JSON
-"""
+other    numbers (step counters), equal on all ranks: JSON"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -88,8 +87,7 @@ class OptimizerState:
 
     def adopt(self, described: Mapping[str, Any]) -> None:
         """Makes the optimizer's groups and counters what `described` says; tensors that move are
-        zeros where they are new. ValueError for another optimizer's.
-        """
+        zeros where they are new. ValueError for another optimizer's."""
         kind = type(self.optimizer).__name__
         if described["kind"] != kind:
             raise ValueError(

@@ -63,8 +63,7 @@ class Reading:
     counts    of a stream: items that each substream gave, -1 where none was to be read
     items     of a stream where a substream ended, which is when no batch is made of them yet
     states    of a stream: those of its data set behind these items
-    digest    of a stream: a number that equal items share
-    """
+    digest    of a stream: a number that equal items share"""
 
     batch: Any = None
     made: int = 0
@@ -86,8 +85,7 @@ class Reading:
         """The batch of `count` rows; emptied where no row is this rank's.
 
         SampleError for samples that could not be read, ValueError where the batch does not have a
-        row for each sample.
-        """
+        row for each sample."""
         if self.fault is not None:
             raise self.fault.error()
         found = sorted({x.shape[0] for x in pytree.tree_leaves(self.batch) if _has_rows(x)})

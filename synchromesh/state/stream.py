@@ -13,8 +13,7 @@ a rank reads those substreams alone that its rows are of. Any other stream has o
 every rank reads, keeping its rows; where several workers read it, it divides itself by
 `torch.utils.data.get_worker_info`, as torch wants it. How a stream is divided is decided when an
 epoch begins and is part of the place in it: other ranks, or another plan, go on with the same
-batches. A substream that ends leaves its rows of later batches empty.
-"""
+batches. A substream that ends leaves its rows of later batches empty."""
 
 import copy
 import zlib
@@ -57,8 +56,7 @@ def division(dataset: Any, workers: int, ranks: int) -> tuple[int, int]:
     """Into how many (workers, blocks) a stream is divided for `ranks` that read different rows.
 
     A data set that shards itself may say how many shards it has: each substream has equally many
-    of them, so there may be fewer substreams than were wanted.
-    """
+    of them, so there may be fewer substreams than were wanted."""
     if not hasattr(dataset, "shard"):
         return workers, 1
     shards = getattr(dataset, "num_shards", getattr(dataset, "n_shards", None))

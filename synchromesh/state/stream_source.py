@@ -17,8 +17,7 @@ class StreamSource:
     """The batches of a stream from a cursor on; `cursor` stands behind what was taken.
 
     What substreams give is not known before they are read, so ranks tell each other with each
-    batch. All ranks take alike.
-    """
+    batch. All ranks take alike."""
 
     def __init__(
         self, place: StreamPlace, cursor: Cursor, size: int, own_rows: OwnRows,
@@ -69,8 +68,7 @@ class StreamSource:
         """This rank's batch, and the rows of the global batch; None where it has none.
 
         On all ranks alike: SampleError where one could not read, ValueError where they have read
-        different streams.
-        """
+        different streams."""
         if request.what is None:
             return None
         worker, self._worker = request.what.worker, (request.what.worker + 1) % self.workers

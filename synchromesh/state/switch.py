@@ -3,8 +3,7 @@
 Every rank knows the boxes of all ranks, so each computes the same list of chunks and the same
 rounds of at most 16 MB per rank; nothing is negotiated. A tensor's old shard is freed as soon
 as its new one is complete; shrinking tensors go first (the smallest first) and growing ones
-last (the largest first), so that memory stays near that of the larger of the two layouts.
-"""
+last (the largest first), so that memory stays near that of the larger of the two layouts."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -131,8 +130,7 @@ def _rounds(moves: Sequence[Move]) -> Iterator[_Round]:
     """The chunks of all moves in rounds, computed from the boxes alone: equal on every rank.
 
     A round ends before any rank would send and receive more than 16 MB in it, and after moves
-    whose new tensors have come to 16 MB on some rank: their old ones are not kept longer.
-    """
+    whose new tensors have come to 16 MB on some rank: their old ones are not kept longer."""
     batch, opened = _Round(), 0
     for i, m in enumerate(moves):
         item = m.current().element_size()

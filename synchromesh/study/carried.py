@@ -14,8 +14,7 @@ class CarriedCalls:
     """`function(model, batch, carry) -> (result, carry)` as a function of model and batch, which
     hands the carry on from one batch to the next, detached.
 
-    start: rows of a batch -> the carry at the beginning of a stream.
-    """
+    start: rows of a batch -> the carry at the beginning of a stream."""
 
     def __init__(
         self, function: Callable[..., tuple[Any, Any]], start: Callable[[int], Any],

@@ -1,8 +1,7 @@
 """A cell of a study: one strategy on so many devices, one batch size and one seed; and the grid.
 
 Cells that are measured in turns are a round-robin `group`: all of one batch size and seed, as far
-as the machine holds their processes at once.
-"""
+as the machine holds their processes at once."""
 
 import re
 from collections.abc import Sequence
@@ -42,8 +41,7 @@ def grid(workload: str, settings: Settings) -> list[StudyCell]:
 
     `single` has one device whatever is asked for, and on one device every other strategy of ours
     is `single`. Under weak scaling a batch size is that of one device. ValueError where two plans
-    would share a name.
-    """
+    would share a name."""
     found: dict[StudyCell, None] = {}
     for seed in settings.seeds:
         for batch in settings.batch_sizes:

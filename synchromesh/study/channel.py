@@ -53,8 +53,7 @@ class Listener:
 
     A cell may be suspended while its ranks wait for their turn. gloo's threads wake every 10 ms
     even then: with eight ranks that waited, steps on one emulated host took 165 to 180 ms, and 149
-    with eight that were suspended.
-    """
+    with eight that were suspended."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "study")

@@ -27,8 +27,7 @@ class Progress:
     """How far a study is, for whoever watches.
 
     left   seconds until the group's end, by the steps so far; None: not known (yet)
-    stays  whether it is news that should stay: a run has ended, another one is prepared
-    """
+    stays  whether it is news that should stay: a run has ended, another one is prepared"""
 
     doing: str
     done: int  # runs that have ended
@@ -61,8 +60,7 @@ class Common:
 
     epochs, steps   one of them
     at_most         seconds of timed steps of a run, where steps are asked for
-    processors      cores that rank r of a contestant on N devices may use
-    """
+    processors      cores that rank r of a contestant on N devices may use"""
 
     workloads: Mapping[str, Trained]
     start: Start

@@ -4,8 +4,7 @@ study.json            what was asked; a study goes on where that is the same
 runs/KEY/job.json     what the ranks of a contestant were told, and log.txt, what they said
 runs/KEY/run.json     its results, once it has ended: done, or failed with a reason
 runs/KEY/trace.json.gz  the Chrome trace of its recorded steps
-results.json, results.csv, report.html
-"""
+results.json, results.csv, report.html"""
 
 import fcntl
 import gzip

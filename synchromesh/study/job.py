@@ -19,8 +19,7 @@ class CellJob:
     target, data  as on the command line
     plans         that a strategy of ours stands for; none of a rival
     epochs        to train; None: until the study ends it, without validation
-    socket        the study's
-    """
+    socket        the study's"""
 
     cell: StudyCell
     target: str

@@ -1,8 +1,7 @@
 """One rank of a contestant: `python -m synchromesh.study.rank JOB`, in torchrun's environment.
 
 In a lab it goes to its host before any other code of its own runs; what it imports is there
-already (study/ranks.py), for which a host with a part of a core would take long.
-"""
+already (study/ranks.py), for which a host with a part of a core would take long."""
 
 import os
 import sys

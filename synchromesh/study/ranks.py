@@ -1,8 +1,7 @@
 """The ranks of one contestant: `python -m synchromesh.study.ranks RANKS JOB`.
 
 A process of its own, so that a contestant that fails, or is killed for its memory, takes no other
-with it.
-"""
+with it."""
 
 import importlib
 import os

@@ -28,8 +28,7 @@ from synchromesh.values import fields
 class RunRecord:
     """What ranks said, by rank and kind of message, in order.
 
-    processors   cores that each rank may use, for the utilisation of processors
-    """
+    processors   cores that each rank may use, for the utilisation of processors"""
 
     cell: StudyCell
     processors: Sequence[float]

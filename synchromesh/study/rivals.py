@@ -1,8 +1,7 @@
 """Contestants that are PyTorch's own: the plain training loop that their users write, metered.
 
 They see the batches that ours see: the same seed draws the same weights, and the same loader the
-same order of samples, of which each rank takes its rows.
-"""
+same order of samples, of which each rank takes its rows."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -35,8 +34,7 @@ class Rival(Protocol):
     """One way of PyTorch's to train a model on the ranks of a run; all ranks call alike.
 
     parameters  of this rank, as its optimizer has them; buffers: of this rank
-    drop_last   whether the last batch of an epoch is left out where it is short
-    """
+    drop_last   whether the last batch of an epoch is left out where it is short"""
 
     drop_last: bool
     parameters: list[nn.Parameter]

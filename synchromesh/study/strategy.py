@@ -8,8 +8,7 @@
     ddp, fsdp2       torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp.fully_shard
     torch-pipeline   torch.distributed.pipelining, a stage on each device, 1F1B
 
-Anything else is the text of a plan.
-"""
+Anything else is the text of a plan."""
 
 from collections.abc import Iterable
 

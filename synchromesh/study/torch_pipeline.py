@@ -20,8 +20,7 @@ PER_STAGE = 2
 
 class Pipelined:
     """Every rank is given the whole batch; the first reads the model's inputs from it, the last
-    the loss's. All batches have the same size: what the last one of an epoch lacks is left out.
-    """
+    the loss's. All batches have the same size: what the last one of an epoch lacks is left out."""
 
     drop_last = True
 

@@ -9,8 +9,7 @@ their turn; a turn is some steps, and nothing else of the study runs meanwhile.
 
 The first step of a timed turn is not timed: it finds caches and memory as another has left them.
 Processes on CPUs are suspended between their turns (study/channel.py).
-With epochs instead of steps, timed turns go on until the last contestant has ended.
-"""
+With epochs instead of steps, timed turns go on until the last contestant has ended."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -19,8 +19,7 @@ class Recorded:
     """The spans of all steps of a turn but the first, which brings the ranks together after the
     profiler has started; and the bytes that this rank sent in them.
 
-    sent: bytes so far; None where it is not known.
-    """
+    sent: bytes so far; None where it is not known."""
 
     def __init__(self, device: torch.device, sent: Callable[[], int | None]) -> None:
         self._device, self._sent = device, sent

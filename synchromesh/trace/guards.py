@@ -2,8 +2,7 @@
 
 A trace follows one branch of such a condition. It stands for the global batches for which the
 condition has the same answer. A condition with a division (`x.view(rows // 2, 2, -1)` pairs
-rows) must hold for the rows of every data rank as well.
-"""
+rows) must hold for the rows of every data rank as well."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -2,8 +2,7 @@
 
 `meta.role(node)` reads an entry, `meta.role.set(node, "leaf")` writes it.
 Nothing else of the package reads or writes these entries by their keys. docs/design.md says what
-the entries of a finished step promise; the others serve while a step is captured.
-"""
+the entries of a finished step promise; the others serve while a step is captured."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -6,8 +6,7 @@ A record of the binary version is its labels, a byte each, and 3072 pixels:
     CIFAR-100   <coarse label><fine label><pixels>    3074 bytes, in one file and one
 
 The Python version is a pickle, read by an unpickler that makes arrays, bytes, strings, lists,
-dicts and numbers and refuses everything else.
-"""
+dicts and numbers and refuses everything else."""
 
 import io
 import lzma
@@ -33,8 +32,7 @@ class Cifar:
     labels    bytes of labels in a record, the last of which is the class
     key       of the classes in the Python version
     members   split -> names of its files; those of the binary version end in .bin
-    binary, python   folders of the two versions, as they are unpacked
-    """
+    binary, python   folders of the two versions, as they are unpacked"""
 
     name: str
     classes: int
@@ -67,8 +65,7 @@ class Cifar:
     def read(self, folder: Path, split: str) -> tuple[Tensor, Tensor]:
         """Pixels uint8 (n, 3, 32, 32) and classes int64 (n) of `split`, train or test.
 
-        ValueError where the folder has no such data, or a file is damaged.
-        """
+        ValueError where the folder has no such data, or a file is damaged."""
         parts = [*self._parts(folder, split)]
         return torch.cat([p for p, _ in parts]), torch.cat([c for _, c in parts])
 

@@ -1,8 +1,7 @@
 """Image classification: every net of `ARCHITECTURES` on every set of `IMAGE_SETS`.
 
 A name is `SET/NET`; the small form of a family of nets, which two CPU cores train, is
-`SET/FAMILY_small`.
-"""
+`SET/FAMILY_small`."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,8 +1,7 @@
 """COCO's instance annotations as masks of 13 classes, with U-Nets and SegNets.
 
 Classes are COCO's twelve supercategories and the background: all 80 categories count, and each
-class is frequent enough to be learnt from a part of the data.
-"""
+class is frequent enough to be learnt from a part of the data."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -33,8 +33,7 @@ LAYOUTS = (
 class CocoFiles:
     """A folder, or an uncompressed tar, whose files are read by their names in it.
 
-    members: name -> (offset, bytes) of a tar's files; None: a folder.
-    """
+    members: name -> (offset, bytes) of a tar's files; None: a folder."""
 
     path: Path
     members: Mapping[str, tuple[int, int]] | None = None
@@ -63,8 +62,7 @@ class Instance:
     """An object in an image: its class, and where it is, as COCO writes it.
 
     segmentation: polygons [[x, y, x, y, ...], ...], or a run-length encoding
-    {"size": [height, width], "counts": ...}. crowd: many objects that were not told apart.
-    """
+    {"size": [height, width], "counts": ...}. crowd: many objects that were not told apart."""
 
     label: int
     segmentation: Any
@@ -86,8 +84,7 @@ class AnnotatedImage:
         """The class of every pixel, (height, width): small objects are in front of large ones, and
         all are in front of crowds, which are IGNORED.
 
-        ValueError names the record where a segmentation is malformed.
-        """
+        ValueError names the record where a segmentation is malformed."""
         labels = np.zeros((self.height, self.width), np.uint8)
         for one in sorted(self.instances, key=lambda i: (not i.crowd, -i.area)):
             labels[self._covered(one)] = IGNORED if one.crowd else one.label
@@ -167,8 +164,7 @@ def annotations(split: str) -> str:
 def read(source: CocoFiles, split: str) -> list[AnnotatedImage]:
     """The images of a split, by id, with their instances.
 
-    ValueError names file and record where one is malformed, or an image is missing.
-    """
+    ValueError names file and record where one is malformed, or an image is missing."""
     name = annotations(split)
     place = source.place(name)
     if name not in source:

@@ -8,8 +8,7 @@ arXiv:1609.08144), for training on whole target sentences (teacher forcing).
                d_i = LSTM([d_(i-1); a]) + d_(i-1) from the third layer on
 
 Simplified: d_1t asks at its own step t, as in MLPerf's GNMT, not at the one before it, so that
-each layer runs over the whole sentence at once; words, not word pieces, are the tokens.
-"""
+each layer runs over the whole sentence at once; words, not word pieces, are the tokens."""
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,7 @@ class Gnmt(nn.Module):
     """Logits (rows, target length, target words) of source ids (rows, source length) and target
     ids (rows, target length), each place having seen the target up to itself.
 
-    padding: the id that ends shorter sentences, which nothing else depends on.
-    """
+    padding: the id that ends shorter sentences, which nothing else depends on."""
 
     def __init__(
         self, words: tuple[int, int], width: int, layers: int, dropout: float, padding: int

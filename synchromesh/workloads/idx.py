@@ -1,8 +1,7 @@
 """Arrays in the IDX format of MNIST, raw or gzip-compressed.
 
 bytes 0, 1   zero          byte 2   0x08: unsigned bytes       byte 3   number of dimensions
-then one big-endian 32-bit size per dimension, then the values
-"""
+then one big-endian 32-bit size per dimension, then the values"""
 
 from math import prod
 from pathlib import Path

@@ -20,8 +20,7 @@ class ImageSet:
     files             what its folder holds, for messages
     read              (folder, train or test) -> pixels uint8 (n, c, h, w), labels int64 (n)
     padding           of the views that are drawn of training images; None: no augmentation
-    most_epochs       after which nothing is left to learn
-    """
+    most_epochs       after which nothing is left to learn"""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]

@@ -53,8 +53,7 @@ class Architecture:
     model    of a net for images (n, channels, size, size)
     warm_up  updates in which the learning rate rises
     epochs   unless its data set needs fewer
-    size     edge length of its images; others are padded (28 to 32) or resized
-    """
+    size     edge length of its images; others are padded (28 to 32) or resized"""
 
     model: ImageModel
     optimizer: Callable[[Parameters], torch.optim.Optimizer]
@@ -80,8 +79,7 @@ class Architecture:
 class Images:
     """A data set of images: `pixels` uint8 (n, channel, height, width), `labels` int64 (n).
 
-    padding: of the views that are drawn of the images; None: they are seen as they are.
-    """
+    padding: of the views that are drawn of the images; None: they are seen as they are."""
 
     def __init__(
         self, pixels: Tensor, labels: Tensor, form: ImageFormat, scale: float = 255.0,
@@ -105,8 +103,7 @@ class Images:
 class SyntheticImages:
     """Seeded rows of the shapes of a real data set, for `explain` and `verify`.
 
-    per_pixel: a row has a label for every pixel, else one.
-    """
+    per_pixel: a row has a label for every pixel, else one."""
 
     form: ImageFormat
     classes: int

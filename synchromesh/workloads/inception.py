@@ -1,8 +1,7 @@
 """Inception-V3 (Szegedy et al. 2016, arXiv 1512.00567, table 1), without its auxiliary classifier.
 
 Where the paper leaves widths open they are those of its authors' release (TensorFlow's
-`slim/nets/inception_v3.py`). Grids of 35, 17 and 8 in the comments are those of images of 299.
-"""
+`slim/nets/inception_v3.py`). Grids of 35, 17 and 8 in the comments are those of images of 299."""
 
 from collections import OrderedDict
 from collections.abc import Callable

@@ -9,8 +9,7 @@ from synchromesh.workloads.lstm_layer import LstmLayer
 class LstmClassifier(nn.Module):
     """Logits (rows, classes) of ids and an attention mask, both (rows, length).
 
-    Padding stands behind the words, where no word's output sees it, and the mean leaves it out.
-    """
+    Padding stands behind the words, where no word's output sees it, and the mean leaves it out."""
 
     def __init__(
         self, vocabulary: int, width: int, layers: int, classes: int, dropout: float

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 class LstmLayer(nn.Module):
     """(rows, length, inputs) to (rows, length, width).
 
-    residual: the values are added to what the LSTM makes of them; both are `width` wide then.
-    """
+    residual: the values are added to what the LSTM makes of them; both are `width` wide then."""
 
     def __init__(self, inputs: int, width: int, dropout: float, residual: bool = False) -> None:
         super().__init__()

@@ -1,7 +1,6 @@
 """Translation of Multi30k's captions from English to German with GNMT; a small form for CPUs.
 
-The vocabularies are made of the training sentences: words of letters and digits, and signs.
-"""
+The vocabularies are made of the training sentences: words of letters and digits, and signs."""
 
 from pathlib import Path
 

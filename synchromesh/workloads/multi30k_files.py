@@ -18,8 +18,7 @@ WORD = re.compile(r"\w+|[^\w\s]")  # letters and digits in a row, or one other s
 def read(folder: Path, split: str) -> tuple[list[list[str]], list[list[str]]]:
     """The words, in lower case, of the English and the German sentences of `split`.
 
-    ValueError for a missing file, a line without words, and files of different lengths.
-    """
+    ValueError for a missing file, a line without words, and files of different lengths."""
     files = [text_lines.read(folder, f"{split}.{language}", HOLDS) for language in LANGUAGES]
     (one, english), (other, german) = files
     if len(english) != len(german):

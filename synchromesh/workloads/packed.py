@@ -18,8 +18,7 @@ def read(folder: Path, name: str, holds: str) -> tuple[Path, bytes]:
     """The path and the unpacked bytes of `folder/name`, or of `folder/name.gz`.
 
     holds: what a right folder holds, for the message. ValueError where there is neither file, or
-    where the packed one is cut short.
-    """
+    where the packed one is cut short."""
     raw, packed = folder / name, folder / f"{name}.gz"
     path = raw if raw.is_file() else packed
     if not path.is_file():

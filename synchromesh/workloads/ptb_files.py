@@ -21,8 +21,7 @@ def read(folder: Path) -> tuple[Tensor, Tensor, Tensor, Vocabulary]:
     frequency.
 
     A word that the training file does not have is `<unk>`. ValueError for missing and malformed
-    files, and for such a word where the training file has no `<unk>`.
-    """
+    files, and for such a word where the training file has no `<unk>`."""
     files = [text_lines.read(folder, name, HOLDS) for name in FILES]
     vocabulary = most_frequent(_words(line) for line in files[0][1])
     if UNKNOWN in vocabulary.words:

@@ -45,8 +45,7 @@ def small_resnet(widths: Sequence[int], channels: int, classes: int, depth: int 
     """A net in the manner of the paper's for CIFAR (section 4.2), with fewer blocks.
 
     A convolution of 3 x 3 to `widths[0]` channels, then for each further width a group of `depth`
-    blocks at half the height and width of what is before it.
-    """
+    blocks at half the height and width of what is before it."""
     stem = nn.Sequential(
         nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
     )

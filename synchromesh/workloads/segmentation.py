@@ -22,8 +22,7 @@ def metric(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
     The mean is over the classes that are in an image's labels or among its predictions, so unlike
     the benchmark's mean over a whole data set it weighs all images equally. Ignored pixels count
-    nowhere.
-    """
+    nowhere."""
     images, labels = batch
     scores = model(images)
     counted = labels != IGNORED

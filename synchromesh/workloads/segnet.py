@@ -25,8 +25,7 @@ class SegNet(nn.Module):
     """Scores (n, classes, height, width) of images whose edges are multiples of 2^levels.
 
     Each pooling of the encoder keeps where its maxima were, and its counterpart in the decoder
-    puts values back there.
-    """
+    puts values back there."""
 
     def __init__(self, levels: Sequence[tuple[int, int]], channels: int, classes: int) -> None:
         super().__init__()

@@ -2,8 +2,7 @@
 `transformers`, random weights; a small form for CPUs.
 
 The 256 bytes are the first tokens that GPT-2's own vocabulary is built from, so nothing has to be
-downloaded; the full form keeps the published embedding of 50,257 tokens.
-"""
+downloaded; the full form keeps the published embedding of 50,257 tokens."""
 
 from collections.abc import Callable
 from pathlib import Path

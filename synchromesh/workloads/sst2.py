@@ -3,8 +3,7 @@ forms for CPUs.
 
 The files are tokenised, so what stands between spaces is a word, and the vocabulary is made of the
 words of the training sentences: no trained tokeniser has to be downloaded. The embeddings of the
-full forms have their published sizes, of which the first 15 thousand rows or so are used.
-"""
+full forms have their published sizes, of which the first 15 thousand rows or so are used."""
 
 from collections.abc import Callable
 from pathlib import Path

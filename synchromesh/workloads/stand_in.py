@@ -1,8 +1,7 @@
 """A stand-in for a workload's model, for commands that train nothing: the same model, whose large
 tensors repeat some random numbers where the model would draw each anew.
 
-GPT-2 small draws 124 million numbers for 2 s; copying what was drawn takes a tenth of that.
-"""
+GPT-2 small draws 124 million numbers for 2 s; copying what was drawn takes a tenth of that."""
 
 from typing import Any
 

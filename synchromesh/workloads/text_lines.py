@@ -9,8 +9,7 @@ def read(folder: Path, name: str, holds: str) -> tuple[Path, list[str]]:
     """The path and the lines, without their ends, of `folder/name` or `folder/name.gz`.
 
     A line ends with a line feed, also after a carriage return, and with nothing else that Unicode
-    calls a break: pairs of files stay side by side. holds and errors as in `read_text`.
-    """
+    calls a break: pairs of files stay side by side. holds and errors as in `read_text`."""
     path, text = read_text(folder, name, holds)
     return path, [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
@@ -19,8 +18,7 @@ def read_text(folder: Path, name: str, holds: str) -> tuple[Path, str]:
     """The path and the text of `folder/name` or `folder/name.gz`.
 
     holds: what a right folder holds, for the message. ValueError, with file and line, for bytes
-    that are no UTF-8, and for a file without text.
-    """
+    that are no UTF-8, and for a file without text."""
     path, content = packed.read(folder, name, holds)
     try:
         text = content.decode("utf-8")

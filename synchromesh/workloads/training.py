@@ -22,8 +22,7 @@ def momentum(rate: float, decay: float = 5e-4) -> Callable[[Parameters], torch.o
 def warm_up(updates: int, decay: int = 0) -> Callable[[torch.optim.Optimizer], LambdaLR]:
     """The learning rate rises for `updates` updates; then stays, or falls to a fiftieth.
 
-    decay: updates from the start to the end of the fall.
-    """
+    decay: updates from the start to the end of the fall."""
 
     def factor(step: int) -> float:
         rise = min(1.0, (step + 1) / updates)

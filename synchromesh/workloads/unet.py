@@ -23,8 +23,7 @@ class UNet(nn.Module):
     """Scores (n, classes, height, width) of images whose edges are multiples of 2^(levels - 1).
 
     Unlike in the paper convolutions are padded, so that every pixel gets scores, and batch norm
-    follows them, as most users of the net have it.
-    """
+    follows them, as most users of the net have it."""
 
     def __init__(self, widths: Sequence[int], channels: int, classes: int) -> None:
         super().__init__()

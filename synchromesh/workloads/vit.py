@@ -9,8 +9,7 @@ def vit(
 ) -> nn.Module:  # fmt: skip
     """A ViT for images (n, channels, size, size) in patches of patch x patch pixels.
 
-    expansion: hidden neurons of a block's perceptron over `width`.
-    """
+    expansion: hidden neurons of a block's perceptron over `width`."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(

@@ -42,8 +42,7 @@ def most_frequent(
     """The vocabulary of the most frequent words of `texts`: `first`, then the others by falling
     number, equally frequent ones in alphabetical order, so that it is the same on every rank.
 
-    size: the most words it may have, with those of `first`; None: all.
-    """
+    size: the most words it may have, with those of `first`; None: all."""
     counts = Counter(word for text in texts for word in text)
     others = sorted(counts.keys() - set(first), key=lambda word: (-counts[word], word))
     return Vocabulary((*first, *others)[:size], unknown)

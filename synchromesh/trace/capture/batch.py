@@ -85,8 +85,7 @@ def map_rows(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 def example(batch: Any, count: int | None = None) -> Any:
     """`batch` with `count` rows, which repeat where it has fewer.
 
-    Where no number is given it is one that no other dimension has (even, at least 6).
-    """
+    Where no number is given it is one that no other dimension has (even, at least 6)."""
     rows = rows_of(batch)
     taken = {n for leaf in leaves(batch) for n in leaf.tensor.shape[1:]}
     count = count or next(n for n in range(6, 6 + 2 * len(taken) + 2, 2) if n not in taken)

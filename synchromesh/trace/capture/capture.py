@@ -48,8 +48,7 @@ def trace(
     In the modes that the modules have (`modes.training_modes`), or in evaluation mode. rows: with
     how many it is traced, where it depends on their number. numbers: as of `export`. A model that
     cannot be traced gives an opaque Step whose `reason` says why. ValueError for a bad batch or
-    for `cuts` that name no module.
-    """
+    for `cuts` that name no module."""
     if autocast is not None and not isinstance(autocast, torch.dtype):
         raise ValueError(f"autocast must be a torch.dtype like torch.bfloat16, not {autocast!r}")
     modules = component_modules(model, cuts)
@@ -128,8 +127,7 @@ def opaque(model: nn.Module, batch: Any, reason: str) -> Step:
 def signature(batch: Any) -> Hashable:
     """What a trace depends on: structure, types, shapes but for rows, non-tensor leaves.
 
-    Lists count as tuples: collate functions make the one where examples are the other.
-    """
+    Lists count as tuples: collate functions make the one where examples are the other."""
     if type(batch) in (list, tuple) and all(isinstance(x, Tensor) for x in batch):
         found, tree = batch, _flat(len(batch))  # a quarter of the time of any structure
     else:

@@ -4,8 +4,7 @@
     Carrying(loss)(model, {"batch": ..., "carry": ...})     what is traced, run, divided by rows
 
 No gradient goes from batch to batch: back-propagation is truncated there (Williams and Peng 1990,
-doi.org/10.1162/neco.1990.2.4.490, with h = h': the steps of a batch).
-"""
+doi.org/10.1162/neco.1990.2.4.490, with h = h': the steps of a batch)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,8 +23,7 @@ Start = Callable[[int], Any]  # rows of a batch -> the carry at the beginning of
 class Carrying:
     """A loss or metric with a carry, as a function of a model and a batch joined with the carry.
 
-    BadOutput where it returns no carry like the one that it was given.
-    """
+    BadOutput where it returns no carry like the one that it was given."""
 
     function: Callable[..., Any]
 

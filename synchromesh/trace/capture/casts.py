@@ -30,8 +30,7 @@ def casts(
 
     Autocast's lists of operators differ between devices and versions, so the operator is run on
     fake tensors: all inputs in float32 give the lower precision (as linear does), or all in the
-    lower precision give float32 (as cross-entropy does).
-    """
+    lower precision give float32 (as cross-entropy does)."""
     with FakeTensorMode():
         vals = map_arg((args, dict(kwargs)), stand_in)
     tensors = [

@@ -1,8 +1,7 @@
 """The comparison of a trace with its model: tracing silently loses custom backwards, hooks, state.
 
 Two steps in a row, of the fewest rows that the model takes and of an odd number of them, must
-give the same loss and gradients, and leave the same buffers, attributes and parameters.
-"""
+give the same loss and gradients, and leave the same buffers, attributes and parameters."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -75,8 +74,7 @@ def compare(
 ) -> Comparison:
     """Whether model and trace agree. Dropout is off in both; the model is left as it was.
 
-    A model on the meta device cannot be compared: its trace counts as right.
-    """
+    A model on the meta device cannot be compared: its trace counts as right."""
     tensors = (*model.parameters(), *model.buffers())
     if step.opaque or any(t.is_meta for t in tensors):
         return Comparison()
@@ -159,8 +157,7 @@ def difference(
     autocast: torch.dtype | None,
 ) -> str | None:  # fmt: skip
     """A sentence about the first thing in which the trace is not its model. Gradients of `eager`
-    are let go of when they are compared: together they take more memory than training does.
-    """
+    are let go of when they are compared: together they take more memory than training does."""
     without_chance = deterministic(step)
     limit = 0.0
     with preserved(model), torch.enable_grad():

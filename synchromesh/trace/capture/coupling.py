@@ -1,8 +1,7 @@
 """Coupling: where the rows of a batch depend on each other in a step, so that data blocks that do
 not see each other compute something else.
 
-Batch norm is left out: the engine decides over which rows its statistics are taken.
-"""
+Batch norm is left out: the engine decides over which rows its statistics are taken."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ class Coupling:
     """why: a clause that names the first operator that couples rows, and the user's line.
 
     components: indices of those that must be computed of all rows of a batch at once.
-    doubted: whether no operator is seen to couple rows, but the loss may.
-    """
+    doubted: whether no operator is seen to couple rows, but the loss may."""
 
     why: str = ""
     components: frozenset[int] = frozenset()
@@ -34,8 +32,7 @@ def coupling(graph: Graph, doubt: str = "") -> Coupling:
     """What couples rows in the graph of a step, which is grouped by component.
 
     doubt: why the loss is not seen to treat rows apart, if it is not; then the last component,
-    which makes the loss, is one of those that need all rows.
-    """
+    which makes the loss, is one of those that need all rows."""
     operators = dict(coupling_operators(graph))
     if not operators and not doubt:
         return Coupling()
@@ -62,8 +59,7 @@ def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str]]:
     """Every operator that couples rows, and a clause that names it and the user's line.
 
     These are operators that make values of rows x rows, that work along the rows, or that join
-    rows with a value that rows were reduced to. A loss's own mean, or sum / weight, joins none.
-    """
+    rows with a value that rows were reduced to. A loss's own mean, or sum / weight, joins none."""
     live, of_rows = living(graph), dependent_on_rows(graph)
     reduced: set[Node] = set()
     for node in calls(graph):

@@ -48,8 +48,7 @@ class Export:
     assumed: buffers that its branches depend on, each with the digest of its content.
     fixed: the user's line, and its source, that made a number of the rows; empty where none did.
     carry: the leaves whose new values follow the outputs.
-    read: Python values that its code has found.
-    """
+    read: Python values that its code has found."""
 
     program: torch.export.ExportedProgram
     outputs: tuple[str, ...]
@@ -66,8 +65,7 @@ class ForwardRecord:
     """What a traced forward did: apart, as export takes back changes of a module's attributes.
 
     assigned: the attributes that it assigned anew (`Attributes.assigned`).
-    assumed: the buffers that it asked about (`KnownValues.read`).
-    """
+    assumed: the buffers that it asked about (`KnownValues.read`)."""
 
     outputs: tuple[str, ...] = ()
     carry: tuple[str, ...] = ()
@@ -125,8 +123,7 @@ def export(
     """Export with symbolic rows; raises Untraceable with a sentence that names the user's line.
 
     rows: with how many it is traced, where the model asks for their number. numbers: what it reads
-    that the trace is to read from 0-d tensors, which are among its constants.
-    """
+    that the trace is to read from 0-d tensors, which are among its constants."""
     reads = Reads(model, function)
     run_once(model, function, batch, autocast)
     sample = example(batch, rows)

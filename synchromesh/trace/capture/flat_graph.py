@@ -19,8 +19,7 @@ aten = torch.ops.aten
 class Storage:
     """The cells that may share memory.
 
-    fresh: memory of a tensor that the code makes anew in every call (`torch.tensor(2.0)`).
-    """
+    fresh: memory of a tensor that the code makes anew in every call (`torch.tensor(2.0)`)."""
 
     def __init__(self) -> None:
         self.cells: list[Cell] = []
@@ -31,8 +30,7 @@ class Cell:
     """What an exported node stands for now: an in-place operator puts a new node in its place.
 
     part_of: (cell, "select" or "slice", arguments) where it is part of another cell.
-    readers: positions of the exported nodes that read it.
-    """
+    readers: positions of the exported nodes that read it."""
 
     def __init__(self, node: Any, storage: Storage | None = None) -> None:
         self.node = node
@@ -60,8 +58,7 @@ def cell_of(node: Any, env: Environment) -> Cell | None:
 class FlatGraph:
     """Writes nodes with their entries in `meta`, and the casts that autocast makes.
 
-    autocast: the region that nodes are written in now.
-    """
+    autocast: the region that nodes are written in now."""
 
     def __init__(self, trainable: Mapping[str, bool]) -> None:
         self.graph = Graph()
@@ -84,8 +81,7 @@ class FlatGraph:
     ) -> Node:
         """A node that stands for the exported node `old`, its inputs cast as autocast wants.
 
-        val: what it makes, where that is not what `old` makes.
-        """
+        val: what it makes, where that is not what `old` makes."""
         owner = exported_owner(old)
         if self.autocast is not None and isinstance(target, torch._ops.OpOverload):
             key = (self.autocast, target, len(args), *kwargs)

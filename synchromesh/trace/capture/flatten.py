@@ -64,8 +64,7 @@ def flatten(
 class Flattener:
     """Walks the exported program's graphs and writes the flat one.
 
-    position: of the exported node that is walked, among those of all graphs.
-    """
+    position: of the exported node that is walked, among those of all graphs."""
 
     def __init__(self, export: Export, model: nn.Module) -> None:
         self.program = export.program

@@ -24,8 +24,7 @@ def tolerance(
 ) -> float:
     """How far two computations of a loss may differ by rounding, relative to their size.
 
-    For the lowest precision among the loss's type, the parameters' and autocast's.
-    """
+    For the lowest precision among the loss's type, the parameters' and autocast's."""
     types = {dtype, *(p.dtype for p in parameters.values()), *([autocast] if autocast else [])}
     if types & {torch.bfloat16, torch.float16}:
         return 2e-2

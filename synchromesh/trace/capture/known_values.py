@@ -3,8 +3,7 @@
     mask = generate_square_subsequent_mask(length)
     is_causal = bool((mask == causal).all())        <- export knows the mask's shape alone
 
-What was traced so far says how such a tensor is computed, so it is computed once more.
-"""
+What was traced so far says how such a tensor is computed, so it is computed once more."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -47,8 +46,7 @@ class KnownValues(TorchFunctionMode):
     """Answers the questions that a traced forward asks of known tensors.
 
     buffers: what the model's buffers hold. read: those that an answer depends on, each with the
-    digest of its content.
-    """
+    digest of its content."""
 
     def __init__(self, model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
         super().__init__()

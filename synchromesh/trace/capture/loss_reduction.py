@@ -8,8 +8,7 @@
 A mean over rows may be divided over ranks by their numbers of rows; a weighted mean may not, but
 its two sums may. `cross_entropy` and `nll_loss` are weighted means, whether or not a target of the
 example is ignored; so are sums that are divided by the sum of a mask, and c (s / w) = (c s) / w
-with c constant. Sums of several of these: `totals.py`.
-"""
+with c constant. Sums of several of these: `totals.py`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -54,8 +53,7 @@ class Reduction:
     with rows.
 
     sums: writes the two sums of a weighted mean into the graph. targets: what a row of it weighs
-    where nothing is ignored.
-    """
+    where nothing is ignored."""
 
     kind: str
     sums: Callable[[], tuple[Node, Node]] | None = None
@@ -103,8 +101,7 @@ class ReductionAnalysis:
     insertion point.
 
     all_rows: a leaf, the number of rows of all blocks of a batch, where there is one. A sum is
-    then written as a mean wherever it meets one: as what it would be over all blocks.
-    """
+    then written as a mean wherever it meets one: as what it would be over all blocks."""
 
     def __init__(self, graph: Graph, all_rows: Node | None = None) -> None:
         self.graph, self.all_rows = graph, all_rows

@@ -18,8 +18,7 @@ def fold_masks(
     """Fold masks made of constants alone: all-true becomes none, lower triangular `is_causal`.
 
     Returns the buffers that such a mask was made of, each with the digest of its content: with
-    another content the graph is another one.
-    """
+    another content the graph is another one."""
     assumed: dict[str, str] = {}
     known = {**constants, **buffers}
     cache: dict[Node, str] = {}

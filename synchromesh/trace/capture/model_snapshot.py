@@ -55,8 +55,7 @@ def untraced(assigned: Mapping[str, bool], read: Container[str]) -> str | None:
     """The first attribute whose assignment (`Attributes.assigned`) a trace would lose.
 
     read: tensors that the trace reads. One that is neither read nor a buffer (the last attention
-    weights, kept for inspection) is no state.
-    """
+    weights, kept for inspection) is no state."""
     return next((n for n, no_buffer in assigned.items() if not no_buffer or n in read), None)
 
 
@@ -97,8 +96,7 @@ def preserved(model: nn.Module, training: bool = True) -> Iterator["ParameterWri
     """Inside, the modes of a training step or of evaluation, and random numbers of a fixed seed;
     gives the parameters that were written to so far.
 
-    Afterwards everything is as before: `restored`, parameters, modes and random state.
-    """
+    Afterwards everything is as before: `restored`, parameters, modes and random state."""
     tensors = itertools.chain(model.parameters(), model.buffers())
     devices = sorted({t.device.index or 0 for t in tensors if t.is_cuda})
     writes = ParameterWrites(model)

@@ -1,8 +1,7 @@
 """The normal form of operators: sizes and types that an operator finds out are written down, and
 those that change nothing are left out.
 
-A rank's block may have one row, and its part of a dim one entry, where the tensor has more.
-"""
+A rank's block may have one row, and its part of a dim one entry, where the tensor has more."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,7 @@
 """Ownership: which component each node of the flat graph belongs to.
 
 A node belongs to the component whose module was running; norms join a neighbour; nodes of no
-module go with what they read. Nodes that every component may compute for itself belong to none.
-"""
+module go with what they read. Nodes that every component may compute for itself belong to none."""
 
 import operator
 from collections.abc import Iterable, Sequence
@@ -26,8 +25,7 @@ class Ownership:
     """component: index in the chain of every node that is neither free nor folded.
 
     free: nodes that each component may compute for itself. folded: see `folded_nodes`. merged: why
-    components that might stand alone became one, or "".
-    """
+    components that might stand alone became one, or ""."""
 
     names: list[str]
     component: dict[Node, int]
@@ -42,8 +40,7 @@ def ownership(
     """The components of a graph whose values are described.
 
     merge: components between which values cross whose rows are not known to lie in order become
-    one.
-    """
+    one."""
     free = free_nodes(graph)
     folded = folded_nodes(graph, free)
     running = running_modules(graph, modules, free | folded)
@@ -97,8 +94,7 @@ def folded_nodes(graph: Graph, free: set[Node]) -> set[Node]:
 
     Each component computes those it reads from values with rows: of one data block they say too
     little, so that they may not cross to a component whose blocks are others. What remains is
-    marked `meta.reduced`.
-    """
+    marked `meta.reduced`."""
     folded: set[Node] = set()
     reduced: set[Node] = set()
     for node in calls(graph):
@@ -196,8 +192,7 @@ def keep_together(component: dict[Node, int], nodes: Iterable[Node]) -> None:
 def keep_effects_together(graph: Graph, component: dict[Node, int], names: list[str]) -> str:
     """All nodes that touch a buffer that changes are in one component: those that read or change
     it, also through views of it and through what an earlier change gave, which is the buffer.
-    Returns why components became one, or "".
-    """
+    Returns why components became one, or ""."""
     merged = ""
     changed = {name for n in graph.nodes for name in meta.effect(n)}
     touching: dict[Node, list[Node]] = {}

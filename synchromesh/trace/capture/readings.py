@@ -4,8 +4,7 @@
     WEIGHT, beta, args.smoothing   globals, closures and objects that the code of the loss names,
                                    of hooks and of the forward methods
 
-A trace holds for these values alone, so they are looked at in every step.
-"""
+A trace holds for these values alone, so they are looked at in every step."""
 
 import copy
 import json
@@ -236,8 +235,7 @@ class Readings:
     """What traces of a model have read, as it was at the last look.
 
     mark: a number that ranks share as long as the same values change alike. What a rank has of its
-    own from the start (its number, its device) may be read.
-    """
+    own from the start (its number, its device) may be read."""
 
     def __init__(self) -> None:
         self.mark = 0

@@ -3,8 +3,7 @@
 A value has regular rows where, for any rows [a, b) of the batch, what the graph computes of these
 alone are the entries [a, b) of what it computes of all: the dimension `dim` holds segments x rows
 x inner entries, and no row depends on another one or on its place. Only such values may be taken
-apart by rows. Values that are the same for all rows lie in several ways at once.
-"""
+apart by rows. Values that are the same for all rows lie in several ways at once."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -46,8 +45,7 @@ class Order:
     """An order that a step brings rows into: the permutation that the node `by` computes.
 
     kind: what a value has along dimension 0. "values": those of one that lies in `layout`, in this
-    order. "places": where each of them was, divided by `per`. "inverse": of that permutation.
-    """
+    order. "places": where each of them was, divided by `per`. "inverse": of that permutation."""
 
     by: Node
     kind: str
@@ -60,8 +58,7 @@ class Irregular(Exception):
 
     coupling: a clause where it is the operator itself that works along the rows.
     grid: every row with every row, both in order; what sums over one of them has the other's rows.
-    order: the one that they are in, where the step may undo it.
-    """
+    order: the one that they are in, where the step may undo it."""
 
     def __init__(
         self, why: str, coupling: str = "", grid: bool = False, order: Order | None = None
@@ -146,8 +143,7 @@ class RowOperand:
 class Case(OperatorCall):
     """One result with rows of a node, to be proved: the arguments by name, and what is read.
 
-    result: where its rows are, with no number of segments proved. first: the first tensor read.
-    """
+    result: where its rows are, with no number of segments proved. first: the first tensor read."""
 
     def __init__(
         self,

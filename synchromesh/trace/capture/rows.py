@@ -1,8 +1,7 @@
 """Where the batch rows of every tensor of the graph lie, and its `Value`.
 
 Rows are taken for regular only where that is proved (`proofs`); other values get
-`meta.irregular`, a clause that says why, and stay inside their component.
-"""
+`meta.irregular`, a clause that says why, and stay inside their component."""
 
 import operator
 
@@ -35,8 +34,7 @@ def annotate(graph: Graph, symbols: set[sympy.Symbol]) -> None:
     """Gives nodes `meta.value`; `meta.irregular` where their rows are not proved to be apart, and
     `meta.coupling` where it is the node itself that makes them depend on each other.
 
-    Nodes that make several tensors have tuples of the first two.
-    """
+    Nodes that make several tensors have tuples of the first two."""
     with torch.device("cpu"):  # of the small tensors that proofs compute with
         Annotation(symbols).write(graph)
 

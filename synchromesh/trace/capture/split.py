@@ -34,8 +34,7 @@ def split(
     one, or "". Every call gets `meta.component`.
 
     merge: components between which values cross whose rows are not known to lie in order become
-    one; else such a value is an error, `UnorderedRows`.
-    """
+    one; else such a value is an error, `UnorderedRows`."""
     owned = ownership(graph, model, modules, merge)
     graph = regroup(graph, owned)
     chain = Chain(components(graph, owned.names, constants), edges(graph, owned.names))

@@ -34,8 +34,7 @@ def changes(
     """What a step of the model changes.
 
     From steps on several samples of rows that all begin in the same state: what differs after
-    them depends on the rows.
-    """
+    them depends on the rows."""
     largest = example(batch, SAMPLES[-1][1])
     states: list[dict[str, Any]] = []
     changed: set[str] = set()
@@ -62,8 +61,7 @@ def changes(
 def counter(model: nn.Module, function: Function, sample: Any) -> str | None:
     """An attribute that is no tensor, or a container, that another step of the same rows changes.
 
-    What a step notes of its rows (how many there were) stays as it is; a counter does not.
-    """
+    What a step notes of its rows (how many there were) stays as it is; a counter does not."""
     tensors = {n for n, table, key in attributes_of(model) if isinstance(table[key], Tensor)}
     before = state_of(model)
     with torch.no_grad(), without_dropout(model):

@@ -17,8 +17,7 @@ class Analysis:
 
     kinds: a number for each component, equal where components compute the same function. makers:
     the component that makes a tensor, and by which of its operators. readers: of each tensor, by
-    component.
-    """
+    component."""
 
     def __init__(self, step: Step) -> None:
         assert step.graph is not None, "an opaque step has no graph to partition"

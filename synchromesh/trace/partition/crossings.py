@@ -1,6 +1,5 @@
 """The crossings of a partition: which values go from stage to stage, each straight from the ranks
-that make it to those that read it, and where a carry goes behind a step.
-"""
+that make it to those that read it, and where a carry goes behind a step."""
 
 from collections.abc import Mapping
 

@@ -25,8 +25,7 @@ The producer's axis has `a` ranks, the consumer's `b`; degrees nest when one div
 
 Payloads follow `traffic.sent_bytes`, per row of the *producer's* data block (`rows /
 source.data` rows). With rows that do not divide evenly the live bytes differ from rank to rank;
-the mean is what stands here. Of parts that differ the largest counts.
-"""
+the mean is what stands here. Of parts that differ the largest counts."""
 
 from math import ceil
 

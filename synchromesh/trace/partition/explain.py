@@ -106,8 +106,7 @@ def explain(
     """What `plan` does with a global batch of `rows` rows on `world` ranks.
 
     sync_batch_norm: whether batch norm takes its statistics over all data ranks, as `verify` has
-    it. Bytes on the edges between layouts are exact where the data degrees divide the rows.
-    """
+    it. Bytes on the edges between layouts are exact where the data degrees divide the rows."""
     ranks = plan.devices(world)
     if sync_batch_norm:
         made = replace(made, components=tuple(_with_norms(c, made) for c in made.components))

@@ -54,8 +54,7 @@ class Communication:
     """A move: the collectives it runs, maybe none; other micro-batches run meanwhile.
 
     pauses: whether they do. An operator's own collectives are waited for where they stand.
-    repeated: whether it runs again in backward where the component is recomputed.
-    """
+    repeated: whether it runs again in backward where the component is recomputed."""
 
     collectives: tuple[Collective, ...] = ()
     pauses: bool = True
@@ -139,8 +138,7 @@ def program_of(
     """A key that components share whose local graphs compute the same on the same shapes.
 
     form: that of the graph. tensors: parameters and buffers with their placements. Equal on all
-    ranks and in every process: stored measurements are found by it.
-    """
+    ranks and in every process: stored measurements are found by it."""
     values = ((i.value, str(i.want)) for i in inputs)
     read = [(v.shape, v.dtype, v.rows, v.differentiable, want) for v, want in values]
     types = [(p.local_shape(t.shape, layout.tensor), t.dtype, t.trainable) for t, p in tensors]

@@ -49,8 +49,7 @@ class Borders:
     """Which forms of which values every component reads, and what crosses from one to another.
 
     By component: inputs, `handed` out to others and `moves` of inputs. live: states, under a
-    layout, in which a tensor is read by something that a gradient flows through.
-    """
+    layout, in which a tensor is read by something that a gradient flows through."""
 
     def __init__(self, problem: StepProblem, assignment: Assignment) -> None:
         self.problem, self.assignment = problem, assignment
@@ -177,8 +176,7 @@ class Written:
 class LocalGraphWriter:
     """Writes one component's local graph.
 
-    forms: the nodes of tensors by state. made: the state that each tensor is made or read in.
-    """
+    forms: the nodes of tensors by state. made: the state that each tensor is made or read in."""
 
     def __init__(self, borders: Borders, subgraph: Subgraph) -> None:
         self.borders, self.subgraph = borders, subgraph

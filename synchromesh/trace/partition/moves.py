@@ -1,8 +1,7 @@
 """Moves between placements on one tensor axis: which exist, and the collectives each one runs.
 
 This is the table of docs/design.md, "The local graph". Costs are of the same axis; what happens
-between axes of different size is in `edges.py`.
-"""
+between axes of different size is in `edges.py`."""
 
 from synchromesh.values.component import Value
 from synchromesh.values.placement import Placement

@@ -7,8 +7,7 @@
 Between components of equal degrees a value crosses in any placement. Where the consumer wants
 another one than the producer has, the move is made once: inside the producer's graph if that
 makes it anyway, else by the runner (`Input.have` to `Input.want`); then it stands in
-`collectives` of the first component that wants it.
-"""
+`collectives` of the first component that wants it."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -51,8 +50,7 @@ def partition(
     random valid assignment instead of the cheapest. leaves: the layout in which the batch is there
     on the positions of each stage, where it is not that of the largest data degree among
     `layouts`. analysis: of `step`, where it is known. Equal arguments give an equal partition, and
-    layouts of equal meshes the same one under other layouts (`Partition.under`).
-    """
+    layouts of equal meshes the same one under other layouts (`Partition.under`)."""
     if step.opaque:
         return opaque_partition(step, layouts)
     analysis = analysis or Analysis(step)

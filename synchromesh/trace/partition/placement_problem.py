@@ -13,8 +13,7 @@ take minutes). A move from a to b is paid once for all readers: M[a, b] >= g[a, 
 
 Two steps, because replicating everything needs no traffic at all: first the fewest parameter
 bytes a rank must hold; then the least price with every parameter of weight as finely sharded as
-that (see `Price.small`).
-"""
+that (see `Price.small`)."""
 
 import random
 from collections import ChainMap
@@ -32,8 +31,7 @@ class Price:
     """What things cost, in bytes sent; a measured profile may give other numbers.
 
     Sent bytes are what counts; the other prices break ties between assignments of equal traffic.
-    All are chosen, not measured.
-    """
+    All are chosen, not measured."""
 
     byte: float = 1.0  # a byte sent
     latency: float = 1024.0  # a collective: 50 us at 20 MB/s, little beside any activation
@@ -59,8 +57,7 @@ class SolverLimits:
     """How the integer program is solved. Chosen, not measured.
 
     shared_move: moves below this price, in bytes sent, are paid per reader: not worth a variable.
-    seconds: after which the best solution so far is taken. attempts: of a random assignment.
-    """
+    seconds: after which the best solution so far is taken. attempts: of a random assignment."""
 
     shared_move: float = 1.0
     seconds: float = 120.0
@@ -102,8 +99,7 @@ class ValueFlow:
 class PlacementProblem:
     """All units and flows of a step.
 
-    options: of each unit. counts: how often it occurs.
-    """
+    options: of each unit. counts: how often it occurs."""
 
     options: list[Sequence[UnitOption]] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -238,8 +234,7 @@ class IntegerProgram:
 def choose(problem: PlacementProblem, must_shard: Callable[[int], bool]) -> list[int]:
     """The option of each unit: the least price among those that shard the most parameter bytes.
 
-    must_shard: whether the parameter that is unit i must be as finely sharded as possible.
-    """
+    must_shard: whether the parameter that is unit i must be as finely sharded as possible."""
     if all(len(options) == 1 for options in problem.options):
         return [0] * len(problem.options)
     first = IntegerProgram(problem, {})
@@ -263,8 +258,7 @@ def choose(problem: PlacementProblem, must_shard: Callable[[int], bool]) -> list
 def sample(problem: PlacementProblem, chance: random.Random) -> list[int]:
     """A random valid assignment: operators take random options, parameters one that fits.
 
-    Where nothing fits, the unit takes any option and its neighbours draw again.
-    """
+    Where nothing fits, the unit takes any option and its neighbours draw again."""
     options = problem.options
     rigid = [flow for flow in problem.flows.values() if flow.rigid]
     makers = {flow.maker[0] for flow in rigid}

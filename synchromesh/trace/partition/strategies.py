@@ -37,8 +37,7 @@ def strategies(subgraph: Subgraph, m: int) -> Strategies:
     """The specs of a component's operators.
 
     Sharding in segments (a fused q-k-v weight) is found by passing the states that one operator
-    asks for on to its neighbours, forwards and backwards, until nothing is new.
-    """
+    asks for on to its neighbours, forwards and backwards, until nothing is new."""
     states = KnownStates(subgraph, m)
     nodes = subgraph.nodes
     replicated = cheap_nodes(subgraph)
@@ -107,8 +106,7 @@ def cheap_nodes(subgraph: Subgraph) -> set[Node]:
     """Nodes without gradient that no parameter and no drawn number enters (masks, positions).
 
     They are cheap and need no gradient, so they stay replicated, and are sliced where a shard is
-    wanted.
-    """
+    wanted."""
     cheap: set[Node] = set()
     for node in subgraph.nodes:
         differentiable = any(v and v.differentiable for v in meta.values_of(node))

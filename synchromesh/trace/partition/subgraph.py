@@ -1,8 +1,7 @@
 """A component as a subgraph of the step: its operators, and the tensors that they read and make.
 
 Components of equal `signature` compute the same function of other tensors; they are analysed
-once, share the variables of the integer program, and come out with equal placements.
-"""
+once, share the variables of the integer program, and come out with equal placements."""
 
 import operator
 from collections.abc import Hashable, Mapping

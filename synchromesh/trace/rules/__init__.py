@@ -48,8 +48,7 @@ def op_specs(op: Operator) -> list[OpSpec]:
 
     A deterministic operator on replicated inputs gives replicated outputs, and as
     vector-Jacobian products are linear in the gradient, partial gradients of the outputs give
-    partial gradients of the inputs.
-    """
+    partial gradients of the inputs."""
     found = [OpSpec((R,) * len(op.inputs), (R,) * len(op.outputs))]
     if not meta.effect(op.node) or op.name == "batch_norm":
         if any(o.differentiable for o in op.outputs):

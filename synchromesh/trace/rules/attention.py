@@ -19,8 +19,7 @@ def attention(op: Operator) -> Iterator[OpSpec]:
     """query [.., h, L, e], key [.., k, S, e], value [.., k, S, v] -> [.., h, L, v].
 
     Of no queries torch makes no gradient for the mask, so that a rank without heads would not
-    take part in what moves it.
-    """
+    take part in what moves it."""
     learned = op.slot("attn_mask") is not None and op.tensor("attn_mask").differentiable
     yield from op.on_entries(_specs(op)) if learned else _specs(op)
 

@@ -14,8 +14,7 @@ class TensorAxis(Protocol):
     def move(self, x: Tensor, source: str, target: str, length: int = 0) -> Tensor:
         """`x` from one placement to another, value and gradient (table in docs/design.md).
 
-        length: entries of the dimension that the source shards; 0: size times those of `x`.
-        """
+        length: entries of the dimension that the source shards; 0: size times those of `x`."""
 
     def maximum(self, x: Tensor) -> Tensor:
         """The elementwise largest of the ranks' `x`, without gradient."""

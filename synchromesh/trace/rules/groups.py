@@ -17,8 +17,7 @@ def group_states(
 ) -> list[Placement]:
     """States of a dimension with an entry for each of the groups, over m ranks.
 
-    known: lengths of dimensions that are made of the groups, and states that shard them.
-    """
+    known: lengths of dimensions that are made of the groups, and states that shard them."""
     found = {shard(0)}
     for length, states in known:
         inner = length // groups

@@ -44,8 +44,7 @@ def embedding_of_part(
 ) -> Tensor:
     """Rows of this rank's part of a table of so many words, zeros where another rank has the row.
 
-    `padding`: the global index whose row gets no gradient, -1 for none.
-    """
+    `padding`: the global index whose row gets no gradient, -1 for none."""
     start, stop = shard(0).share(words, axis.size, axis.index)
     local = indices - start
     elsewhere = (indices < start) | (indices >= stop)
@@ -64,8 +63,7 @@ def embedding_bag(op: Operator) -> Iterator[OpSpec]:
     """weight [vocabulary, hidden]: by hidden, by vocabulary (partial); the indices are replicated.
 
     The results behind the first one count indices and bags; `max_indices` has a column for each
-    of the maxima.
-    """
+    of the maxima."""
     w, out, largest = op.tensor("weight"), op.output, op.constant("mode") == MAX
     rest = (R,) * (len(op.outputs) - 1)
     for s in sorted(cut.at(1) for cut in w.cuts(1) | out.cuts(1)):
@@ -121,8 +119,7 @@ def embedding_bag_of_part(
     ranks are the bags.
 
     A mean is a sum of entries over their number. A largest entry is contributed by the rank that
-    has it, of equal ones by that of the first in the bag, whose gradient it gets.
-    """
+    has it, of equal ones by that of the first in the bag, whose gradient it gets."""
     start, stop = shard(0).share(words, axis.size, axis.index)
     counted = torch.ones_like(indices, dtype=torch.bool)
     if padding_idx is not None and padding_idx >= 0:

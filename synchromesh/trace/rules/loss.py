@@ -77,8 +77,7 @@ def cross_entropy_of_part(
     replicated.
 
     loss = log sum exp(l) - (1 - s) l[target] - s mean(l), with the sums over the classes of all
-    ranks, of which every rank has one at least.
-    """
+    ranks, of which every rank has one at least."""
     dim = 1 if logits.dim() > 1 else 0
     start, stop = shard(0).share(classes, axis.size, axis.index)
     top = axis.maximum(logits.detach().amax(dim))

@@ -2,8 +2,7 @@
 
 A rule is a function from an operator to its specs. Each spec must be right for value and
 gradient: with the inputs in the states it names, the local operator gives outputs in the states
-it names, and gradients of the outputs in their states become gradients of the inputs in theirs.
-"""
+it names, and gradients of the outputs in their states become gradients of the inputs in theirs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -89,8 +88,7 @@ def inside_rows(state: Placement) -> bool:
 
     (rows * heads, length, width) can be sharded by heads, as in `nn.MultiheadAttention`: one
     segment for every row. As the number of rows is not fixed, such a state has no text form; a
-    value in it stays inside its component and is never moved.
-    """
+    value in it stays inside its component and is never moved."""
     return state.sharded and state.segments % ROWS == 0
 
 
@@ -262,8 +260,7 @@ class Operator(OperatorCall):
         """How many of `entries` this rank has of a dimension of `length` that `state` shards: a
         number where all ranks have as many, else a node.
 
-        entries: the length, or a node that computes it from the rows.
-        """
+        entries: the length, or a node that computes it from the rows."""
         if not state.even(length, self.m):
             segment = length // state.segments
             return to.call(local_entries, to.axis, entries, segment, state.unit)

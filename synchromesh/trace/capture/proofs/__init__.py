@@ -1,7 +1,6 @@
 """Proofs that a value's rows are regular, per family of operators: `prove(case)` is its layout.
 
-What none of them proves raises `Irregular`: it may not be taken apart by rows.
-"""
+What none of them proves raises `Irregular`: it may not be taken apart by rows."""
 
 from collections.abc import Callable
 

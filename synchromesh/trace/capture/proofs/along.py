@@ -1,7 +1,6 @@
 """Proofs of operators that take entries apart, or put them together, along a dimension.
 
-Where that is not the dimension of the rows they lie as before, else row identities show it.
-"""
+Where that is not the dimension of the rows they lie as before, else row identities show it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +24,7 @@ def on_identities(case: Case) -> Callable[[dict[int, Tensor], int], Any]:
 def joined(case: Case) -> RowLayout:
     """cat, stack and the like, flip and roll: row identities show it, whatever the dimension.
 
-    Tensors without entries, as empty caches are, add nothing.
-    """
+    Tensors without entries, as empty caches are, add nothing."""
     operands = [e for e in case.operands if 0 not in e.sizes]
     if not operands or any(e.rows is None for e in operands):
         raise case.coupled(case.result.dim)

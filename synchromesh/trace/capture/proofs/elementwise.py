@@ -1,8 +1,7 @@
 """Proofs of operators that compute each entry of a row from entries of that row alone.
 
 Elementwise ones take entries at the same place; the others leave all dimensions but some apart,
-and the rows must be along one that they leave apart.
-"""
+and the rows must be along one that they leave apart."""
 
 from collections.abc import Callable
 

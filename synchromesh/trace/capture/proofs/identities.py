@@ -1,8 +1,7 @@
 """Row identities: small tensors that hold the number of the row in place of its content.
 
 An operator that only takes entries from one place to another is tried on them, for several numbers
-of rows; how the identities lie in what it makes is how the rows lie.
-"""
+of rows; how the identities lie in what it makes is how the rows lie."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -55,8 +54,7 @@ def read(found: Tensor, layout: RowLayout, rows: int) -> int | None:
 def evaluated(case: Case, run: Run, operands: list[RowOperand]) -> RowLayout | None:
     """The layout that `run` shows whatever the number of rows, None where it shows none.
 
-    operands: those whose identities `run` takes, all with rows.
-    """
+    operands: those whose identities `run` takes, all with rows."""
     choices = [sorted(e.layout.segments) for e in operands]
     if prod(map(len, choices)) > SIZES.combinations:
         choices = [c[:1] for c in choices]

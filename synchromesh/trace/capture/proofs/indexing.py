@@ -1,8 +1,7 @@
 """Proofs of operators that pick entries by an index: each row may pick of its own entries alone.
 
 Which rows an index picks is known where it is computed from the number of rows alone, as in
-`h[arange(rows), last]`; the identities of rows that it picks then show how they lie.
-"""
+`h[arange(rows), last]`; the identities of rows that it picks then show how they lie."""
 
 from collections.abc import Callable
 
@@ -35,8 +34,7 @@ def content(case: Case, operand: RowOperand, rows: int) -> Tensor:
 class Index:
     """x[a, b, None]: the indices by the dimension of x that they read, None where they read none.
 
-    chosen: the index at the dimension of the rows of x, if any.
-    """
+    chosen: the index at the dimension of the rows of x, if any."""
 
     def __init__(self, case: Case) -> None:
         self.case = case

@@ -5,8 +5,7 @@
     made[places.argsort()]              in order again; so is h.index_add(0, places // k, made)
 
 Which permutation it is does not matter, so no row depends on another one through it. Whatever else
-is computed from values in such an order depends on it, and couples rows.
-"""
+is computed from values in such an order depends on it, and couples rows."""
 
 import operator
 from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
 """The proof of last resort: an operator of no known family is tried on random tensors.
 
-Of three rows it must compute what it computes of the first alone, and of the other two.
-"""
+Of three rows it must compute what it computes of the first alone, and of the other two."""
 
 from math import prod
 from typing import Any

@@ -2,8 +2,7 @@
 
 In flat order a value with rows is so many blocks of rows as the sizes ahead of the rows and the
 segments multiply to; what belongs to a row in a block lies side by side. A view keeps that number,
-so the rows lie regularly in it where the sizes ahead of them divide it.
-"""
+so the rows lie regularly in it where the sizes ahead of them divide it."""
 
 from collections.abc import Callable
 
