@@ -196,7 +196,13 @@ class Accumulation:
         elif active.plan.stage_count == 1 and not self._execution.sharding.units:
             self._totals.append((sums, star.start_all_gather(everyone, sums)))
         else:  # where the first rank's backward may wait for what this one does after its own
-            self._totals.append((sums, everyone.start_all_gather(sums, counted=False)))
+            work = everyone.all_reduce(sums, asynchronous=True, counted=False)
+
+            def summed() -> Tensor:
+                self._world.wait(work)
+                return sums[None]
+
+            self._totals.append((sums, summed))
 
     def _seeds(self, results: Sequence[RankOutputs], alone: bool) -> Seeds:
         """Outputs, each with its share of the gradient of the global loss.
