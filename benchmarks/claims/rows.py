@@ -203,7 +203,7 @@ CLAIMS = (
         TWO, throughput, RATIO, (*STEP, "synchromesh/workloads"),
     ),
     Claim(
-        "short", "steps of 5, 10, 20 ms: over DistributedDataParallel, the lower of two models",
+        "short", "the same of steps of 5, 10, 20 ms, the lower of two small models",
         SHORT, short, RATIO, (*STEP, "synchromesh/workloads"),
     ),
     Claim(
