@@ -4,6 +4,7 @@ agreement of ranks.
 
 import zlib
 from collections.abc import Callable, Collection, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -310,7 +311,8 @@ class RowAgreement:
         """After a step that failed here: those that wait for its loss fail too."""
         if self._tell is not None:
             tell, self._tell = self._tell, None
-            tell(FAILED, [0] * (SUMS - 1))
+            with suppress(RuntimeError):  # one is gone: what has failed here is to be told
+                tell(FAILED, [0] * (SUMS - 1))
 
     def _checked(self, table: Sequence[Sequence[int]], data: str, fault: str) -> GlobalRows:
         """The rows that a table of all ranks says; ValueError on all of them as `__call__` says.

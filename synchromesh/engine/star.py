@@ -15,7 +15,9 @@ import secrets
 import socket
 import struct
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -175,43 +177,62 @@ class Star:
 
 
 def _lost(rank: int, error: OSError) -> RuntimeError:
-    return RuntimeError(f"connection with rank {rank} lost: {error.strerror or error}")
+    why = (
+        "it sent nothing in time (`timeout` of prepare)" if isinstance(error, TimeoutError) else ""
+    )
+    return RuntimeError(f"connection with rank {rank} lost: {why or error.strerror or error}")
 
 
 def connected(everyone: Reachable, timeout: timedelta) -> Star | None:
-    """The star of all ranks, which call alike; None where one does not reach the first."""
+    """The star of all ranks, which call alike; None, with a warning, where one does not reach the
+    first."""
     if everyone.size == 1 or everyone.size > MOST:
         return None
     here = f"{boot()} {namespace()}"
     local = set(everyone.all_gather_json(here)) == {here}
     links: dict[int, socket.socket] = {}
-    listener = None
+    listener, port, key = None, 0, secrets.token_hex(16)
     if everyone.index == 0:
-        listener = socket.create_server(("127.0.0.1" if local else "", 0), backlog=everyone.size)
-    port = listener.getsockname()[1] if listener else 0
-    key = secrets.token_hex(16)
-    ports = everyone.all_gather_json([port, key])
-    port, key = ports[0]
+        with suppress(OSError):  # no port is free, or none may be had: then nobody connects
+            listener = socket.create_server(("127.0.0.1" if local else "", 0), backlog=MOST)
+            port = listener.getsockname()[1]
+    port, key = everyone.all_gather_json([port, key])[0]
+    address = "127.0.0.1" if local else os.environ.get("MASTER_ADDR", "")
     try:
-        if listener is None:
-            address = "127.0.0.1" if local else os.environ.get("MASTER_ADDR", "")
+        if listener is not None:
+            _accept(listener, links, key, everyone.size)
+        elif everyone.index:
             links[0] = socket.create_connection((address, port), CONNECTING)
             links[0].sendall(f"{key}{everyone.index:8}".encode())
-        else:
-            listener.settimeout(CONNECTING)
-            while len(links) < everyone.size - 1:
-                link, _ = listener.accept()
-                link.settimeout(CONNECTING)
-                said = link.recv(40, socket.MSG_WAITALL).decode()
-                if said[:32] == key:
-                    links[int(said[32:])] = link
-    except OSError:
+    except OSError:  # told below, for all of them
         pass
-    if listener is not None:
-        listener.close()
     star = Star(links, everyone.size, timeout)
-    reached = len(links) == (everyone.size - 1 if everyone.index == 0 else 1)
-    if all(everyone.all_gather_json(reached)):
+    reached = everyone.all_gather_json(len(links) == (1 if everyone.index else everyone.size - 1))
+    if all(reached):
         return star
     star.close()
+    if everyone.index == 0:
+        others = [rank for rank, there in enumerate(reached) if rank and not there]
+        warnings.warn(
+            f"ranks {others or 'that rank 0 expected'} did not connect to rank 0 at "
+            f"{address or 'MASTER_ADDR, which is not set,'} port {port} within {CONNECTING:.0f} "
+            "s, so what ranks agree on in each step goes by gloo, which takes 0.3 to 10 ms longer: "
+            "set MASTER_ADDR to an address of rank 0 that all hosts reach on any port",
+            stacklevel=2,
+        )
     return None
+
+
+def _accept(listener: socket.socket, links: dict[int, socket.socket], key: str, size: int) -> None:
+    """The links of all other ranks, by rank; who does not know `key` is none."""
+    deadline = time.monotonic() + CONNECTING
+    with listener:
+        while len(links) < size - 1:
+            listener.settimeout(max(0.01, deadline - time.monotonic()))
+            link, _ = listener.accept()
+            link.settimeout(max(0.01, deadline - time.monotonic()))
+            said = link.recv(len(key) + 8, socket.MSG_WAITALL)
+            if secrets.compare_digest(said[:-8], key.encode()):
+                links[int(said[-8:])] = link
+            else:
+                link.close()
