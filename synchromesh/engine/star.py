@@ -216,7 +216,7 @@ def connected(everyone: Reachable, timeout: timedelta) -> Star | None:
         warnings.warn(
             f"ranks {others or 'that rank 0 expected'} did not connect to rank 0 at "
             f"{address or 'MASTER_ADDR, which is not set,'} port {port} within {CONNECTING:.0f} "
-            "s, so what ranks agree on in each step goes by gloo, which takes 0.3 to 10 ms longer: "
+            "s, so what ranks agree on goes by gloo, which takes longer (0.3 to 12 ms): "
             "set MASTER_ADDR to an address of rank 0 that all hosts reach on any port",
             stacklevel=2,
         )
