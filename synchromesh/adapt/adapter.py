@@ -3,7 +3,8 @@ switches where that pays.
 
     Trying      plans that are predicted to be about as quick, some steps each (trials.py)
     Watching    the plan in force
-    Postponed   what was noticed, of which measuring would take more than its share of the run
+    Postponed   the same, while what was noticed waits, of which measuring would take more than
+                its share of the run; plans are tried, anew
 
     Trying    --the quickest is known-->    Watching
     any       --a drift (monitor.py), batches of another size, idle ranks that could help-->
@@ -21,7 +22,7 @@ from synchromesh.adapt import policy
 from synchromesh.adapt.known_plans import KnownPlans
 from synchromesh.adapt.monitor import LIMITS, Drift, Monitor
 from synchromesh.adapt.policy import Budget, Verdict, weigh
-from synchromesh.adapt.trials import Trials
+from synchromesh.adapt.trials import Trials, first
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.profiling.reprofile import IdleProbe
@@ -34,7 +35,8 @@ from synchromesh.values.profile import Profile
 class AdapterTuning:
     """When what was noticed is looked into. Chosen, not measured."""
 
-    steps_to_come: int = 100  # assumed, at least, where nobody says how many
+    steps_to_come: int = 100  # assumed, at least, where nobody says how many ...
+    seconds_to_come: float = 60.0  # ... and as many as take so long
     retry_steps: int = 20  # after which measuring that was too expensive is considered again
     probe_share: float = 0.01  # of the time, for probes of what idle ranks wait for
     probe_steps: int = 10  # from one probe to the next, at least
@@ -112,10 +114,12 @@ class Watching:
 
 @dataclass(frozen=True)
 class Postponed:
-    """What was noticed is to be looked into, not before the step `until`."""
+    """What was noticed is to be looked into, not before the step `until`; until then near plans
+    are run."""
 
     drift: Drift
     until: int
+    trials: Trials
 
 
 class Adapter:
@@ -146,13 +150,18 @@ class Adapter:
         if isinstance(self.state, Postponed):
             self.state = Watching()
 
+    @property
+    def trying(self) -> bool:
+        """Whether plans are run for some steps each."""
+        return not isinstance(self.state, Watching) and not self.state.trials.over
+
     def resize(self, before: int, rows: int) -> None:
         """Global batches have another number of rows from now on: what a step takes is learnt
         anew, then the plan is reconsidered."""
         self.plans = KnownPlans(())
         self.monitor.follow()
         noticed = f"global batches have {rows} rows, {before} before"
-        self.state = Postponed(Drift(0.0, 0.0, False, False, noticed), 0)
+        self.state = Postponed(Drift(0.0, 0.0, False, False, noticed), 0, Trials(()))
 
     def record(self, table: Sequence[tuple[int, ...]], ranks: Sequence[int]) -> Decision | None:
         """table: microseconds computing and waiting of each of `ranks` in the last full-size step.
@@ -169,27 +178,36 @@ class Adapter:
 
     def act(self, run: AdaptedRun, step: int, to_come: int) -> Decision | None:
         """What comes of what was noticed or of a trial, if there is one; all ranks alike."""
-        steps = to_come or max(TUNING.steps_to_come, step)
-        state, drift, self._noticed = self.state, self._noticed, None
-        if isinstance(state, Postponed):
-            joined = state.drift if drift is None else drift.joined(state.drift)
-            self.state = replace(state, drift=joined)
-            drift = joined if step >= state.until else None
+        latest = self.monitor.latest
+        least = round(TUNING.seconds_to_come / latest) if latest else 0
+        steps = to_come or max(TUNING.steps_to_come, step, least)
+        drift, self._noticed = self._noticed, None
+        if isinstance(self.state, Postponed):
+            if drift is not None:
+                joined = drift.joined(self.state.drift)
+                self.state = Postponed(joined, self.state.until, self._anew(run.plan))
+                self.monitor.accept()
+            drift = self.state.drift if step >= self.state.until else None
         elif drift is None:
             drift = self._idle_ranks(run, step, steps)
         if drift is not None:
             now = self.monitor.measured or drift.now
             return self._reconsidered(run, replace(drift, now=now), step, steps) if now else None
-        if isinstance(state, Trying) and self.monitor.steady:
-            return self._tried(run, state.trials, step, steps)
+        if not isinstance(self.state, Watching) and self.trying and self.monitor.steady:
+            return self._tried(run, self.state.trials, step, steps)
         return None
+
+    def _anew(self, plan: Plan) -> Trials:
+        """Trials of a time after a change, where those before it had not come to an end."""
+        self.plans.seen.clear()
+        return Trials([] if isinstance(self.state, Watching) else self.state.trials.left(plan))
 
     def _tried(self, run: AdaptedRun, trials: Trials, step: int, steps: int) -> Decision | None:
         """The next trial, or the end of all."""
         plan, counted, latest = run.plan, self.monitor.counted, self.monitor.latest
         found = trials.next(plan, counted, steps, lambda p: run.move(p, self.profile, latest))
         self.plans.seen.update(trials.tables)
-        if trials.over:
+        if trials.over and isinstance(self.state, Trying):
             self.state = Watching()
         if found is None:
             return None
@@ -206,7 +224,7 @@ class Adapter:
         """Measures again what has changed, and weighs the plans that are found by it."""
         allowed = self.budget.allows
         if not run.agreed(lambda: allowed(run.clock(), steps * drift.now)):
-            return self._postponed(run.plan, drift, step)
+            return self._postponed(run, drift, step)
         self._idle.measured(drift)
         plan, began, explains = run.plan, run.clock(), self.plans.explains
         try:
@@ -226,7 +244,7 @@ class Adapter:
         verdict = run.agreed(lambda: self._weighed(run, found, drift, steps))
         target, reason = Plan.parse(verdict["plan"]), verdict["reason"]
         following = target if verdict["switch"] else plan
-        self.state = _trying(_first(found, following)) if changed else Watching()
+        self.state = _trying(first(found, following)) if changed else Watching()
         if not verdict["switch"]:
             return self._stays(plan, drift, step, reason, spent, verdict["better"])
         self.plans.seen[plan] = self.monitor.counted[-LIMITS.fewest :]
@@ -252,17 +270,19 @@ class Adapter:
             "better": better.seconds,
         }  # fmt: skip
 
-    def _postponed(self, plan: Plan, drift: Drift, step: int) -> Decision | None:
-        """Considered again some steps later, but reported once. Trials go on: a prediction that
-        was wrong is likelier than a change behind it."""
-        reported = isinstance(self.state, Postponed) and self.state.until
-        if not (isinstance(self.state, Trying) and drift.source == "predicted"):
-            self.state = Postponed(drift, step + TUNING.retry_steps)
+    def _postponed(self, run: AdaptedRun, drift: Drift, step: int) -> Decision | None:
+        """Considered again some steps later, but reported once. Trials begin anew, or go on where
+        a prediction that was wrong is likelier than a change behind it."""
+        state, until = self.state, step + TUNING.retry_steps
+        reported = isinstance(state, Postponed) and state.until
+        if isinstance(state, Postponed):
+            self.state = replace(state, until=until)
+        elif not (isinstance(state, Trying) and drift.source == "predicted"):
+            self.state = Postponed(drift, until, self._anew(run.plan))
         if reported:
-            self.monitor.accept()
             return None
         share = f"measuring would take more than {policy.LIMITS.measuring_share:.0%} of the run"
-        return self._stays(plan, drift, step, share, 0.0)
+        return self._stays(run.plan, drift, step, share, 0.0)
 
     def _idle_ranks(self, run: AdaptedRun, step: int, steps: int) -> Drift | None:
         """What has become better for idle ranks, of which steps say nothing."""
@@ -341,9 +361,3 @@ def _trying(candidates: Sequence[Candidate]) -> Trying | Watching:
     """The plan in force first."""
     trials = Trials(candidates)
     return Watching() if trials.over else Trying(trials)
-
-
-def _first(candidates: Sequence[Candidate], plan: Plan) -> list[Candidate]:
-    """The candidates with that of `plan` first; none where it is not among them."""
-    own = [c for c in candidates if c.plan == plan]
-    return [*own, *(c for c in candidates if c.plan != plan)] if own else []

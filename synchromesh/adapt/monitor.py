@@ -120,7 +120,7 @@ class Monitor:
     def accept(self) -> None:
         """What steps take now is usual from now on."""
         self._learn(self.counted[-LIMITS.fewest :])
-        self.counted, self.predicted, self._off = [], (), 0
+        self.counted, self._first, self.predicted, self._off = [], [], (), 0
 
     def _learn(self, earlier: list[Table]) -> None:
         """earlier: steps that say what is usual."""

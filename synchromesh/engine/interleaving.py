@@ -35,7 +35,7 @@ class Interleaving:
 
     def __init__(self, everyone: Group, possible: bool, chosen: int | None = None) -> None:
         """possible: whether the step may be interleaved. chosen: the number; none: it is tried."""
-        self.everyone = everyone
+        self.everyone, self.possible = everyone, possible
         self.chosen = chosen if possible else 1
         self._times: dict[int, list[float]] = {n: [] for n in TRIAL.order}
         self._steps = 0

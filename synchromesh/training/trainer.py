@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from synchromesh.adapt.adapter import Adapter, Decision, Trying
+from synchromesh.adapt.adapter import Adapter, Decision
 from synchromesh.adapt.live_run import LiveRun
 from synchromesh.adapt.observer import NO_COST, Observer
 from synchromesh.engine import batches
@@ -33,7 +33,7 @@ from synchromesh.state.loaders import Loaders
 from synchromesh.state.reading import Collate
 from synchromesh.state.switch import Moved
 from synchromesh.trace.capture.batch import take_parts
-from synchromesh.trace.partition.partition import Partition, overlaps
+from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
 from synchromesh.training.accumulation import Accumulation, forget_gradients
 from synchromesh.training.active_plan import checked_plan
@@ -107,7 +107,7 @@ class Trainer:
     @property
     def settled(self) -> bool:
         """Whether nothing is tried any more (engine/interleaving.py, adapt/trials.py)."""
-        trying = self.adapter is not None and isinstance(self.adapter.state, Trying)
+        trying = self.adapter is not None and self.adapter.trying
         return not trying and self._execution.interleaving.chosen is not None
 
     def predict(self) -> Candidate:
@@ -178,8 +178,8 @@ class Trainer:
             planning.rows = rows
         if rows == planning.rows and overlap.chosen is not None:
             observer.note(seconds, waited)
-        plan, alone = self.plan, self.plan.stage_count == 1
-        if alone and plan.pieces is None and overlaps(self.traced, self.partition):
+        plan = self.plan
+        if overlap.possible and plan.pieces is None:
             plan = replace(plan, pieces=overlap.chosen)  # as candidates are written
         run = LiveRun(planning.facts(self.traced), plan, self.partition, self.switch)
         decision = observer.adapter.act(run, self.steps, self.steps_to_come)

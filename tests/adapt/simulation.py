@@ -73,6 +73,7 @@ class SimulatedRun:
     seconds: float = 0.0
     switches: list[Plan] = field(default_factory=list)
     on_switch: Callable[[Plan], None] = lambda plan: None
+    scale: float = 1.0
 
     @property
     def idle(self) -> bool:
@@ -81,7 +82,7 @@ class SimulatedRun:
     def candidates(self) -> tuple[Candidate, ...]:
         """All plans by what is known, the quickest first."""
         taken = {
-            plan: cost.under(*self.known) * (1 + self.errors.get(plan, 0.0))
+            plan: self.scale * cost.under(*self.known) * (1 + self.errors.get(plan, 0.0))
             for plan, cost in PLANS.items()
         }
         times = {p: StepTime(t, 0.0, 0.0, 0.0, 0.0, 0.0, 1) for p, t in taken.items()}
@@ -90,7 +91,7 @@ class SimulatedRun:
         )
 
     def true(self, plan: Plan) -> float:
-        return PLANS[plan].under(*self.conditions)
+        return self.scale * PLANS[plan].under(*self.conditions)
 
     def clock(self) -> float:
         return self.seconds
@@ -150,14 +151,16 @@ class Outcome:
 def simulate(
     steps: int, changes: Mapping[int, tuple[tuple[float, ...], float]], noise: Noise, seed: int,
     error: float = 0.07, trials: bool = True, to_come: int = 20_000,
+    scale: float = 1.0,
 ) -> Outcome:  # fmt: skip
     """A run of so many steps whose conditions change before some of them.
 
     error: standard deviation of the predictions of plans. trials: whether near plans are tried.
+    to_come: steps, 0 where nobody says how many. scale: of the seconds of a step.
     """
     chance = random.Random(seed)
     errors = {p: max(-0.2, min(0.2, chance.gauss(0, error))) for p in PLANS}
-    run = SimulatedRun(errors, Plan.parse("data"))
+    run = SimulatedRun(errors, Plan.parse("data"), scale=scale)
     found = run.candidates()
     run.plan = found[0].plan
     adapter = Adapter(Profile(RANKS), found if trials else found[:1])
@@ -175,14 +178,14 @@ def simulate(
         longer = max(0.3, 1 + chance.gauss(0, noise.usual))
         longer *= chance.uniform(2, 6) if chance.random() < noise.tail else 1.0
         pause = 20 if not pause and chance.random() < noise.pause else max(0, pause - 1)
-        whole = cost.under(devices, links) * longer + (0.5 if pause > 17 else 0.0)
-        share = [c * d * longer for c, d in zip(cost.computing, devices, strict=True)]
+        whole = scale * cost.under(devices, links) * longer + (0.5 if pause > 17 else 0.0)
+        share = [scale * c * d * longer for c, d in zip(cost.computing, devices, strict=True)]
         run.seconds += whole
         table = [(int(c * 1e6), int((whole - c) * 1e6)) for c in share]
         if chance.random() < noise.short:
             table = None
             short.append(step)
-        decision = adapter.act(run, step, to_come - step)
+        decision = adapter.act(run, step, max(0, to_come - step))
         if decision is not None:
             decisions.append(decision)
             table = None if run.plan != before else table

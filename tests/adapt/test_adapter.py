@@ -113,7 +113,7 @@ def tried(second: str) -> tuple[list[float], list[dict[str, Any]], str, dict[str
     batches = [make(12, seed=i, dtype=torch.float64) for i in range(STEPS)]
     trainer = prepare(model, optimizer, loss, batches[0], plan="tensor; @pieces=1")
     patch = pytest.MonkeyPatch()
-    patch.setattr(trials, "TUNING", TrialTuning(steps=2, whole=3))
+    patch.setattr(trials, "TUNING", TrialTuning(steps=2, seconds=0.0))
     patch.setattr(monitor, "LIMITS", DriftLimits(settle=1, halves=10.0))  # steps of milliseconds
     try:
         plan = Plan.parse(second)

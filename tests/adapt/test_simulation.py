@@ -94,6 +94,16 @@ def test_a_wrong_prediction_is_no_change() -> None:
         assert len(outcome.drifts) <= 2 and outcome.regret <= 1.1, outcome.decisions
 
 
+def test_short_steps_are_tried_though_measuring_them_is_never_worth_it() -> None:
+    """Steps of 5 ms, of nobody knows how many, of which the first ones take twice as long: what
+    was noticed waits, plans are tried all the same."""
+    slow = {0: conditions("devices", 2.0), 12: QUIET}
+    for seed in range(40):
+        outcome = simulate(400, slow, ROUGH, seed, error=0.1, to_come=0, scale=0.05)
+        assert all(d.measuring_seconds == 0 for d in outcome.decisions)
+        assert outcome.regret <= 1.06, outcome.decisions  # two plans lie 5 % apart
+
+
 def test_what_trials_found_before_a_change_is_not_compared_with_what_comes_after() -> None:
     """In the second trial all devices become three times as slow: the first plan is not taken for
     three times as quick."""
