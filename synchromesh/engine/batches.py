@@ -218,6 +218,13 @@ FIXED, SUMS = 8, 6  # numbers of a row; whether the loss comes with it (below), 
 SAID, FAILED = 1, -1
 
 
+class LoneRankFailed(RuntimeError):
+    """The rank that works alone has failed in a step, which idle ones are told."""
+
+    def __init__(self) -> None:
+        super().__init__("rank 0, which works alone, has failed in this step: see its error")
+
+
 class RowAgreement:
     """One small exchange a step: every rank's rows, so that disagreeing ranks are an error and
     never a hang.
@@ -228,7 +235,9 @@ class RowAgreement:
         rank 0     [ forward ] reads, checks, tells [ backward ] [ update ]
         rank 1     sends ..... waits ............... knows
 
-    But for a step that may need all ranks before: of other rows, or of a model that has changed.
+    But for a step that may need all ranks before: of other rows, of a model that has changed, or
+    with backwards before all forwards are done. What is refused at the check has no backward: an
+    accumulation stays as it was, on all ranks; buffers have seen the batch on rank 0.
     """
 
     def __init__(
@@ -250,6 +259,7 @@ class RowAgreement:
         self.plan, self.device = plan, device
         self.numbers: list[tuple[int, ...]] = []  # that came with each rank's rows
         self.outdated = False  # whether the model of a rank has changed
+        self.refused = False  # whether the check after the forward has refused the step
 
     def __call__(
         self,
@@ -258,16 +268,18 @@ class RowAgreement:
         numbers: tuple[int, ...] = (),
         outdated: bool = False,
         method: str = STEP,
+        at_once: bool = True,
     ) -> GlobalRows:
         """The global rows of this step, or of a batch of `evaluate`.
 
         numbers: as many on every rank, gathered on all (`self.numbers`). outdated: whether this
-        rank's model is another than was traced.
+        rank's model is another than was traced. at_once: whether all rows go forward before any
+        go backward.
 
         Raises ValueError on every rank if marks differ or ranks of one data index hold other
         rows.
         """
-        fault = ""
+        fault, self.refused = "", False
         try:
             count = row_count(batch)
         except ValueError as error:  # of this rank alone, maybe: the others must not wait for it
@@ -279,13 +291,15 @@ class RowAgreement:
             return self._checked([row], marks.data, fault)
         finish = start_meeting(self.group, method, row, self.device)
         step = (marks.alike, count)
-        if self._alone and not self.group.index and method == STEP:
+        if self._alone and not self.group.index and method == STEP and at_once:
             if step == self._usual and not outdated:
 
                 def tell(said: int, sums: list[int]) -> None:
                     table = finish([*row[:FIXED], said, *sums, *numbers])
                     if said == SAID:
+                        self.refused = True
                         self._checked(table, marks.data, fault)
+                        self.refused = False
 
                 self._tell, self.outdated = tell, False
                 return self._rows((count,), (same,))
@@ -293,7 +307,7 @@ class RowAgreement:
         table = finish(row)
         said, *sums = table[0][FIXED : FIXED + SUMS]
         if said == FAILED:
-            raise RuntimeError("rank 0, which works alone, has failed in this step: see its error")
+            raise LoneRankFailed
         self._told = torch.tensor(sums).view(torch.float64) if said else None
         return self._checked(table, marks.data, fault)
 

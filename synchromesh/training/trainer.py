@@ -17,6 +17,7 @@ from synchromesh.adapt.adapter import Adapter, Decision
 from synchromesh.adapt.live_run import LiveRun
 from synchromesh.adapt.observer import NO_COST, Observer
 from synchromesh.engine import batches
+from synchromesh.engine.batches import LoneRankFailed
 from synchromesh.engine.groups import World
 from synchromesh.engine.meeting import EVALUATE, meet
 from synchromesh.engine.model import Model
@@ -208,7 +209,12 @@ class Trainer:
         batch = batches.to_device(batch, self.world.device)
         agree = execution.active.agree
         cost = NO_COST if observer is None else observer.cost
-        rows = agree(batch, marks, (self.wish, *cost), outdated)
+        at_once = micro_batches == self.plan.micro_batches == 1
+        try:
+            rows = agree(batch, marks, (self.wish, *cost), outdated, at_once=at_once)
+        except LoneRankFailed:
+            self._forget_accumulation()  # as that rank does
+            raise
         if agree.outdated:
             self._accumulation.require_none(
                 "freezing or releasing parameters, or changing modes, masks or numbers it reads,"
@@ -224,7 +230,10 @@ class Trainer:
         try:
             value = self._accumulation.add(batch, rows, last, micro_batches, self.steps)
         except BaseException:
-            self._forget_accumulation()  # a part of one is of no use
+            if agree.refused and self._accumulation.begun:
+                self._execution.sync.abandon()  # before any backward
+            else:
+                self._forget_accumulation()  # a part of one is of no use
             agree.give_up()
             raise
         self.wished = max(wish for wish, *_ in agree.numbers)
