@@ -273,6 +273,94 @@ def nested() -> nn.Module:
     return model
 
 
+class Looked:
+    """Keeps its values in a dict of its own, as settings of many libraries do."""
+
+    def __init__(self, **values: float) -> None:
+        object.__setattr__(self, "_values", values)
+
+    def __getattr__(self, name: str) -> float:
+        found: dict[str, float] = object.__getattribute__(self, "_values")
+        if name not in found:
+            raise AttributeError(name)
+        return found[name]
+
+    def __setattr__(self, name: str, value: float) -> None:
+        self._values[name] = value  # type: ignore[index]
+
+
+class Itself(dict[str, float]):
+    """Whose items are its attributes; it has an answer of its own to all others."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__  # type: ignore[assignment]
+
+
+def scaled() -> tuple[Callable[[Tensor], Tensor], Callable[[float], None]]:
+    """A function, and what sets the number that it multiplies by."""
+    by = 1.0
+
+    def scale(x: Tensor) -> Tensor:
+        return x * by
+
+    def to(value: float) -> None:
+        nonlocal by
+        by = value
+
+    return scale, to
+
+
+class Held:
+    """Of which a module has a method."""
+
+    def __init__(self) -> None:
+        self.gain = 1.0
+
+    def scale(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+
+class Asking(nn.Module):
+    """Asks for what is not there yet, of functions and objects that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(5, 9), nn.Linear(9, 3)
+        self.settings, self.looked, self.itself = Settings(), Looked(gain=1.0), Itself(gain=1.0)
+        self.closed, self.close = scaled()
+        self.other = Held()
+        self.method, self.default = self.other.scale, lambda x, by=[1.0]: x * by[0]
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.default(self.method(self.closed(torch.tanh(self.first(x)))))
+        x = x * getattr(self, "late", 1.0) * getattr(self.settings, "late", 1.0)
+        if hasattr(self, "shift"):
+            x = x + self.shift
+        return self.last(x * self.looked.gain * self.itself.gain)  # type: ignore[no-any-return]
+
+
+ASKED: dict[str, Callable[[Any, int], None]] = {
+    "late": lambda model, i: setattr(model, "late", GAINS[i]) if i else None,
+    "asked for": lambda model, i: setattr(model, "shift", GAINS[i]) if i else None,
+    "late of an object": lambda model, i: setattr(model.settings, "late", GAINS[i]) if i else None,
+    "gone again": lambda model, i: vars(model).update(late=2.0) if i == 1 else (
+        vars(model).pop("late", None) and None),
+    "looked up": lambda model, i: setattr(model.looked, "gain", GAINS[i]),
+    "of itself": lambda model, i: setattr(model.itself, "gain", GAINS[i]),
+    "closure": lambda model, i: model.close(GAINS[i]),
+    "method of another": lambda model, i: setattr(model.other, "gain", GAINS[i]),
+    "default": lambda model, i: model.default.__defaults__[0].__setitem__(0, GAINS[i]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_is_asked_for_in_other_ways_is_that_of_the_step(name: str) -> None:
+    (found,) = exact(Case(Asking, loss, BATCHES, between=ASKED[name]), "single", 1)
+    assert not found.opaque and not found.warned
+
+
 @pytest.mark.parametrize("name", OF_OBJECTS)
 def test_values_of_objects_in_objects_are_those_of_the_step(name: str) -> None:
     exact(Case(nested, WITH_GIVEN, BATCHES, between=OF_OBJECTS[name]), "single", 1)

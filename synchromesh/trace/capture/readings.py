@@ -6,7 +6,6 @@
 
 A trace holds for these values alone, so they are looked at in every step."""
 
-import copy
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from dis import get_instructions
 from enum import Enum
 from functools import partial
-from inspect import getattr_static
+from inspect import getattr_static, ismethod
 from operator import call, getitem
 from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
@@ -96,7 +95,19 @@ def frozen(value: Any) -> Any:
     if not isinstance(value, (*CONTAINERS, *APART, property)):
         return value if isinstance(value, PLAIN) else Same(value)
     objects: dict[int, Any] = {}
-    return copy.deepcopy(value, objects) if is_small(value, objects) else NOTHING
+    return _copy(value, objects) if is_small(value, objects) else NOTHING
+
+
+def _copy(value: Any, objects: dict[int, Any]) -> Any:
+    """Of a container, with those in it: of a class of one's own as what that compares as, since
+    it may find all that is asked of it among its items, `__deepcopy__` too."""
+    kind: Any = next((c for c in CONTAINERS if isinstance(value, c)), None)
+    if kind is None:
+        return objects.get(id(value), value)
+    items = {key: _copy(item, objects) for key, item in items_of(value)}
+    if kind is dict:
+        return items
+    return kind(items.values()) if hasattr(kind, "__iter__") else kind(**items)
 
 
 def is_small(value: Any, objects: dict[int, Any], depth: int = MAX_DEPTH) -> bool:
@@ -121,6 +132,20 @@ def is_object(value: Any) -> bool:
     other = isinstance(value, (*APART, *PLAIN, Tensor)) or package in ("torch", "sympy")
     attributes = hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
     return isinstance(value, nn.Module) or (changeable and not other and attributes)
+
+
+def in_tables(owner: Any, key: str) -> bool:
+    """Whether it is a parameter, buffer or child of a module."""
+    tables = ("_parameters", "_buffers", "_modules")
+    return isinstance(owner, nn.Module) and any(key in vars(owner).get(t, ()) for t in tables)
+
+
+def of_class(owner: Any, key: str) -> Any:
+    """What `__getattr__` of a class finds, where nothing else does; `NOTHING` if that."""
+    try:
+        return type(owner).__getattr__(owner, key)
+    except AttributeError:
+        return NOTHING
 
 
 def names_in(code: CodeType) -> tuple[set[str], set[str]]:
@@ -213,17 +238,32 @@ class Reads:
         owners, read = self._owners, self._read
 
         def get(owner: Any, key: str) -> Any:
-            found, place = original(owner, key), (id(owner), key)
-            if place[0] in owners and key not in NATIVE and place not in read:
-                stored = getattr_static(owner, key, NOTHING)  # a property itself
-                if stored is NOTHING or isinstance(stored, MemberDescriptorType):
-                    stored = found
-                name = owners[place[0]][1] + key
-                read[place] = ReadValue(owner, key, name, frozen(stored))
-                self._own(found, f"{name}.")
+            place = id(owner), key
+            is_new = place[0] in owners and key not in NATIVE and place not in read
+            try:
+                found = original(owner, key)
+            except AttributeError:
+                if is_new and not in_tables(owner, key):
+                    self._note(owner, key, of_class(owner, key))
+                raise
+            if is_new:
+                self._note(owner, key, found)
             return found
 
         return get
+
+    def _note(self, owner: Any, key: str, found: Any) -> None:
+        """Notes that code has read `found` as an attribute; `NOTHING`: that it has asked for one
+        that is not there."""
+        stored = getattr_static(owner, key, NOTHING)  # a property itself
+        if stored is NOTHING or isinstance(stored, MemberDescriptorType):
+            stored = found
+        name = self._owners[id(owner)][1] + key
+        self._read[id(owner), key] = ReadValue(owner, key, name, frozen(stored))
+        self._own(found, f"{name}.")
+        held = key in getattr(owner, "__dict__", {})  # not of the class
+        if held and (isinstance(found, (FunctionType, partial)) or ismethod(found)):
+            self._meet(found, name)
 
     def found(self) -> tuple[ReadValue, ...]:
         """What was read that is plain, and the same now: code does not change it itself."""
