@@ -194,7 +194,7 @@ def connected(everyone: Reachable, timeout: timedelta) -> Star | None:
     listener, port, key = None, 0, secrets.token_hex(16)
     if everyone.index == 0:
         with suppress(OSError):  # no port is free, or none may be had: then nobody connects
-            listener = socket.create_server(("127.0.0.1" if local else "", 0), backlog=MOST)
+            listener = _listener(local)
             port = listener.getsockname()[1]
     port, key = everyone.all_gather_json([port, key])[0]
     address = "127.0.0.1" if local else os.environ.get("MASTER_ADDR", "")
@@ -221,6 +221,16 @@ def connected(everyone: Reachable, timeout: timedelta) -> Star | None:
             stacklevel=2,
         )
     return None
+
+
+def _listener(local: bool) -> socket.socket:
+    """On a port of this host alone, or of all addresses, IPv6 too where it is to be had."""
+    if not local and socket.has_dualstack_ipv6():
+        with suppress(OSError):
+            return socket.create_server(
+                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=MOST
+            )
+    return socket.create_server(("127.0.0.1" if local else "", 0), backlog=MOST)
 
 
 def _accept(listener: socket.socket, links: dict[int, socket.socket], key: str, size: int) -> None:

@@ -177,3 +177,20 @@ def unreachable() -> bool:
 
 def test_hosts_that_do_not_reach_the_first_do_without() -> None:
     assert run(2, unreachable) == [True, True]
+
+
+def between_hosts(address: str) -> bool:
+    os.environ["MASTER_ADDR"] = address
+    star.namespace = lambda: f"of rank {os.environ['RANK']}"  # type: ignore[assignment]
+    world = World.open("cpu")
+    connected = world.star is not None
+    numbers = star.all_gather_numbers(world.everyone, [world.rank], None)
+    world.close()
+    return connected and numbers == [(0,), (1,)]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_hosts_meet_by_either_protocol(address: str) -> None:
+    if ":" in address and not socket.has_dualstack_ipv6():
+        pytest.skip("this host has no IPv6")
+    assert run(2, between_hosts, address) == [True, True]
