@@ -80,7 +80,8 @@ def datasheet(
         for local in partition.components:
             key = local.program
             rows = program_rows(problem.rows, local.layout, micro_batches)
-            if key not in profile.compute or rows[0] < profile.compute[key].fewest:
+            old = profile.compute.get(key)
+            if old is None or rows[0] < old.fewest or rows[-1] > old.reach:
                 wanted.setdefault(key, (partition, local, rows))
     found = {}
     if wanted:
