@@ -37,7 +37,8 @@ class AdapterTuning:
 
     steps_to_come: int = 100  # assumed, at least, where nobody says how many ...
     seconds_to_come: float = 60.0  # ... and as many as take so long
-    retry_steps: int = 20  # after which measuring that was too expensive is considered again
+    retry_steps: int = 20  # after which measuring that was too expensive is considered again ...
+    retry_seconds: float = 1.0  # ... and as many as take so long, since ranks must agree
     probe_share: float = 0.01  # of the time, for probes of what idle ranks wait for
     probe_steps: int = 10  # from one probe to the next, at least
 
@@ -273,7 +274,8 @@ class Adapter:
     def _postponed(self, run: AdaptedRun, drift: Drift, step: int) -> Decision | None:
         """Considered again some steps later, but reported once. Trials begin anew, or go on where
         a prediction that was wrong is likelier than a change behind it."""
-        state, until = self.state, step + TUNING.retry_steps
+        later = round(TUNING.retry_seconds / drift.now)
+        state, until = self.state, step + max(TUNING.retry_steps, later)
         reported = isinstance(state, Postponed) and state.until
         if isinstance(state, Postponed):
             self.state = replace(state, until=until)
