@@ -2,8 +2,7 @@
 
 expected of a plan    its prediction p, and p times what the plan in force takes over its own
 taken for weighing    the median of its steps, where it has run under these conditions; else
-                      the latter
-"""
+                      the latter"""
 
 from collections.abc import Sequence
 from statistics import median

@@ -1,6 +1,5 @@
 """The command `synchromesh`: one file per subcommand, each with `add_parser`, which adds it and
-its options, and `main(args)`, which runs it and returns its exit code.
-"""
+its options, and `main(args)`, which runs it and returns its exit code."""
 
 import argparse
 import errno
@@ -62,8 +61,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: 0, 2 for bad input, 1 for other errors,
-    128 + N where signal N ended it.
-    """
+    128 + N where signal N ended it."""
     open_closed_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     args = parser().parse_args(words)

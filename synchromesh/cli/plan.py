@@ -1,7 +1,6 @@
 """`synchromesh plan TARGET --cluster C`: ranked plans for devices that need not be there.
 
-`--profile FILE` in place of TARGET: stages for layers that somebody else has measured.
-"""
+`--profile FILE` in place of TARGET: stages for layers that somebody else has measured."""
 
 import argparse
 import json

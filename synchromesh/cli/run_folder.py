@@ -8,8 +8,7 @@ runs/digits-cnn-20260102-030405/
     tensorboard/   the same as log.jsonl, as curves (`--tensorboard`)
     checkpoints/   epoch-N, step-N, best
 
-docs/runs.md has every event and field.
-"""
+docs/runs.md has every event and field."""
 
 import errno
 import json
@@ -78,8 +77,7 @@ class RunFolder:
     def make(self) -> list[Path]:
         """Makes the folder and proves that it can be written to, before any work is done.
 
-        Returns the folders that were not there before, the innermost first.
-        """
+        Returns the folders that were not there before, the innermost first."""
         around = (self.checkpoints, *self.checkpoints.parents)
         missing = [p for p in around if not p.exists()]
         try:

@@ -13,8 +13,7 @@ class StepLog:
     """Collects steps until `take` hands them over.
 
     trained_seconds: of all steps so far with loading; one that was special counts as the median of
-    the others.
-    """
+    the others."""
 
     world: World
     _steps: list[StepDone] = field(default_factory=list)

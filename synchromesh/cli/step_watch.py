@@ -3,8 +3,7 @@
     ... step 19 | 20: spans are recorded | 21: memory by kind is tracked | step 22 ...
 
 Both slow down the step that they look at, so that such steps are special: no sample of what a
-step takes.
-"""
+step takes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,8 +34,7 @@ class StepWatch:
     """Records steps `first` to `last` of a run; the step behind them shows its memory.
 
     All ranks call `ahead` before and `done` after each step, which has collectives where it looks
-    at one.
-    """
+    at one."""
 
     def __init__(self, trainer: Trainer, first: int, last: int) -> None:
         self.trainer, self.first, self.last = trainer, first, last

@@ -1,8 +1,7 @@
 """Links and collectives timed between the ranks of a world, and the line through the times.
 
 Every rank calls the functions here alike. A collective takes as long as it does on the rank that
-is slowest; a message takes half of the quickest way to another rank and back.
-"""
+is slowest; a message takes half of the quickest way to another rank and back."""
 
 import time
 from collections.abc import Sequence
@@ -40,8 +39,7 @@ class Line:
         """The line with the least squares of relative errors through (bytes, seconds).
 
         Neither latency nor bandwidth is negative; where more bytes take no longer, the bandwidth
-        is that of the largest size alone.
-        """
+        is that of the largest size alone."""
         assert points and all(seconds > 0 for _, seconds in points), points
         sizes, times = np.array(points, dtype=float).T
         if len(points) > 1:

@@ -43,8 +43,7 @@ class Survey:
         """The cluster: devices with their rates, links from the messages.
 
         Memory that several ranks share is divided. A collective's start is what the shortest
-        all-reduce takes beyond the latency of its 2 (N-1) steps.
-        """
+        all-reduce takes beyond the latency of its 2 (N-1) steps."""
         found = self.hosts
         made = tuple(
             Host(host, tuple(self._device(rank) for rank in ranks))

@@ -11,8 +11,7 @@ made of it (zero times not-a-number would not be), and buffers that rows change 
            v                                                v
     rows --[stop]--> operators with rows --> rows, loss, buffers: not this rank's to tell
 
-Values that no row enters (a table of positions) are the rank's own, and so are their gradients.
-"""
+Values that no row enters (a table of positions) are the rank's own, and so are their gradients."""
 
 from typing import Any
 
@@ -46,8 +45,7 @@ def isolated(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The local graph for a rank without rows.
 
     Its placeholders say what they are (trace/partition/localise.py): `meta.of_rows`,
-    `meta.is_buffer`.
-    """
+    `meta.is_buffer`."""
     made = torch.fx.Graph()
     rows = row_nodes(graph.graph)
     stopped: dict[Node, Node] = {}

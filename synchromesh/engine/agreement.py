@@ -1,6 +1,5 @@
 """An agreement: what all ranks must have alike before they train; where they do not, the error
-says so on all.
-"""
+says so on all."""
 
 from collections.abc import Mapping
 from itertools import zip_longest
@@ -21,8 +20,7 @@ def compare_ranks(
     """ValueError on every rank where ranks have other models, plans, optimizers, seeds or batches.
 
     Names are compared, for equal shapes alone do not tell models apart. A fault of one rank's own
-    is an error on all: none is left waiting for it.
-    """
+    is an error on all: none is left waiting for it."""
     fault = ""
     described: dict[str, Any] = {}
     try:

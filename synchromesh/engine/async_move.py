@@ -6,8 +6,7 @@ others may run.
 
 Autograd runs backward in the reverse order of forward, so what was computed between departure and
 arrival in forward is computed between them in backward too: both directions overlap. The token
-that joins the two nodes carries no data.
-"""
+that joins the two nodes carries no data."""
 
 from collections.abc import Callable
 from typing import Any
@@ -66,8 +65,7 @@ class _Arrive(torch.autograd.Function):
 def async_move(x: Tensor, forward: Begin, backward: Begin) -> Finish:
     """Begins to send `x` by `forward`; the function that waits for its arrival.
 
-    backward: sends the gradient of what arrives back to where `x` came from.
-    """
+    backward: sends the gradient of what arrives back to where `x` came from."""
     move = _AsyncMove(forward, backward)
     token = _Depart.apply(x, move)
     return lambda: _Arrive.apply(token, move)

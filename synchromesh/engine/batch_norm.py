@@ -51,8 +51,7 @@ class BatchNormPolicy:
     ) -> Tensor:
         """Normalises `x` (rows, channels, ...); in training it updates the running statistics.
 
-        real: whether the rows are of the batch; stand-ins are normalised but leave no trace.
-        """
+        real: whether the rows are of the batch; stand-ins are normalised but leave no trace."""
         if training and self.data is not None and self.data.size > 1:
             y: Tensor = _Synchronised.apply(
                 x, weight, bias, running_mean, running_var, momentum, eps, real, self.data
@@ -141,8 +140,7 @@ def _statistics(x: Tensor, real: bool, group: DataRanks) -> tuple[Tensor, Tensor
     """Mean, biased variance and values per channel over the real rows of all ranks.
 
     Each rank's mean and squared deviations are gathered and combined (Chan et al. 1979), which is
-    as exact as two passes and takes one collective of 2 channels + 1 numbers.
-    """
+    as exact as two passes and takes one collective of 2 channels + 1 numbers."""
     others = [d for d in range(x.dim()) if d != 1]
     count = x.numel() // x.shape[1] if real else 0
     if real:

@@ -1,6 +1,5 @@
 """Batches: nests of tensors whose first dimension is rows; this rank's part, micro-batches,
-agreement of ranks.
-"""
+agreement of ranks."""
 
 import zlib
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -77,8 +76,7 @@ class GlobalRows:
         """Global [start, stop) per data index of a layout of `data` degrees.
 
         Where `data` divides the finest degree its blocks are unions of the finest ones, else the
-        plan's.
-        """
+        plan's."""
         if data not in self._ranges:
             finest = len(self.counts)
             ends = (0, *accumulate(self.counts))
@@ -118,8 +116,7 @@ def with_stand_in(
 ) -> Any:
     """The batch; where position has no rows under `layout`, the first row of the first that has.
 
-    group: of all positions. Those of `layout` call; nothing is sent where all have rows.
-    """
+    group: of all positions. Those of `layout` call; nothing is sent where all have rows."""
     counts = [stop - start for start, stop in rows.ranges(layout.data)]
     if all(counts):
         return batch
@@ -153,8 +150,7 @@ def fingerprint(key: Hashable) -> int:
 
 def checksum(batch: Any) -> int:
     """A checksum of at most 1,024 entries of each tensor, by which ranks that should have the same
-    rows are compared.
-    """
+    rows are compared."""
     total = 0
     for x in leaves(batch):
         flat = x.detach().resolve_conj().resolve_neg().reshape(-1)
@@ -237,8 +233,7 @@ class RowAgreement:
 
     But for a step that may need all ranks before: of other rows, of a model that has changed, or
     with backwards before all forwards are done. What is refused at the check has no backward: an
-    accumulation stays as it was, on all ranks; buffers have seen the batch on rank 0.
-    """
+    accumulation stays as it was, on all ranks; buffers have seen the batch on rank 0."""
 
     def __init__(
         self,
@@ -277,8 +272,7 @@ class RowAgreement:
         go backward.
 
         Raises ValueError on every rank if marks differ or ranks of one data index hold other
-        rows.
-        """
+        rows."""
         fault, self.refused = "", False
         try:
             count = row_count(batch)

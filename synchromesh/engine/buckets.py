@@ -1,8 +1,7 @@
 """Buckets of gradients that are summed over ranks in one collective (values/buckets.py).
 
 A gradient is copied once, into its bucket. Each bucket ends with one number for each parameter,
-how many ranks had a gradient: where none had, `grad` stays None.
-"""
+how many ranks had a gradient: where none had, `grad` stays None."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +23,7 @@ class Summed:
     whole: what programs compute with, where this rank keeps a part of it, along `cut`. every:
     whether it is summed after each backward, of the first of `stages`, the pipeline stages of this
     rank that use it: what the others' backwards give has been added up by then. most_bytes: of the
-    gradient on any rank, by which all of them fill equal buckets; None: as on this one.
-    """
+    gradient on any rank, by which all of them fill equal buckets; None: as on this one."""
 
     parameter: nn.Parameter
     group: Group

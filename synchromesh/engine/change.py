@@ -1,8 +1,7 @@
 """A change of sides with tensors: what a rank sends, and how it puts together what it receives.
 
 Tensors are rows first: (rows, ..., segments, inner, ...). The routes (values/routes.py) say which
-boxes go from whom to whom; a rank on both sides keeps its own.
-"""
+boxes go from whom to whom; a rank on both sides keeps its own."""
 
 from collections.abc import Sequence
 from math import prod

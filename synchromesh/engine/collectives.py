@@ -1,8 +1,7 @@
 """The moves of a tensor axis: from one placement to another, value and gradient.
 
 `TABLE` is the table of docs/design.md, "The local graph": for each pair of placements the
-primitive that converts the value in forward, and the one that converts the gradient back.
-"""
+primitive that converts the value in forward, and the one that converts the gradient back."""
 
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
@@ -77,8 +76,7 @@ def _copy(
     x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
 ) -> Finish:
     """As `_identity` for gradients, which may become a leaf's `grad`: autograd would take a view
-    of another leaf's memory for it, and add to it in place.
-    """
+    of another leaf's memory for it, and add to it in place."""
     return lambda: x.clone()
 
 
@@ -239,8 +237,7 @@ def depart(
     ends it.
 
     length: entries of the dimension that `source` shards; 0: each rank has as many as this one.
-    Where `x` needs no gradient nothing is sent in backward; integers are moved forward alone.
-    """
+    Where `x` needs no gradient nothing is sent in backward; integers are moved forward alone."""
     if source == target or group.size == 1:
         return lambda: x
     forward, back = TABLE[source.kind, target.kind]

@@ -1,8 +1,7 @@
 """A communicator: the collectives that moves on a tensor axis ask of the ranks they run on.
 
 `engine.groups.Group` runs them over the network, `profiling.silent_group.SilentGroup` makes their
-shapes alone. Who walks a program needs no more than this, and so no `torch.distributed`.
-"""
+shapes alone. Who walks a program needs no more than this, and so no `torch.distributed`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
@@ -44,5 +43,4 @@ class Communicator(Protocol):
     ) -> Callable[[], list[Tensor]]:
         """Begins to send part i to rank i; shapes: of what comes back (None: as `parts`).
 
-        payload: bytes to count, of the largest rank's parts (None: of these).
-        """
+        payload: bytes to count, of the largest rank's parts (None: of these)."""

@@ -2,8 +2,7 @@
 on the way back. Autograd knows nothing of it: graphs end where a stage does.
 
     stage 0   forward --> x ~~~ x' requires grad --> forward   stage 1
-    stage 0   backward <-- dx ~~~ gradient of x' <-- backward  stage 1
-"""
+    stage 0   backward <-- dx ~~~ gradient of x' <-- backward  stage 1"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -105,8 +104,7 @@ class Arrival:
 class Receipt:
     """What one message brings; `wait` returns its values with their borders.
 
-    Gradients of a value that the other stage reads in several forms have one border.
-    """
+    Gradients of a value that the other stage reads in several forms have one border."""
 
     def __init__(
         self, items: Sequence[Exchange], gradient: bool, rows: Rows, groups: PlanGroups

@@ -4,8 +4,7 @@ ranks that read it with the next batch, as they have the rows of a batch.
     stage 0   reads h, and has its rows as 2x1     h' <~~~ sent      where a later stage makes h'
     stage 1   makes h' as 1x2                      h' ~~~> sent
 
-Most models make and read a layer's state in the same component; then nothing is sent.
-"""
+Most models make and read a layer's state in the same component; then nothing is sent."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,8 +25,7 @@ def deliver(
     """The leaves of a (micro-)batch's carry that this rank reads next, of its own rows.
 
     made: what this rank's components made, of one row where it has none. Every rank of the plan
-    calls, in equal order.
-    """
+    calls, in equal order."""
     position = groups.position
     found: dict[str, Tensor] = {}
     arrivals: list[tuple[str, Arrival]] = []

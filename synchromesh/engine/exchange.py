@@ -8,8 +8,7 @@ for the two:
     value       replicated    replicated    partial       sharded
     gradient    replicated    partial       replicated    sharded
 
-A rank whose row range is empty computes one stand-in row: it receives some row, and sends none.
-"""
+A rank whose row range is empty computes one stand-in row: it receives some row, and sends none."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -56,8 +55,7 @@ def depart(
 
     The function that waits for what arrives here and returns it. ranges: the global rows of each
     data index, by data degree. Local tensors have at least one row, the stand-in of a rank without
-    rows. Every rank of the stage calls, in equal order.
-    """
+    rows. Every rank of the stage calls, in equal order."""
     rows = item.value.rows
     assert not item.crosses, f"{item.source} and {item.target} are of one stage"
     if rows is None:

@@ -6,8 +6,7 @@ stages had been tried, five of them took 3 % of a step. Groups here are on the d
 
     two all-reduces at once, in two groups of two ranks     96 bytes     0.4 MB      16 MB
     each with a device of its own                            0.80 ms    0.81 ms    17.6 ms
-    on one device                                            0.50 ms    0.71 ms    19.4 ms
-"""
+    on one device                                            0.50 ms    0.71 ms    19.4 ms"""
 
 import os
 from contextlib import suppress
@@ -39,8 +38,7 @@ def wait_for_cores() -> None:
     (SCHED_BATCH, `man 7 sched`; Linux).
 
     It skips an event of a connection that another thread has locked and asks for it again at once:
-    where it has driven that very thread from its core it spins for the rest of a slice.
-    """
+    where it has driven that very thread from its core it spins for the rest of a slice."""
     if not hasattr(os, "SCHED_BATCH"):
         return
     with suppress(OSError):

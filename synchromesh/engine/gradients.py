@@ -2,8 +2,7 @@
 
 Parameters are assigned to buckets by `values/buckets.py`, and buckets start in a fixed order, so
 that every rank sends alike and a resumed run adds up in the order of the first one (DDP, which
-rebuilds its buckets after the first step, does not).
-"""
+rebuilds its buckets after the first step, does not)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -29,8 +28,7 @@ class GradientSync:
     Until `begin` gradients accumulate as ever; those that are summed after every backward are
     added up in `parameter.grad`. All ranks of a group give the same parameters in the same order;
     where a group is one rank nothing is copied. When a parameter gets data of another shape,
-    `close` and make another.
-    """
+    `close` and make another."""
 
     def __init__(self, parameters: Sequence[Summed], *, late: bool = False) -> None:
         """late: buckets start in `finish`, or when a backward is over: when no other collective of

@@ -1,8 +1,7 @@
 """The process groups of a run: a world and its groups of ranks.
 
 The only place that calls `torch.distributed` collectives. A group of one rank never communicates
-and needs no process group, so one rank is not a special case anywhere else.
-"""
+and needs no process group, so one rank is not a special case anywhere else."""
 
 import json
 import time
@@ -140,8 +139,7 @@ class Group:
         """Begins to send part i to rank i; what each rank sent to this one comes back.
 
         shapes: of the tensors that come back, one a rank; the shapes of `parts` where not given.
-        payload: bytes that all ranks count, where their parts differ.
-        """
+        payload: bytes that all ranks count, where their parts differ."""
         assert len(parts) == self.size
         if not self._ready():
             return lambda: [parts[0].detach()]
@@ -288,8 +286,7 @@ class World:
         """This process's world: of the default process group where one exists (it stays the
         caller's), else of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, else of this process alone.
 
-        timeout: of every collective. startup: within which all ranks must have come.
-        """
+        timeout: of every collective. startup: within which all ranks must have come."""
         if dist.is_available() and dist.is_initialized():
             chosen = device_of(device, dist.get_rank())
             world = cls(dist.get_rank(), dist.get_world_size(), chosen, timeout, owner=False)
@@ -369,8 +366,7 @@ class World:
 
     def _meet(self, handle: Any) -> None:
         """All members of a new NCCL group call it once: a first call that is a batch of messages,
-        in which some have no part, might wait for them for ever (`dist.batch_isend_irecv`).
-        """
+        in which some have no part, might wait for them for ever (`dist.batch_isend_irecv`)."""
         if self.backend == "nccl":
             dist.all_reduce(torch.zeros(1, device=self.device), group=handle)
 
@@ -383,8 +379,7 @@ class World:
     def close(self) -> None:
         """Destroys what this world made and drops every reference to it.
 
-        A reference to a gloo group that outlives the interpreter aborts the process at its end.
-        """
+        A reference to a gloo group that outlives the interpreter aborts the process at its end."""
         for group in self._groups.values():
             handles = group.handles()
             while handles:

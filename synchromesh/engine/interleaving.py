@@ -5,8 +5,7 @@ smaller. Which is quicker depends on links and devices, so both are timed in alt
 of three steps of which the first is not counted:
 
     step            1 2 3 | 4 5 6 | 7 8 9 | 10 11 12 | 13 ...
-    micro-batches   1 1 1 | 4 4 4 | 4 4 4 |  1  1  1 | the quicker
-"""
+    micro-batches   1 1 1 | 4 4 4 | 4 4 4 |  1  1  1 | the quicker"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,8 +29,7 @@ TRIAL = Trial()
 class Interleaving:
     """`micro_batches(least)` for the step at hand; `add(seconds)` after it.
 
-    All ranks call alike.
-    """
+    All ranks call alike."""
 
     def __init__(self, everyone: Group, possible: bool, chosen: int | None = None) -> None:
         """possible: whether the step may be interleaved. chosen: the number; none: it is tried."""

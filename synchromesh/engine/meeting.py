@@ -3,8 +3,7 @@
 One small exchange, of one size for all methods, so that ranks in different ones get a sentence:
 
     rank 0    save   ]
-    rank 1    step   ]->  an error on both, no wait for ever and no message of a wrong size
-"""
+    rank 1    step   ]->  an error on both, no wait for ever and no message of a wrong size"""
 
 from collections.abc import Callable, Sequence
 

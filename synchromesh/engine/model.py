@@ -1,6 +1,5 @@
 """The user's model while it is trained: its original names and shapes, this rank's shards, a
-blocked forward.
-"""
+blocked forward."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,8 +33,7 @@ class Model:
     """A module with the global description of its tensors; shared tensors have their first name
     only.
 
-    held: those that trainers hold now.
-    """
+    held: those that trainers hold now."""
 
     held: ClassVar[WeakSet["Model"]] = WeakSet()
 
@@ -109,8 +107,7 @@ class Model:
         """Which parameters require gradients now; the user may freeze and release them.
 
         ValueError where the model has another parameter or module in the place of one: only what
-        was prepared is trained.
-        """
+        was prepared is trained."""
         tables, keys, paths, known = self._references
         if (found := [*map(id, map(dict.get, tables, keys))]) != known:
             pairs = zip(paths, found, known, strict=True)
@@ -149,8 +146,7 @@ class Model:
 
     def place(self, name: str, tensor: Tensor) -> None:
         """Makes `tensor` this rank's shard; parameters stay the objects that the user and the
-        optimizer know.
-        """
+        optimizer know."""
         parameter = self.parameters.get(name)
         if parameter is None:
             self.bind(name, tensor)
@@ -188,8 +184,7 @@ class Model:
     def adopt_assigned(self) -> None:
         """Takes over buffers that the module's own code has assigned anew (`self.n = self.n + 1`).
 
-        ValueError for one of another shape or type: it has a place in checkpoints and plans.
-        """
+        ValueError for one of another shape or type: it has a place in checkpoints and plans."""
         for part, key, name in self.slots:
             table = part._buffers
             if key not in table or table[key] is self.buffers[name]:
@@ -209,8 +204,7 @@ class Model:
         self, device: torch.device, buffers: Mapping[str, Tensor] | None = None
     ) -> Iterator[nn.Module]:
         """The module with tensors of the global shapes, on the meta device where this rank has a
-        shard. buffers: global ones to take instead, by name.
-        """
+        shard. buffers: global ones to take instead, by name."""
         full: dict[str, Tensor] = {}
         for name, d in self.described.items():
             local = self.local(name)

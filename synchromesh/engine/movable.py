@@ -3,8 +3,7 @@
 What gloo of torch 2.13 can do (measured): every collective takes float64/32/16, bfloat16,
 int64/32/8, uint8, bool and complex64/128, unequal and empty all-to-all parts included. int16,
 wider unsigned and 8-bit floating types are refused, so movers send them as bytes and reductions
-int16 as int32. It reads memory as it lies, so lazy conjugates and negatives are resolved first.
-"""
+int16 as int32. It reads memory as it lies, so lazy conjugates and negatives are resolved first."""
 
 import torch
 from torch import Tensor

@@ -3,8 +3,7 @@ traced.
 
 A rank without rows runs nothing, so that no row but its own reaches parameters, buffers or
 branches. What the others' forward changes without regard to rows (a teacher that follows its
-student, counters) it takes over from one of them.
-"""
+student, counters) it takes over from one of them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -89,8 +88,7 @@ class OpaqueProgram:
         of: tuple[int, int] = (0, 1),
     ) -> Passage:
         """As `Program.run`; no results where this rank has no rows. Training mode where gradients
-        are computed, evaluation mode elsewhere.
-        """
+        are computed, evaluation mode elsewhere."""
         if torch.is_grad_enabled() and self.fixed:
             self._refuse_absent(micro_batches)
         results = []

@@ -2,8 +2,7 @@
 
 An optimizer whose update of an entry depends on that entry's own history alone (elementwise) may
 run on shards (`values/optimizer.py`); per-parameter scalars (step counters, ASGD's coefficients)
-depend on the number of steps alone and stay as they are.
-"""
+depend on the number of steps alone and stay as they are."""
 
 import warnings
 from collections.abc import Iterable
@@ -37,8 +36,7 @@ def settings(optimizer: Optimizer) -> list[list[str]]:
 def check(optimizer: Optimizer, sharded: bool) -> None:
     """ValueError for optimizers that cannot run, a warning for unknown ones on shards.
 
-    sharded: whether any parameter is sharded over several ranks.
-    """
+    sharded: whether any parameter is sharded over several ranks."""
     refuse_unusable(optimizer)
     if not sharded:
         return
@@ -56,8 +54,7 @@ def check(optimizer: Optimizer, sharded: bool) -> None:
 def global_norm(copies: Iterable[tuple[nn.Parameter, float]], everyone: Group) -> Tensor:
     """The 2-norm of all gradients of the model, equal on all ranks (0-d, float64).
 
-    copies: this rank's parameters, each with the number of ranks that have an equal shard.
-    """
+    copies: this rank's parameters, each with the number of ranks that have an equal shard."""
     total = torch.zeros((), dtype=torch.float64, device=everyone.world.device)
     gradients = [(p.grad, n) for p, n in copies if p.grad is not None]
     if gradients:

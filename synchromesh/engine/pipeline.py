@@ -5,8 +5,7 @@
 A forward makes a passage of its micro-batch through the stage, which its backward ends. Values
 that arrive are leaves of the stage's autograd graph: their gradients are sent back, and added up
 where several stages have read the value. One stage is a pipeline without messages: its schedule
-is gradient accumulation.
-"""
+is gradient accumulation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,8 +40,7 @@ class MicroBatch:
 class PipelineWalk:
     """A walk over micro-batches; `forward` runs one without backwards, `train` a whole one.
 
-    step, first: name the draws of random operators; micro-batch i draws as first + i * apart.
-    """
+    step, first: name the draws of random operators; micro-batch i draws as first + i * apart."""
 
     def __init__(
         self, micro_batches: Sequence[MicroBatch], groups: PlanGroups, step: int, first: int,

@@ -14,8 +14,7 @@ class PlanGroups:
     several stages that hold the same tensor.
 
     Creating groups is collective: every rank of the world makes the same `PlanGroups`, the idle
-    ones too (their `position` is None and their groups hold only themselves).
-    """
+    ones too (their `position` is None and their groups hold only themselves)."""
 
     def __init__(
         self,

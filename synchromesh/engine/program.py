@@ -11,8 +11,7 @@ Several micro-batches may take turns (values/schedule.py), so that one computes 
 another is under way between ranks:
 
     micro-batch 0   [c0] ~~~~~~ [c1] ~~~~~~ [c2]             [ ] computes, ~ is under way
-    micro-batch 1        [c0] ~~~~~~ [c1] ~~~~~~ [c2]
-"""
+    micro-batch 1        [c0] ~~~~~~ [c1] ~~~~~~ [c2]"""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -102,8 +101,7 @@ class Passage:
     """A micro-batch on its way through one stage: what arrived, and what was made of it.
 
     results: of each of the parts that took turns; outputs are the last stage's. arrived, made: by
-    the form in which a value is there.
-    """
+    the form in which a value is there."""
 
     results: list[RankOutputs]
     arrived: Mapping[Border, Tensor]
@@ -127,8 +125,7 @@ class Program:
     """What this rank runs of the step; an idle rank has no program.
 
     of: the group of devices of each stage. crossings: what goes from stage to stage. deliveries:
-    where the carry goes.
-    """
+    where the carry goes."""
 
     def __init__(
         self,
@@ -267,8 +264,7 @@ class Program:
         micro_batches: this rank's rows under `leaf_layout` (or one of another rank), and the rows
         of all ranks. step, first: name the draws of random operators; micro-batch i draws as
         first + i. arrived: values of earlier stages, for the one micro-batch that comes then. of:
-        the place of these among the micro-batches of a step, and their number.
-        """
+        the place of these among the micro-batches of a step, and their number."""
         self._of = of
         parts = self._stages[next(iter(self._stages)) if stage is None else stage]
         lanes = [self._lane(i, step, first) for i in range(len(micro_batches))]

@@ -3,8 +3,7 @@
 The seed is a hash of (seed, step, micro-batch, component, data index, operator[, tensor
 index]): nothing needs saving, recomputation draws the same bits, ranks that hold the same values
 draw the same, and ranks that hold other rows or another shard draw others. What is drawn once for
-all rows of a batch is of no data index and no single micro-batch.
-"""
+all rows of a batch is of no data index and no single micro-batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,8 +49,7 @@ class RandomStreams:
     def seed(self, key: int, sharded: bool, rows: bool = True) -> None:
         """Seeds torch's default generators for operator `key`.
 
-        sharded: another draw per shard. rows: another one for other rows of the batch.
-        """
+        sharded: another draw per shard. rows: another one for other rows of the batch."""
         component, data_index, tensor_index = self._at
         of_rows = mix(mix(self._step, component), data_index)
         number = mix(of_rows if rows else mix(mix(self._batch, component), -1), key)

@@ -7,8 +7,7 @@ and computes in its backward again what autograd would have kept of its forward.
 The second walk ends with the last operator of which anything was kept (`kept.repeated`): the
 traffic behind it is not repeated.
 
-Inputs and parameters, which are there anyway, are kept as they are.
-"""
+Inputs and parameters, which are there anyway, are kept as they are."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +23,7 @@ class Recomputation:
     """What autograd keeps of one walk through a component.
 
     again: the walk as far as is needed, from the same inputs, with the same draws of random
-    numbers, without effects. there: what stays.
-    """
+    numbers, without effects. there: what stays."""
 
     def __init__(self, again: Callable[[], Walk], there: list[Tensor]) -> None:
         self._again = again

@@ -10,8 +10,7 @@ Seconds of 8 MB on four emulated hosts with 40 % of a core:
 
     links             native    all-to-all    all-reduce    ring      (an all-gather)
     200 Mbit/s        0.52      0.35          0.53          0.26       0.26
-    1,000 Mbit/s      0.27      0.16          0.27          0.13-0.17  0.15
-"""
+    1,000 Mbit/s      0.27      0.16          0.27          0.13-0.17  0.15"""
 
 import time
 from collections.abc import Callable
@@ -98,8 +97,7 @@ class Ring:
 
     Rounds are all-to-alls in which all but one part are empty: of messages between two ranks gloo
     does not tell whether they have come. They begin when a rank comes by, so they have a process
-    group of their own, in which one ring follows the other: its collectives have one order.
-    """
+    group of their own, in which one ring follows the other: its collectives have one order."""
 
     def __init__(self, group: Scattering, x: Tensor) -> None:
         self.group, self._x = group, x

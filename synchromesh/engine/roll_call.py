@@ -5,8 +5,7 @@ run it at all. Each collective is preceded by a small all-gather of what comes:
 
     rank 0    gather 17   gather 17   end
     rank 1    gather 17   end                    ->  an error on all ranks, no wait for ever
-    rank 2    (no rows)   (no rows)              takes part with zeros
-"""
+    rank 2    (no rows)   (no rows)              takes part with zeros"""
 
 import torch
 from torch import Tensor

@@ -7,8 +7,7 @@ and wakes the one that reads from sockets in each of its rounds. Here who sends 
 waits reads.
 
 Where no connections can be made (hosts that do not reach the first rank at MASTER_ADDR), between
-accelerators, and in groups of some ranks, the group's all-gather serves.
-"""
+accelerators, and in groups of some ranks, the group's all-gather serves."""
 
 import os
 import secrets

@@ -7,8 +7,7 @@ Each node becomes one line of Python, as in fx's own code, and a move a `yield f
     return (b,)
 
 Frequent operators are called by torch's Python bindings, which take about 1 us less a call than
-the overloads that a trace consists of: a hundredth of the time of small micro-batches.
-"""
+the overloads that a trace consists of: a hundredth of the time of small micro-batches."""
 
 import operator
 from collections.abc import Callable, Generator, Sequence

@@ -1,7 +1,6 @@
 """The lab: emulated hosts on one machine, by network namespaces and control groups (root, Linux).
 
-`Lab` is the face for tests and benchmarks; `synchromesh lab` the command.
-"""
+`Lab` is the face for tests and benchmarks; `synchromesh lab` the command."""
 
 from synchromesh.lab.description import Description, Emulated
 from synchromesh.lab.lab import HostState, Lab, labs

@@ -2,8 +2,7 @@
 
 One group for each host, named by its tag. `VersionOne` uses the cpu controller and, where it is
 mounted, memory and the freezer; `VersionTwo` the unified tree. Without a freezer the processes are
-stopped, without memory no limit can be set.
-"""
+stopped, without memory no limit can be set."""
 
 import os
 import signal
@@ -32,8 +31,7 @@ class Groups(ABC):
 
     A group is a folder in each of the trees; the freezer's tree comes last, as a process that
     enters a frozen host must be in the others by then. HELD, KILLED: the file in the memory
-    controller's tree, and the name of the number in it, of what `held` and `killed` say.
-    """
+    controller's tree, and the name of the number in it, of what `held` and `killed` say."""
 
     HELD: ClassVar[tuple[str, str]]
     KILLED: ClassVar[tuple[str, str]]

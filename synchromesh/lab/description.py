@@ -7,8 +7,7 @@ racks: [[0, 1], [2, 3]]         # both or neither; hosts count from 0
 uplink: 100mbit                 # what all hosts of a rack share on the way to the other
 
 host 0 --- bridge of rack 0 ---uplink--- bridge of rack 1 --- host 2
-host 1 ---/                                              \\--- host 3
-"""
+host 1 ---/                                              \\--- host 3"""
 
 import math
 import os
@@ -160,8 +159,7 @@ class Description(document.Document):
 
         A host of 40 % is one core: on several, the first of its threads to run takes all of the
         period's quota to its core, and the thread that moves messages, on another, stands still
-        until the next.
-        """
+        until the next."""
         load = dict.fromkeys(available, 0.0)
         pins: dict[int, tuple[int, ...]] = {}
         for host in sorted(range(len(self.hosts)), key=lambda h: -self.hosts[h].cpu):

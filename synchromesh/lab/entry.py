@@ -5,8 +5,7 @@
 PARENT is the process whose death is this one's (0: none); CORES and the host's cgroup.procs files
 (DOORS) come from `Lab`. A program of its own, with nothing imported that starts slowly, so that
 nothing of the command runs outside, and a process with threads need run no code between fork and
-exec. As in a container, what runs on a host sees the memory limit of its host, read-only.
-"""
+exec. As in a container, what runs on a host sees the memory limit of its host, read-only."""
 
 import ctypes
 import os

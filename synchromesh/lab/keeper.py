@@ -2,8 +2,7 @@
 
 It has the reading end of a pipe. When the owner of the lab closes the pipe, or dies in whichever
 way, the keeper kills what runs in the hosts and removes them. One byte through the pipe makes it
-independent of its owner: it then keeps the lab until SIGTERM (`synchromesh lab down`).
-"""
+independent of its owner: it then keeps the lab until SIGTERM (`synchromesh lab down`)."""
 
 import os
 import signal

@@ -10,8 +10,7 @@
 
 A keeper process removes the namespaces and control groups at the end (keeper.py); a lab whose
 keeper was killed as well is removed by the next command or `Lab`. Needs Linux, root, and the cpu
-controller of cgroup v1 or v2. Figures from it are emulated, and its cluster says so.
-"""
+controller of cgroup v1 or v2. Figures from it are emulated, and its cluster says so."""
 
 import os
 import random
@@ -63,8 +62,7 @@ class Lab:
     host (memory: none, and they share the machine's).
 
     `racks`, two lists of hosts, and `uplink`, the rate between them, go together. ValueError for
-    what cannot be, in one sentence.
-    """
+    what cannot be, in one sentence."""
 
     def __init__(
         self,
@@ -187,8 +185,7 @@ class Lab:
         """Start `command` once on every host and wait; the results by rank.
 
         Raises `HostFailed` for the host that failed first, or when the command runs longer than
-        `timeout` seconds; nothing of it is left running.
-        """
+        `timeout` seconds; nothing of it is left running."""
         running = self.start(command, timeout, environment, cwd)
         try:
             return running.wait()
@@ -207,8 +204,7 @@ class Lab:
         """Start `command` once on every host, or on the first `hosts`. The process on host r has
         RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and
         SYNCHROMESH_LAB (the file of the lab's cluster) set and one thread per operator. It dies
-        with this process where the main thread starts it.
-        """
+        with this process where the main thread starts it."""
         processes: list[subprocess.Popen[bytes]] = []
         parts = [*map(self._part, self._hosts())]
         why = Killings(self._groups, parts, self._records.forewarning(self.name))
@@ -282,8 +278,7 @@ class Lab:
     ) -> None:
         """Change the link, share or memory of one host or all, or the uplink; also during a run.
 
-        A share is at most the cores the host came up with, as its processes are pinned to them.
-        """
+        A share is at most the cores the host came up with, as its processes are pinned to them."""
         if bandwidth is None and cpu is None and uplink is None and memory is None:
             raise ValueError("nothing to set: give a bandwidth, a share, memory, or an uplink")
         if uplink is not None and self.description.uplink is None:

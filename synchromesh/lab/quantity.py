@@ -3,8 +3,7 @@
 bandwidth   NUMBER UNIT, UNIT one of kbit, mbit, gbit, in any case, `/s` or `ps` after it or not:
             10^3, 10^6, 10^9 bits a second in each direction, from 100kbit to 10gbit
 share       NUMBER%, per cent of one core, from 10% to all cores
-memory      NUMBER UNIT, as 1GiB or 500MB, from 16MiB to 1024TiB
-"""
+memory      NUMBER UNIT, as 1GiB or 500MB, from 16MiB to 1024TiB"""
 
 import re
 

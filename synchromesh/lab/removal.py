@@ -17,8 +17,7 @@ def parts(tag: Tag, groups: Groups) -> list[str]:
 def remove(tag: Tag, groups: Groups, records: Records) -> list[str]:
     """Remove a lab with all that runs in it; the names it was recorded under.
 
-    Repeated until nothing is found, as the process that was building may not have stopped yet.
-    """
+    Repeated until nothing is found, as the process that was building may not have stopped yet."""
     names = records.forget(tag)
     deadline = time.monotonic() + 30
     while found := parts(tag, groups):

@@ -2,8 +2,7 @@
 
 A thread of its own reads what the hosts write and watches them, so that the owner may change the
 lab meanwhile. The first host that fails ends the run: the others get SIGTERM and, `END_SECONDS`
-later, SIGKILL, each with all of its process group.
-"""
+later, SIGKILL, each with all of its process group."""
 
 import math
 import os
@@ -72,8 +71,7 @@ class Running:
     """Processes by host and what they write: `listener` gets every line, else the results do.
 
     `thaw` is called before processes are killed: one of a frozen host cannot die. `why` is asked
-    for words on a failure.
-    """
+    for words on a failure."""
 
     def __init__(
         self,
@@ -116,8 +114,7 @@ class Running:
 
     def wait(self, timeout: float | None = None) -> list[Result]:
         """The results by rank. Raises `HostFailed`, and TimeoutError after `timeout` seconds; the
-        command then still runs.
-        """
+        command then still runs."""
         limit = math.inf if timeout is None else time.monotonic() + timeout
         # Python's signal handlers run in the main thread, which is not woken by a signal that the
         # kernel gave to another thread: hence it returns to the interpreter at intervals.
@@ -137,8 +134,7 @@ class Running:
 
     def end(self) -> None:
         """Kill the command on every host, and wait until it is gone. Results then are no
-        failures.
-        """
+        failures."""
         self._asked = time.monotonic()
         self._done.wait()
 
@@ -171,8 +167,7 @@ class Running:
 
     def _ended(self, process: "subprocess.Popen[bytes]") -> bool:
         """Whether it has ended; what is left of its group is killed before it is reaped, while
-        the group's number cannot be another's yet.
-        """
+        the group's number cannot be another's yet."""
         if process.returncode is None:
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             if os.waitid(os.P_PID, process.pid, options) is None:

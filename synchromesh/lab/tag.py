@@ -4,8 +4,7 @@
     smlab-1234-567890-0           its host 0
 
 A process id alone may be in use again by another process; with the start time it names one for
-good. So what a dead keeper left can be distinguished from what is in use or not a lab's at all.
-"""
+good. So what a dead keeper left can be distinguished from what is in use or not a lab's at all."""
 
 import os
 import re

@@ -2,8 +2,7 @@
 
 A process that the kernel kills has no last words. So a rank whose plan is predicted not to fit
 writes why into the file that `SYNCHROMESH_FOREWARNING` names, and whoever has started the ranks
-says it together with the kill.
-"""
+says it together with the kill."""
 
 import os
 from contextlib import suppress

@@ -2,8 +2,7 @@
 
 The first rank that fails ends the run: the others get SIGTERM and, `END_SECONDS` later, SIGKILL. A
 signal to the launcher goes to every rank, which may take `grace` seconds to checkpoint; a second
-signal kills them at once. A rank dies with its launcher (launch/rank.py). Nothing is restarted.
-"""
+signal kills them at once. A rank dies with its launcher (launch/rank.py). Nothing is restarted."""
 
 import json
 import logging

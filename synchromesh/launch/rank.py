@@ -3,8 +3,7 @@
     python -m synchromesh.launch.rank [-m MODULE | SCRIPT] [ARGUMENTS]
 
 `launch` starts it so, or as a fork (launch/forks.py); what it runs sees torchrun's environment
-(RANK, WORLD_SIZE, MASTER_ADDR ...).
-"""
+(RANK, WORLD_SIZE, MASTER_ADDR ...)."""
 
 import atexit
 import ctypes
@@ -115,8 +114,7 @@ def die_with(launcher: int) -> None:
 def _end(code: int) -> None:
     """Leaves without the interpreter's teardown, which at times aborts in gloo's threads.
 
-    A rank that failed closes its sockets by dying, so that its neighbours notice at once.
-    """
+    A rank that failed closes its sockets by dying, so that its neighbours notice at once."""
     if code == 0:
         atexit._run_exitfuncs()
         if "torch.distributed" in sys.modules:

@@ -1,8 +1,7 @@
 """A rendezvous: how the processes of a run find each other, from the variables that torchrun sets.
 
 Everything here ends within a deadline and names the rank or variable at fault; torch alone would
-leave a process that reached a foreign listener waiting for ever.
-"""
+leave a process that reached a foreign listener waiting for ever."""
 
 import os
 import socket
@@ -96,8 +95,7 @@ def meet(here: Place, timeout: timedelta) -> Store:
     A restarted torchrun hands out the store of the attempt before (torch 2.13), whose stale
     addresses gloo would connect to; hence the prefix. ValueError where a port is taken or sizes
     disagree, StartError with the missing ranks after `timeout`, sooner where another program
-    holds the port.
-    """
+    holds the port."""
     deadline = time.monotonic() + timeout.total_seconds()
     while True:
         store = _join(here, deadline)

@@ -3,8 +3,7 @@
     synchromesh-ab12cd/owner     locked as long as its launcher lives, however it ends
 
 A launcher that is killed cannot remove its folder; the next one does. A lock, unlike a process id,
-is not reused and is right across containers that share the folder.
-"""
+is not reused and is right across containers that share the folder."""
 
 import fcntl
 import os

@@ -207,8 +207,7 @@ class _Offers:
         the neighbours had the same layout.
 
             forward    ( gather_i - forward_(i-1) )+
-            backward   ( gather_i + gradient_(i+2) - backward_(i+1) )+
-        """
+            backward   ( gather_i + gradient_(i+2) - backward_(i+1) )+"""
         count = len(self.uniform.step.chain.components)
 
         def near(place: int) -> Parts | None:

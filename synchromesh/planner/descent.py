@@ -8,8 +8,7 @@ are computed again or no longer.
     merit  =  seconds x max(1, peak / limit)^2                        seconds, bytes of a device
     the plan of least merit whose neighbours are not priced yet  ->  its neighbours
 
-So a quick plan that lacks a little memory is a step on the way to one that fits.
-"""
+So a quick plan that lacks a little memory is a step on the way to one that fits."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence

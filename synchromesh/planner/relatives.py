@@ -4,8 +4,7 @@ The search decides for each component alone, and saves every millisecond: its pl
 that bring next to nothing. And of blocks that take the same seconds and bytes it matters little
 which ones save memory:
 
-    zero1 on 0 3 4 7, sharded-data on 1 2 5 6 8 9    ->    zero1 on 0-3, sharded-data on 4-9
-"""
+    zero1 on 0 3 4 7, sharded-data on 1 2 5 6 8 9    ->    zero1 on 0-3, sharded-data on 4-9"""
 
 from collections import defaultdict
 from dataclasses import replace

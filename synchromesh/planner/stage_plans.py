@@ -3,8 +3,7 @@ schedules.
 
     order        ranks as they are; where some are slow, also the slow ones first and last
     degrees      one for each stage; also one for each component, where that is quicker
-    schedules    1f1b; gpipe, which waits less for messages; the best of interleaved 1f1b
-"""
+    schedules    1f1b; gpipe, which waits less for messages; the best of interleaved 1f1b"""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,7 @@
 """Border values: a few real rows of every value that components hand to each other.
 
 Programs are timed on them, tiled to the rows wanted: label values stay valid, integers index what
-they should, and no number is so small that arithmetic slows down.
-"""
+they should, and no number is so small that arithmetic slows down."""
 
 import zlib
 from collections.abc import Iterator, Mapping
@@ -29,8 +28,7 @@ def record(
     """Every leaf and every value of the traced step for `batch`, by name, detached.
 
     tensors: parameters and buffers by name, unsharded; they are not changed, and each is asked for
-    when its first operator runs and let go of behind its last one.
-    """
+    when its first operator runs and let go of behind its last one."""
     assert step.graph is not None, "an opaque step has no values"
     wanted = {e.value.name for e in step.chain.edges}
     given = leaf_values(batch, rows_of(batch), totals_of(step))
@@ -97,8 +95,7 @@ class StandIns(Mapping[str, Tensor]):
     that are made up, alike on all ranks, whenever one is asked for. Nothing is kept of these, so
     that a model that no device holds can be measured component by component.
 
-    present: names of those that are here.
-    """
+    present: names of those that are here."""
 
     def __init__(self, chain: Chain, given: Mapping[str, Tensor], device: torch.device) -> None:
         self.device = device
@@ -137,8 +134,7 @@ def made_up(
     """A tensor of `shape` with ordinary numbers in place of the one described.
 
     Made-up weights have the scale of usual initialisers, so that values neither vanish nor grow;
-    large ones repeat what was drawn, as drawing takes longer than running a program with them.
-    """
+    large ones repeat what was drawn, as drawing takes longer than running a program with them."""
     dtype: torch.dtype = getattr(torch, described.dtype)
     if not (dtype.is_floating_point or dtype.is_complex):
         return torch.zeros(shape, dtype=dtype, device=device)

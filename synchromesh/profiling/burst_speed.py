@@ -7,8 +7,7 @@ it meets n = 0, the seconds of work done beyond it; speed = (n(h) / h) / v in th
     slowdown  =  seconds that pass / seconds of processor time, once settled
 
 A quota of 40 % makes it 2.5, two processes on one core 2. Programs are timed by the processor's
-clock, which stands still while a process is stopped, and last `slowdown` times as long.
-"""
+clock, which stands still while a process is stopped, and last `slowdown` times as long."""
 
 import time
 from collections.abc import Sequence
@@ -52,8 +51,7 @@ class _Run:
 def device_speeds(world: World, runs: int | None = None) -> DeviceModel:
     """The mean of the ranks' bursts, the slowdown of each. All ranks measure at once.
 
-    runs: at most so many (None: as tuned), after one that does not count.
-    """
+    runs: at most so many (None: as tuned), after one that does not count."""
     if world.device.type == "cuda":  # its clock is the driver's business: nothing a step would see
         return DeviceModel(BurstSpeed(), (1.0,) * world.size)
     most = TUNING.runs if runs is None else runs

@@ -10,8 +10,7 @@ component that is timed alone, as all programs are (`profiling/compute.py`),
     begin_backward  =  b(1) - (b(n) - b(1)) / (n - 1)       has one for all components
 
 `step` is what the trainer asks of model, batch and optimizer in every step. Each run of it comes
-after something else has filled the caches, as the operators of a step have.
-"""
+after something else has filled the caches, as the operators of a step have."""
 
 import time
 from collections.abc import Callable

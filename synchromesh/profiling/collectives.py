@@ -4,8 +4,7 @@ of messages between pairs of ranks.
 Every rank calls `collectives` alike. A small size is timed by a few calls in a row, after one that
 is not counted, and what counts is the slowest rank: nobody goes on before it has what it needs.
 Messages go as the engine sends them, through the group of all ranks; of the rounds in which a
-pattern's pairs talk (`Pattern.pairs`) the slower one counts.
-"""
+pattern's pairs talk (`Pattern.pairs`) the slower one counts."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -43,8 +42,7 @@ def collectives(
 ) -> dict[tuple[str, Pattern], Curve]:
     """Curves by kind and pattern; `wanted` says up to which payload each must reach.
 
-    ranks: the rank at each position of the stage; ranks that are not named take no part.
-    """
+    ranks: the rank at each position of the stage; ranks that are not named take no part."""
     most: dict[tuple[str, Pattern], int] = {}
     for kind, pattern, size in wanted:
         most[kind, pattern] = max(size, most.get((kind, pattern), 0))

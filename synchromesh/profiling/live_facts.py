@@ -5,8 +5,7 @@
       -> collectives   each kind on each pattern, up to the largest payload asked for
       -> overlap, optimizer, what a step costs besides
 
-All ranks call alike and get equal profiles. What is known already is not measured again.
-"""
+All ranks call alike and get equal profiles. What is known already is not measured again."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -61,8 +60,7 @@ T = TypeVar("T")
 class LiveFacts:
     """A planning problem on the ranks of a world: what is measured, and what was found too large.
 
-    Implements `planner.decide.Facts`.
-    """
+    Implements `planner.decide.Facts`."""
 
     world: World
     partitions: PartitionCache
@@ -137,8 +135,7 @@ class LiveFacts:
         """The profile of `partitions`, each on all of `ranks`, with what `known` has besides.
 
         quick: the memory of programs that are known for fewer rows is not watched where there is
-        plenty.
-        """
+        plenty."""
         began = time.perf_counter()
         world, rows = self.world, rows or self.problem.rows
         where = range(world.size) if ranks is None else ranks

@@ -29,8 +29,7 @@ class Machine:
 
     place: equal for the ranks of one host and different for others: network namespaces and
     containers of one machine count as hosts, since their traffic goes over a network. boot: equal
-    for all that run on one kernel.
-    """
+    for all that run on one kernel."""
 
     rank: int
     host: str
@@ -57,8 +56,7 @@ class Machine:
 
     def sharers(self, machines: Sequence["Machine"]) -> int:
         """How many ranks of `machines` share this one's memory: of its control group where that
-        has a limit, else of its kernel. A GPU is a rank's own.
-        """
+        has a limit, else of its kernel. A GPU is a rank's own."""
         cpus = [m for m in machines if m.device == self.device == "cpu"]
         if self.limit_bytes:
             return sum(m.place == self.place for m in cpus) or 1

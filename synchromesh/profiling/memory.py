@@ -2,8 +2,7 @@
 
 On CUDA the allocator says it; elsewhere a dispatch mode sees every tensor that an operator makes
 and is told when its storage dies. One operator costs tens of microseconds under the mode, so what
-is timed is never tracked at the same time.
-"""
+is timed is never tracked at the same time."""
 
 import os
 import weakref
@@ -28,8 +27,7 @@ class LiveBytes(TorchDispatchMode):
     `peak_staying`: the same, had those not died that `stays` was told of.
 
     known: tensors that exist already; their storages count from the beginning.
-    limit: bytes; MemoryError at the operator that makes more than so many alive or staying.
-    """
+    limit: bytes; MemoryError at the operator that makes more than so many alive or staying."""
 
     def __init__(self, known: Iterable[Tensor] = (), limit: float = float("inf")) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

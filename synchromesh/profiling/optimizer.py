@@ -23,8 +23,7 @@ class OptimizerCost:
     seconds of this rank's clock (`profiling/clock.py`).
 
     seconds = once + byte * bytes + tensor * tensors; state bytes = state_factor * bytes;
-    bytes alive besides in the step = work_largest * largest tensor + work_byte * bytes.
-    """
+    bytes alive besides in the step = work_largest * largest tensor + work_byte * bytes."""
 
     once: float
     byte: float
@@ -39,8 +38,7 @@ def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> Op
     """Of an optimizer of the same class and settings on parameters of its own.
 
     One tensor and several of hardly any bytes tell the seconds of a step and of a tensor apart, a
-    large one those of its bytes; many small ones of as many bytes tell the bytes at work apart.
-    """
+    large one those of its bytes; many small ones of as many bytes tell the bytes at work apart."""
     numbers = TRIAL_BYTES // dtype.itemsize
     few, many = (1, numbers), (128, numbers // 128)
     one, other = (_step(optimizer, device, dtype, *mix) for mix in (few, many))

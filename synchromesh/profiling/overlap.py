@@ -12,8 +12,7 @@ Messages also run both ways between two ranks at once; with t2 seconds of such a
     both  =  t0 / t2   the rate of each
 
 Both rows last long enough to hold several periods of a CPU quota: what one collective and one
-computation do to each other depends on the moment at which they meet.
-"""
+computation do to each other depends on the moment at which they meet."""
 
 import itertools
 import time
@@ -59,8 +58,7 @@ def overlap(
     """The overlap of each kind of collective on all of `ranks`, by traffic that takes `seconds`
     alone; the other ranks take no part. Messages go from the first half of the ranks to the second
     (and back). The delay of small ones after ranks have computed is a matter of the ranks: it is
-    measured with one kind, where `known` has no other.
-    """
+    measured with one kind, where `known` has no other."""
     everyone = tuple(ranks)
     group = world.groups([everyone, *((r,) for r in range(world.size) if r not in everyone)])
     asked = sorted(set(kinds))

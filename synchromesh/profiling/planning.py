@@ -1,8 +1,7 @@
 """Planning on the ranks of this run: measure, decide, and predict a plan that is given.
 
 Facts that are kept from an earlier run are sampled instead (`profiling/profile_cache.py`). All
-ranks call alike.
-"""
+ranks call alike."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -36,8 +35,7 @@ def silent(_: str) -> None:
 def choose(facts: LiveFacts, say: Say = silent) -> Choice:
     """The plan that is chosen of those that fit every device. ValueError where none does.
 
-    say: is told, on every rank, what is measured and what is reused.
-    """
+    say: is told, on every rank, what is measured and what is reused."""
     world, step = facts.world, facts.problem.step
     if step.opaque or world.size == 1:
         return _only(facts)
@@ -66,8 +64,7 @@ def reconsider(facts: LiveFacts, profile: Profile, current: Plan | None = None) 
     """The choice from facts that are known; what is new in the best plans is measured. ValueError
     where no plan fits.
 
-    current: the plan in force, which is priced among the candidates.
-    """
+    current: the plan in force, which is priced among the candidates."""
     choice = decide(facts.partitions, facts, profile, current)
     if all(c.time is None for c in choice.candidates):
         return _unpriced(facts.world, choice)
@@ -81,8 +78,7 @@ def predict(
 ) -> tuple[Candidate, Profile]:
     """The prediction of a given plan, with the measurements that it takes.
 
-    known: of this run, on any ranks; what is measured besides it is not kept for other runs.
-    """
+    known: of this run, on any ranks; what is measured besides it is not kept for other runs."""
     problem = facts.problem
     if problem.step.opaque:
         reason = "the model runs whole: nothing was measured"

@@ -4,8 +4,7 @@
 
 What is sampled is a few programs, every kind of collective and every pattern (`reprofile`): where
 they take about what they did, curves are scaled by what they take now. Where they are far off, a
-profile of another day is of no use, and compute or network is measured anew.
-"""
+profile of another day is of no use, and compute or network is measured anew."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -53,8 +52,7 @@ class ProfileCache:
         """What is known already, as it holds today; None: nothing is. All ranks call alike.
 
         partitions: those that are asked for; a program of the first that the profile knows any of
-        is sampled. `seconds` of the profile are those that this took.
-        """
+        is sampled. `seconds` of the profile are those that this took."""
         began = time.perf_counter()
         stored = self._found()
         if stored is None:
@@ -71,8 +69,7 @@ class ProfileCache:
     def keep(self, profile: Profile, known: Profile | None) -> None:
         """Stores what was measured besides `known`, the profile that `profile` gave.
 
-        What was merely scaled is not: the next sample is compared with what was measured.
-        """
+        What was merely scaled is not: the next sample is compared with what was measured."""
         grown = known is None or _measured(profile) != _measured(known)
         if self.folder is not None and self.key is not None and grown and profile.compute:
             self.folder.store(self.key, profile)
@@ -114,8 +111,7 @@ def off(known: Profile, sampled: Profile) -> list[float]:
     """By what factor compute and network differ; what could not be sampled is infinitely far off.
 
     compute: where it differs most. network: by the median over kinds and patterns, at the smallest
-    size or at the largest: single collectives come out twice as long by chance.
-    """
+    size or at the largest: single collectives come out twice as long by chance."""
     compute = [
         [
             c

@@ -6,8 +6,7 @@ KEY is a hash of the format and of the profile key (`profiling/profile_key.py`, 
 the file), so that a file of another version, model or machine is never read. The folder
 is `synchromesh/profiles` in the user's cache folder, or what `SYNCHROMESH_CACHE` names; `off`
 there: none. A file is complete or not there at all. Nothing here makes a run fail: it measures
-instead, with a warning.
-"""
+instead, with a warning."""
 
 import json
 import os

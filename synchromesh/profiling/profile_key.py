@@ -2,8 +2,7 @@
 
 A profile is of use again where all of it is equal: the model (its programs and how they hang
 together), rows of a batch, the optimizer, versions, and every rank's device, cores, threads and
-neighbours. How fast links and devices are today is no part of it: that is sampled.
-"""
+neighbours. How fast links and devices are today is no part of it: that is sampled."""
 
 import os
 import platform

@@ -2,8 +2,7 @@
 
 reprofile   the longest programs, every kind of collective and every pattern of groups: known
             curves change as these do; seconds
-probe_idle  whether what keeps ranks idle has become better; a tenth of a second, or a few
-"""
+probe_idle  whether what keeps ranks idle has become better; a tenth of a second, or a few"""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,8 +63,7 @@ def confirmed(
 ) -> Sequence[Point]:
     """The points that `sample` finds. While one of them is a third above what was `known` there is
     another sample, and of each point the least counts: what else runs makes nothing quicker. All
-    ranks call alike.
-    """
+    ranks call alike."""
 
     def times(point: Point) -> float:
         return (point[1] + TUNING.slack) / (known(point[0]) + TUNING.slack)
@@ -144,8 +142,7 @@ def _devices_again(
 def _settled(taken: Sequence[float], later: Sequence[float]) -> list[float]:
     """What programs take on each rank over what they took, where slowdowns are `later` times what
     they were: that is exactly how a rank's share of a processor has changed. The rest is the
-    processors' own speed, of all ranks alike but for one that stands out.
-    """
+    processors' own speed, of all ranks alike but for one that stands out."""
     beside = [t / p for t, p in zip(taken, later, strict=True)]
     usual = median_low(beside)
     return [
@@ -226,8 +223,7 @@ def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
         D(k, p)  =  D(k, w) D(r, p) / D(r, w)        C'(k, p, x)  =  C(k, p, x) + D(k, p) sent(x)
 
     and no less than in proportion: what bounds it where links are quick has not become quicker.
-    Overlap stretches as the largest collective does.
-    """
+    Overlap stretches as the largest collective does."""
     here = [k for k in sorted(known.network) if _on(*k, len(ranks))]
     if not here:
         return known
@@ -292,8 +288,7 @@ def probe_idle(
     """Whether what keeps the ranks beside `active` idle has become better: their slowdown, where
     it is larger than that of those, or the links. Steps of the others tell nothing of either.
 
-    usual: seconds of all-reduces by payload, where they are not what `known` says.
-    """
+    usual: seconds of all-reduces by payload, where they are not what `known` says."""
     slowdown = [known.device.slowdown_of(r) for r in range(world.size)]
     least = min(slowdown[r] for r in active)
     limit = PROBING.quicker * least

@@ -1,8 +1,7 @@
 """A silent group: the shapes and local work of a group's collectives, without anybody to talk to.
 
 A program that runs on silent groups computes on tensors of the right shapes as if alone, so its
-computation can be timed apart from traffic. Numbers are wrong where ranks would have added up.
-"""
+computation can be timed apart from traffic. Numbers are wrong where ranks would have added up."""
 
 from collections.abc import Callable, Sequence
 

@@ -5,8 +5,7 @@ gloo's ranges in a profile have neither. DDP, FSDP2, torch's pipelining and our 
 methods of `ProcessGroup` and `Work.wait`, so these are wrapped in annotations as
 `synchromesh::all_reduce 0,1`; only DDP's reducer calls from C++, where nothing can be wrapped. An
 annotation takes 0.6 us, one by torch.profiler.record_function 15 us, by which waits would seem
-shorter than they are.
-"""
+shorter than they are."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

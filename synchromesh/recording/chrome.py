@@ -2,8 +2,7 @@
 show, with a process per rank, a thread per lane and a marker at each step.
 
 Format: "Trace Event Format", Google, in its JSON object form: `X` complete events, `M` metadata,
-`i` instants; times in microseconds.
-"""
+`i` instants; times in microseconds."""
 
 import gzip
 import json
@@ -26,8 +25,7 @@ def chrome_trace(
 
     shortest_us: microseconds below which computations are left out, and said so in `otherData`,
     which has `notes` besides. What runs between operators (`host`) is never drawn. Where a rank
-    waits for another one, a thread of its own shows it.
-    """
+    waits for another one, a thread of its own shows it."""
     starts = [s.start for r in recordings for s in r.spans if s.end > r.steps[0][0]]
     origin = min(starts + [start for r in recordings for start, _ in r.steps])
     events: list[dict[str, Any]] = []

@@ -3,8 +3,7 @@
 Processes of one machine share its system clock. To another machine's, the offset is by Cristian's
 algorithm (Distributed Computing 3, 1989): a rank sends at `a`, rank 0 answers with its time `t`,
 the answer is there at `b`; rank 0's clock then shows t + (b - a) / 2, and is off by (b - a) / 2 at
-most. The exchange with the smallest round trip counts.
-"""
+most. The exchange with the smallest round trip counts."""
 
 import time
 

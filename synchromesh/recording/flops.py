@@ -3,8 +3,7 @@
     model FLOPs utilisation = operations of the model for a step / (seconds x peak of the devices)
 
 (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B): operations of forward and backward as
-the unsharded model needs them, whatever a plan computes twice.
-"""
+the unsharded model needs them, whatever a plan computes twice."""
 
 import re
 from collections.abc import Callable
@@ -38,8 +37,7 @@ def flops_utilisation(
     """The part of the peak of `count` devices; None where the catalogue does not know theirs.
 
     flops: of a step, on all its rows. device: a GPU's name, as torch.cuda.get_device_name has it.
-    dtype: that products are computed in, as the catalogue names it.
-    """
+    dtype: that products are computed in, as the catalogue names it."""
     peak = peak_flops(device, dtype)
     return None if peak is None or seconds <= 0 else flops / (seconds * count * peak)
 

@@ -4,8 +4,7 @@ activations, which are all else that is alive at the peak.
 A step runs once under a dispatch mode that sees every storage come and go (profiling/memory.py);
 what a storage was is known after the step, so a journal of all changes is walked again up to the
 peak. On CUDA the peak is the allocator's, and what it has beyond the tracked storages counts as
-activations.
-"""
+activations."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -27,8 +26,7 @@ class MemoryTracker:
     peak of what ran inside, on the device of `parameters`.
 
     parameters, buffers: of this rank (DTensors count what is local). batch: tensors that exist
-    before and stay; they are activations. A gradient is one from when its tensor is made.
-    """
+    before and stay; they are activations. A gradient is one from when its tensor is made."""
 
     def __init__(
         self,

@@ -62,8 +62,7 @@ def cpu_spans(
     """The spans of a rank that computes on CPUs.
 
     everyone: the ranks of a collective that was called without an annotation. main: the number of
-    the thread that runs the steps.
-    """
+    the thread that runs the steps."""
     ordered = sorted(ranges, key=lambda r: (r.start, -r.end))
     of_gloo = [r for r in ordered if r.name.startswith(GLOO)]
     collectives = [r for r in of_gloo if communication_name(r.name) not in MESSAGES]
@@ -182,8 +181,7 @@ def _inferred_waits(
     the wait for them.
 
     gloo's thread may note the end after the waiting one has gone on (5 to 15 ms later where a
-    quota stops both): as long after the gap as that has lasted, it still counts as its end.
-    """
+    quota stops both): as long after the gap as that has lasted, it still counts as its end."""
     found, waits = [], list[Interval]()
     for span, annotated in collectives:
         possible = [

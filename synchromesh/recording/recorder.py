@@ -4,8 +4,7 @@ with Recorder(device) as recorder:
     barrier()  # to start the profiler takes up to seconds, and not the same on all ranks
     with recorder.step():
         train(batch)
-recorder.recording
-"""
+recorder.recording"""
 
 import json
 import os
@@ -31,8 +30,7 @@ class Recorder:
     """Records what runs inside it: DDP, FSDP2, torch's pipelining and our engine alike.
 
     recording: of this rank, once it has ended; times are of this machine's system clock
-    (common_clock.py brings those of several machines together).
-    """
+    (common_clock.py brings those of several machines together)."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -13,8 +13,7 @@ Of one rank, as sets of seconds within its steps W (|X| is the length of X):
     other       = |W - C - M| / |W|       neither
 
 so that computation + exposed + other = 1, hidden <= computation and waiting <= exposed. Which
-communications are the same on different ranks: the k-th of a name among the same ranks.
-"""
+communications are the same on different ranks: the k-th of a name among the same ranks."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence

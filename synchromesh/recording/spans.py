@@ -15,8 +15,7 @@ class Span:
 
     name    of a communication: all_reduce, all_gather, reduce_scatter, ..., send, receive; of a
             computation: the operator or kernel, or `host` for what runs between operators
-    ranks   of a communication: all that take part; of a message (sender, receiver)
-    """
+    ranks   of a communication: all that take part; of a message (sender, receiver)"""
 
     start: float
     end: float

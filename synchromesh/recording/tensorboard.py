@@ -9,8 +9,7 @@ class TensorBoard:
     """Writes into a folder from events of the run's log (docs/runs.md); opened on rank 0 alone.
 
     loss and step seconds by step, metrics and samples per second by epoch, shares of time and
-    memory where they were measured.
-    """
+    memory where they were measured."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboardX import SummaryWriter

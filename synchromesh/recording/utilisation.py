@@ -2,8 +2,7 @@
 
 On CPUs the processor time of this process over wall time: 1 is one core all the time, and gloo's
 threads may take it above. On NVIDIA GPUs the share of time in which a kernel ran, as NVML has it
-over its own sampling period (nvmlDeviceGetUtilizationRates), read by a thread and averaged.
-"""
+over its own sampling period (nvmlDeviceGetUtilizationRates), read by a thread and averaged."""
 
 import threading
 import time

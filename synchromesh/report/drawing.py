@@ -2,8 +2,7 @@
 
 matplotlib draws with one colour for each ink; in its SVG these become `var(--ink)`, so that one
 drawing serves light and dark. Texts stay text, in the page's font; places are measured with
-DejaVu Sans, which is wider than what browsers take.
-"""
+DejaVu Sans, which is wider than what browsers take."""
 
 import io
 import re

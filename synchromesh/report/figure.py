@@ -7,8 +7,7 @@ from dataclasses import dataclass
 class PageTable:
     """Texts in rows and columns; the first `heads` columns name the row.
 
-    caption: what it is a table of. groups: (label, columns) that stand above the columns.
-    """
+    caption: what it is a table of. groups: (label, columns) that stand above the columns."""
 
     caption: str
     columns: tuple[str, ...]

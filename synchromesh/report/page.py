@@ -64,8 +64,7 @@ class Chapter:
 def page(results: StudyResults) -> str:
     """The report as one HTML page: it asks the network for nothing and runs no script.
 
-    ValueError where it would be larger than 2 MB.
-    """
+    ValueError where it would be larger than 2 MB."""
     found = comparisons(results)
     drawn, shared = marks(run.strategy for run in results.runs), SharedStyles()
     workloads = list(dict.fromkeys(c.workload for c in found))

@@ -1,7 +1,6 @@
 """The figure of T_1/N + T_comm against N: a panel for each strategy.
 
-T_N = T_1 / N + T_comm      [results/breakdown.py has the equations of the parts]
-"""
+T_N = T_1 / N + T_comm      [results/breakdown.py has the equations of the parts]"""
 
 from typing import Any
 

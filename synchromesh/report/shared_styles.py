@@ -1,7 +1,6 @@
 """Styles that a page's drawings share: a class for each, written once.
 
-<path style="fill:none;stroke:var(--grid)" .../>   ->   <path class="s3" .../>
-"""
+<path style="fill:none;stroke:var(--grid)" .../>   ->   <path class="s3" .../>"""
 
 import re
 

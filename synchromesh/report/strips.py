@@ -2,8 +2,7 @@
 
 the model   embeddings | layer.0 | layer.1 | ...   | classifier |    wide as the parameters are
 auto        ===data===================== xx hybrid:tensor=2 xx ///
-            stage 0                    | stage 1
-"""
+            stage 0                    | stage 1"""
 
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -160,8 +159,7 @@ def _height(strip: Strip) -> float:
 def _widths(components: tuple[ComponentLayout, ...], width: float) -> list[float]:
     """Pixels of each component: as its parameters, but at least `LEAST`, where there is room.
 
-    width_i = least + (width - n least) bytes_i / sum of bytes
-    """
+    width_i = least + (width - n least) bytes_i / sum of bytes"""
     least = min(LEAST, width / len(components) / 2)
     total = sum(c.parameter_bytes for c in components)
     rest = width - least * len(components)

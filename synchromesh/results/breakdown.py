@@ -6,8 +6,7 @@ step  = computation + exposed transfer + waiting + other            [seconds]
         waiting           waiting share x step: for slower devices
         exposed transfer  (exposed share - waiting share) x step
 T_N   = T_1 / N + T_comm, so T_comm = T_N - T_1 / N
-      = exposed transfer + waiting + other
-"""
+      = exposed transfer + waiting + other"""
 
 from dataclasses import dataclass
 
@@ -35,8 +34,7 @@ class Overhead:
     """T_comm, what a step on N devices takes beyond T_1 / N, in seconds.
 
     `other` is computation beyond T_1 / N; it is negative where N devices compute with less work
-    than one, or with faster caches.
-    """
+    than one, or with faster caches."""
 
     step: float
     ideal: float  # T_1 / N

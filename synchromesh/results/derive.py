@@ -10,8 +10,7 @@ are those of `single` where there are any (Grama et al., Introduction to Paralle
 
 Of several runs on one device those of the same seed count, which took turns with the run; where
 there is none step_1 and samples/s_1 are medians over the seeds. What ran on emulated
-hosts is compared with what did alike, predictions with predictions, a cluster with itself.
-"""
+hosts is compared with what did alike, predictions with predictions, a cluster with itself."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -2,8 +2,7 @@
 
 Of seeds: times are medians, their quartiles medians of quartiles, metrics a mean and the sample
 standard deviation s = sqrt(sum (x_i - mean)^2 / (n - 1)). Two groups differ beyond noise where
-neither their quartiles nor the medians of their seeds overlap.
-"""
+neither their quartiles nor the medians of their seeds overlap."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -104,8 +103,7 @@ class RunComparison:
     """Groups that may be compared: of one workload on one cluster, with the same global batch
     (strong scaling) or rows of a device (weak scaling).
 
-    rows: of the batch, or of a device's part of it.
-    """
+    rows: of the batch, or of a device's part of it."""
 
     workload: str
     cluster: str

@@ -12,8 +12,7 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
     """The runs of all documents, in their order, with speedups anew.
 
     Runs of different machines get these in their cluster, so that they are not compared. Prices
-    stay those of their documents. ValueError where scaling is not the same.
-    """
+    stay those of their documents. ValueError where scaling is not the same."""
     first, *others = studies
     if not others:
         return first

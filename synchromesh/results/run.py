@@ -1,7 +1,6 @@
 """A run's results: what was measured of one strategy on one setting; seconds, bytes, shares.
 
-Shares are parts of the wall time of a step, as the mean over the devices of a run.
-"""
+Shares are parts of the wall time of a step, as the mean over the devices of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,8 +59,7 @@ class Epoch:
     """The end of an epoch.
 
     seconds: of training since the start, without validation, checkpoints and other runs' turns.
-    loss: mean over the epoch's steps. values: of each metric, over the validation data.
-    """
+    loss: mean over the epoch's steps. values: of each metric, over the validation data."""
 
     epoch: int
     step: int
@@ -144,8 +142,7 @@ class RunResult:
     predicted              nothing was run: all figures are predictions
     cluster                what it ran on or is predicted for, in words, where a study has several;
                            runs of different ones are not compared
-    trace                  the file with the trace of its recorded steps, beside the document
-    """
+    trace                  the file with the trace of its recorded steps, beside the document"""
 
     workload: str
     strategy: str

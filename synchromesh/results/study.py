@@ -36,8 +36,7 @@ class HourlyPrice:
     def dollars(self, seconds: float, devices: int) -> float:
         """What `seconds` on so many devices cost: instances are paid for entirely.
 
-        price x ceil(devices / devices of an instance) x seconds / 3600
-        """
+        price x ceil(devices / devices of an instance) x seconds / 3600"""
         return self.dollars_per_hour * -(-devices // self.devices) * seconds / 3600
 
 
@@ -67,8 +66,7 @@ class StudyResults(document.Document):
     cluster    the document of the cluster (of a lab: of its hosts); None for local processes
     emulated   whether hosts were emulated on one machine; never left out of a report
     versions   of synchromesh, torch, Python ...
-    note       the user's own words
-    """
+    note       the user's own words"""
 
     most_bytes: ClassVar[int] = 100_000_000  # hundreds of runs with the timeline of a step each
 

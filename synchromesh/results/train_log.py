@@ -2,8 +2,7 @@
 
 What was measured is of the last call (a run that was resumed had several), and of the plan that it
 ended with; metrics are of all calls. Steps are timed without the first `WARM_UP`, special ones
-(recorded, measured, switched) and such as have fewer rows than the batch.
-"""
+(recorded, measured, switched) and such as have fewer rows than the batch."""
 
 import re
 import shlex

@@ -7,8 +7,7 @@ middle of an epoch:
 
     order          7 2 9 0 | 4 1 8 3 | 6 5        10 samples, global batch 4
     rank 0 of 2    7 2       4 1       6
-    rank 1 of 2        9 0       8 3     5
-"""
+    rank 1 of 2        9 0       8 3     5"""
 
 from dataclasses import dataclass, replace
 from hashlib import blake2b

@@ -4,8 +4,7 @@ The local tensor is its boxes one after the other along the one dimension in whi
 rank 1 of 2 holds rows 2-3 and 6-7 of a tensor of two segments as a local tensor of 4 rows:
 
     global rows    0 1 2 3 | 4 5 6 7        local rows    2 3 6 7
-    rank           0 0 1 1 | 0 0 1 1
-"""
+    rank           0 0 1 1 | 0 0 1 1"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

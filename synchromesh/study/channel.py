@@ -4,8 +4,7 @@ which other network namespaces reach too.
     rank  -> study    {"cell": ..., "rank": 0, "process": 4711}       once, when it has connected
     rank  -> study    {"says": "prepared" | "epoch" | ..., ...}       what it has measured
     rank  -> study    {"says": "waiting"}                             for its turn
-    study -> rank     {"mode": "timed", "steps": 7} or {"mode": "end"}
-"""
+    study -> rank     {"mode": "timed", "steps": 7} or {"mode": "end"}"""
 
 import json
 import os

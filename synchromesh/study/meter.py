@@ -32,8 +32,7 @@ class Meter:
     device    of this rank, once it is known
     settled   asked after each turn: whether nothing is tried any more
     seconds   of training so far: steps, and waiting for their data; a step that is watched counts
-              as the last one that was not
-    """
+              as the last one that was not"""
 
     def __init__(self, channel: Channel, batch: int) -> None:
         self.channel, self.batch, self.over, self.seconds = channel, batch, False, 0.0

@@ -122,8 +122,7 @@ class RunRecord:
         A step begins when the last rank has its data: ranks that have theirs before wait for it
         inside their step.
 
-            step = max over ranks (waited + seconds) - max over ranks (waited)
-        """
+            step = max over ranks (waited + seconds) - max over ranks (waited)"""
         steps: list[float] = []
         samples, waiting, wall = 0, 0.0, 0.0
         for turns in zip(*self._turns("timed"), strict=True):

@@ -47,8 +47,7 @@ class Step:
         K devices computes all rows there, whatever a plan says.
 
             rows depend on each other in c       a   b   c            a   b   c
-                                                4x1 2x2 4x1    ->    4x1 2x2 1x4
-        """
+                                                4x1 2x2 4x1    ->    4x1 2x2 1x4"""
         return tuple(
             replace(layout, data=1, tensor=layout.devices) if name in self.coupling else layout
             for name, layout in zip(self.chain.names, layouts, strict=True)

@@ -4,8 +4,7 @@
 
 S and W are the sum and the weight of the loss over a micro-batch: rows times their mean, and rows,
 where the loss gives a mean. W is not known before the last call, so gradients are scaled for the
-weight that is likely (`_unit`), and once more at the end where it is another one.
-"""
+weight that is likely (`_unit`), and once more at the end where it is another one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -79,8 +78,7 @@ class Accumulation:
 
         micro_batches: 1, or into how many those of a plan without micro-batches are cut here.
         steps: updates done, from which random operators draw. ValueError where rows that depend on
-        each other would come into several micro-batches.
-        """
+        each other would come into several micro-batches."""
         execution = self._execution
         parts = self._parts(rows, micro_batches)
         batch = execution.carry.joined(batch, rows, execution.active)
@@ -207,8 +205,7 @@ class Accumulation:
     def _seeds(self, results: Sequence[RankOutputs], alone: bool) -> Seeds:
         """Outputs, each with its share of the gradient of the global loss.
 
-        L = S / W       dL = (dS - L dW) / W        W: where it depends on parameters
-        """
+        L = S / W       dL = (dS - L dW) / W        W: where it depends on parameters"""
         seeds: Seeds = []
         for result in results:
             if not result.outputs:
@@ -254,7 +251,6 @@ def forget_gradients(model: Model) -> None:
     """Lets go of the gradients of the last step: when the next one begins, not when it ends.
 
     At the end of a step they lie on top of the heap, and glibc hands them back to the system
-    and gets them anew, page by page, in every step: 7 % of ResNet-18's time on one CPU rank.
-    """
+    and gets them anew, page by page, in every step: 7 % of ResNet-18's time on one CPU rank."""
     for parameter in model.parameters.values():
         parameter.grad = None

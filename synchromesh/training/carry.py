@@ -5,8 +5,7 @@ or a batch gives ranks other rows it moves with them, when the next batch is joi
 
                   data on two ranks           one stage on each, which read h and g
     rank 0    h g of rows 0-3       -->       h of rows 0-7 (and g, once)
-    rank 1    h g of rows 4-7                 g of rows 0-7 (and h, once)
-"""
+    rank 1    h g of rows 4-7                 g of rows 0-7 (and h, once)"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,8 +26,7 @@ class Carry:
     """What this rank has of the carry. All ranks call its methods alike.
 
     start: rows -> the carry at the beginning of streams; None: batches have nothing to carry.
-    rows: of the global batches that the carry is of; 0: the next one begins new streams.
-    """
+    rows: of the global batches that the carry is of; 0: the next one begins new streams."""
 
     def __init__(self, start: Start | None, world: World) -> None:
         self.rows = 0
@@ -49,8 +47,7 @@ class Carry:
     def joined(self, batch: Any, rows: GlobalRows, active: ActivePlan) -> Any:
         """This rank's batch, which has its part of the agreed `rows`, with the carry of these.
 
-        ValueError for a batch of other rows than the last one had.
-        """
+        ValueError for a batch of other rows than the last one had."""
         if self._start is None:
             return batch
         if self.rows not in (0, rows.total):

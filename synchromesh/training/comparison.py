@@ -17,8 +17,7 @@ KINDS = ("loss", "gradient", "buffer", "parameter")
 
 class Comparison:
     """Deviations by kind. Rank 0 has the reference, which goes to the ranks box by box: an error
-    in one of several equal shards is seen on the rank that has it. All ranks call alike.
-    """
+    in one of several equal shards is seen on the rank that has it. All ranks call alike."""
 
     def __init__(self, trainer: Trainer, tolerance: float) -> None:
         self._trainer = trainer
@@ -58,8 +57,7 @@ class Comparison:
 
     def document(self) -> dict[str, Any]:
         """Deviations and noise floors, relative to the largest value of their kind, and `faults`,
-        the worst error of each kind where there is one, relative to its own value.
-        """
+        the worst error of each kind where there is one, relative to its own value."""
         everyone = self._trainer.world.everyone
         found = {
             k: merged(everyone.all_gather_json(d.to_dict())) for k, d in self._deviations.items()

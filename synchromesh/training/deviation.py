@@ -1,6 +1,5 @@
 """Deviations: how far values under a plan are from those of one process, and which of them are
-errors.
-"""
+errors."""
 
 import sys
 from collections.abc import Sequence
@@ -17,8 +16,7 @@ AUTOCAST = 2e-2  # under autocast: what a trace may deviate by (trace/capture/gr
 @dataclass(frozen=True)
 class NoiseMargin:
     """times: how often its noise floor a deviation may be before it is an error. Chosen with
-    `benchmarks.verify_power`: of 10, correct plans need at most 2.
-    """
+    `benchmarks.verify_power`: of 10, correct plans need at most 2."""
 
     times: float = 10.0
 
@@ -33,8 +31,7 @@ class Worst:
 
     excess       its difference over what it may be; an error above 1
     deviation    its difference over its reference value (where that is 0: over the largest one)
-    noise_floor  the same of what rounding alone does
-    """
+    noise_floor  the same of what rounding alone does"""
 
     excess: float = 0.0
     name: str = ""
@@ -51,8 +48,7 @@ class Deviation:
 
     An entry x with reference y is an error where it exceeds both limits together:
 
-        |x - y|  >  tolerance |y|  +  margin * noise floor of its tensor
-    """
+        |x - y|  >  tolerance |y|  +  margin * noise floor of its tensor"""
 
     tolerance: float
     difference: float = 0.0

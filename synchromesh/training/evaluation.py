@@ -26,8 +26,7 @@ def means(
     with a carry, which begins anew, metric(model, batch, carry) -> ({name: sum}, carry).
 
     steps: updates that were done, for random operators. place: where in the data the last batch is
-    of, which ranks compare.
-    """
+    of, which ranks compare."""
     world = execution.world
     sums: dict[str, Tensor] = {}
     count = 0

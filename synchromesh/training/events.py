@@ -3,8 +3,7 @@
     Started   ( EpochStarted  ( StepDone ... Losses )*  EpochTrained  EpochEnded )*   Finished
 
 with `Saved` or `NotSaved` after each checkpoint, a `Decision` (adapt/adapter.py) where the plan
-was reconsidered, and `Interrupted` where the run was asked to stop.
-"""
+was reconsidered, and `Interrupted` where the run was asked to stop."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -87,8 +87,7 @@ class Execution:
 
     def _start(self) -> None:
         """Gives tensors of the meta device their values, and all of them those of given
-        weights.
-        """
+        weights."""
         path = self.options.weights
         if path is None:
             self.state.start(self.options.seed)
@@ -131,8 +130,7 @@ class Execution:
     ) -> TransferStats:
         """Makes `plan` the active one; tensors move to their new places.
 
-        made: the partition of `step` under `plan`, where it is known.
-        """
+        made: the partition of `step` under `plan`, where it is known."""
         ranks, rows = plan.devices(self.world.size), self.planning.rows
         plan.check_rows(rows)
         refuse_parts(step, plan.micro_batches)
@@ -209,8 +207,7 @@ class Execution:
 
     def _summed(self) -> list[Summed]:
         """Trained parameters of this rank in the order of the chain, each with the ranks that sum
-        its gradient.
-        """
+        its gradient."""
         groups, locals_ = self.active.groups, self.active.partition.components
         users: dict[str, list[int]] = {}
         for number, stage in enumerate(stages_of([local.layout for local in locals_])):
@@ -341,8 +338,7 @@ class Execution:
 
         All ranks of the stage call. Such a row is there for its program to run on: nothing that
         is computed from it leaves the rank (engine/absent.py). An idle rank's is zeros, which it
-        traces with and never runs on.
-        """
+        traces with and never runs on."""
         groups = self.active.groups
         if groups.position is None:
             return batches.one_row(batch)

@@ -2,8 +2,7 @@
 
     result = sm.fit(workload, plan="auto", epochs=3, checkpoints="run/checkpoints")
 
-Every rank of the run calls `fit` alike, under torchrun or in a single process.
-"""
+Every rank of the run calls `fit` alike, under torchrun or in a single process."""
 
 import math
 import time
@@ -65,8 +64,7 @@ def fit(
     say: receives a sentence at a time what is measured.
 
     Raises ValueError for arguments, data or plans that do not fit, CheckpointError where the last
-    checkpoint could not be written.
-    """
+    checkpoint could not be written."""
     if not isinstance(workload, Workload):
         raise ValueError(f"fit trains a synchromesh.Workload, not {type(workload).__name__}")
     faults = []

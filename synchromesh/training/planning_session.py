@@ -43,8 +43,7 @@ class PlanningSession:
 
     rows: of the global batches that plans are made for.
     limits: bytes of tensors that each rank may hold, once `limit` was called; headrooms: what
-    plans leave of them.
-    """
+    plans leave of them."""
 
     def __init__(
         self, model: Model, optimizer: Optimizer, example: Any, world: World, options: Options

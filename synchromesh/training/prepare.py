@@ -69,8 +69,7 @@ def prepare(
     come into being, from `weights` or its own initialisers (`reset_parameters`, `_init_weights`):
     values follow from the seed, equally under every plan and on one process, and are others than
     those of a model that was built with values. Raises ValueError for a plan that does not fit,
-    for ranks that disagree, and for a tensor on the meta device that nothing initialises.
-    """
+    for ranks that disagree, and for a tensor on the meta device that nothing initialises."""
     _check_kinds(model, optimizer, loss, scheduler, seed, timeout, carry)
     _check_free(model)
     chosen = checked_plan(plan)

@@ -48,8 +48,7 @@ class Programs:
 
         total: rows of the global batch, which conditions on the number of rows are of.
         batch: this rank's rows, one at least (`Execution.filled`). planned_rows: of the global
-        batches that partitions are made for.
-        """
+        batches that partitions are made for."""
         shape, function = signature(batch), self.traces.canonical(function)
         step = self.traces.find(function, shape, batch, total, self.active)
         self._check_blocks(step, rows)

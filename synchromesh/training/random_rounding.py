@@ -4,8 +4,7 @@ rounding alone goes.
 Another order of the same operations rounds otherwise. Monte Carlo arithmetic (Parker, Pierce and
 Eggert, "Monte Carlo Arithmetic", 2000) shows what that does without knowing the orders: each
 floating-point result is moved at random in its last place, in the type that it is computed in, so
-that a norm or a softmax in single precision inside a float64 model shows as what it is.
-"""
+that a norm or a softmax in single precision inside a float64 model shows as what it is."""
 
 from typing import Any
 
@@ -39,8 +38,7 @@ class RandomRounding(TorchDispatchMode):
     spacing of their type. Zeros stay, and what might overflow (masks).
 
     What no parameter reaches (masks, positions, buckets of distances) is every order's own and
-    stays as it is. Reproducible: the numbers depend on `seed` and the operators alone.
-    """
+    stays as it is. Reproducible: the numbers depend on `seed` and the operators alone."""
 
     def __init__(self, device: torch.device, seed: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

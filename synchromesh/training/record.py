@@ -22,8 +22,7 @@ class Record:
     scheduler     its state_dict; None where there was none
     cursors       of the trainer's loaders, in their order
     carry         rows of the carry among the tensors; 0: there is none
-    extra         the caller's
-    """
+    extra         the caller's"""
 
     steps: int
     seed: int

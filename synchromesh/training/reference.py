@@ -1,6 +1,5 @@
 """The reference of a verification: the same model in a plain loop on one process, and how far
-rounding alone moves what it computes.
-"""
+rounding alone moves what it computes."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +26,7 @@ Floors = dict[str, float]
 class Computed:
     """What one process makes of a batch, by kind (loss, gradient, buffer, carry) and name.
 
-    floors: of each tensor, how far rounding alone moves its entries, at most.
-    """
+    floors: of each tensor, how far rounding alone moves its entries, at most."""
 
     values: dict[str, Tensors]
     floors: dict[str, Floors]
@@ -39,8 +37,7 @@ class NoiseFloor:
 
     What is kept is relative to a tensor's largest entry, the most of all pairs. One pair may by
     chance agree in a tensor of few entries, so that no tensor's floor is below the median of the
-    gradients'.
-    """
+    gradients'."""
 
     def __init__(self) -> None:
         self._relative: dict[tuple[str, str], float] = {}
@@ -78,8 +75,7 @@ class SingleProcess:
     AdamW divides gradients by their own size, and so makes of a gradient that is rounding and no
     more a step as large as any. Hence the optimizer here is given the plan's gradients: where
     these are right, parameters have to agree to the last places, and in the next step both
-    compute gradients at the same point.
-    """
+    compute gradients at the same point."""
 
     def __init__(
         self,
@@ -148,8 +144,7 @@ def computed(
     model: nn.Module, loss: Loss, batches: Sequence[Any], autocast: torch.dtype | None = None
 ) -> dict[str, Tensors]:
     """Loss, gradients (zeros where a trained parameter has none), buffers and the next carry of a
-    forward of each micro-batch and one backward, in this process.
-    """
+    forward of each micro-batch and one backward, in this process."""
     for p in model.parameters():
         p.grad = None
     total = weight = torch.zeros(())

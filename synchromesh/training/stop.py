@@ -19,8 +19,7 @@ class Stop:
     """Every rank calls `ask` before a step and `answer` after it; what ranks wish travels with
     what they agree on in each step.
 
-    requested: is asked before each step, on each rank.
-    """
+    requested: is asked before each step, on each rank."""
 
     def __init__(self, trainer: Trainer, requested: Callable[[], bool] | None = None) -> None:
         self.trainer = trainer

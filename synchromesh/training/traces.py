@@ -3,8 +3,7 @@
 A trace holds for a model as it was: which parameters are frozen, the modes of its modules, and the
 content of buffers that were folded into it. Where any of these changes all traces are made anew.
 Where a value changes that it has read, another is made; a few are kept, and a number of which they
-would be many becomes an input, where that can be.
-"""
+would be many becomes an input, where that can be."""
 
 from collections.abc import Callable, Hashable, Mapping
 from copy import copy
@@ -39,8 +38,7 @@ OFTEN = 3  # traces made for other values of one number until it is to be an inp
 class Traces:
     """The traces of one model. `cuts`: where the chain of components was cut last.
 
-    free_bytes: says what this rank may still use.
-    """
+    free_bytes: says what this rank may still use."""
 
     def __init__(
         self, model: Model, loss: Loss, example: Any, world: World, options: Options,
@@ -73,8 +71,7 @@ class Traces:
     ) -> Step:
         """The trace of the training step; one opaque component, with a warning, where it cannot
         be trusted. example: a batch, the first rows of the first one where none is given.
-        buffers: complete ones, for ranks that hold shards or none.
-        """
+        buffers: complete ones, for ranks that hold shards or none."""
         self.cuts = plan.cuts(self.model.paths())
         self.readings.look()
         of = self.cuts, self._as
@@ -228,8 +225,7 @@ class Traces:
 
     def _retrace(self, function: Any, batch: Any, rows: int | None, active: ActivePlan) -> Step:
         """The trace for a metric, another shape or another case of `rows`; the user's function
-        itself where every rank has the complete model.
-        """
+        itself where every rank has the complete model."""
         training = function is self.loss
         with self.model.unsharded(self.world.device) as module:
             step = self._capture(module, function, batch, training, rows)

@@ -1,6 +1,5 @@
 """The trainer: a model that trains under a plan, seen from one rank; `step`, `evaluate`, `switch`,
-`save`.
-"""
+`save`."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -53,8 +52,7 @@ class Trainer:
     steps           updates done
     steps_to_come   as the caller says and `update` counts down; 0: not known
     on_event        is called with each decision of the adapter, and again once its effect is known
-    wish, wished    a number that travels with a step, and the greatest of the ranks' (`Stop`)
-    """
+    wish, wished    a number that travels with a step, and the greatest of the ranks' (`Stop`)"""
 
     def __init__(
         self, model: Model, optimizer: Optimizer, loss: Loss, example: Any, plan: Plan,
@@ -174,12 +172,11 @@ class Trainer:
 
     def _observe(self, observer: Observer, seconds: float, waited: float, rows: int) -> None:
         """Notes what a step on `rows` global rows took; the adapter acts on a drift."""
-        planning, overlap = self.planning, self._execution.interleaving
+        plan, planning, overlap = self.plan, self.planning, self._execution.interleaving
         if observer.resized(rows, planning.rows):
             planning.rows = rows
         if rows == planning.rows and overlap.chosen is not None:
             observer.note(seconds, waited)
-        plan = self.plan
         if overlap.possible and plan.pieces is None:
             plan = replace(plan, pieces=overlap.chosen)  # as candidates are written
         run = LiveRun(planning.facts(self.traced), plan, self.partition, self.switch)

@@ -1,6 +1,5 @@
 """Verification: a workload under a plan against one process with the same batches, weights and
-dtype.
-"""
+dtype."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -61,8 +60,7 @@ def cast_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def global_batches(workload: Workload, steps: int, dtype: torch.dtype) -> Iterator[Any]:
     """Seeded global batches; the last one is short (half of the rows and one more, where there are
-    several).
-    """
+    several)."""
     for index in range(steps):
         rows = workload.batch_size
         if index == steps - 1 and steps > 1:
@@ -88,8 +86,7 @@ def verify(
     dtype: of both; float64, or with autocast float32. say: receives what is measured where `plan`
     is `auto`. autocast: e.g. torch.bfloat16, in both.
 
-    Raises ValueError for a model that computes in single precision only, under float64.
-    """
+    Raises ValueError for a model that computes in single precision only, under float64."""
     dtype = dtype or ("float64" if autocast is None else "float32")
     assert autocast is None or dtype != "float64", "autocast leaves float64 as it is"
     kind = DTYPES[dtype]
@@ -242,8 +239,7 @@ def _require_equal(trainer: Trainer, batch: object, step: int) -> None:
 
 def _exactly_explained(trainer: Trainer, rows: int) -> bool:
     """Whether `explain` knows the bytes of each rank: on edges between layouts of a stage that do
-    not divide the rows evenly it knows their mean, and of unequal parts that of the largest.
-    """
+    not divide the rows evenly it knows their mean, and of unequal parts that of the largest."""
     made, plan = trainer.partition, trainer.plan
     layouts = {c.layout.mesh for c in made.components}
     sizes = [stop - start for start, stop in plan.micro_rows(rows)]

@@ -3,8 +3,7 @@
     backward makes gradients of   p9 p8 p7 | p6 p5 | p4 p3 p2 p1 | p0      (last parameter first)
     buckets are sent as filled    ---- 0 --> -- 1 -> ------ 2 ---->
 
-Only gradients of one kind (same ranks, data type and device) can share a bucket.
-"""
+Only gradients of one kind (same ranks, data type and device) can share a bucket."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -39,8 +38,7 @@ def fill(
     """The buckets in the order in which they are sent, each with its parameters.
 
     parameters: in the order of the model; backward makes their gradients in the reverse one.
-    kind: what the gradients of a bucket have in common. size: bytes of a gradient on one rank.
-    """
+    kind: what the gradients of a bucket have in common. size: bytes of a gradient on one rank."""
     filling: dict[Hashable, list[T]] = {}
     left: dict[Hashable, int] = {}  # bytes until the bucket of a kind is full
     done: list[list[T]] = []

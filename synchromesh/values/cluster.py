@@ -13,8 +13,7 @@
     inside: {bytes_per_second: 1.0e+9}      # between the devices of a host that `links` leaves out
     network: {bytes_per_second: 2.5e+7}     # between two hosts that `links` leaves out
 
-Units: bytes, seconds, floating-point operations per second that are achieved in practice.
-"""
+Units: bytes, seconds, floating-point operations per second that are achieved in practice."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -62,8 +61,7 @@ class Link:
     latency_seconds: of one message or one step of a collective. start_seconds: what a collective
     needs once, however many steps it has. switch_bytes_per_second: bus bandwidth (as nccl-tests
     defines it: 2 (m-1)/m n / seconds) of an all-reduce that the switch itself sums; 0 where it
-    cannot.
-    """
+    cannot."""
 
     a: str
     b: str
@@ -88,8 +86,7 @@ class Cluster(document.Document):
 
     inside, network: the link between the devices of a host, and between two hosts, for those that
     `links` leaves out; their own ends are `ANY`. Links are kept in order and without those that
-    say what `inside` and `network` say, so that equal clusters compare equal.
-    """
+    say what `inside` and `network` say, so that equal clusters compare equal."""
 
     name: str
     hosts: tuple[Host, ...]

@@ -19,8 +19,7 @@ class Memory:
     outputs (outputs are part of `kept` then) autograd keeps alive. forward: the most that is alive
     at once of what it makes. backward: the most that is alive at once of what was kept, of what it
     makes and of the gradients of its outputs, a parameter's gradient until it is complete;
-    staying: the same where gradients of parameters stay.
-    """
+    staying: the same where gradients of parameters stay."""
 
     kept: Curve = NOTHING
     forward: Curve = NOTHING

@@ -13,8 +13,7 @@ class Curve:
     """Seconds over a size: measured points, straight lines between and beyond them.
 
     points: (size, seconds), sizes ascending. One point alone is a line through the origin. Bytes
-    over rows are such curves too.
-    """
+    over rows are such curves too."""
 
     points: tuple[tuple[float, float], ...]
 
@@ -30,8 +29,7 @@ class Curve:
     def of(cls, points: Iterable[tuple[float, float]]) -> "Curve":
         """The curve through `points`, made non-decreasing: more takes no less time.
 
-        Of several points of one size the highest counts.
-        """
+        Of several points of one size the highest counts."""
         found: dict[float, float] = {}
         highest = 0.0
         for x, y in sorted(points):

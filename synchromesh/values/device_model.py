@@ -2,8 +2,7 @@
 
 A CPU quota or several processes on a core do two things that a GPU or a processor of one's own
 does not: a host computes quicker at first after a pause (`BurstSpeed`), and more time passes on
-the wall than on the processor's clock (`slowdown`). The default model is inert.
-"""
+the wall than on the processor's clock (`slowdown`). The default model is inert."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ class BurstSpeed:
     `credit` seconds of work more than at its lasting speed.
 
     A CPU quota gives a host a whole period's share at once; processors raise their clock for a
-    while. 1 and 0 where there is no such thing. Waiting earns credit back, a second a second.
-    """
+    while. 1 and 0 where there is no such thing. Waiting earns credit back, a second a second."""
 
     speed: float = 1.0
     credit: float = 0.0

@@ -2,8 +2,7 @@
 
 The parsers are lenient: the last duplicate wins, `no` is False, NaN is a number, YAML aliases of
 450 bytes expand to 254 MB, deep nesting ends in a RecursionError. Each of these is a ValueError
-here: one sentence that starts with the document's name and the path of the key.
-"""
+here: one sentence that starts with the document's name and the path of the key."""
 
 import json
 import math

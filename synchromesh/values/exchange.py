@@ -47,8 +47,7 @@ class Exchange:
         """From side to side of the value, or of its gradient, which goes the other way.
 
         ranges: the rows of each data index, by data degree. A rank of another stage that has no
-        rows gets one that is not its own, to run on (engine/absent.py).
-        """
+        rows gets one that is not its own, to run on (engine/absent.py)."""
         known = gradient, ranges(self.source.data), ranges(self.target.data)
         if known not in self._changes:
             self._changes[known] = self._change(*known)

@@ -3,8 +3,7 @@
 A field is a number, text, a truth value, another dataclass, one of these or None, a tuple of them
 of any length, or a mapping from text; a field with a default may be left out. `Annotated` says
 within which bounds a number lies, and which keys a mapping has. A class whose plain form is
-another one has `from_plain(value, path)` and `to_plain()` of its own.
-"""
+another one has `from_plain(value, path)` and `to_plain()` of its own."""
 
 import types
 import typing

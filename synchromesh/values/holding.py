@@ -9,8 +9,7 @@ gradient keeps one part of the parameter, and gathers the others for as long as 
                                                         0          rows 0-3      rows 0-1
                                                         1          rows 4-7      rows 4-5
                                                         2          rows 0-3      rows 2-3
-                                                        3          rows 4-7      rows 6-7
-"""
+                                                        3          rows 4-7      rows 6-7"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -156,8 +155,7 @@ def holdings(
     devices: int,
 ) -> dict[str, Holding]:
     """Where each tensor lies: as its one layout uses it; where layouts differ replicated on all
-    positions of the stages that use it; where none uses it, on all `devices`.
-    """
+    positions of the stages that use it; where none uses it, on all `devices`."""
     uses: dict[str, dict[Layout, Placement]] = {}
     for (name, layout), placement in placements.items():
         uses.setdefault(name, {})[layout] = placement
@@ -183,8 +181,7 @@ def _states(tensor: Parameter, users: Iterable[Layout]) -> ShardStates:
     """What is sharded of a tensor: as much as all layouts that use it say.
 
     Nothing where several stages use it, which come to it at different times; of a frozen parameter
-    there are neither gradients nor optimizer state.
-    """
+    there are neither gradients nor optimizer state."""
     layouts = list(users)
     one_stage = len({layout.positions for layout in layouts}) == 1
     if tensor.buffer or not one_stage or not prod(tensor.shape) or not tensor.shape:

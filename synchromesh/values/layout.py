@@ -8,8 +8,7 @@ there, position p has data index `p // tensor` and tensor index `p % tensor`:
                        data index 1   positions   7  8  9      another block of batch rows
 
 Ranks of a line share the rows and split the component's parameters; ranks of a column have the
-same part of the parameters and sum its gradients.
-"""
+same part of the parameters and sum its gradients."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,8 +104,7 @@ def stages_of(layouts: Sequence[Layout]) -> tuple[range, ...]:
     """The components of each stage, from the layouts of a chain: neighbours on the same devices
     are one stage; devices that come again have several.
 
-        first    0  0 | 2  2 | 0 | 2           stages  0:2  2:4  4:5  5:6
-    """
+        first    0  0 | 2  2 | 0 | 2           stages  0:2  2:4  4:5  5:6"""
     starts = [
         i
         for i, layout in enumerate(layouts)

@@ -15,8 +15,7 @@ K are the devices of a stage; `stages=2` halves those of the plan into two equal
 about half of the work (`Plan.cut`). `states` is none, optimizer, gradients or parameters (ZeRO 0
 to 3); `recompute=yes` computes activations again in the backward pass. Specs are canonical:
 `hybrid:tensor=1` is `data`, `data:states=optimizer` and `sharded-data:states=optimizer` are
-`zero1`, `hybrid:stages=2,tensor=2` is `pipeline:stages=2,tensor=2`.
-"""
+`zero1`, `hybrid:stages=2,tensor=2` is `pipeline:stages=2,tensor=2`."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args

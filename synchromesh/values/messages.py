@@ -21,8 +21,7 @@ stands in front of the action before the one that needs it, or, for the others' 
 
 Of the last follows that no step waits for ever, even where a send waits until its receive is
 posted (as gloo's do): whatever a group waits for was made earlier, or at the same time and stands
-before it in the order.
-"""
+before it in the order."""
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
@@ -108,8 +107,7 @@ def instructions(
     """What each group does, in order.
 
     crossings: the pairs (source, target) of stages whose target reads what the source makes. Those
-    on one group need no message.
-    """
+    on one group need no message."""
     assert schedule.turns == 1 or not crossings, "micro-batches of a pipeline take no turns"
     for source, target in crossings:
         if not 0 <= source < target < len(schedule.of):

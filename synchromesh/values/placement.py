@@ -14,8 +14,7 @@ first ranks have one more, and where there are fewer units than ranks the last r
 A placement whose units the ranks divide is written without them, as its parts are those of u = 1.
 
 `R -> r` is Megatron's f (identity; all-reduce in backward), `P -> R` its g (arXiv 1909.08053,
-section 3).
-"""
+section 3)."""
 
 from dataclasses import dataclass, replace
 from functools import cache

@@ -23,8 +23,7 @@ Settings:
                               traffic overlap (not given: one and four are tried in the first
                               steps)
 
-`Plan.parse(str(plan)) == plan`; JSON and YAML forms say the same with one key per field.
-"""
+`Plan.parse(str(plan)) == plan`; JSON and YAML forms say the same with one key per field."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -270,8 +269,7 @@ class Plan(document.Document):
         """The layout of each component in `names`; `modules` are the module paths inside each.
 
         All faults at once: patterns that match nothing, degrees that do not multiply to the
-        devices, shares of rows that do not fit the largest data degree.
-        """
+        devices, shares of rows that do not fit the largest data degree."""
         inside = modules or {}
         paths = {name: (name, *around(name), *inside.get(name, ())) for name in names}
         groups = self._groups(names, paths, world)
@@ -329,8 +327,7 @@ class Plan(document.Document):
         """The module paths that patterns name, for the trace to cut there.
 
         Of the modules that one pattern matches, the outermost: `encoder.*` names the children of
-        the encoder, not everything below them.
-        """
+        the encoder, not everything below them."""
         patterns = [o.pattern for o in self.overrides] + [s.first for s in self.stages]
         named: set[str] = set()
         for pattern in patterns:
@@ -346,8 +343,7 @@ class Plan(document.Document):
         alone, so the ranges of a degree are unions of those of its multiples:
 
             10 rows, degree 4    0 1 2 | 3 4 | 5 6 7 | 8 9
-                     degree 2    0 1 2   3 4 | 5 6 7   8 9
-        """
+                     degree 2    0 1 2   3 4 | 5 6 7   8 9"""
         ends = [0, *(-(-rows * s.numerator // s.denominator) for s in self._shares(data))]
         return tuple(pairwise(ends))
 
@@ -379,8 +375,7 @@ class Plan(document.Document):
         """The global batch rows [start, stop) of a data index: its part of each micro-batch.
 
         12 rows in 2 micro-batches      0 1 2 3 4 5 | 6 7 8 9 10 11
-        index 1 of 3                        2 3           8 9
-        """
+        index 1 of 3                        2 3           8 9"""
         found = []
         for start, stop in self.micro_rows(rows):
             first, last = self.row_ranges(stop - start, data)[index]

@@ -88,8 +88,7 @@ def stage_starts(stages: Sequence[Stage], paths: Mapping[str, Sequence[str]]) ->
     module paths that it has, is in, or has inside.
 
     ValueError with all faults: names that there are not or that begin no component, stages out of
-    order.
-    """
+    order."""
     names = list(paths)
     starts: list[int] = []
     faults = []

@@ -10,8 +10,7 @@
 
 Where nothing could be measured the same figures come from data sheets: `source` says which.
 
-Units: seconds, bytes (payload as `traffic.sent_bytes` counts it), batch rows.
-"""
+Units: seconds, bytes (payload as `traffic.sent_bytes` counts it), batch rows."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -38,8 +37,7 @@ Seconds = Annotated[float, Within(0.0)]
 class Pattern:
     """Groups over K positions that talk at once: `size` ranks each, `stride` apart.
 
-    size 2, stride 1:   (0 1) (2 3)        size 2, stride 2:   (0 2) (1 3)
-    """
+    size 2, stride 1:   (0 1) (2 3)        size 2, stride 2:   (0 2) (1 3)"""
 
     size: int
     stride: int = 1
@@ -59,8 +57,7 @@ class Pattern:
         """Every (p, p + stride) between which messages go, in rounds in which no position is in
         two pairs; those of a round talk at once.
 
-        4 positions, stride 1:   (0 1) (2 3), then (1 2)        stride 3:   (0 3)
-        """
+        4 positions, stride 1:   (0 1) (2 3), then (1 2)        stride 3:   (0 3)"""
         every = [(p, p + self.stride) for p in range(devices - self.stride)]
         rounds = (tuple(x for x in every if x[0] // self.stride % 2 == odd) for odd in (0, 1))
         return tuple(pairs for pairs in rounds if pairs)
@@ -75,8 +72,7 @@ class Overlap:
 
     delay: seconds that a collective takes longer where all ranks have computed until it begins:
     they come at different moments, and a quota lets them wait for their next share. both: rate of
-    a message between two ranks while another goes the opposite way.
-    """
+    a message between two ranks while another goes the opposite way."""
 
     compute: float = 1.0
     network: float = 1.0
@@ -93,8 +89,7 @@ class Overlap:
     def stretched(self, times: float) -> "Overlap":
         """The same traffic where its links let it take `times` as long. What it costs processors
         stays, spread over more time: the (1 - a) / b seconds of computing that a second of it
-        takes, and the 1 / b - 1 that it waits for them.
-        """
+        takes, and the 1 / b - 1 that it waits for them."""
         late, cost = 1.0 / self.network - 1.0, (1.0 - self.compute) / self.network
         b = 1.0 / (1.0 + late / times)
         return replace(self, compute=max(LEAST_RATE, 1.0 - cost * b / times), network=b)
@@ -107,8 +102,7 @@ class Calls:
     forward, backward: of one component for one micro-batch, besides what its program takes that is
     timed alone; less than 0 where being called alone costs more. begin_forward, begin_backward: of
     each forward and backward of a micro-batch, whatever its components. step: of a step, the
-    optimizer's call included.
-    """
+    optimizer's call included."""
 
     forward: Annotated[float, Within(-1.0)] = 0.0
     backward: Annotated[float, Within(-1.0)] = 0.0

@@ -10,8 +10,7 @@ ranks, from 4x1 to 2x2 with the value replicated on both sides, two rows a rank:
         3         6 7          4 5 6 7    4 5 from 2
 
 Pure: no tensors, no process groups. Boxes are those of values with rows first: (rows, ...,
-segments, inner, ...).
-"""
+segments, inner, ...)."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -252,8 +251,7 @@ def lent(rows: Ranges) -> Ranges:
 def copies(source: Layout, target: Layout, gradient: bool) -> list[tuple[int, int]]:
     """(sender, receiver) of a value without rows from `source` to `target`, or of its gradient
     back. Data index j of the target is served by j mod data of the source, which adds up the
-    gradients of all that it serves: the sum over its data ranks is that over the target's.
-    """
+    gradients of all that it serves: the sum over its data ranks is that over the target's."""
     pairs = []
     for j in range(target.data):
         there = target.first + j * target.tensor

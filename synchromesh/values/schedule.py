@@ -15,8 +15,7 @@ Micro-batches that take turns share one backward. Their forwards are cut into tu
 is under way between ranks, so that another one computes meanwhile; `2F0.1` is the second turn of
 `2F0`. Autograd runs backward in the reverse order, turn by turn:
 
-    taking_turns(2, turns=2)   F0.0 F1.0 F0.1 F1.1 B1.1 B0.1 B1.0 B0.0
-"""
+    taking_turns(2, turns=2)   F0.0 F1.0 F0.1 F1.1 B1.1 B0.1 B1.0 B0.0"""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -72,8 +71,7 @@ class Action:
 class Schedule:
     """The actions of each group of devices in order. Checked once: complete, no deadlock.
 
-    A schedule without backwards is that of an evaluation.
-    """
+    A schedule without backwards is that of an evaluation."""
 
     groups: tuple[tuple[Action, ...], ...]
     turns: int = 1  # of each forward and each backward
@@ -175,8 +173,7 @@ class Schedule:
 def taking_turns(micro_batches: int, turns: int = 1, at_once: int | None = None) -> Schedule:
     """One stage on which `at_once` micro-batches (none: all) share a backward, taking turns.
 
-    Those that do not fit into one backward follow one after the other: gradient accumulation.
-    """
+    Those that do not fit into one backward follow one after the other: gradient accumulation."""
     actions: list[Action] = []
     for first in range(0, micro_batches, at_once or micro_batches):
         group = range(first, min(micro_batches, first + (at_once or micro_batches)))
@@ -199,8 +196,7 @@ def pipeline(name: str, of: tuple[int, ...], micro_batches: int) -> Schedule:
     Where no group comes again, interleaved is 1f1b. Where p groups have v equal stages each, and
     messages take no time, m micro-batches of f and b seconds on each group take
 
-        m (f + b) + (p - 1) (f + b) / v         v = 1 for gpipe and 1f1b, else p divides m
-    """
+        m (f + b) + (p - 1) (f + b) / v         v = 1 for gpipe and 1f1b, else p divides m"""
     if name not in PIPELINES:
         raise ValueError(f"no schedule {name!r} is built; there are {', '.join(PIPELINES)}")
     listing = _Listing(of, micro_batches, max(of) + 1 if name == "interleaved" else 1)
@@ -230,8 +226,7 @@ class _Listing:
 
     The sum is what 1F1B holds on each of its stages. The other is the units of time between its
     first forward (`first`, its first stage) and its first backward, in which a group that comes
-    again is kept busy: (v - 1) p + 2 (p - r - 1) + 1 on group r of p with v stages each.
-    """
+    again is kept busy: (v - 1) p + 2 (p - r - 1) + 1 on group r of p with v stages each."""
 
     def __init__(self, of: Sequence[int], micro_batches: int, block: int = 1) -> None:
         if micro_batches < 1 or set(of) != set(range(max(of, default=-1) + 1)) or not of:

@@ -12,8 +12,7 @@ state. The level says how long more than that is there:
     (ZeRO 3)           forward  | backward          freed after it           c0 c1  -   c2 c1 c0
 
 Between the last use in a step and the first one of the next no level has more than the parts. That
-is less than ZeRO 1 and 2 have in the paper, where parameters stay; what is sent is the same.
-"""
+is less than ZeRO 1 and 2 have in the paper, where parameters stay; what is sent is the same."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -107,8 +106,7 @@ def uses(
     """What each use of a component does.
 
     needed: the units of each use, in their order. lasting: of each unit. goes_on: whether uses
-    follow that are not listed.
-    """
+    follow that are not listed."""
     last = {unit: at for at, use in enumerate(needed) for unit in use}
     there: set[int] = set()
     found = []

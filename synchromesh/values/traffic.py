@@ -13,8 +13,7 @@ Between two ranks go messages: `send` one way, `exchange` both ways at once. n: 
 them sends to the other.
 
 The engine counts live calls with this function and `explain` predicts with it, so that both can be
-compared. It counts the operation that was asked for, whichever implementation carries it out.
-"""
+compared. It counts the operation that was asked for, whichever implementation carries it out."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -43,8 +42,7 @@ class Collective:
     fixed_bytes`.
 
     rows: of one data block of the component that runs it, or of a layout of `data` degrees where
-    that is given. stride: how far apart the ranks of a group are.
-    """
+    that is given. stride: how far apart the ranks of a group are."""
 
     kind: CollectiveKind
     direction: Direction
@@ -63,8 +61,7 @@ class Collective:
 def batch_norm_collectives(channels: int, item_bytes: int, ranks: int) -> tuple[Collective, ...]:
     """What one batch norm that is synchronised over `ranks` data ranks sends in a step.
 
-    channels: of one rank. item_bytes: of the type it computes in, at least float32.
-    """
+    channels: of one rank. item_bytes: of the type it computes in, at least float32."""
     numbers = 2 * channels
     return (
         Collective("all_gather", "forward", ranks, 0, (numbers + 1) * item_bytes * ranks),
@@ -76,8 +73,7 @@ class TrafficCount:
     """Payload bytes by kind and group size, and what one rank sends for them.
 
     Bytes are rounded once per (kind, group size), not per call: how gradients fall into buckets
-    does not show.
-    """
+    does not show."""
 
     def __init__(self) -> None:
         self.payload: Counter[tuple[CollectiveKind, int]] = Counter()

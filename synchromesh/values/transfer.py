@@ -10,8 +10,7 @@ Boxes of a tensor of 4 rows and 4 columns; digits are the ranks that hold an ele
 
 A copy whose source is its target stays where it is: it is listed (whoever builds the new local
 tensor copies it) and costs no traffic. The network executes a transfer for a switch of plans and
-for an edge between two layouts; a checkpoint is one whose `have` lies on disk.
-"""
+for an edge between two layouts; a checkpoint is one whose `have` lies on disk."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,8 +55,7 @@ def difference(a: Box, b: Box) -> tuple[Box, ...]:
     a 4 x 4, b in its middle:      0 0 0 0
                                    2 . . 3
                                    2 . . 3
-                                   1 1 1 1
-    """
+                                   1 1 1 1"""
     middle = intersection(a, b)
     if middle is None:
         return (a,) if volume(a) else ()
@@ -78,8 +76,7 @@ def transfer(have: Sequence[Sequence[Box]], want: Sequence[Sequence[Box]]) -> tu
     transfer moves fewer bytes. Otherwise the holder that has least to send so far gives it (a tie
     goes to the next rank after the target), which balances what equal replicas send up to one
     copy. Deterministic: all ranks compute the same answer. ValueError where nobody holds a
-    wanted element.
-    """
+    wanted element."""
     assert len(have) == len(want), f"{len(have)} ranks have, {len(want)} ranks want"
     return _transfer(_frozen(have), _frozen(want))
 

@@ -2,8 +2,7 @@
 folder or in a tar of one.
 
     annotations/instances_train2017.json   train2017/*.jpg
-    annotations/instances_val2017.json     val2017/*.jpg
-"""
+    annotations/instances_val2017.json     val2017/*.jpg"""
 
 import json
 import tarfile

@@ -75,8 +75,7 @@ def reverse(values: Tensor, mask: Tensor) -> Tensor:
     """`values` (rows, length, width) with the words of each row, where `mask` (rows, length) is
     true, in reverse order, and the padding behind them where it was.
 
-        a b c . .   ->   c b a . .
-    """
+        a b c . .   ->   c b a . ."""
     place = torch.arange(mask.shape[1], device=mask.device)
     source = torch.where(mask, mask.sum(1, keepdim=True) - 1 - place, place)
     return values.gather(1, source.unsqueeze(-1).expand_as(values))

@@ -12,8 +12,7 @@ class Vocabulary:
 
     words      all different
     unknown    the word that stands for those that are not in `words`, one of them; None: there is
-               none
-    """
+               none"""
 
     words: tuple[str, ...]
     unknown: str | None = None

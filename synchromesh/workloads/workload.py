@@ -52,8 +52,7 @@ class Workload:
     carry        of a recurrent model: rows -> the carry at the beginning of streams, a tensor or a
                  tuple or dict of tensors whose dim 0 is rows. Then loss(model, batch, carry) ->
                  (loss, carry), metric(model, batch, carry) -> ({name: sum}, carry), and the items
-                 of a data set follow each other: each row of a batch is a stream of them
-    """
+                 of a data set follow each other: each row of a batch is a stream of them"""
 
     model: Callable[[], nn.Module]
     loss: Loss

@@ -10,8 +10,7 @@ A block is a child of a container (ModuleList, Sequential, ModuleDict) with at l
 children that hold parameters and are no norms, and with no further block inside. A layer that has
 one such child alone, made up of others, is a component as it is:
 
-    layers.0 (norm, mixer)         ->   layers.0
-"""
+    layers.0 (norm, mixer)         ->   layers.0"""
 
 import difflib
 from collections.abc import Iterator, Sequence

@@ -8,8 +8,7 @@ They become leaves of the batch, the same for all its rows. What remains of such
 in sums S and means M over rows, so that with S n / m for the sum of a block of m of n rows the
 mean of the blocks' losses, weighted by rows, is the loss:
 
-    sum_b m_b / n  L(S_b n / m_b, M_b)  =  L(sum_b S_b, sum_b m_b / n M_b)
-"""
+    sum_b m_b / n  L(S_b n / m_b, M_b)  =  L(sum_b S_b, sum_b m_b / n M_b)"""
 
 import operator
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,7 @@ A move stands before its first reader and serves all readers of that state in th
     linear = torch.ops.aten.linear.default(input_r, weight, bias)      x in r, weight in S(0)
     ...
     add = torch.ops.aten.add.Tensor(linear_1, bias_P)                  partial
-    add_R = axis.move(add, 'P', 'R')                                   the all-reduce
-"""
+    add_R = axis.move(add, 'P', 'R')                                   the all-reduce"""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace

@@ -4,8 +4,7 @@ of grouped operators, query heads that share a key head.
 A state is found for the groups; each tensor's own has as many units, a group's entries in each:
 
     2 groups of 3 channels on 2 ranks    groups 0 1    S(0)       channels 0 1 2 | 3 4 5    S(1)
-    3 groups of 2 channels on 2 ranks    groups 0 1 | 2    S(0)    0 1 2 3 | 4 5    S(1, 1, 2)
-"""
+    3 groups of 2 channels on 2 ranks    groups 0 1 | 2    S(0)    0 1 2 3 | 4 5    S(1, 1, 2)"""
 
 from collections.abc import Iterable
 

@@ -12,8 +12,7 @@ Where m does not divide the units of a shard, the digit is a range of units, of 
 that the target must have as a unit too:
 
     [rows, 12, 3*8] S(2, 1, 8) over 2 ranks     units of 8 entries in their order
-    [rows, 12, 3, 8]                            suffix products ..., 8, 1     ->   S(2)
-"""
+    [rows, 12, 3, 8]                            suffix products ..., 8, 1     ->   S(2)"""
 
 from collections.abc import Iterator
 from math import gcd, prod
