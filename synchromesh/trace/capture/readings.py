@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .model_snapshot import CONTAINERS, MAX_DEPTH, items_of
+from .model_snapshot import CONTAINERS, MAX_DEPTH, TABLES, items_of
 
 PLAIN = (
     bool, int, float, complex, str, bytes, type(None), np.generic, Enum, torch.dtype, torch.device,
@@ -136,8 +136,7 @@ def is_object(value: Any) -> bool:
 
 def in_tables(owner: Any, key: str) -> bool:
     """Whether it is a parameter, buffer or child of a module."""
-    tables = ("_parameters", "_buffers", "_modules")
-    return isinstance(owner, nn.Module) and any(key in vars(owner).get(t, ()) for t in tables)
+    return isinstance(owner, nn.Module) and any(key in vars(owner).get(t, ()) for t in TABLES)
 
 
 def of_class(owner: Any, key: str) -> Any:
