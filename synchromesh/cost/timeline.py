@@ -10,9 +10,14 @@ one after another; the first of n groups share the links evenly, 1/n each. Work 
 is quicker at first (`BurstSpeed`), traffic without one is late (`Overlap.delay`):
 
     capacity =  1 - mean of (1 - overlap.compute) over what is under way
+    spare    =  1 - mean of (1 - overlap.compute) / overlap.network       while waiting
     speed    =  burst.speed while there is credit, else capacity
-    credit'  =  capacity - speed (capacity alone while waiting), between 0 and burst.credit
+    credit'  =  capacity - speed, or spare while waiting; between 0 and burst.credit
     late     =  delay (1 - credit / burst.credit)          before its first byte moves
+
+Traffic that nothing slows down takes as much more of the processor as it goes quicker. With credit
+earned at `capacity`, plans of many collectives at 1,000 Mbit/s were predicted up to 24 % too low,
+with `spare` up to 17 %; the mean error of 54 plans fell from 9.0 to 7.6 %.
 
 Messages in and messages out have a direction of the links to themselves: n counts those whose way
 is the same, and collectives, which go both ways. Those that go both ways between the same two
@@ -67,8 +72,16 @@ class Timeline:
 
     @property
     def capacity(self) -> float:
-        """Seconds of work that a lasting second holds now."""
-        taken = [1.0 - f.overlap.compute for f in self.under_way.values()]
+        """Seconds of work that a lasting second of computing holds now."""
+        return self._left_by([1.0 - f.overlap.compute for f in self.under_way.values()])
+
+    @property
+    def spare(self) -> float:
+        """Seconds of work that a lasting second of waiting leaves now; less than 0 where traffic
+        alone takes more than the device lastingly has."""
+        return self._left_by([f.overlap.cost for f in self.under_way.values()])
+
+    def _left_by(self, taken: list[float]) -> float:
         return 1.0 - sum(taken) / len(taken) if taken else 1.0
 
     def compute(self, seconds: float) -> Spans:
@@ -104,7 +117,7 @@ class Timeline:
         while not until():
             took = yield self._next(computing=False)
             self.waited += took
-            self._pass(took, self.capacity, computing=False)
+            self._pass(took, self.spare, computing=False)
 
     def arrive(self, key: object) -> Spans:
         """Waits for a collective that began."""

@@ -86,13 +86,16 @@ class Overlap:
         if not 0.0 <= self.delay < float("inf"):
             raise ValueError(f"a delay is a number of seconds from 0: {self.delay}")
 
+    @property
+    def cost(self) -> float:
+        """Seconds of computing that a second of this traffic takes, alone: (1 - a) / b."""
+        return (1.0 - self.compute) / self.network
+
     def stretched(self, times: float) -> "Overlap":
         """The same traffic where its links let it take `times` as long. What it costs processors
-        stays, spread over more time: the (1 - a) / b seconds of computing that a second of it
-        takes, and the 1 / b - 1 that it waits for them."""
-        late, cost = 1.0 / self.network - 1.0, (1.0 - self.compute) / self.network
-        b = 1.0 / (1.0 + late / times)
-        return replace(self, compute=max(LEAST_RATE, 1.0 - cost * b / times), network=b)
+        stays, spread over more time: its cost, and the 1 / b - 1 that it waits for them."""
+        b = 1.0 / (1.0 + (1.0 / self.network - 1.0) / times)
+        return replace(self, compute=max(LEAST_RATE, 1.0 - self.cost * b / times), network=b)
 
 
 @dataclass(frozen=True)

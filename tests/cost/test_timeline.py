@@ -119,11 +119,22 @@ def test_waiting_earns_credit_that_a_burst_spends() -> None:
     assert line.credit == 0.5  # no more than there is
 
 
-def test_a_burst_goes_on_beside_traffic() -> None:
-    line = Alone(HALF, DeviceModel(BurstSpeed(speed=2.0, credit=1.0)))
+def test_traffic_takes_credit_as_it_goes_quicker() -> None:
+    # computing takes half of a second beside traffic at 0.8; alone, at 1, it takes 0.5 / 0.8
+    line = Alone({"k": Overlap(0.5, 0.8)}, DeviceModel(BurstSpeed(speed=2.0, credit=1.0)))
+    line.depart("a", "k", 0.4)
+    line.arrive("a")
+    assert line.credit == pytest.approx(0.4 * (1 - 0.5 / 0.8))
+    # at 0.25 it takes 2 a second alone, more than there is: nothing is earned, none is owed
+    line = Alone(HALF, DeviceModel(BurstSpeed(speed=2.0, credit=1.0)), credit=0.1)
     line.depart("a", "k", 0.5)
     line.arrive("a")
-    assert line.credit == pytest.approx(0.25)  # capacity is a half while it is under way
+    assert line.credit == 0.0 and line.clock == pytest.approx(0.5)
+
+
+def test_a_burst_goes_on_beside_traffic() -> None:
+    line = Alone(HALF, DeviceModel(BurstSpeed(speed=2.0, credit=1.0)), credit=0.25)
+    line.clock = 0.5
     line.depart("b", "k", 100.0)
     line.compute(1.0)  # 0.25 / (2 - 0.5) s at 2, then at 0.5
     quick = 0.25 / 1.5
