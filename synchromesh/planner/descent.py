@@ -65,19 +65,22 @@ def descended(
 def neighbours(
     uniform: Uniform, problem: PlanningProblem, levels: Sequence[ShardStates], plan: Plan
 ) -> list[Plan]:
-    """The plans of one change; none of a plan on some of the devices, or with settings."""
-    plain = Plan(plan.default, plan.overrides, pieces=plan.pieces)
+    """The plans of one change; none of a plan on some of the devices, or with settings but its
+    micro-batches, which stay, or are half as many."""
+    count = plan.micro_batches
+    plain = Plan(plan.default, plan.overrides, micro_batches=count, pieces=plan.pieces)
     if plan != plain or len(problem.ranks(plan)) < problem.devices:
         return []
     layouts, groups = problem.layouts(plan), defaultdict[object, list[int]](list)
     for i, layout in enumerate(layouts):
         groups[layout].append(i)
         groups[layout, *(p.components[i].program for p in uniform.partitions.values())].append(i)
-    found = []
+    found = [replace(plan, micro_batches=count // 2, pieces=None)] if count > 1 else []
     for its in groups.values():
         for other in _others(uniform, its, layouts[its[0]], levels):
             mixed = [other if i in its else x for i, x in enumerate(layouts)]
-            found.append(worded(problem.names, mixed, problem.modules, problem.step.coupling))
+            made = worded(problem.names, mixed, problem.modules, problem.step.coupling)
+            found.append(replace(made, micro_batches=count))
     return list(dict.fromkeys(found))
 
 

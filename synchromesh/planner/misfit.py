@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.planning_problem import PartitionCache
+from synchromesh.planner.saving import in_micro_batches
 from synchromesh.planner.shortage import fits, most_lacking
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -74,13 +75,9 @@ def _more_micro_batches(partitions: PartitionCache, plan: Plan, profile: Profile
     problem = partitions.problem
     if problem.step.coupling:
         return ""  # rows that depend on each other are not parted
-    for count in _doubled(problem.rows, 2 * plan.micro_batches):
-        try:
-            cut = Plan.parse(str(replace(plan, micro_batches=count, pieces=None)))
-        except ValueError:
-            return ""
+    for cut in in_micro_batches(problem, plan):
         if fits(partitions, cut, profile, problem.rows):
-            return f"{count} micro-batches, {str(cut)!r}"
+            return f"{cut.micro_batches} micro-batches, {str(cut)!r}"
     return ""
 
 

@@ -1,6 +1,7 @@
 """Descent by exact prices: where it goes, when it ends, and what becomes of it in a decision."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -95,7 +96,9 @@ def test_one_thing_changes_in_one_layout_or_in_equal_programs() -> None:
     )
     mixed = neighbours(parts, blocks.problem, levels, Plan.parse("tensor; 2=data"))
     assert {"data", "tensor"} <= set(map(str, mixed)), "those of one layout change together"
-    for other in ("single", "data; @ranks=0", "data; @stages=0:0/1:2", "data; @micro_batches=2"):
+    cut = neighbours(parts, blocks.problem, levels, Plan.parse("data; @micro_batches=2"))
+    assert cut == [Plan.parse("data"), *(replace(plan, micro_batches=2) for plan in found)]
+    for other in ("single", "data; @ranks=0", "data; @stages=0:0/1:2"):
         assert neighbours(parts, blocks.problem, levels, Plan.parse(other)) == []
 
 

@@ -67,9 +67,11 @@ def texts(facts: tuple[PartitionCache, Profile], plan: str, limit: float = 1e12)
 
 
 def test_no_more_is_saved_than_must_be(facts: tuple[PartitionCache, Profile]) -> None:
-    assert texts(facts, "data") == ["zero1", "data:recompute=yes"]
-    lean = ["sharded-data", "sharded-data:recompute=yes"]
-    assert texts(facts, "data", 0.0) == lean, "the least that is lacking is said"
+    cut = "@micro_batches=2"  # 12 rows on 4 devices: of 4 a micro-batch has less than one for each
+    lean = f"sharded-data; {cut}"
+    assert texts(facts, "data") == ["zero1", "data:recompute=yes", f"data; {cut}", lean]
+    least = ["sharded-data", "sharded-data:recompute=yes"]
+    assert texts(facts, "data", 0.0) == least, "the least that is lacking is said"
 
 
 def test_micro_batches_that_take_turns_are_one_where_four_lack_memory() -> None:
@@ -92,8 +94,8 @@ def test_micro_batches_that_take_turns_are_one_where_four_lack_memory() -> None:
 
 
 def test_tensor_ranks_have_nothing_to_shard(facts: tuple[PartitionCache, Profile]) -> None:
-    assert texts(facts, "tensor") == ["tensor:recompute=yes"]
-    assert texts(facts, "single") == ["single:recompute=yes"]
+    for plan in ("tensor", "single"):
+        assert texts(facts, plan) == [f"{plan}:recompute=yes", f"{plan}; @micro_batches=2"]
 
 
 def test_an_optimizer_that_needs_whole_parameters_gets_them(
@@ -102,7 +104,7 @@ def test_an_optimizer_that_needs_whole_parameters_gets_them(
     partitions, _ = facts
     why = "the optimizer cannot update pieces"
     partitions.problem = replace(partitions.problem, unsplittable=why)
-    assert texts(facts, "data") == ["data:recompute=yes"]
+    assert texts(facts, "data") == ["data:recompute=yes", "data; @micro_batches=2"]
     assert {states for states, _ in ways_to_save(partitions.problem)} == {"none"}
     with pytest.raises(ValueError, match=why):
         partitions.partition(Plan.parse("zero1"))
@@ -114,10 +116,12 @@ def test_layouts_of_components_and_stages_are_kept(
     assert texts(facts, "hybrid:tensor=2; lm_head=data") == [
         "hybrid:tensor=2,states=optimizer; lm_head=zero1",
         "hybrid:tensor=2,recompute=yes; lm_head=data:recompute=yes",
+        "hybrid:tensor=2; lm_head=data; @micro_batches=2",
+        "hybrid:tensor=2,states=parameters; lm_head=sharded-data; @micro_batches=2",
     ]
     first, *_, last = facts[0].problem.names
     stages = f"@stages=0,1:{first}/2,3:{last}; @micro_batches=2"
-    assert texts(facts, f"data; {stages}")[0] == f"zero1; {stages}"
+    assert texts(facts, f"data; {stages}") == [f"zero1; {stages}", f"data:recompute=yes; {stages}"]
 
 
 DEVICES, ROWS = 2, 4096
@@ -130,8 +134,9 @@ CLOSE = 1.02
 
 
 def test_no_choice_for_each_component_is_much_quicker() -> None:
-    """Every choice of degree, level and recomputation for each of three components, priced
-    exactly, beside the plan that is taken; and the search beside brute force over its sums."""
+    """Every choice of degree, level and recomputation for each of three components, and in four
+    micro-batches those without recomputation, priced exactly, beside the plan that is taken; and
+    the search beside brute force over its sums."""
     with torch.device("meta"):
         layers = nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024), nn.GELU()
         model = nn.Sequential(*layers, nn.Linear(1024, 2048))
@@ -145,7 +150,9 @@ def test_no_choice_for_each_component_is_much_quicker() -> None:
     offered = [Layout(2, 1, *saving) for saving in SAVINGS]
     offered += [Layout(1, 2, recompute=recompute) for recompute in (False, True)]
     every = [worded(problem.names, x, problem.modules) for x in product(offered, repeat=3)]
-    profile = facts.profile(partitions.possible(every), known)
+    kept = [plan for plan in every if not any(spec.recompute for spec in plan.specs)]
+    every += [replace(plan, micro_batches=4) for plan in kept]
+    profile = facts.profile(partitions.possible(every), known, micro_batches=(1, 4))
     plans = [price(partitions, plan, profile) for plan in every]
     sums = assemble(uniform(partitions), profile, SAVINGS).problem
     choices = product(*(range(len(options)) for options in sums.components))

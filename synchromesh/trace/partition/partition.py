@@ -133,13 +133,14 @@ def assign(problem: StepProblem, chance: random.Random | None) -> Assignment:
     return problem.assignment(choose(problem.problem, problem.must_shard))
 
 
+def parts_alike(step: Step) -> bool:
+    """Whether micro-batches compute what the batch does (batch norm would not, nor would a loss
+    that couples rows)."""
+    if step.graph is None or step.coupled or any(guard.of_blocks for guard in step.guards):
+        return False
+    return not any(meta.effect(n) or normalises_batch(n) for n in calls(step.graph))
+
+
 def overlaps(step: Step, partition: Partition) -> bool:
-    """Whether micro-batches can hide traffic and compute the same (batch norm would not, nor
-    would a loss that couples rows)."""
-    if step.graph is None:
-        return False
-    if any(meta.effect(n) or normalises_batch(n) for n in calls(step.graph)):
-        return False
-    if step.coupled or any(guard.of_blocks for guard in step.guards):
-        return False
-    return any(c.collectives for c in partition.components)
+    """Whether micro-batches can hide traffic and compute the same."""
+    return any(c.collectives for c in partition.components) and parts_alike(step)
