@@ -86,6 +86,8 @@ class Repository:
         return subprocess.Popen(
             [sys.executable, "-m", "benchmarks.claims", *words], cwd=self.path, text=True,
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            # what is begun in the background inherits that an interrupt is ignored
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
     def claims(self, *words: str) -> tuple[int, str]:

@@ -252,7 +252,7 @@ STAGES = "data; @stages=0:a/1:words; @micro_batches=2"
 
 @pytest.mark.parametrize(
     ("plan", "ranks", "every"),
-    [("data", 2, 2), ("tensor", 2, 3), ("hybrid:tensor=2", 4, 4), (STAGES, 2, 3)],
+    [("data", 2, 3), ("tensor", 2, 4), ("hybrid:tensor=2", 4, 4), (STAGES, 2, 4)],
 )
 def test_several_terms_are_exact(plan: str, ranks: int, every: int) -> None:
     """every: which of the forms, for time."""
