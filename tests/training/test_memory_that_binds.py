@@ -4,10 +4,8 @@ import torch
 from torch import Tensor, nn
 
 import synchromesh as sm
-from synchromesh.engine import heap
 from synchromesh.planner.headroom import RESERVE
 from synchromesh.profiling import planning
-from synchromesh.profiling.memory import process_bytes
 from tests.ranks import run
 
 ROWS, WIDTH, LAYERS = 2048, 256, 8  # 2 MiB of activations a layer and rank, of parameters 0.25
@@ -23,9 +21,8 @@ def losses(mebibytes: int) -> tuple[str, list[float]]:
     layers = [x for _ in range(LAYERS) for x in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
     model, batch = nn.Sequential(*layers).double(), torch.randn(ROWS, WIDTH).double()
     if mebibytes:
-        heap.release()  # what the tests before have freed
-        share = process_bytes() + RESERVE + mebibytes * 2**20
-        planning.memory_share = lambda world: share
+        free = RESERVE + mebibytes * 2**20
+        planning.free_bytes = lambda share, device: free
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     plan = "auto" if mebibytes else "single"
     trainer = sm.prepare(model, optimizer, squares, batch, plan=plan)
