@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 import synchromesh as sm
 from benchmarks.machine import machine
 from synchromesh.training.trainer import Trainer
-from synchromesh.training.verify import cast, cast_model
+from synchromesh.verify.verify import cast, cast_model
 from synchromesh.workloads.continuing_text import ContinuingText
 from synchromesh.workloads.target import load
 from synchromesh.workloads.workload import Workload

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from synchromesh.trace.capture.capture import trace
-from synchromesh.training.verify import verify
 from synchromesh.values import buckets
+from synchromesh.verify.verify import verify
 from tests.bucket_sizes import SEVERAL
 from tests.models import FAMILIES, UNEVEN
 from tests.ranks import RankFailed, run

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from synchromesh.checkpoint.checkpoint import load, save, verify
+from synchromesh.checkpoint.local_tensor import LocalTensor, full_box
 from synchromesh.engine.groups import World
-from synchromesh.state.checkpoint import load, save, verify
-from synchromesh.state.local_tensor import LocalTensor, full_box
 from synchromesh.values.placement import shard
 
 SHAPE = (256, 512)

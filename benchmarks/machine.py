@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from synchromesh.profiling.machine import processor
+from synchromesh.launch.machine import processor
 
 
 def hardware() -> str:

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from benchmarks.machine import machine
-from synchromesh.profiling.memory import LiveBytes
+from synchromesh.programs.memory import LiveBytes
 
 GOAL = 0.05
 Case = tuple[nn.Module, Callable[[nn.Module, Any], Tensor], Any]  # model, loss, global batch
@@ -141,7 +141,7 @@ def watch_states(plan: str) -> dict[str, Any]:
     """On every rank: what is held before the update, what is kept for backward, the peak."""
     import synchromesh as sm
     from synchromesh.engine.buckets import FlatBucket
-    from synchromesh.profiling.memory import storage_bytes
+    from synchromesh.programs.memory import storage_bytes
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -22,13 +22,13 @@ import transformers
 from torch import nn
 
 from benchmarks.architectures import ARCHITECTURES, BATCHED, CONFIGURATIONS
-from synchromesh.engine.model import Model
+from synchromesh.programs.model import Model
 from synchromesh.trace.capture.capture import compare, opaque
 from synchromesh.trace.partition.explain import explain
 from synchromesh.trace.partition.partition import partition
 from synchromesh.trace.step import Step
-from synchromesh.training.verify import cast, cast_model, verify, without_dropout
 from synchromesh.values.plan import Plan
+from synchromesh.verify.verify import cast, cast_model, verify, without_dropout
 from synchromesh.workloads.workload import Workload
 from tests.ranks import RankFailed, run
 from tests.targets import workload

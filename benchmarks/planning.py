@@ -25,10 +25,10 @@ import numpy as np
 from benchmarks.machine import machine
 from benchmarks.stages import CASES as CASES_OF_STAGES
 from benchmarks.stages import Transformer
-from synchromesh.planner.chain import search
-from synchromesh.planner.problem import BATCH, Option, PricedEdge, Prices, Problem
-from synchromesh.planner.runner_up import runners_up
-from synchromesh.planner.stages import search as search_stages
+from synchromesh.planner.chain.problem import BATCH, Option, PricedEdge, Prices, Problem
+from synchromesh.planner.chain.runner_up import runners_up
+from synchromesh.planner.chain.search import search
+from synchromesh.planner.stages.search import search as search_stages
 
 STATES = 3  # of a border: replicated, sharded along rows of the value, sharded along columns
 

@@ -13,13 +13,13 @@ from functools import cache
 
 import numpy as np
 
-from synchromesh.planner.stage_costs import (
+from synchromesh.planner.stages.costs import (
     StageFacts,
     group_sizes,
     micro_batch_numbers,
     stage_ways,
 )
-from synchromesh.planner.stage_problem import StageProblem, Ways
+from synchromesh.planner.stages.problem import StageProblem, Ways
 
 FLOPS, TENSOR, NETWORK, MEMORY = 150e12, 200e9, 20e9, 1e11  # operations, bytes a second
 DEGREES = (1, 2, 4, 8)

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.equality import mixed
 from benchmarks.machine import machine
-from synchromesh.training.verify import cast, cast_model, verify
+from synchromesh.verify.verify import cast, cast_model, verify
 from tests.planted import DIVIDED, KINDS, SIZED, Planted, planted
 from tests.ranks import run
 from tests.targets import target

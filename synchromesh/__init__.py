@@ -6,12 +6,12 @@ Names are imported when they are first used, so that `synchromesh --help` need n
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from synchromesh.version import VERSION
+from synchromesh.values.version import VERSION
 
 if TYPE_CHECKING:
-    from synchromesh.estimate.planning import Planned as Planned
-    from synchromesh.estimate.planning import plan as plan
-    from synchromesh.state.switch import Moved as Moved
+    from synchromesh.checkpoint.switch import Moved as Moved
+    from synchromesh.planning.offline import Planned as Planned
+    from synchromesh.planning.offline import plan as plan
     from synchromesh.training.events import FitResult as FitResult
     from synchromesh.training.loop import fit as fit
     from synchromesh.training.prepare import prepare as prepare
@@ -31,13 +31,13 @@ _HOME = {
     "Component": "values.component",
     "FitResult": "training.events",
     "Layout": "values.layout",
-    "Moved": "state.switch",
+    "Moved": "checkpoint.switch",
     "Plan": "values.plan",
-    "Planned": "estimate.planning",
+    "Planned": "planning.offline",
     "Trainer": "training.trainer",
     "Workload": "workloads.workload",
     "fit": "training.loop",
-    "plan": "estimate.planning",
+    "plan": "planning.offline",
     "prepare": "training.prepare",
 }
 __all__ = sorted([*_HOME, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]

@@ -13,42 +13,43 @@ EVERYTHING = sorted(
     [*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
 )
 
-# A file belongs to the longest name that leads to it, and imports its own layer and those above.
+# The rooms in the order in which a plan comes about and is run: a room imports itself and those
+# above it. The package's own face, its single files, may import all.
 LAYERS = (
-    "version",
     "values",  # what all speak of
-    "results",
-    "report",
     "workloads",
     "catalogue",
-    "trace", "trace.guards", "trace.step",  # what a trace is
+    "trace",
     "trace.rules",
     "trace.capture",
     "trace.partition",
     "cost",
     "planner",
-    # programs in one process, on real tensors or fake ones; what a recording means
-    "engine.communicator", "engine.random", "engine.model", "engine.walk", "engine.async_move",
-    "engine.batch_norm", "engine.collectives",
-    "profiling.clock", "profiling.memory", "profiling.borders", "profiling.silent_group",
-    "profiling.compute", "profiling.optimizer",
-    "recording.intervals", "recording.names", "recording.spans", "recording.profile_ranges",
-    "recording.shares", "recording.chrome",
-    "estimate",  # up to here: facts and predictions, no torch.distributed
+    "planner.chain",
+    "planner.stages",
+    "planner.memory",
+    "planner.decision",
+    "programs",
+    "estimate",
+    "results",
+    "report",  # up to here: facts, predictions and documents, no torch.distributed
     "launch",
     "lab",
     "engine",
-    "state",
     "profiling",
-    "doctor",
-    "recording",
+    "planning",
+    "checkpoint",
+    "data",
     "adapt",
     "training",
+    "verify",
+    "runs",
     "study",
+    "doctor",
     "cli",
-    "", "__main__",  # the package's own face
-)  # fmt: skip
-PURE = LAYERS[: LAYERS.index("estimate") + 1]
+    "",
+)
+PURE = LAYERS[: LAYERS.index("report") + 1]
 
 
 def name_of(path: Path) -> str:
@@ -90,7 +91,8 @@ ARROWS = {name: ours(path) for name, path in MODULES.items()}
 def layer_of(module: str) -> str | None:
     parts = module.split(".")
     names = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
-    return next((name for name in names if name in LAYERS), None)
+    found = next((name for name in names if name in LAYERS), None)
+    return "" if len(parts) == 1 and found is None else found
 
 
 def reached(start: str) -> set[str]:
@@ -110,8 +112,8 @@ def cycles() -> Iterator[str]:
 
 
 def test_imports_are_seen_whatever_their_form() -> None:
-    assert "state.checkpoint" in ARROWS["training.trainer"]
-    assert "planner.problem" in ARROWS["planner.table"]  # `from .problem`
+    assert "checkpoint.checkpoint" in ARROWS["training.trainer"]
+    assert "planner.chain.problem" in ARROWS["planner.chain.table"]  # `from .problem`
     assert "workloads.target" in ARROWS["cli.train"]  # inside a function
     assert "values.document" in ARROWS["values.plan"]  # `from synchromesh.values import document`
 
@@ -130,8 +132,8 @@ def test_contributing_draws_the_layers() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
     lines = page.partition("```layers\n")[2].partition("```")[0].splitlines()
     rooms = [name for name in LAYERS if name and (PACKAGE / name.replace(".", "/")).is_dir()]
-    drawn = [line.split()[0] for line in reversed(lines) if line[0] != " "]  # else it goes on
-    line = rooms.index(PURE[-1]) + 1  # above which torch.distributed may be imported
+    drawn = [line.split()[0] for line in lines if line[0] != " "]  # else it goes on
+    line = rooms.index(PURE[-1]) + 1  # from which torch.distributed may be imported
     assert [n for n in drawn if not n.startswith("-")] == rooms
     assert drawn[line].startswith("-")
 
@@ -160,8 +162,8 @@ def test_what_is_pure_does_not_import_torch_distributed() -> None:
 
 
 def test_a_plan_for_absent_devices_needs_no_process_groups() -> None:
-    found = reached("estimate.planning")
-    assert "profiling.compute" in found, "programs are walked on the way"
+    found = reached("planning.offline")
+    assert "programs.compute" in found, "programs are walked on the way"
     wrong = [
         m for m in found if any(n.startswith("torch.distributed") for n in imports(MODULES[m]))
     ]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from synchromesh.state.model_state import checksum
+from synchromesh.checkpoint.model_state import checksum
 from synchromesh.trace.capture.batch import row_count
 from synchromesh.trace.capture.capture import compare, signature, trace
 from synchromesh.trace.capture.export import Numbers

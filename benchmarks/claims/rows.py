@@ -14,10 +14,17 @@ DEVIATION = Form(".1e", ".0e")
 SECONDS, STEPS = Form(".1f", ".0f", " s"), Form(".0f", ".0f")
 COUNTED = Form(".0f", counted=True)
 
-STEP = ("synchromesh/engine", "synchromesh/trace", "synchromesh/training", "synchromesh/values")
-PLAN = (*STEP, "synchromesh/planner", "synchromesh/cost", "synchromesh/profiling")
+STEP = (
+    "synchromesh/values", "synchromesh/trace", "synchromesh/programs", "synchromesh/engine",
+    "synchromesh/training",
+)  # fmt: skip
+PLAN = (
+    *STEP, "synchromesh/cost", "synchromesh/planner", "synchromesh/profiling",
+    "synchromesh/planning",
+)  # fmt: skip
 HOSTS = ("synchromesh/lab",)
-STATE = ("synchromesh/state",)
+VERIFY = "synchromesh/verify"
+STATE = ("synchromesh/checkpoint", "synchromesh/data")
 
 ONE = Run("overhead", "--ranks 1 --steps 8", 55)
 TWO = Run("overhead", "--ranks 2 --steps 8", 80)
@@ -241,21 +248,21 @@ CLAIMS = (
     ),
     Claim(
         "equality", "model families and plans equal to one process within 1e-10",
-        EQUAL, passed, COUNTED, STEP,
+        EQUAL, passed, COUNTED, (*STEP, VERIFY),
     ),
-    Claim("equality-stages", "the same in stages", EQUAL_STAGES, passed, COUNTED, STEP),
+    Claim("equality-stages", "the same in stages", EQUAL_STAGES, passed, COUNTED, (*STEP, VERIFY)),
     Claim(
         "equality-states", "the same with sharded states, recomputation",
-        EQUAL_STATES, passed, COUNTED, STEP,
+        EQUAL_STATES, passed, COUNTED, (*STEP, VERIFY),
     ),
     Claim(
         "verify", "planted errors that `verify` finds, correct plans that it passes",
-        POWER, power, COUNTED, STEP,
+        POWER, power, COUNTED, (*STEP, VERIFY),
     ),
     Claim(
         "curve", "deviation of {steps} losses: switched, in stages, resumed",
         CURVE, switched, DEVIATION,
-        (*STEP, *STATE, "synchromesh/cli", "synchromesh/launch", "synchromesh/recording"),
+        (*STEP, *STATE, "synchromesh/cli", "synchromesh/launch", "synchromesh/runs"),
     ),
     Claim(
         "carry", "LSTM with carried state on PTB, deviation of {steps} losses in {plans} ways",

@@ -23,10 +23,10 @@ from synchromesh.adapt.known_plans import KnownPlans
 from synchromesh.adapt.monitor import LIMITS, Drift, Monitor
 from synchromesh.adapt.policy import Budget, Verdict, weigh
 from synchromesh.adapt.trials import Trials, first
+from synchromesh.checkpoint.switch import Moved
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.profiling.reprofile import IdleProbe
-from synchromesh.state.switch import Moved
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from synchromesh.adapt.monitor import Drift
+from synchromesh.checkpoint.switch import Moved
 from synchromesh.cost.move import most_received, transfer_seconds
 from synchromesh.planner.candidate import setting
 from synchromesh.planner.choice import Choice
+from synchromesh.planning.live import reconsider
 from synchromesh.profiling.live_facts import LiveFacts
-from synchromesh.profiling.planning import reconsider
 from synchromesh.profiling.reprofile import IdleProbe, probe_idle, reprofile
-from synchromesh.state.switch import Moved
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile

@@ -1,13 +1,32 @@
 """Prices: what instances with accelerators cost per hour, with region, date and source."""
 
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from synchromesh.results.study import HourlyPrice
 from synchromesh.values import document
 from synchromesh.values.suggestion import near
 
 COLUMNS = 7  # of a row of prices.yaml
+
+
+@dataclass(frozen=True)
+class HourlyPrice:
+    """Dollars per hour, and of what: an instance of so many devices, or one device."""
+
+    dollars_per_hour: float
+    devices: int = 1  # that it pays for
+    name: str = ""  # of the instance
+    region: str = ""
+    date: str = ""
+    source: str = ""
+    device: str = ""  # which accelerator it has
+
+    def dollars(self, seconds: float, devices: int) -> float:
+        """What `seconds` on so many devices cost: instances are paid for entirely.
+
+        price x ceil(devices / devices of an instance) x seconds / 3600"""
+        return self.dollars_per_hour * -(-devices // self.devices) * seconds / 3600
 
 
 def price(instance: str, region: str | None = None, date: str | None = None) -> HourlyPrice:

@@ -13,7 +13,7 @@ from synchromesh.cli import compare, doctor, explain, lab, plan, report, run, tr
 from synchromesh.cli.ranks import hush
 from synchromesh.launch.rank import launched, open_closed_streams
 from synchromesh.values.fault import Fault, Stopped, printable
-from synchromesh.version import VERSION
+from synchromesh.values.version import VERSION
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of files; ours are named
 COMMANDS = (doctor, plan, train, trace, explain, verify, compare, report, run, lab)

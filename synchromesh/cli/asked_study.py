@@ -15,7 +15,8 @@ from synchromesh.study import strategy
 from synchromesh.values.suggestion import near
 
 if TYPE_CHECKING:
-    from synchromesh.results.study import HourlyPrice, Settings
+    from synchromesh.catalogue.prices import HourlyPrice
+    from synchromesh.results.study import Settings
     from synchromesh.study.cell import StudyCell
     from synchromesh.workloads.workload import Workload
 
@@ -79,7 +80,7 @@ class AskedStudy:
         those of modules. Patterns of other forms are left to the trace."""
         if not (patterns := strategy.patterns(self.strategies)):
             return
-        from synchromesh.study.machine import built_without_values
+        from synchromesh.runs.machine import built_without_values
         from synchromesh.trace.capture.components import root_name
 
         names: set[str] = set()
@@ -199,8 +200,7 @@ def metric_names(workload: "Workload") -> tuple[str, ...]:
 
 
 def _price(args: argparse.Namespace) -> "HourlyPrice | None":
-    from synchromesh.catalogue.prices import price
-    from synchromesh.results.study import HourlyPrice
+    from synchromesh.catalogue.prices import HourlyPrice, price
 
     if args.instance is None and (args.region or args.price_date):
         raise ValueError("--region and --price-date are those of an --instance: name one")

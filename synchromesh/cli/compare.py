@@ -201,9 +201,9 @@ def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "St
     from synchromesh.results.derive import derive
     from synchromesh.results.study import StudyResults
     from synchromesh.results.table import table
+    from synchromesh.runs.machine import machine, most_processes, versions
     from synchromesh.study.contest import Common, Contest, Trained
     from synchromesh.study.flops import gpu, with_flops
-    from synchromesh.study.machine import machine, most_processes, versions
     from synchromesh.study.prediction import predicted
 
     args = asked.args

@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
             return ranks.again(words, count, forks)
     from synchromesh.doctor.checks import checks
     from synchromesh.doctor.survey import survey
-    from synchromesh.profiling.machine import machine_of
+    from synchromesh.launch.machine import machine_of
 
     world = _open()
     try:
@@ -99,7 +99,7 @@ def _open() -> "World":
 
     from synchromesh.doctor.checks import alone
     from synchromesh.engine.groups import World
-    from synchromesh.profiling.machine import machine_of
+    from synchromesh.launch.machine import machine_of
 
     limit = timedelta(seconds=SECONDS)
     try:
@@ -123,7 +123,7 @@ def _open() -> "World":
 def _port(asked: int | None, survey: "Survey") -> Any:
     """Whether the port is free; nothing where it is the one that this very run meets at."""
     from synchromesh.doctor.checks import Ports
-    from synchromesh.profiling.machine import port_taken
+    from synchromesh.launch.machine import port_taken
 
     port = asked or TORCHRUN_PORT
     if str(port) == os.environ.get("MASTER_PORT"):

@@ -57,8 +57,8 @@ def explained(
     workload: "Workload", plan: "Plan", ranks: int, autocast: "torch.dtype | None" = None
 ) -> "Explanation":
     """The explanation of `plan` on `ranks` pretended ranks, with the workload's batch size."""
-    from synchromesh.engine.model import Model
-    from synchromesh.planner.stage_cut import cut_plan, estimated_work
+    from synchromesh.planner.stages.cut import cut_plan, estimated_work
+    from synchromesh.programs.model import Model
     from synchromesh.trace.capture.capture import compare, opaque, trace
     from synchromesh.trace.capture.carry import joined
     from synchromesh.trace.partition.explain import explain

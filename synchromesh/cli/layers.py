@@ -4,7 +4,7 @@ from rich.table import Table
 from rich.text import Text
 
 from synchromesh.cli.console import Console
-from synchromesh.estimate.layer_planning import LayerCandidate, LayerPlanned
+from synchromesh.planning.layers import LayerCandidate, LayerPlanned
 from synchromesh.values.fault import printable
 from synchromesh.values.size import readable
 

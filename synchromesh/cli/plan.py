@@ -16,8 +16,8 @@ from synchromesh.values.fault import Refuted, printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from synchromesh.estimate.layer_planning import LayerPlanned
-    from synchromesh.estimate.planning import Planned
+    from synchromesh.planning.layers import LayerPlanned
+    from synchromesh.planning.offline import Planned
 
 FILE = "cluster.yaml"  # that `doctor` writes unless told otherwise
 
@@ -93,9 +93,9 @@ def main(args: argparse.Namespace) -> int:
 
 def _of_layers(args: argparse.Namespace) -> "LayerPlanned":
     from synchromesh.cli.layers import show
-    from synchromesh.estimate.layer_planning import plan_layers
-    from synchromesh.estimate.layer_profile import load
-    from synchromesh.estimate.planning import cluster_of
+    from synchromesh.planning.layer_profile import load
+    from synchromesh.planning.layers import plan_layers
+    from synchromesh.planning.offline import cluster_of
 
     if args.bf16 or args.explain or args.data or args.plan:
         raise ValueError("--bf16, --explain, --data, --plan are of a TARGET, not of a --profile")
@@ -129,7 +129,7 @@ def _of_model(args: argparse.Namespace) -> "Planned":
 
 
 def _planned(args: argparse.Namespace, say: Callable[[str], None]) -> "Planned":
-    from synchromesh.estimate import planning
+    from synchromesh.planning import offline as planning
     from synchromesh.workloads.stand_in import stand_in
 
     cluster = planning.cluster_of(args.cluster or _here())

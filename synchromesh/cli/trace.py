@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from synchromesh.cli import options
-from synchromesh.cli.run_folder import RunFolder
+from synchromesh.runs.run_folder import RunFolder
 
 NAMED = 6  # runs of a study that are named at most
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synchromesh.cli import options, ranks, run_folder
-from synchromesh.cli.run_folder import Job, Resumed, RunFolder
+from synchromesh.cli import options, ranks
 from synchromesh.launch.rank import launched
+from synchromesh.runs import run_folder
+from synchromesh.runs.run_folder import Job, Resumed, RunFolder
 
 if TYPE_CHECKING:
     from synchromesh.values.plan import Plan

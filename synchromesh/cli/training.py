@@ -11,13 +11,13 @@ from synchromesh.adapt.adapter import Decision
 from synchromesh.cli import options, ranks
 from synchromesh.cli.choice import choice_table, component_table, notes, prediction_text
 from synchromesh.cli.progress import Display, summary
-from synchromesh.cli.run_folder import Job, RunFolder, finite
-from synchromesh.cli.start import layout_values, start_values
-from synchromesh.cli.step_log import StepLog
-from synchromesh.cli.step_watch import DEFAULT_STEP, StepWatch
-from synchromesh.recording.tensorboard import TensorBoard
-from synchromesh.recording.utilisation import Utilisation
 from synchromesh.report.numbers import counted
+from synchromesh.runs.run_folder import Job, RunFolder, finite
+from synchromesh.runs.start import layout_values, start_values
+from synchromesh.runs.step_log import StepLog
+from synchromesh.runs.step_watch import DEFAULT_STEP, StepWatch
+from synchromesh.runs.tensorboard import TensorBoard
+from synchromesh.runs.utilisation import Utilisation
 from synchromesh.training import events
 from synchromesh.training.events import FitEvent
 from synchromesh.training.loop import fit

@@ -40,11 +40,11 @@ def main(args: argparse.Namespace) -> int:
     if not ranks.inside():
         count = options.processes(args.nproc)
         options.check_degrees(plan, count)
-        with ranks.forked(count, "synchromesh.training.verify") as forks:
+        with ranks.forked(count, "synchromesh.verify.verify") as forks:
             options.example(args)  # what is wrong with it shows without ranks
             return ranks.again(args.words, count, forks)
     from synchromesh.cli.progress import Display
-    from synchromesh.training.verify import verify
+    from synchromesh.verify.verify import verify
 
     workload = options.example(args)
     say = Display(ranks.first()).say

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from synchromesh.doctor.survey import Survey, hosts
-from synchromesh.profiling.machine import Machine
+from synchromesh.launch.machine import Machine
 
 Level = Literal["ok", "warning", "problem"]
 GB = 10**9

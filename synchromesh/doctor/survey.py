@@ -14,7 +14,7 @@ from typing import Any
 from synchromesh.doctor import links, rates
 from synchromesh.doctor.links import CollectiveTiming, MessageTiming
 from synchromesh.engine.groups import World
-from synchromesh.profiling.machine import LAB, Machine
+from synchromesh.launch.machine import LAB, Machine
 from synchromesh.values.cluster import Cluster, Device, Host, Link
 
 EVERY_PAIR = 6  # hosts; of more the neighbours alone are measured

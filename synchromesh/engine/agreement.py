@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from synchromesh.engine import batches
 from synchromesh.engine.groups import Group
-from synchromesh.engine.model import Model
+from synchromesh.programs.model import Model
 from synchromesh.trace.capture.capture import signature
 from synchromesh.values.plan import Plan
 

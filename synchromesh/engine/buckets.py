@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from synchromesh.engine.communicator import Finish
 from synchromesh.engine.groups import Group
 from synchromesh.engine.sharding import parts_of
+from synchromesh.programs.communicator import Finish
 from synchromesh.values.placement import REPLICATED, Placement
 
 

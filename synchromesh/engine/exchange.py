@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from synchromesh.engine.async_move import async_move
 from synchromesh.engine.change import (
     assembled,
     empty,
@@ -28,9 +27,10 @@ from synchromesh.engine.change import (
     rows_first,
     sends,
 )
-from synchromesh.engine.collectives import move
-from synchromesh.engine.communicator import Finish
 from synchromesh.engine.plan_groups import PlanGroups
+from synchromesh.programs.async_move import async_move
+from synchromesh.programs.collectives import move
+from synchromesh.programs.communicator import Finish
 from synchromesh.values.component import Rows
 from synchromesh.values.exchange import Exchange
 from synchromesh.values.layout import Layout

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from synchromesh.engine import gloo, reduce_scatter, star
-from synchromesh.engine.communicator import Finish, Op
 from synchromesh.engine.device import device_of
 from synchromesh.engine.ledger import Ledger
 from synchromesh.engine.meeting import EXCHANGE, meet
 from synchromesh.engine.movable import bytes_of, movable, resolved
 from synchromesh.engine.star import Star
 from synchromesh.launch import rendezvous
+from synchromesh.programs.communicator import Finish, Op
 
 T = TypeVar("T")
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}

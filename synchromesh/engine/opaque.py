@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.groups import Group
-from synchromesh.engine.model import Model
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Completing, Passage, RankOutputs, share
-from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.roll_call import RollCall
 from synchromesh.engine.sharding import Sharding
+from synchromesh.programs.batch_norm import BatchNormPolicy
+from synchromesh.programs.model import Model
+from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.gradients import OwnLeaves, refuse_foreign
 from synchromesh.trace.capture.model_snapshot import CONTAINERS, attributes_of
 from synchromesh.trace.capture.modes import in_mode

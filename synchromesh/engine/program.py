@@ -25,13 +25,13 @@ from torch import Tensor
 from synchromesh.engine import batches
 from synchromesh.engine.absent import isolated
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.collectives import TensorAxis
 from synchromesh.engine.exchange import depart
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.recomputation import Recomputation
 from synchromesh.engine.sharding import Sharding, signal
-from synchromesh.engine.walk import Walk, pauses, run_forwards, walking
+from synchromesh.programs.collectives import TensorAxis
+from synchromesh.programs.random import RandomStreams
+from synchromesh.programs.walk import Walk, pauses, run_forwards, walking
 from synchromesh.trace import meta
 from synchromesh.trace.capture.effects import settled_buffers
 from synchromesh.trace.capture.run import totals_of

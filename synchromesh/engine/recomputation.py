@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from synchromesh.engine.walk import Walk
+from synchromesh.programs.walk import Walk
 
 
 class Recomputation:

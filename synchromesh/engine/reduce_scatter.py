@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from synchromesh.engine.communicator import Finish
 from synchromesh.engine.movable import movable, resolved
+from synchromesh.programs.communicator import Finish
 
 # torch 2.13 renamed it and warns at the old name
 _native = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

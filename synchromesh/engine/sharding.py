@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from synchromesh.engine.communicator import Finish
 from synchromesh.engine.groups import Group
+from synchromesh.programs.communicator import Finish
 from synchromesh.values.holding import Holding
 from synchromesh.values.placement import Placement
 from synchromesh.values.sharding import Run, Unit, Use, uses

@@ -1,1 +1,1 @@
-"""Estimates: profiles and plans for a cluster that need not be there, from data sheets."""
+"""Estimates: the facts of a cluster that need not be there, from data sheets."""

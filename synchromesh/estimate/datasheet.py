@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 from synchromesh.estimate.roofline import LAUNCH_SECONDS, Operation, Operations, seconds
 from synchromesh.planner.demand import program_rows
 from synchromesh.planner.headroom import RESERVE, Headroom
-from synchromesh.planner.planning_problem import PlanningProblem
-from synchromesh.profiling.borders import StandIns
-from synchromesh.profiling.compute import Bench, Bytes
+from synchromesh.planner.problem import PlanningProblem
+from synchromesh.programs.borders import StandIns
+from synchromesh.programs.compute import Bench, Bytes
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster, Device

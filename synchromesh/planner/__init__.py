@@ -1,1 +1,1 @@
-"""The planner: the plan with the least predicted step time, as an exact search over a chain."""
+"""The planner: what a plan is wanted for, what it costs, and how it is worded."""

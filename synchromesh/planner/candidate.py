@@ -6,7 +6,7 @@ from typing import Any
 
 from synchromesh.cost.peak_memory import PeakMemory, peak_memories
 from synchromesh.cost.step_time import Setting, StepTime, Unmeasured, best_interleaving, step_time
-from synchromesh.planner.planning_problem import PartitionCache
+from synchromesh.planner.problem import PartitionCache
 from synchromesh.values.holding import holdings
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile

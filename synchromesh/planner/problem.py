@@ -1,152 +1,98 @@
-"""The problem that the planner solves: components with options, links with prices, one step time.
+"""The planning problem: what a plan is wanted for; and the partitions of its step under plans."""
 
-A step runs its components 0 .. n-1 forward in topological order, then backward from last to first.
-For component i the planner picks one option o_i. Sums over links run over their wanted forms:
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
-    wanted(l) = { form_l[border of o_j]  for every target j of l }       each form is paid once
-    F_i       = forward of o_i     + sum over links l from i, f in wanted(l), of forward_l[border of o_i, f]
-    B_i       = backward of o_i    + sum over links l from i, f in wanted(l), of backward_l[border of o_i, f]
-    t_i       = t_(i+1) + B_i                                            compute clock, t_n = 0
-    N_i       = max(N_(i+1), t_i) + g_i   if g_i > 0, else N_(i+1)       network clock, N_n = 0
-    step time = sum of F_i + max(t, N at the front) + sum of update_i
-    memory    = sum of memory_i <= limit
+from synchromesh.planner.headroom import Headroom
+from synchromesh.trace.partition.partition import (
+    Analysis,
+    Partition,
+    overlaps,
+    partition,
+    unsharded,
+)
+from synchromesh.trace.step import Step
+from synchromesh.values.layout import Layout
+from synchromesh.values.plan import Plan
 
-A link's backward price stands where its source's backward begins, because the gradient is
-converted before the source can use it; gradient traffic of later components hides it. The batch
-is the source -1: its only border is 0, it costs nothing, and its links' prices are paid in front
-of component 0 (forward) and behind it (backward).
-"""  # noqa: E501
-
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
-
-BATCH = -1  # the source of a link that carries the batch
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Option:
-    """One way to run a component: seconds of a step, bytes on a device, its border.
+class PlanningProblem:
+    """A traced step that is to run on devices, measured or described by data sheets alike."""
 
-    Two options of equal border look the same to their neighbours (layout, placements of values).
-    """
+    step: Step
+    rows: int  # of a global batch
+    devices: int  # ranks of the run
+    modules: Mapping[str, Sequence[str]] = field(default_factory=dict)  # paths in each component
+    limits: tuple[float, ...] = ()  # bytes that each rank may use; none: no limit
+    unsplittable: str = ""  # why the optimizer cannot update shards of a parameter; "": it can
+    headroom: Headroom | None = None  # what `limits` leave of the device that they leave least of
 
-    forward: float  # s on the critical path, blocking collectives included
-    backward: float  # s, the same for backward
-    gradient: float = 0.0  # s of traffic that begins when the backward ends and may be hidden
-    update: float = 0.0  # s of the optimizer's step
-    memory: int = 0  # bytes on a device: parameters, gradients, states, kept activations
-    border: int = 0
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.step.chain.names
 
+    @property
+    def limit(self) -> float:
+        """Bytes that every rank may use."""
+        return min(self.limits, default=float("inf"))
 
-@dataclass(frozen=True, eq=False)
-class Prices:
-    """What it costs to bring a value from the source's border to a wanted form.
+    def layouts(self, plan: Plan) -> tuple[Layout, ...]:
+        """The layout of each component under `plan`."""
+        return self.step.undivided(plan.layouts(self.names, self.devices, self.modules))
 
-    `forward`, `backward`: seconds [border of the source, form], inf where it is not allowed.
-    `form`: the form that a target wants, by the target's border. Links of equal prices share one
-    object; it is compared by identity."""
-
-    forward: Floats
-    backward: Floats
-    form: tuple[int, ...]
-
-    def faults(self) -> list[str]:
-        """What is wrong with the tables; nothing where they are well formed."""
-        found = []
-        if self.forward.ndim != 2 or self.forward.shape != self.backward.shape:
-            return [f"forward {self.forward.shape} and backward {self.backward.shape} differ"]
-        if not all((table >= 0).all() for table in (self.forward, self.backward)):
-            found.append("prices must be at least 0")
-        if not all(0 <= form < self.forward.shape[1] for form in self.form):
-            found.append(f"forms {self.form} are not all below {self.forward.shape[1]}")
-        return found
+    def ranks(self, plan: Plan) -> Sequence[int]:
+        """The ranks that take part in `plan`."""
+        return plan.devices(self.devices)
 
 
-@dataclass(frozen=True)
-class PricedEdge:
-    """A value: the component that makes it (or `BATCH`), the later ones that read it."""
+class PartitionCache:
+    """The partitions of a problem's step, each solved once for layouts of equal meshes.
 
-    source: int
-    targets: tuple[int, ...]
-    prices: Prices
+    say: receives what planning by them is doing."""
 
+    def __init__(self, problem: PlanningProblem, say: Say = lambda _: None) -> None:
+        self.problem, self.say = problem, say
+        self._analysis = None if problem.step.opaque else Analysis(problem.step)
+        self._solved: dict[tuple[Layout, ...], Partition] = {}
 
-@dataclass(frozen=True)
-class Problem:
-    """Options of each component, in topological order, and the links between them.
-
-    Raises ValueError with every fault found. Components of equal options share one tuple."""
-
-    components: tuple[tuple[Option, ...], ...]
-    links: tuple[PricedEdge, ...] = ()
-
-    def __post_init__(self) -> None:
-        seen: dict[int, str] = {}
-        found = []
-        for i, options in enumerate(self.components):
-            if id(options) not in seen:
-                seen[id(options)] = _fault(options)
-            if fault := seen[id(options)]:
-                found.append(f"component {i}: {fault}")
-        if found:
-            raise ValueError("; ".join(found))
-        borders = [{o.border for o in options} for options in self.components]
-        found = [f"{link.source} -> {link.targets}: {fault}"
-                 for link in self.links for fault in self._faults(link, borders)]  # fmt: skip
-        if found:
-            raise ValueError("links: " + "; ".join(found))
-
-    def _faults(self, link: PricedEdge, borders: Sequence[set[int]]) -> list[str]:
-        found = link.prices.faults()
-        if not link.targets or not all(
-            link.source < j < len(self.components) for j in link.targets
-        ):
-            found.append(f"targets must lie in {link.source + 1} .. {len(self.components) - 1}")
-        elif max(max(borders[j]) for j in link.targets) >= len(link.prices.form):
-            found.append(f"a target has a border without a form ({len(link.prices.form)} forms)")
-        made = {0} if link.source == BATCH else borders[link.source]
-        if not found and max(made) >= len(link.prices.forward):
-            found.append(f"the source has a border without prices ({len(link.prices.forward)})")
-        return found
-
-
-def _fault(options: Sequence[Option]) -> str:
-    if not options:
-        return "no option"
-    for o in options:
-        seconds = (o.forward, o.backward, o.gradient, o.update)
-        if not all(0 <= s < math.inf for s in seconds) or o.memory < 0 or o.border < 0:
-            return f"seconds, bytes and borders must be finite and at least 0: {o}"
-    return ""
-
-
-def evaluate(problem: Problem, choice: Sequence[int]) -> tuple[float, int]:
-    """(step time in seconds, bytes on a device) of an option index for every component."""
-    chosen = [options[k] for options, k in zip(problem.components, choice, strict=True)]
-    forward = [o.forward for o in chosen]
-    backward = [o.backward for o in chosen]
-    batch = [0.0, 0.0]  # the prices of its links: forward, backward
-    for link in problem.links:
-        border = 0 if link.source == BATCH else chosen[link.source].border
-        for form in sorted({link.prices.form[chosen[j].border] for j in link.targets}):
-            there = float(link.prices.forward[border, form])
-            back = float(link.prices.backward[border, form])
-            if link.source == BATCH:
-                batch[0] += there
-                batch[1] += back
+    def of_layouts(self, layouts: tuple[Layout, ...]) -> Partition:
+        """The partition with `layouts[i]` for component i. ValueError where there is none."""
+        why = self.problem.unsplittable
+        if why and any(x.shard_states != "none" and x.data > 1 for x in layouts):
+            raise ValueError(why)
+        if layouts not in self._solved:
+            meshes = tuple(layout.mesh for layout in layouts)
+            if meshes == layouts:
+                self._solved[layouts] = self._solve(layouts)
             else:
-                forward[link.source] += there
-                backward[link.source] += back
-    compute = network = 0.0
-    for i in reversed(range(len(chosen))):
-        compute += backward[i]
-        if chosen[i].gradient > 0:
-            network = max(network, compute) + chosen[i].gradient
-    seconds = sum(forward) + batch[0] + max(compute + batch[1], network)
-    return seconds + sum(o.update for o in chosen), sum(o.memory for o in chosen)
+                self._solved[layouts] = self.of_layouts(meshes).under(layouts)
+        return self._solved[layouts]
+
+    def _solve(self, layouts: tuple[Layout, ...]) -> Partition:
+        step, rows = self.problem.step, self.problem.rows
+        pins = unsharded(step, layouts) if self.problem.unsplittable else {}
+        return partition(step, layouts, rows=rows, pins=pins, analysis=self._analysis)
+
+    def partition(self, plan: Plan) -> Partition:
+        """The partition under `plan`. ValueError where it allows none."""
+        return self.of_layouts(self.problem.layouts(plan))
+
+    def possible(self, plans: Iterable[Plan]) -> list[Partition]:
+        """The partitions under the plans that allow one; `price` says of the rest why not."""
+        found = []
+        for plan in plans:
+            with suppress(ValueError):
+                found.append(self.partition(plan))
+        return found
+
+    def known(self, plan: Plan) -> Partition | None:
+        """The partition under `plan`, if it has been solved."""
+        return self._solved.get(self.problem.layouts(plan))
+
+    def overlaps(self, plan: Plan) -> bool:
+        """Whether several micro-batches may be interleaved under `plan`."""
+        return overlaps(self.problem.step, self.partition(plan))

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from synchromesh.cost.step_time import computing
 from synchromesh.planner.candidate import Candidate, price, setting
-from synchromesh.planner.planning_problem import PartitionCache
+from synchromesh.planner.problem import PartitionCache
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile

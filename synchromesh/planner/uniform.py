@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from synchromesh.cost.step_time import collective_seconds, pattern
-from synchromesh.planner.planning_problem import PartitionCache
+from synchromesh.planner.problem import PartitionCache
 from synchromesh.trace.partition.local import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.holding import Holding, holdings

@@ -1,1 +1,1 @@
-"""Measurement: seconds and bytes of programs and collectives."""
+"""Clocks: seconds and bytes of programs and collectives on live ranks; profiles kept."""

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from synchromesh.engine.groups import World
-from synchromesh.profiling.clock import clock
 from synchromesh.profiling.settled import mean_and_error, settled
+from synchromesh.programs.clock import clock
 from synchromesh.values.device_model import BurstSpeed, DeviceModel
 
 

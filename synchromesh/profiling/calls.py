@@ -2,7 +2,7 @@
 
 A program of trivial components, `y = w x` each, is run by the engine's own pipeline. With
 f(n) seconds of its forward with n components, b(n) of its backward, and f_1, b_1 those of one such
-component that is timed alone, as all programs are (`profiling/compute.py`),
+component that is timed alone, as all programs are (`programs/compute.py`),
 
     forward         =  (f(n) - f(1)) / (n - 1) - f_1        of a component's call
     backward        =  (b(n) - b(1)) / (n - 1) - b_1        less than 0: alone it has a call of
@@ -22,17 +22,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows, Marks, RowAgreement
-from synchromesh.engine.collectives import TensorAxis
 from synchromesh.engine.groups import World
-from synchromesh.engine.model import Model
 from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Program
-from synchromesh.engine.random import RandomStreams
-from synchromesh.profiling.clock import clock
-from synchromesh.profiling.compute import Bench
+from synchromesh.programs.batch_norm import BatchNormPolicy
+from synchromesh.programs.clock import clock
+from synchromesh.programs.collectives import TensorAxis
+from synchromesh.programs.compute import Bench
+from synchromesh.programs.model import Model
+from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.capture.modes import training_modes
 from synchromesh.trace.partition.local import Computation, Input, LocalComponent, Output, Partition
@@ -62,7 +62,7 @@ _SINGLE = Plan(LayoutSpec("single"))
 
 
 def call_seconds(world: World, model: Model, optimizer: Optimizer, batch: Any) -> Calls:
-    """Of a step on this rank, by its own clock (`profiling/clock.py`); the optimizer's call is not
+    """Of a step on this rank, by its own clock (`programs/clock.py`); the optimizer's call is not
     in it. Nothing is sent and nothing of the model changed."""
     now = _clock(world.device)
     one, more = (_trivial(world, n, now) for n in (1, TUNING.components))

@@ -19,20 +19,13 @@ from torch.optim import Optimizer
 from synchromesh.engine import batches, star
 from synchromesh.engine.groups import World
 from synchromesh.engine.meeting import NUMBERS
-from synchromesh.engine.model import Model
-from synchromesh.engine.random import RandomStreams
-from synchromesh.planner.decide import Find, Read, Write
+from synchromesh.planner.decision.decide import Find, Read, Write
 from synchromesh.planner.demand import Demand, collectives_of, program_rows, scattering
 from synchromesh.planner.headroom import Headroom
-from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
+from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import collectives as network
-from synchromesh.profiling.borders import StandIns, record
 from synchromesh.profiling.burst_speed import device_speeds
 from synchromesh.profiling.calls import call_seconds
-from synchromesh.profiling.clock import clock
-from synchromesh.profiling.compute import TUNING as TIMING
-from synchromesh.profiling.memory import storage_bytes
-from synchromesh.profiling.optimizer import update
 from synchromesh.profiling.overlap import overlap
 from synchromesh.profiling.programs import (
     TUNING,
@@ -43,6 +36,13 @@ from synchromesh.profiling.programs import (
     joined,
     known_memory,
 )
+from synchromesh.programs.borders import StandIns, record
+from synchromesh.programs.clock import clock
+from synchromesh.programs.compute import TUNING as TIMING
+from synchromesh.programs.memory import storage_bytes
+from synchromesh.programs.model import Model
+from synchromesh.programs.optimizer import update
+from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
@@ -60,7 +60,7 @@ T = TypeVar("T")
 class LiveFacts:
     """A planning problem on the ranks of a world: what is measured, and what was found too large.
 
-    Implements `planner.decide.Facts`."""
+    Implements `planner.decision.decide.Facts`."""
 
     world: World
     partitions: PartitionCache
@@ -100,7 +100,7 @@ class LiveFacts:
 
     @property
     def extrapolation(self) -> float:
-        """See `planner.decide.Facts`."""
+        """See `planner.decision.decide.Facts`."""
         return TUNING.extrapolate
 
     @property

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from synchromesh.launch.machine import LAB, cores, place, processor
 from synchromesh.profiling.live_facts import LiveFacts
-from synchromesh.profiling.machine import LAB, cores, place, processor
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
-from synchromesh.version import VERSION
+from synchromesh.values.version import VERSION
 
 ProfileKey = dict[str, Any]
 FREE = ("params", "lr", "initial_lr")  # settings that no cost of an optimizer depends on
@@ -73,7 +73,7 @@ def of_problem(facts: LiveFacts) -> dict[str, Any]:
 
 
 def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """What `profiling/optimizer.py` goes by: class and settings of the first group; of numbers
+    """What `programs/optimizer.py` goes by: class and settings of the first group; of numbers
     only whether they are zero, which leaves out operators."""
     group = optimizer.param_groups[0]
     kind = type(optimizer)

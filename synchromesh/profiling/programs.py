@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synchromesh.profiling.compute import Bench
+from synchromesh.programs.compute import Bench
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.fault import message

@@ -15,9 +15,9 @@ from synchromesh.engine.groups import World
 from synchromesh.planner.demand import program_rows
 from synchromesh.profiling import collectives as network
 from synchromesh.profiling.burst_speed import device_speeds
-from synchromesh.profiling.clock import clock
 from synchromesh.profiling.live_facts import LiveFacts, agreement_seconds
 from synchromesh.profiling.programs import Wanted, known_memory
+from synchromesh.programs.clock import clock
 from synchromesh.trace.partition.local import Partition
 from synchromesh.values.profile import Compute, Curve, DeviceModel, Pattern, Profile
 from synchromesh.values.traffic import MESSAGES, CollectiveKind, sent_bytes

@@ -2,8 +2,9 @@
 
 import re
 
+from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.report.numbers import NONE, count, counted, devices, listed, short, size
-from synchromesh.results.study import HourlyPrice, Settings, StudyMachine, StudyResults
+from synchromesh.results.study import Settings, StudyMachine, StudyResults
 
 EMULATED = (
     "Hosts are emulated: their links and speed are limited on one machine. Times are of that "

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
+from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.results.run import Reached, RunResult
-from synchromesh.results.study import HourlyPrice, StudyResults
+from synchromesh.results.study import StudyResults
 
 
 def derive(results: StudyResults) -> StudyResults:

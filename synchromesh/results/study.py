@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.results.run import RunResult
 from synchromesh.values import document, fields
 
@@ -19,25 +20,6 @@ class StudyMachine:
     memory_bytes: int = 0
     devices: tuple[str, ...] = ()  # accelerators
     system: str = ""
-
-
-@dataclass(frozen=True)
-class HourlyPrice:
-    """Dollars per hour, and of what: an instance of so many devices, or one device."""
-
-    dollars_per_hour: float
-    devices: int = 1  # that it pays for
-    name: str = ""  # of the instance
-    region: str = ""
-    date: str = ""
-    source: str = ""
-    device: str = ""  # which accelerator it has
-
-    def dollars(self, seconds: float, devices: int) -> float:
-        """What `seconds` on so many devices cost: instances are paid for entirely.
-
-        price x ceil(devices / devices of an instance) x seconds / 3600"""
-        return self.dollars_per_hour * -(-devices // self.devices) * seconds / 3600
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from synchromesh.recording.tensorboard import TensorBoard
 from synchromesh.results.run import RunResult
+from synchromesh.runs.tensorboard import TensorBoard
 from synchromesh.study.record import RunRecord
 from synchromesh.values.fields import to_plain
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from synchromesh.recording.flops import flops_utilisation, step_flops
 from synchromesh.results.run import RunResult
+from synchromesh.runs.flops import flops_utilisation, step_flops
 from synchromesh.workloads.workload import Workload
 
 ROWS = 2  # of the batch whose operations are counted

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from synchromesh.recording.utilisation import Utilisation
+from synchromesh.runs.utilisation import Utilisation
 from synchromesh.study.channel import Channel
 from synchromesh.study.turns import Turn
 

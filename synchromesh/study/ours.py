@@ -5,11 +5,11 @@ from typing import Any
 
 from synchromesh.adapt.adapter import Decision
 from synchromesh.planner.candidate import Candidate
-from synchromesh.recording.memory import MemoryTracker
+from synchromesh.runs.layouts import component_layouts
+from synchromesh.runs.memory import MemoryTracker
+from synchromesh.runs.watches import Recorded, Remembered
 from synchromesh.study.job import CellJob
-from synchromesh.study.layouts import component_layouts
 from synchromesh.study.meter import Meter
-from synchromesh.study.watches import Recorded, Remembered
 from synchromesh.training import events
 from synchromesh.training.events import FitEvent
 from synchromesh.training.loop import fit

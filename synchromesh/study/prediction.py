@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 
 from synchromesh import catalogue
-from synchromesh.estimate.planning import quickest
 from synchromesh.planner.candidate import Candidate
+from synchromesh.planning.offline import quickest
 from synchromesh.results.run import Quartiles, RunResult
 from synchromesh.results.study import Settings
 from synchromesh.study import strategy

@@ -7,9 +7,6 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from synchromesh.recording.chrome import chrome_trace
-from synchromesh.recording.shares import Shares, mean, shares
-from synchromesh.recording.spans import Recording
 from synchromesh.results.run import (
     CommunicationShares,
     Epoch,
@@ -18,9 +15,12 @@ from synchromesh.results.run import (
     Quartiles,
     RunResult,
 )
+from synchromesh.runs.chrome import chrome_trace
+from synchromesh.runs.shares import Shares, mean, shares
+from synchromesh.runs.spans import Recording
+from synchromesh.runs.timeline import timeline
 from synchromesh.study.cell import StudyCell
 from synchromesh.study.target import Target
-from synchromesh.study.timeline import timeline
 from synchromesh.values import fields
 
 

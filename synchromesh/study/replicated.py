@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from synchromesh.data.reading import Ranges
 from synchromesh.engine.groups import World
-from synchromesh.state.reading import Ranges
 from synchromesh.workloads.workload import Loss
 
 

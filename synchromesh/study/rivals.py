@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from synchromesh.data.cursor import Cursor
+from synchromesh.data.fetch import Loading
+from synchromesh.data.loader import Loader
+from synchromesh.data.reading import Ranges
 from synchromesh.engine.groups import World
-from synchromesh.recording.memory import MemoryTracker
-from synchromesh.state.cursor import Cursor
-from synchromesh.state.fetch import Loading
-from synchromesh.state.loader import Loader
-from synchromesh.state.reading import Ranges
+from synchromesh.runs.memory import MemoryTracker
+from synchromesh.runs.watches import Recorded, Remembered, interface_bytes
 from synchromesh.study.carried import CarriedCalls
 from synchromesh.study.job import CellJob
 from synchromesh.study.meter import Meter
 from synchromesh.study.replicated import data_parallel, fully_sharded
 from synchromesh.study.torch_pipeline import pipelined
-from synchromesh.study.watches import Recorded, Remembered, interface_bytes
 from synchromesh.workloads.workload import Loss, Workload, is_stream
 
 READ_EVERY = 10  # steps between readings of the loss, as in `fit`

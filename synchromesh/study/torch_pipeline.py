@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from synchromesh.data.reading import Ranges
 from synchromesh.engine.groups import World
-from synchromesh.state.reading import Ranges
 from synchromesh.study.replicated import local_mean
 from synchromesh.trace.capture.batch import row_count, take
 from synchromesh.workloads.workload import Loss

@@ -1,1 +1,1 @@
-"""Training: a model under a plan, from `prepare` through steps and evaluation to verification."""
+"""Training: a model under a plan, from `prepare` through steps and evaluation."""

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from synchromesh.engine import star
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.communicator import Finish
-from synchromesh.engine.model import Model
 from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.program import RankOutputs
+from synchromesh.programs.communicator import Finish
+from synchromesh.programs.model import Model
 from synchromesh.trace.capture.outputs import refuse_metrics
 from synchromesh.training.active_plan import refuse_parts
 from synchromesh.training.execution import Execution

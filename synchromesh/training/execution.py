@@ -9,28 +9,29 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from synchromesh.checkpoint import checkpoint, manifest
+from synchromesh.checkpoint.agreement import agreed, on_first
+from synchromesh.checkpoint.checkpoint import CheckpointError
+from synchromesh.checkpoint.export import load_safetensors
+from synchromesh.checkpoint.initial import refuse_lost_attributes, refuse_uninitialised
+from synchromesh.checkpoint.local_tensor import LocalTensor
+from synchromesh.checkpoint.model_state import ModelState
+from synchromesh.checkpoint.switch import TransferStats
 from synchromesh.engine import batches
 from synchromesh.engine.batches import MODELS_DIFFER, GlobalRows, Marks, RowAgreement
 from synchromesh.engine.buckets import Summed
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import World
 from synchromesh.engine.interleaving import Interleaving
-from synchromesh.engine.model import Model
 from synchromesh.engine.opaque import OpaqueProgram, hand_over
 from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.engine.pipeline import MicroBatch
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Program
-from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.sharding import Sharding
-from synchromesh.state import checkpoint, manifest
-from synchromesh.state.agreement import agreed, on_first
-from synchromesh.state.checkpoint import CheckpointError
-from synchromesh.state.export import load_safetensors
-from synchromesh.state.initial import refuse_lost_attributes, refuse_uninitialised
-from synchromesh.state.local_tensor import LocalTensor
-from synchromesh.state.model_state import ModelState
-from synchromesh.state.switch import TransferStats
+from synchromesh.planning.session import PlanningSession
+from synchromesh.programs.model import Model
+from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.partition import Partition, overlaps, partition, unsharded
 from synchromesh.trace.step import Step
@@ -38,7 +39,6 @@ from synchromesh.training.active_plan import ActivePlan, refuse_parts, refuse_un
 from synchromesh.training.carry import Carry
 from synchromesh.training.notices import Notices
 from synchromesh.training.options import Loss, Options
-from synchromesh.training.planning_session import PlanningSession
 from synchromesh.training.programs import Programs
 from synchromesh.training.record import Record
 from synchromesh.training.traces import KEPT, Traces

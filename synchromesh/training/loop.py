@@ -15,10 +15,10 @@ from statistics import median
 import torch
 
 from synchromesh.adapt.adapter import Decision
+from synchromesh.checkpoint import manifest
+from synchromesh.checkpoint.agreement import on_first
+from synchromesh.checkpoint.manifest import CheckpointError, check_writable
 from synchromesh.engine.agreement import require_alike
-from synchromesh.state import manifest
-from synchromesh.state.agreement import on_first
-from synchromesh.state.manifest import CheckpointError, check_writable
 from synchromesh.training import events
 from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult

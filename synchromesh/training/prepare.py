@@ -17,8 +17,8 @@ from synchromesh.engine import batches, heap
 from synchromesh.engine.agreement import compare_ranks
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import World
-from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import check as check_optimizer
+from synchromesh.programs.model import Model
 from synchromesh.trace.capture.carry import joined
 from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.options import Loss, Options

@@ -3,14 +3,14 @@
 from collections.abc import Hashable
 from typing import Any
 
-from synchromesh.engine.batch_norm import BatchNormPolicy
+from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.collectives import TensorAxis
 from synchromesh.engine.opaque import OpaqueProgram
 from synchromesh.engine.program import Program
-from synchromesh.engine.random import RandomStreams
 from synchromesh.engine.sharding import Sharding
-from synchromesh.state.model_state import ModelState
+from synchromesh.programs.batch_norm import BatchNormPolicy
+from synchromesh.programs.collectives import TensorAxis
+from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.partition.crossings import deliveries
 from synchromesh.trace.partition.partition import Partition, partition

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from synchromesh.state.cursor import Cursor
-from synchromesh.state.json_state import from_json, to_json
-from synchromesh.state.manifest import CheckpointError
+from synchromesh.checkpoint.json_state import from_json, to_json
+from synchromesh.checkpoint.manifest import CheckpointError
+from synchromesh.data.cursor import Cursor
 from synchromesh.values import document
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from synchromesh.engine.batches import fingerprint
 from synchromesh.engine.groups import World
-from synchromesh.engine.model import Model
+from synchromesh.programs.model import Model
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.capture.capture import trace as capture

@@ -15,23 +15,24 @@ from torch.optim.lr_scheduler import LRScheduler
 from synchromesh.adapt.adapter import Adapter, Decision
 from synchromesh.adapt.live_run import LiveRun
 from synchromesh.adapt.observer import NO_COST, Observer
+from synchromesh.checkpoint import checkpoint
+from synchromesh.checkpoint.agreement import agreed
+from synchromesh.checkpoint.export import save_safetensors
+from synchromesh.checkpoint.switch import Moved
+from synchromesh.data.cursor import Cursor
+from synchromesh.data.fetch import LoadingOptions
+from synchromesh.data.loader import Loader
+from synchromesh.data.loaders import Loaders
+from synchromesh.data.reading import Collate
 from synchromesh.engine import batches
 from synchromesh.engine.batches import LoneRankFailed
 from synchromesh.engine.groups import World
 from synchromesh.engine.meeting import EVALUATE, meet
-from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import clip_norm
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
-from synchromesh.state import checkpoint
-from synchromesh.state.agreement import agreed
-from synchromesh.state.cursor import Cursor
-from synchromesh.state.export import save_safetensors
-from synchromesh.state.fetch import LoadingOptions
-from synchromesh.state.loader import Loader
-from synchromesh.state.loaders import Loaders
-from synchromesh.state.reading import Collate
-from synchromesh.state.switch import Moved
+from synchromesh.planning.session import PlanningSession
+from synchromesh.programs.model import Model
 from synchromesh.trace.capture.batch import take_parts
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
@@ -40,7 +41,6 @@ from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
 from synchromesh.training.options import Loss, Options
-from synchromesh.training.planning_session import PlanningSession
 from synchromesh.training.record import Record
 from synchromesh.values.plan import Plan
 
@@ -63,7 +63,8 @@ class Trainer:
         self.steps = self.steps_to_come = self.wish = self.wished = 0
         self.on_event: Callable[[Decision], None] | None = None
         self._loaders = Loaders(self.own_rows, world, options.carry is not None)
-        self.planning = PlanningSession(model, optimizer, example, world, options)
+        said = options.headroom, options.say
+        self.planning = PlanningSession(model, optimizer, example, world, *said)
         self._execution = Execution(
             model, optimizer, loss, example, plan, world, options, self.planning
         )
@@ -263,8 +264,7 @@ class Trainer:
         if self.scheduler is not None:
             self.scheduler.step()
         self.steps += 1
-        if self.steps_to_come > 1:
-            self.steps_to_come -= 1
+        self.steps_to_come -= self.steps_to_come > 1
         self._accumulation = Accumulation(self._execution)
         self.planning.relieve(self.steps)
 
@@ -292,7 +292,7 @@ class Trainer:
         with the next epoch. A second call for the same data set and `shuffle` gives the same
         loader; its `batch_size` may be set at any time. The order depends on `seed` and epoch
         alone. continuing: row i of a batch is the sample behind row i of the batch before it, as
-        recurrent models want it. loading: as of `Loading` (state/fetch.py); num_workers=1 or more
+        recurrent models want it. loading: as of `Loading` (data/fetch.py); num_workers=1 or more
         loads ahead."""
         return self._loaders.one(
             dataset, batch_size, shuffle, seed, drop_last, collate, loading, continuing

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
+from synchromesh.checkpoint.model_state import checksum
 from synchromesh.engine.groups import World
-from synchromesh.engine.model import Model
-from synchromesh.state.model_state import checksum
+from synchromesh.programs.model import Model
 from synchromesh.trace.capture.capture import opaque
 from synchromesh.trace.capture.comparison import compare
 from synchromesh.trace.capture.state_changes import changes

@@ -13,11 +13,11 @@ from typing import Any
 
 from synchromesh.adapt.adapter import Adapter, Decision
 from synchromesh.adapt.monitor import Drift
+from synchromesh.checkpoint.switch import Moved
 from synchromesh.cost.step_time import StepTime
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.profiling.reprofile import IdleProbe
-from synchromesh.state.switch import Moved
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 

@@ -21,12 +21,12 @@ from synchromesh.adapt.monitor import (
 )  # fmt: skip
 from synchromesh.adapt.observer import RESIZE
 from synchromesh.adapt.trials import TrialTuning
+from synchromesh.checkpoint.switch import Moved
 from synchromesh.cost.step_time import StepTime
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.reprofile import IdleProbe
-from synchromesh.state.switch import Moved
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 from tests.models import FAMILIES, family

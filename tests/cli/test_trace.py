@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from synchromesh.cli import main
-from synchromesh.recording.chrome import chrome_trace, write_chrome_trace
-from tests.recording.drawn import drawn
+from synchromesh.runs.chrome import chrome_trace, write_chrome_trace
+from tests.runs.drawn import drawn
 
 
 @pytest.fixture

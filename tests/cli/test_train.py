@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from synchromesh.adapt.adapter import Decision
+from synchromesh.checkpoint import checkpoint
+from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.cli import main, training
-from synchromesh.cli.run_folder import RunFolder
-from synchromesh.state import checkpoint
-from synchromesh.state.manifest import CheckpointError
+from synchromesh.runs.run_folder import RunFolder
 from synchromesh.training.events import StepDone
 from synchromesh.training.loop import fit
 from tests.profiling.hurried import hurried
@@ -319,7 +319,7 @@ def test_verify_says_what_deviates(
         "sent_bytes_per_step": [4, 4], "explained_sent_bytes_per_step": [5, 5],
         "sent_bytes_compared": False, "passed": False,
     }  # fmt: skip
-    monkeypatch.setattr("synchromesh.training.verify.verify", lambda *a: document)
+    monkeypatch.setattr("synchromesh.verify.verify.verify", lambda *a: document)
     assert main(["verify", "tiny.py:build", "--json"]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out) == document

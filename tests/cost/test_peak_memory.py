@@ -11,9 +11,9 @@ from torch import Tensor
 
 from synchromesh.cost.peak_memory import PeakMemory, peak_memories, peak_memory
 from synchromesh.cost.step_time import Setting, Unmeasured
-from synchromesh.profiling.borders import StandIns, record
-from synchromesh.profiling.compute import Bench
-from synchromesh.profiling.memory import LiveBytes
+from synchromesh.programs.borders import StandIns, record
+from synchromesh.programs.compute import Bench
+from synchromesh.programs.memory import LiveBytes
 from synchromesh.trace.partition.local import Input, Output
 from synchromesh.trace.partition.partition import partition
 from synchromesh.training.prepare import prepare

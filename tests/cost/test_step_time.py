@@ -14,12 +14,12 @@ from synchromesh.cost.gradients import gradient_buckets
 from synchromesh.cost.step_time import Setting, Unmeasured, best_interleaving, step_time
 from synchromesh.cost.turns import Portion, Transmit, turns_of, walked
 from synchromesh.engine import program
-from synchromesh.engine.batch_norm import BatchNormPolicy
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.collectives import TensorAxis
-from synchromesh.engine.random import RandomStreams
-from synchromesh.profiling.borders import StandIns, local_part, record, tiled
-from synchromesh.profiling.silent_group import SilentGroup
+from synchromesh.programs.batch_norm import BatchNormPolicy
+from synchromesh.programs.borders import StandIns, local_part, record, tiled
+from synchromesh.programs.collectives import TensorAxis
+from synchromesh.programs.random import RandomStreams
+from synchromesh.programs.silent_group import SilentGroup
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.local import Communication, Computation
 from synchromesh.values.component import Rows

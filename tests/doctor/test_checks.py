@@ -9,7 +9,7 @@ import pytest
 from synchromesh.doctor.checks import GB, Finding, Ports, alone, checks
 from synchromesh.doctor.links import CollectiveTiming, MessageTiming
 from synchromesh.doctor.survey import Survey
-from synchromesh.profiling.machine import Machine
+from synchromesh.launch.machine import Machine
 
 FINE = Machine(
     rank=0, host="a", place="a 1", boot="a", device="cpu", cuda=False, nccl=False, nvidia=False,

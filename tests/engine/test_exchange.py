@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from synchromesh.engine.collectives import part
 from synchromesh.engine.exchange import Exchange, depart
 from synchromesh.engine.groups import World
 from synchromesh.engine.plan_groups import PlanGroups
+from synchromesh.programs.collectives import part
 from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout

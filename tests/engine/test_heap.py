@@ -49,7 +49,7 @@ def test_a_users_own_settings_stand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_free_goes_back_to_the_system_when_it_is_asked_to() -> None:
     script = (
         "import torch; from synchromesh.engine import heap; heap.keep()\n"
-        "from synchromesh.profiling.memory import process_bytes\n"
+        "from synchromesh.programs.memory import process_bytes\n"
         "def size(): return process_bytes() >> 20\n"
         "few, large = torch.ones(1), torch.ones(64 << 20)  # 256 MiB\n"
         "last, full = torch.ones(1), size(); del large; kept = size(); heap.release()\n"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from synchromesh.engine.interleaving import TRIAL, Interleaving
-from synchromesh.engine.walk import run_forwards
+from synchromesh.programs.walk import run_forwards
 from synchromesh.training.prepare import prepare
 from synchromesh.values.schedule import INTERLEAVED, taking_turns
 from tests.ranks import run

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synchromesh.engine.model import Model
+from synchromesh.programs.model import Model
 from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.explain import explain, text
 from synchromesh.trace.partition.partition import partition

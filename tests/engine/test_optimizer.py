@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.engine.groups import World
-from synchromesh.engine.model import Model
 from synchromesh.engine.optimizer import (
     check,
     clip_norm,
     global_norm,
 )
+from synchromesh.programs.model import Model
 from synchromesh.values.optimizer import ELEMENTWISE, parts_differ
 from tests.ranks import run
 

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from synchromesh import catalogue
 from synchromesh.estimate.datasheet import CPU, CountingBench, count, datasheet, update
 from synchromesh.estimate.roofline import LAUNCH_SECONDS
-from synchromesh.planner.planning_problem import PlanningProblem
-from synchromesh.profiling.borders import StandIns, record
-from synchromesh.profiling.compute import Bench
+from synchromesh.planner.problem import PlanningProblem
+from synchromesh.programs.borders import StandIns, record
+from synchromesh.programs.compute import Bench
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.local import Partition

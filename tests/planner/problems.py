@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from synchromesh.planner.problem import BATCH, Option, PricedEdge, Prices, Problem, evaluate
-from synchromesh.planner.walk import Found
+from synchromesh.planner.chain.problem import BATCH, Option, PricedEdge, Prices, Problem, evaluate
+from synchromesh.planner.chain.walk import Found
 
 Edges = Sequence[tuple[int, tuple[int, ...]]]
 

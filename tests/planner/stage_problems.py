@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from synchromesh.planner.stage_problem import PlannedStage, StageProblem, Ways
+from synchromesh.planner.stages.problem import PlannedStage, StageProblem, Ways
 
 WAYS = 2
 

@@ -13,7 +13,7 @@ from synchromesh.planner.candidate import (
     with_interleaving,
 )
 from synchromesh.planner.headroom import Headroom
-from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
+from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 from synchromesh.values.schedule import INTERLEAVED

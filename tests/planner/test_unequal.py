@@ -4,7 +4,7 @@ import pytest
 
 from synchromesh.cost.step_time import computing
 from synchromesh.planner.candidate import Candidate, price, setting
-from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
+from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.planner.unequal import fewer, shared, widened
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Compute, Curve, Memory, Pattern, Profile

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from synchromesh.profiling import burst_speed, calls, optimizer, overlap
+from synchromesh.profiling import burst_speed, calls, overlap
+from synchromesh.programs import optimizer
 
 
 @contextmanager

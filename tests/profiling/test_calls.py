@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from synchromesh.engine.groups import World
-from synchromesh.engine.model import Model
 from synchromesh.profiling import calls as module
 from synchromesh.profiling.calls import TUNING, call_seconds
+from synchromesh.programs.model import Model
 from synchromesh.values.profile import Calls
 
 CPU = torch.device("cpu")

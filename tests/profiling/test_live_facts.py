@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from synchromesh.engine.groups import World
-from synchromesh.engine.model import Model
-from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
+from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import collectives as network
 from synchromesh.profiling import programs
-from synchromesh.profiling.borders import StandIns, record
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.overlap import overlap
 from synchromesh.profiling.programs import Numbers, ProgramTimer, Wanted, memory_of
+from synchromesh.programs.borders import StandIns, record
+from synchromesh.programs.model import Model
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.values.layout import Layout
 from synchromesh.values.profile import Pattern

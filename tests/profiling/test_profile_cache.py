@@ -21,10 +21,10 @@ from synchromesh.profiling import collectives as network_module
 from synchromesh.profiling import live_facts
 from synchromesh.profiling import reprofile as reprofiling
 from synchromesh.profiling.collectives import TUNING as COLLECTIVES
-from synchromesh.profiling.compute import Bench
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.profile_cache import off, reuse_text
 from synchromesh.profiling.profile_folder import StoredProfile
+from synchromesh.programs.compute import Bench
 from synchromesh.values.profile import (
     BurstSpeed,
     Calls,

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from synchromesh.engine.groups import World
-from synchromesh.engine.model import Model
-from synchromesh.planner.planning_problem import PartitionCache, PlanningProblem
+from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import profile_key as module
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.profile_key import of_optimizer, of_rank, of_ranks, profile_key
+from synchromesh.programs.model import Model
 from synchromesh.trace.capture.capture import trace
 
 CPU = torch.device("cpu")

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.results.derive import derive
 from synchromesh.results.run import (
     CommunicationShares,
@@ -16,7 +17,7 @@ from synchromesh.results.run import (
     RunResult,
     TimelineSpan,
 )
-from synchromesh.results.study import HourlyPrice, Settings, StudyMachine, StudyResults
+from synchromesh.results.study import Settings, StudyMachine, StudyResults
 
 OURS = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
 RIVALS = ("ddp", "fsdp2")

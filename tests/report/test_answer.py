@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.report.answer import answer
 from synchromesh.results.derive import derive
 from synchromesh.results.groups import comparisons
 from synchromesh.results.run import Epoch, Quartiles, RunResult
-from synchromesh.results.study import HourlyPrice, Settings, StudyMachine, StudyResults
+from synchromesh.results.study import Settings, StudyMachine, StudyResults
 from tests.report import sample
 
 

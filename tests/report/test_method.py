@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.report.method import method, notices
 from synchromesh.results.derive import derive
-from synchromesh.results.study import HourlyPrice, StudyMachine
+from synchromesh.results.study import StudyMachine
 from tests.report import sample
 
 STUDY = sample.minimal()

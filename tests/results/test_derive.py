@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.results.derive import derive
 from synchromesh.results.run import Quartiles, Reached, RunResult
-from synchromesh.results.study import HourlyPrice, Settings, StudyMachine, StudyResults
+from synchromesh.results.study import Settings, StudyMachine, StudyResults
 
 
 def run(strategy: str, devices: int, step: float | None, **more: object) -> RunResult:

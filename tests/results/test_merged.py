@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.results.groups import comparisons
 from synchromesh.results.merged import merged
 from synchromesh.results.run import Quartiles
-from synchromesh.results.study import HourlyPrice, Settings, StudyMachine
+from synchromesh.results.study import Settings, StudyMachine
 from tests.report import sample
 
 TWO = sample.minimal()

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.results.run import (
     CommunicationShares,
     ComponentLayout,
@@ -15,7 +16,7 @@ from synchromesh.results.run import (
     RunResult,
     TimelineSpan,
 )
-from synchromesh.results.study import HourlyPrice, Settings, StudyMachine, StudyResults
+from synchromesh.results.study import Settings, StudyMachine, StudyResults
 from synchromesh.values import document
 
 RUN = RunResult(

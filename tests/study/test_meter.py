@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from synchromesh.runs.watches import Recorded
 from synchromesh.study.meter import Meter
 from synchromesh.study.turns import Turn
-from synchromesh.study.watches import Recorded
 
 
 class Kept:

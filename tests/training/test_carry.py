@@ -14,8 +14,8 @@ import synchromesh as sm
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.capture.carry import Carrying, joined
 from synchromesh.training.trainer import Trainer
-from synchromesh.training.verify import verify
 from synchromesh.values.plan import Plan
+from synchromesh.verify.verify import verify
 from tests.ranks import run
 from tests.recurrent import ROWS, Recurrent, batches, beginning, loss, metric, plain, workload
 from tests.traces import known, remembered

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from synchromesh.state.checkpoint import CheckpointError
+from synchromesh.checkpoint.checkpoint import CheckpointError
 from synchromesh.training.prepare import prepare
-from synchromesh.training.verify import cast_model, verify
+from synchromesh.verify.verify import cast_model, verify
 from synchromesh.workloads.workload import Workload
 from tests.ranks import run
 from tests.targets import Rows

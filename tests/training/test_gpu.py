@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synchromesh.data.fetch import Loading
+from synchromesh.data.loader import Loader
 from synchromesh.engine.groups import World
-from synchromesh.state.fetch import Loading
-from synchromesh.state.loader import Loader
 from synchromesh.training.prepare import prepare
-from synchromesh.training.verify import verify
+from synchromesh.verify.verify import verify
 from tests.targets import target
 
 GPUS = torch.cuda.device_count()

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import synchromesh as sm
+from synchromesh.checkpoint import checkpoint
+from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.cli import main
-from synchromesh.state import checkpoint
-from synchromesh.state.manifest import CheckpointError
 from synchromesh.training.events import (
     EpochEnded,
     EpochStarted,

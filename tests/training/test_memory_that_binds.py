@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 import synchromesh as sm
 from synchromesh.planner.headroom import RESERVE
-from synchromesh.profiling import planning
+from synchromesh.planning import live
 from tests.ranks import run
 
 ROWS, WIDTH, LAYERS = 2048, 256, 8  # 2 MiB of activations a layer and rank, of parameters 0.25
@@ -22,7 +22,7 @@ def losses(mebibytes: int) -> tuple[str, list[float]]:
     model, batch = nn.Sequential(*layers).double(), torch.randn(ROWS, WIDTH).double()
     if mebibytes:
         free = RESERVE + mebibytes * 2**20
-        planning.free_bytes = lambda share, device: free
+        live.free_bytes = lambda share, device: free
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     plan = "auto" if mebibytes else "single"
     trainer = sm.prepare(model, optimizer, squares, batch, plan=plan)

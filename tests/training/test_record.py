@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler as schedules
 
-from synchromesh.state.cursor import Cursor
-from synchromesh.state.manifest import CheckpointError
+from synchromesh.checkpoint.manifest import CheckpointError
+from synchromesh.data.cursor import Cursor
 from synchromesh.training.record import Record
 
 Made = Callable[[torch.optim.Optimizer], schedules.LRScheduler]

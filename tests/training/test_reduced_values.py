@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synchromesh.planner import decide
+from synchromesh.planner.decision import decide
 from synchromesh.trace.capture.capture import trace
 from synchromesh.training.prepare import prepare
 from synchromesh.values.plan import Plan

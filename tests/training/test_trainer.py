@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from synchromesh.training.prepare import prepare
-from synchromesh.training.verify import cast, without_dropout
+from synchromesh.verify.verify import cast, without_dropout
 from tests.models import FAMILIES, traced
 from tests.ranks import run
 from tests.traces import shared

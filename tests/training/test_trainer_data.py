@@ -13,8 +13,8 @@ from torch.utils.data import IterableDataset
 import synchromesh as sm
 from synchromesh.training.events import EpochStarted, FitEvent
 from synchromesh.training.trainer import Trainer
+from tests.data.datasets import Sharded
 from tests.ranks import run
-from tests.state.datasets import Sharded
 from tests.traces import known, shared
 
 WIDTH = 6

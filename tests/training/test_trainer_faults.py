@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synchromesh.state.checkpoint import CheckpointError
+from synchromesh.checkpoint.checkpoint import CheckpointError
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from tests.ranks import run
@@ -416,7 +416,7 @@ def on_disk(folder: str) -> dict[str, str]:
         another = start(Net(), optimizer=lambda m, kind=kind: kind(one_each(m), lr=0.1))
         sentences[key] = fault(lambda t=another: t.resume(f"{folder}/good"))  # type: ignore[misc]
         another.close()
-    from synchromesh.state import checkpoint
+    from synchromesh.checkpoint import checkpoint
 
     checkpoint.save(f"{folder}/foreign", {}, {"x": 1}, trainer.world)
     sentences["foreign"] = fault(lambda: trainer.resume(f"{folder}/foreign"))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from synchromesh.profiling.memory import LiveBytes
+from synchromesh.programs.memory import LiveBytes
 from synchromesh.trace.capture.capture import compare, trace
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from synchromesh.engine.model import Model
+from synchromesh.programs.model import Model
 from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.explain import Explanation, explain, text
 from synchromesh.trace.partition.partition import partition

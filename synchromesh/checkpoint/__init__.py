@@ -1,0 +1,1 @@
+"""State that outlives a step: checkpoints, and the move between two plans."""

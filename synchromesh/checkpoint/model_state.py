@@ -1,0 +1,296 @@
+"""The state of a model in training: parameters, buffers and optimizer state as shards on ranks,
+and how they move."""
+
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from synchromesh.checkpoint.initial import initial_values
+from synchromesh.checkpoint.local_tensor import LocalTensor, box_view, full_box, local_shape
+from synchromesh.checkpoint.optimizer_state import OptimizerState, first_state
+from synchromesh.checkpoint.switch import Move, TransferStats, move, redistribute
+from synchromesh.engine.batches import fingerprint
+from synchromesh.engine.groups import World
+from synchromesh.engine.plan_groups import PlanGroups
+from synchromesh.programs.model import Model
+from synchromesh.values.holding import Holding
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import REPLICATED_PARTIAL_GRADIENT, Box
+
+Sides = tuple[tuple[Box, ...], ...]  # boxes of each rank of the world
+
+
+class ModelState:
+    """Where every tensor lies now. At first complete on every rank, as the user handed the model
+    over."""
+
+    def __init__(self, model: Model, optimizer: Optimizer, world: World) -> None:
+        self.model, self.optimizer, self.world = model, optimizer, world
+        self.optimizer_state = OptimizerState(model, optimizer)
+        self.ranks = tuple(range(world.size))
+        everywhere = Layout(world.size, 1)
+        self.holdings = {
+            n: Holding(d, everywhere, REPLICATED_PARTIAL_GRADIENT)
+            for n, d in model.described.items()
+        }
+        self.firsts: frozenset[str] = frozenset()  # tensors of which rank 0's alone count
+        self._start_optimizer(counters=True)
+
+    def sides(self, holding: Holding, ranks: tuple[int, ...]) -> Sides:
+        """The boxes of `holding` at each rank of the world; none at idle ranks."""
+        return tuple(
+            holding.boxes(ranks.index(r)) if r in ranks else () for r in range(self.world.size)
+        )
+
+    # Moving
+
+    def move(self, holdings: Mapping[str, Holding], groups: PlanGroups) -> TransferStats:
+        """Brings every tensor to where `holdings` says on the ranks of `groups`.
+
+        Tensors on the meta device stay there: `start` places them."""
+        self._spread_optimizer_state()
+        moves = []
+        for name, new in holdings.items():
+            if self.model.local(name).is_meta:
+                continue
+            want = self.sides(new, groups.ranks)
+            moves.append(self._move(name, self._have(name, name), want))
+            moves += [
+                self._move_state(name, key, want) for key in self.optimizer_state.moving(name)
+            ]
+        moved = move(moves, self.world.everyone)
+        self.holdings, self.ranks, self.firsts = dict(holdings), groups.ranks, frozenset()
+        return moved
+
+    def _have(self, name: str, key: str) -> Sides:
+        """Who has what counts of a tensor: at first rank 0 alone where ranks were given
+        different values."""
+        everywhere = self.sides(self.holdings[name], self.ranks)
+        if key not in self.firsts:
+            return everywhere
+        return (everywhere[0], *(() for _ in everywhere[1:]))
+
+    def _move(self, name: str, have: Sides, want: Sides) -> Move:
+        shape = self.model.described[name].shape
+        current = lambda: self.model.local(name).detach()  # noqa: E731
+        return Move(name, shape, have, want, current, lambda new: self.model.place(name, new))
+
+    def _move_state(self, name: str, key: str, want: Sides) -> Move:
+        """want: where the parameter goes; what is whole comes to the same ranks entirely."""
+        state = self.optimizer.state[self.model.parameters[name]]
+        have = self._have(name, f"{name}/{key}")
+        shape = self.model.described[name].shape
+        if key in self.optimizer_state.whole(name):
+            shape = tuple(state[key].shape)
+            have, want = (_entire(side, shape) for side in (have, want))
+        update = lambda new: state.__setitem__(key, new)  # noqa: E731
+        return Move(f"{name}/{key}", shape, have, want, lambda: state[key], update)
+
+    def start(self, seed: int, without: Collection[str] = ()) -> None:
+        """Tensors on the meta device come into being, this rank's shards only.
+
+        without: names that are left uninitialised, for weights to be read into."""
+        with self.model.unreferenced():
+            self._start_tensors(seed, without)
+        self._start_optimizer(counters=False)
+
+    def _start_tensors(self, seed: int, without: Collection[str]) -> None:
+        for name in [n for n in without if self.model.local(n).is_meta]:
+            boxes, shape = self._boxes(name), self.model.described[name].shape
+            dtype = self.model.local(name).dtype
+            local = torch.empty(
+                local_shape(boxes, len(shape)), dtype=dtype, device=self.world.device
+            )
+            self.model.place(name, local)
+        for name, entire in initial_values(self.model, seed, self.world.device, without):
+            boxes = self._boxes(name)
+            local = entire.new_empty(local_shape(boxes, entire.dim()))
+            for box in boxes:
+                box_view(local, boxes, box).copy_(box_view(entire, (full_box(entire.shape),), box))
+            self.model.place(name, local)
+            del entire
+
+    def _start_optimizer(self, counters: bool) -> None:
+        """State that the optimizer's constructor made on the meta device, and which therefore
+        belongs on this rank's, comes into being: its counters at once, the rest with parameters.
+        """
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                state = self.optimizer.state.get(parameter, {})
+                unborn = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.is_meta}
+                keys = [k for k, v in unborn.items() if (v.dim() == 0) == counters]
+                first = first_state(self.optimizer, group, parameter) if keys else {}
+                for key in keys:
+                    shape = () if counters else parameter.shape
+                    one = first[key].reshape(()).to(self.world.device)
+                    state[key] = one.expand(shape).clone()
+
+    def _boxes(self, name: str) -> tuple[Box, ...]:
+        return self.sides(self.holdings[name], self.ranks)[self.world.rank]
+
+    # The first weights
+
+    def compare_first(self) -> None:
+        """Finds the tensors in which ranks differ before anything has moved: of these rank 0's
+        count.
+
+        Optimizer state that exists already is rank 0's too."""
+        if self.world.size == 1:
+            return
+        everyone = self.world.everyone
+        mine = {n: checksum(self.model.local(n)) for n in self.model.described}
+        described = self.optimizer_state.describe() if self.optimizer.state else None
+        for name in self.model.parameters:
+            mine |= {
+                f"{name}/{k}": checksum(t) for k, t in self.optimizer_state.moving(name).items()
+            }
+        marks = everyone.all_gather_json(fingerprint((sorted(mine.items()), repr(described))))
+        if len(set(marks)) == 1:
+            return
+        theirs = everyone.all_gather_json(mine)
+        self.firsts = frozenset(
+            k for k, v in theirs[0].items() if any(t.get(k) != v for t in theirs)
+        )
+        described = everyone.broadcast_json(described)
+        if self.world.rank:
+            self.optimizer.state.clear()
+            if described is not None:
+                self.optimizer_state.adopt(described)
+
+    # Optimizer state
+
+    def _held_everywhere(self) -> bool:
+        """Whether every rank has a part of every tensor."""
+        return all(len(h.positions) == self.world.size for h in self.holdings.values())
+
+    def _spread_optimizer_state(self) -> None:
+        """Ranks learn which optimizer state exists of parameters that they have no part of, before
+        they receive any: they have not updated those."""
+        if self._held_everywhere():
+            return
+        described = self.described_optimizer(self.optimizer_state.describe())
+        if self.world.rank not in self.ranks:
+            self.optimizer_state.adopt(described)
+            return
+        position = self.ranks.index(self.world.rank)
+        others = [
+            name for name in self.model.parameters if position not in self.holdings[name].positions
+        ]
+        self.optimizer_state.adopt_of(others, described["state"])
+
+    def described_optimizer(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The optimizer as all ranks together know it. own: this rank's description. Each tells
+        of the parameters that it has a part of. Collective where not all have all."""
+        if self._held_everywhere():
+            return dict(own)
+        position = self.ranks.index(self.world.rank) if self.world.rank in self.ranks else None
+        held = {
+            name: entries
+            for name, entries in own["state"].items()
+            if position in self.holdings[name].positions
+        }
+        everyone = self.world.everyone
+        groups = everyone.broadcast_json(own["groups"], self.ranks[0])
+        state = {n: e for known in everyone.all_gather_json(held) for n, e in known.items()}
+        return {"kind": own["kind"], "groups": groups, "state": state}
+
+    # Complete tensors
+
+    def gathered(
+        self, local: Mapping[str, Tensor], root: int | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Shards that lie as the parameters and buffers of the same names, complete at `root`
+        (None: everywhere)."""
+        for name, shard in local.items():
+            have = self.sides(self.holdings[name], self.ranks)
+            shape = self.model.described[name].shape
+            all_of_it = (full_box(shape),)
+            want = tuple(all_of_it if root in (None, r) else () for r in range(self.world.size))
+            yield name, redistribute(shard, have, want, shape, self.world.everyone)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The model's names, aliases included, with complete tensors on the host."""
+        local = {
+            n: self.model.local(n).detach()
+            for n in self.model.described
+            if n in self.model.persistent
+        }
+        entire = {n: t.cpu().clone() for n, t in self.gathered(local)}
+        return {alias: entire[name] for alias, name in self.model.aliases.items()}
+
+    # Local tensors for a checkpoint
+
+    def local_tensors(self) -> dict[str, LocalTensor]:
+        """Everything that a checkpoint carries, as this rank's boxes: `model/NAME`,
+        `optimizer/NAME/KEY`."""
+        found = {f"model/{name}": local for name, local in self.model_tensors("model/").items()}
+        for name in self.model.parameters:
+            for key, tensor in self.optimizer_state.moving(name).items():
+                full = f"optimizer/{name}/{key}"
+                if key in self.optimizer_state.whole(name):
+                    boxes = tuple(full_box(tensor.shape) for _ in self._boxes(name))
+                    found[full] = LocalTensor(full, tuple(tensor.shape), boxes, tensor)
+                else:
+                    found[full] = self._local(full, name, tensor)
+        return found
+
+    def model_tensors(self, prefix: str = "") -> dict[str, LocalTensor]:
+        """What `state_dict` has, as this rank's boxes; names in them begin with `prefix`."""
+        return {
+            name: self._local(f"{prefix}{name}", name, self.model.local(name).detach())
+            for name in self.holdings
+            if name in self.model.persistent
+        }
+
+    def _local(self, full: str, name: str, tensor: Tensor) -> LocalTensor:
+        shape, boxes = self.model.described[name].shape, self._boxes(name)
+        return LocalTensor(full, shape, boxes, tensor.reshape(local_shape(boxes, len(shape))))
+
+    def copies(self) -> list[tuple[nn.Parameter, float]]:
+        """This rank's parameters, each with the number of ranks that have an equal shard."""
+        return [(p, float(self.holdings[n].copies)) for n, p in self.model.parameters.items()]
+
+    # Buffers that data ranks compute from rows of their own
+
+    def settle_buffers(self, groups: PlanGroups, names: Collection[str], rows: int) -> None:
+        """Makes such buffers equal on all data ranks: means, weighted by `rows`, with how many
+        this rank has computed since they were last equal; whole numbers are the first rank's.
+
+        Nothing changes where no rank has computed any."""
+        if groups.position is None:
+            return
+        for name in names:
+            holding = self.holdings[name]
+            if groups.position not in holding.positions:
+                continue
+            group = groups.sum_group(holding)
+            if group.size == 1:
+                continue
+            buffer = self.model.buffers[name]
+            share = torch.tensor(float(rows), dtype=torch.float64, device=buffer.device)
+            group.all_reduce(share, counted=False)
+            if not share:
+                continue
+            exact = buffer.is_floating_point() or buffer.is_complex()
+            if not rows or (group.index and not exact):
+                buffer.zero_()
+            elif exact:
+                buffer.mul_(rows / float(share))
+            group.all_reduce(buffer, counted=False)
+
+
+def _entire(sides: Sides, shape: tuple[int, ...]) -> Sides:
+    """All of a tensor of `shape` wherever `sides` has anything."""
+    return tuple((full_box(shape),) if boxes else () for boxes in sides)
+
+
+def checksum(tensor: Tensor) -> int:
+    """Of all bytes of a tensor; 0 on the meta device."""
+    if tensor.is_meta or not tensor.numel():
+        return 0
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy().data)

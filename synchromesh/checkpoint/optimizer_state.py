@@ -1,0 +1,207 @@
+"""The state of the user's optimizer: what lies like parameters, what is whole, and the rest.
+
+shaped   one entry for each entry of the parameter (moments): lies and moves as it does
+whole    tensors of other shapes (means of rows, of columns): complete where the parameter is
+other    numbers (step counters), equal on all ranks: JSON"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from synchromesh.programs.model import Model, dtype_name
+
+
+class OptimizerState:
+    """Of `optimizer` over the parameters of `model`."""
+
+    def __init__(self, model: Model, optimizer: Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+
+    def of(self, name: str) -> Mapping[str, Any]:
+        """What the optimizer keeps of a parameter; nothing of what is no parameter."""
+        parameter = self.model.parameters.get(name)
+        if parameter is None or parameter not in self.optimizer.state:
+            return {}
+        found: Mapping[str, Any] = self.optimizer.state[parameter]
+        return found
+
+    def shaped(self, name: str) -> dict[str, Tensor]:
+        """What has one entry for each entry of the parameter."""
+        return {k: v for k, v in self._tensors(name) if v.shape == self.model.local(name).shape}
+
+    def whole(self, name: str) -> dict[str, Tensor]:
+        """Tensors of other shapes than the parameter's."""
+        shape = self.model.local(name).shape
+        return {k: v for k, v in self._tensors(name) if v.shape != shape and v.numel() != 1}
+
+    def _tensors(self, name: str) -> list[tuple[str, Tensor]]:
+        return [(k, v) for k, v in sorted(self.of(name).items()) if isinstance(v, Tensor)]
+
+    def moving(self, name: str) -> dict[str, Tensor]:
+        """The shaped and the whole ones."""
+        return self.shaped(name) | self.whole(name)
+
+    def refuse_pieces(self, name: str) -> None:
+        """ValueError where the parameter may not be sharded, since it is not known what of a whole
+        tensor belongs to which shard."""
+        odd = next(iter(self.whole(name).items()), None)
+        if odd is not None:
+            raise ValueError(
+                f"the optimizer {type(self.optimizer).__name__} keeps {odd[0]} of shape "
+                f"{tuple(odd[1].shape)} for {name}, whose shape is another "
+                f"{self.model.described[name].shape}: it cannot update pieces of it; use the plan "
+                "'data', or AdamW"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Everything but the tensors that move, as JSON: the kind, groups, types, counters.
+        ValueError for what has no form."""
+        names: dict[Tensor, str] = {p: n for n, p in self.model.parameters.items()}
+        kind = type(self.optimizer).__name__
+        groups = [
+            {k: plain(v, f"optimizer group: {k}") for k, v in g.items() if k != "params"}
+            | {"params": [names[p] for p in g["params"]]}
+            for g in self.optimizer.param_groups
+        ]
+        state = {}
+        for parameter, entries in self.optimizer.state.items():
+            if parameter not in names:
+                raise ValueError(
+                    f"the optimizer {kind} keeps state of {str(parameter)[:40]!r}, which is no "
+                    "parameter of the model and has no place in plans and checkpoints: keep it in "
+                    "param_groups"
+                )
+            name = names[parameter]
+            shaped, whole = self.shaped(name), self.whole(name)
+            rest = {k: v for k, v in entries.items() if k not in shaped and k not in whole}
+            state[name] = {
+                "shaped": {k: dtype_name(v.dtype) for k, v in shaped.items()},
+                "whole": {k: [dtype_name(v.dtype), list(v.shape)] for k, v in whole.items()},
+                "other": {k: plain(v, f"{name}: {k}") for k, v in rest.items()},
+            }
+        return {"kind": kind, "groups": groups, "state": state}
+
+    def adopt(self, described: Mapping[str, Any]) -> None:
+        """Makes the optimizer's groups and counters what `described` says; tensors that move are
+        zeros where they are new. ValueError for another optimizer's."""
+        kind = type(self.optimizer).__name__
+        if described["kind"] != kind:
+            raise ValueError(
+                f"it was saved with the optimizer {described['kind']}, this is {kind}: build "
+                "it as the saved run did, or begin with its weights: prepare(..., weights=)"
+            )
+        self._adopt_groups(described["groups"])
+        self.adopt_of(self.model.parameters, described["state"])
+
+    def adopt_of(self, names: Iterable[str], described: Mapping[str, Any]) -> None:
+        """The same of the state of some parameters alone."""
+        for name in names:
+            parameter = self.model.parameters[name]
+            if name not in described:
+                self.optimizer.state.pop(parameter, None)
+                continue
+            entries = described[name]
+            known, state = self.moving(name), self.optimizer.state[parameter]
+            for key in [k for k in state if k not in entries["shaped"]]:
+                del state[key]
+            for key, dtype in entries["shaped"].items():
+                if key not in known:
+                    state[key] = torch.zeros_like(parameter, dtype=getattr(torch, dtype)).detach()
+            for key, (dtype, shape) in entries["whole"].items():
+                state[key] = torch.zeros(
+                    shape, dtype=getattr(torch, dtype), device=parameter.device
+                )
+            device = self._counters_device(parameter)
+            for key, value in entries["other"].items():
+                state[key] = _unplain(value, device)
+
+    def _counters_device(self, parameter: nn.Parameter) -> torch.device | None:
+        """Where step counters lie: on the host, but for kernels that read them on the device."""
+        for group in self.optimizer.param_groups:
+            if any(parameter is p for p in group["params"]):
+                on_device = group.get("fused") or group.get("capturable")
+                return parameter.device if on_device else None
+        return None
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Leaves the optimizer as it was where the body fails."""
+        groups = [dict(g) for g in self.optimizer.param_groups]
+        state = {p: dict(entries) for p, entries in self.optimizer.state.items()}
+        try:
+            yield
+        except BaseException:
+            for group, old in zip(self.optimizer.param_groups, groups, strict=True):
+                group.update(old)
+            self.optimizer.state.clear()
+            self.optimizer.state.update(state)
+            raise
+
+    def _adopt_groups(self, groups: list[dict[str, Any]]) -> None:
+        names = {p: n for n, p in self.model.parameters.items()}
+        mine = [[names[p] for p in g["params"]] for g in self.optimizer.param_groups]
+        if mine != [g["params"] for g in groups]:
+            raise ValueError(
+                f"the optimizer has other parameter groups ({[len(g) for g in mine]} parameters) "
+                "than the "
+                f"checkpoint ({[len(g['params']) for g in groups]}): build it as the saved run did"
+            )
+        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
+            for key, value in saved.items():
+                if key == "params":
+                    continue
+                old = group.get(key)
+                device = old.device if isinstance(old, Tensor) else None
+                new = _unplain(value, device)
+                group[key] = tuple(new) if isinstance(old, tuple) else new
+
+
+def first_state(
+    optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter
+) -> dict[str, Tensor]:
+    """What the optimizer's constructor makes for one entry of `parameter`: it knows no values."""
+    settings = {k: v for k, v in group.items() if k not in ("params", "initial_lr")}
+    entry = nn.Parameter(torch.ones((1,) * parameter.dim(), dtype=parameter.dtype))
+    kind: Any = type(optimizer)
+    try:
+        found: dict[str, Tensor] = dict(kind([entry], **settings).state[entry])
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the optimizer {kind.__name__} made its state while the model was on the meta "
+            f"device, and cannot be made once more to find out its values ({error}): give it a "
+            "model that is not on the meta device"
+        ) from None
+    return found
+
+
+def plain(value: Any, where: str) -> Any:
+    """A JSON form of a setting or a tensor of one number. ValueError for what has none."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"{where} is a tensor of shape {tuple(value.shape)}, which has no form in a "
+                "checkpoint"
+            )
+        return {"tensor": value.item(), "dtype": dtype_name(value.dtype), "dims": value.dim()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v, where) for v in value]
+    if isinstance(value, Mapping):
+        return {str(k): plain(v, f"{where}: {k}") for k, v in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ValueError(f"{where} is a {type(value).__name__}, which has no form in a checkpoint")
+
+
+def _unplain(value: Any, device: torch.device | None) -> Any:
+    """The inverse of `plain`, on the host where no device is given."""
+    if isinstance(value, dict) and "tensor" in value:
+        dtype = getattr(torch, value["dtype"])
+        tensor = torch.tensor(value["tensor"], dtype=dtype, device=device)
+        return tensor.reshape((1,) * value["dims"])
+    if isinstance(value, dict):
+        return {k: _unplain(v, device) for k, v in value.items()}
+    return [_unplain(v, device) for v in value] if isinstance(value, list) else value

@@ -1,0 +1,1 @@
+"""Data: each rank's rows of every global batch, and where in the data a run stands."""

@@ -1,0 +1,221 @@
+"""A loader: this rank's rows of each global batch of a data set, from a cursor on."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+from synchromesh.data.cursor import Cursor, StreamPlace
+from synchromesh.data.fetch import CPU, Fetch, Loading
+from synchromesh.data.reading import Collate, OwnRows, Ranges
+from synchromesh.data.samples import SampleReader, SampleSource, sample_count
+from synchromesh.data.stream import StreamReader, division
+from synchromesh.data.stream_source import Agree, StreamSource
+from synchromesh.workloads.workload import is_stream, read_once
+
+
+def alone(value: Any) -> list[Any]:
+    """The values of all ranks, where there is one."""
+    return [value]
+
+
+class Loader:
+    """Iterates over the rest of the cursor's epoch, then moves the cursor to the next one.
+
+    While a batch is being used, `cursor` already stands behind it, and `rows` are those of the
+    global batch: a checkpoint written after the batch's step resumes with the next. A rank without
+    rows in a batch gets tensors of 0 rows. The last batch of an epoch is short where the batch
+    size does not divide the samples, or left out with `drop_last`."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        rows_of: OwnRows,
+        cursor: Cursor | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        collate: Collate | None = None,
+        loading: Loading | None = None,
+        agree: Agree = alone,
+        device: torch.device = CPU,
+        continuing: bool = False,
+    ) -> None:
+        """dataset: samples by index, or a stream (`data/stream.py`), of which all ranks iterate
+        alike. batch_size: rows over all ranks. agree: gathers a value of each rank.
+
+        continuing: samples follow each other, as the parts of a text do, and are read as so many
+        streams as a batch has rows: row i of a batch is the sample behind row i of the last one.
+
+            10 samples, batches of 3     0 3 6 | 1 4 7 | 2 5 8      what is left, 9, is left out
+
+        ValueError for a data set that is empty, can be read only once, or (where batches are
+        shuffled or short ones dropped) is smaller than one batch; for a stream that is to be
+        shuffled, or shuffled samples that are to follow each other."""
+        self.dataset, self.batch_size, self.rows_of = dataset, batch_size, rows_of
+        self.cursor = cursor or Cursor()
+        self.shuffle, self.drop_last = shuffle, drop_last or continuing
+        self.continuing = continuing
+        self.collate: Collate = collate or default_collate
+        self.loading, self.agree = loading or Loading(), agree
+        self.rows = 0
+        self.handed_out: Callable[[Loader], object] = lambda _: None  # called with each batch
+        self.stream = is_stream(dataset)
+        self.samples = _stream_length(dataset, shuffle) if self.stream else sample_count(dataset)
+        if batch_size < 1:
+            raise ValueError(f"the batch size should be at least 1, not {batch_size}")
+        if continuing and (shuffle or self.stream):
+            raise ValueError(
+                "continuing=True reads samples by index, each behind the one before it: give a "
+                f"map-style data set, not {'shuffled' if shuffle else 'a stream'}"
+            )
+        full = (shuffle or self.drop_last) and self.samples is not None
+        if full and batch_size > self.samples:  # type: ignore[operator]
+            raise ValueError(
+                f"the batch size ({batch_size}) is larger than the data set "
+                f"({self.samples} samples): choose a smaller batch"
+            )
+        reader = (StreamReader if self.stream else SampleReader)(dataset, self.collate)
+        self._fetch = Fetch(reader, dataset, self.loading, device)
+
+    def __len__(self) -> int:
+        """Global batches left in this epoch. TypeError for a stream that does not say its
+        length."""
+        if self.samples is None:
+            raise TypeError(
+                f"the data set ({type(self.dataset).__name__}) is a stream without a length: how "
+                "many batches are left shows at its end"
+            )
+        return self._batches(max(0, self.samples - self.cursor.position))
+
+    @property
+    def batches(self) -> int | None:
+        """Global batches of an entire epoch; None where it is not known. Of a stream it is what
+        its length says, which substreams that end apart may exceed."""
+        return None if self.samples is None else self._batches(self.samples)
+
+    @property
+    def done(self) -> int:
+        """Global batches of this epoch that were handed out, at the present batch size."""
+        if self.batches is None:
+            return -(-self.cursor.position // self.batch_size)
+        return self.batches - len(self)
+
+    def last(self, done: int) -> bool:
+        """Whether the epoch is known to end behind `done` batches; of a stream it never is."""
+        return not self.stream and done == self.batches
+
+    @property
+    def place(self) -> str:
+        """Where in its data it is; the same on all ranks."""
+        c = self.cursor
+        data = "a stream" if self.stream else f"{self.samples} samples"
+        order = f"shuffled by seed {c.seed}" if self.shuffle else "in their order"
+        order = "each row a stream" if self.continuing else order
+        return (
+            f"{data}, {order}, in batches of {self.batch_size}, at row {c.position} of epoch "
+            f"{c.epoch + 1}"
+        )
+
+    def _batches(self, samples: int) -> int:
+        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        start = self.cursor
+        source = self._stream_source() if self.stream else self._sample_source()
+        while not source.ended:
+            for request, reading in self._fetch.readings(
+                source.requests(), self._workers(source), self._drawn_from(source.cursor)
+            ):
+                if request.rows != self._own_rows(request.size):
+                    break  # the plan has changed since it was read: again from here on
+                taken = source.take(request, reading)
+                if taken is not None:
+                    batch, self.rows = taken
+                    self.cursor = source.cursor
+                    self.handed_out(self)
+                    yield batch
+                if source.ended:
+                    break
+        if self.stream and start.position == 0 and self.cursor == start:
+            raise ValueError(
+                f"the stream ({type(self.dataset).__name__}) gave "
+                f"{'less than one batch' if self.drop_last else 'nothing'} in epoch "
+                f"{start.epoch + 1}: each iter() of it should begin anew"
+            )
+        self.cursor = self.cursor.next_epoch()
+
+    def _sample_source(self) -> SampleSource:
+        assert self.samples is not None
+        if self.continuing:
+            steps = self.samples // self.batch_size
+            order = torch.arange(steps * self.batch_size).view(-1, steps).t().flatten()
+        else:
+            order = self.cursor.order(self.samples, self.shuffle)
+        batches = [
+            order[start : start + self.batch_size].tolist()
+            for start in range(self.cursor.position, self.samples, self.batch_size)
+        ]
+        return SampleSource(batches[: len(self)], self.cursor, self._own_rows)
+
+    def _stream_source(self) -> StreamSource:
+        wanted = max(1, self.loading.num_workers)
+        place = self.cursor.stream
+        if place is None:
+            parts = self.agree(self._own_rows(self.batch_size))
+            place = StreamPlace.start(*division(self.dataset, wanted, _divided(parts)))
+        elif place.shape[0] != wanted and not hasattr(self.dataset, "shard"):
+            raise ValueError(
+                f"the stream divides itself between workers and was read by {place.shape[0]} in "
+                f"this epoch: go on with num_workers={place.shape[0]}, not "
+                f"{self.loading.num_workers}, or begin the next epoch with that"
+            )
+        return StreamSource(
+            place, self.cursor, self.batch_size, self._own_rows, self.agree, self.collate,
+            self.drop_last,
+        )  # fmt: skip
+
+    def _workers(self, source: SampleSource | StreamSource) -> int:
+        """Processes that read: of a stream as many as it is divided for."""
+        if isinstance(source, StreamSource) and self.loading.num_workers:
+            return source.workers
+        return self.loading.num_workers
+
+    def _drawn_from(self, cursor: Cursor) -> int:
+        """The seed of what worker processes draw: ranks that read the same draw the same."""
+        common = cursor.stream is not None and cursor.stream.shape[1] == 1
+        first = 0 if common else self._own_rows(self.batch_size)[0][0]
+        return Cursor.mixed(cursor.seed, cursor.epoch, cursor.position, first)
+
+    def _own_rows(self, count: int) -> Ranges:
+        ranges = self.rows_of(count)
+        assert all(0 <= a <= b <= count for a, b in ranges), f"rows {ranges} of {count}"
+        return ranges
+
+
+def _divided(parts: Sequence[Sequence[Sequence[int]]]) -> int:
+    """How many ranks have blocks of rows apart, of the parts of all; 1 where parts mingle."""
+    blocks = sorted({(start, stop) for rank in parts for start, stop in rank if start < stop})
+    apart = all(a[1] <= b[0] for a, b in pairwise(blocks)) and all(len(p) == 1 for p in parts)
+    return len(blocks) if apart else 1
+
+
+def _stream_length(dataset: Any, shuffle: bool) -> int | None:
+    """The items of a stream, None where it does not say. ValueError for one that cannot be read
+    epoch after epoch, or not in the order that is asked for."""
+    if read_once(dataset):
+        raise ValueError(
+            f"the data set ({type(dataset).__name__}) can be read only once: give an object "
+            "whose __iter__ begins anew, as torch.utils.data.IterableDataset"
+        )
+    if shuffle:
+        raise ValueError(
+            "a stream is read in its own order: leave shuffle=True out, and shuffle it where it "
+            "is made (as .shuffle(seed=..., buffer_size=...) of Hugging Face's does)"
+        )
+    try:
+        return len(dataset)
+    except TypeError:
+        return None

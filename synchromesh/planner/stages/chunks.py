@@ -1,0 +1,88 @@
+"""Interleaved 1F1B: equal groups of devices with two stages each, cut by work.
+
+Group g of p runs stages g and g + p. The fill is half as long as that of 1F1B (Narayanan et al.
+2021, arXiv 2104.04473, section 2.2), where p divides m; sums are over the stages of a group:
+
+    t       = max over groups of slowness sum of t_s
+    T       = m t + (p - 1) t / 2 + max over groups of sum of e_s
+    memory  = sum of resident_s + min(2 (p - g - 1) + p + 1, 2 m) max of kept_s  <=  limit
+
+What is in flight is the cap of `values/schedule.py`. Numbers of groups, ways and m are tried in
+the order of what they take where all is level, and only while that is less than the best."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from .cuts import cut
+from .problem import PlannedStage, StagePlan, StageProblem
+
+CHUNKS = 2  # stages of a group
+
+
+@dataclass(frozen=True)
+class ChunkTuning:
+    """What a search may cost; chosen, so that it takes a second of 200 components."""
+
+    plans: int = 16  # that are tried
+    groups: int = 16  # at most: a cut takes as long as there are stages
+
+
+TUNING = ChunkTuning()
+
+
+def interleaved(problem: StageProblem) -> StagePlan | None:
+    """The plan of least step time of those tried; None: memory holds none of them."""
+    found = []
+    for m in problem.micro_batches:
+        ways = problem.ways(m)
+        for s, size in enumerate(problem.sizes):
+            p = problem.devices // size
+            even = p * size == problem.devices and m % p == 0
+            if even and 2 <= p <= TUNING.groups and CHUNKS * p <= problem.components:
+                for way, seconds in enumerate(ways.seconds[:, 0, problem.components, s]):
+                    stage = PlannedStage(0, problem.components, size, way)
+                    found.append((_seconds(float(seconds) / p, p, m), m, stage))
+    best: StagePlan | None = None
+    firsts: dict[PlannedStage, tuple[int, ...]] = {}
+    for level, m, whole in sorted(found)[: TUNING.plans]:
+        if not np.isfinite(level) or (best is not None and level >= best.seconds):
+            break
+        if whole not in firsts:
+            firsts[whole] = _cut(problem, whole, m)
+        plan = _plan(problem, whole, firsts[whole], m)
+        if plan is not None and (best is None or plan.seconds < best.seconds):
+            best = plan
+    return best
+
+
+def _seconds(t: float, p: int, m: int) -> float:
+    """T without the end."""
+    return m * t + (p - 1) * t / CHUNKS
+
+
+def _cut(problem: StageProblem, whole: PlannedStage, m: int) -> tuple[int, ...]:
+    """The first components of stages of level work, on groups like that of `whole`."""
+    seconds = problem.ways(m).seconds[whole.way, :, :, problem.sizes.index(whole.devices)]
+    work = [float(seconds[i, i + 1]) for i in range(whole.end)]
+    return cut(work, CHUNKS * problem.devices // whole.devices)
+
+
+def _plan(
+    problem: StageProblem, whole: PlannedStage, firsts: tuple[int, ...], m: int
+) -> StagePlan | None:
+    """The plan of these cuts; None: memory does not hold it."""
+    ways, size = problem.ways(m), problem.sizes.index(whole.devices)
+    p = problem.devices // whole.devices
+    stages = [replace(whole, first=i, end=j) for i, j in pairwise((*firsts, whole.end))]
+    slowest = end = 0.0
+    for g in range(p):
+        slowness, limit = problem.kind(g * whole.devices, whole.devices)
+        own = [(s.way, s.first, s.end, size) for s in stages[g::p]]
+        held = min(2 * (p - g - 1) + p + 1, CHUNKS * m) * max(ways.kept[at] for at in own)
+        if sum(ways.resident[at] for at in own) + held > limit:
+            return None
+        slowest = max(slowest, slowness * sum(float(ways.seconds[at]) for at in own))
+        end = max(end, sum(float(ways.end[at]) for at in own))
+    return StagePlan(tuple(stages), m, _seconds(slowest, p, m) + end, chunks=CHUNKS)

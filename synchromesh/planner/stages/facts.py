@@ -1,0 +1,249 @@
+"""The problem of stages of a model: facts of every group of devices, of uniform partitions and a
+profile.
+
+The programs of a tensor degree d do not depend on the data degree, so that the partitions of all K
+devices under d say what a group of g devices does, g/d x d: for each of m micro-batches
+
+    rows      ceil(ceil(N / m) / (g / d)) of a device
+    message   C_send(bytes of all values made before and read behind the cut, of these rows)
+    begin     of a forward and a backward (`Calls`)
+
+Seconds of unequal devices are those of the quick ones times the slowness of the group."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from synchromesh.cost.step_time import Unmeasured, collective_seconds
+from synchromesh.planner.chain.assemble import (
+    CrossingValue,
+    cheapest,
+    crossing_values,
+    crossings,
+    prices_of,
+)
+from synchromesh.planner.chain.parts import parts
+from synchromesh.planner.chain.problem import BATCH, Floats, PricedEdge
+from synchromesh.planner.demand import GRADIENT_BYTES, Demand
+from synchromesh.planner.problem import PlanningProblem
+from synchromesh.planner.stages.costs import (
+    StageFacts,
+    group_sizes,
+    micro_batch_numbers,
+    stage_ways,
+)
+from synchromesh.planner.stages.mixes import Inside
+from synchromesh.planner.stages.problem import PlannedStage, StageProblem, Ways
+from synchromesh.planner.uniform import Uniform, holdings_of, kinds
+from synchromesh.values.holding import Holding
+from synchromesh.values.profile import Overlap, Pattern, Profile
+
+MESSAGE = "send"
+
+
+@dataclass(frozen=True)
+class StageOffer:
+    """What of stages is measured and searched; chosen, not measured."""
+
+    all_sizes: int = 4  # devices up to which groups of any size are offered; else divisors and
+    # what they leave of all, because each size asks for curves of its own
+    micro_batches: int = 32  # at most: small programs are quicker on the line than they are
+
+
+OFFER = StageOffer()
+
+
+def stage_sizes(devices: int) -> tuple[int, ...]:
+    """The sizes of groups that are offered, below all devices."""
+    sizes = group_sizes(devices)
+    if devices > OFFER.all_sizes:
+        even = {g for g in sizes if devices % g == 0}
+        sizes = tuple(g for g in sizes if g in even or devices - g in even)
+    return tuple(g for g in sizes if g < devices)
+
+
+def stage_demands(uniform: Uniform) -> list[Demand]:
+    """Collectives and messages of groups that are offered, for the survey."""
+    if not divisible(uniform):
+        return []
+    demands: list[Demand] = []
+    values = [v for v in crossing_values(uniform) if v.source != BATCH]
+    bytes_ = sum(
+        p.bytes for c in uniform.step.chain.components for p in c.parameters if p.trainable
+    )
+    for size in stage_sizes(uniform.devices):
+        rows = -(-uniform.rows // size)
+        message = max(_over_cuts(uniform, values, rows), default=0)
+        demands.append((MESSAGE, Pattern(2, size), message))
+        for degree in uniform.degrees:
+            ranks = Pattern(size // degree, degree)
+            if size % degree == 0 and ranks.size > 1:
+                demands.append(("all_reduce", ranks, min(bytes_, GRADIENT_BYTES)))
+        demands += _crossings(uniform, size)
+    return demands
+
+
+def _crossings(uniform: Uniform, size: int) -> list[Demand]:
+    """What crosses between degrees inside a group and not on all devices. Degrees a and b = k a
+    cross on k ranks, whatever the group, and with as many micro-batches as there are groups on as
+    many rows; those that do not nest cross on all ranks of the group."""
+    own = {d: made for d, made in uniform.partitions.items() if size % d == 0}
+    if all(max(a, b) % min(a, b) == 0 for a in own for b in own):
+        return []
+    rows = -(-uniform.rows * size // uniform.devices)
+    group = replace(uniform, devices=size, rows=rows, partitions=own)
+    return [demand for demand in crossings(group) if demand[1] == Pattern(size)]
+
+
+def divisible(uniform: Uniform) -> bool:
+    """Whether there can be stages: several components, several devices, and rows that do not
+    depend on each other, as those components have all devices."""
+    step = uniform.step
+    return uniform.devices > 1 and len(step.chain.components) > 1 and not step.coupling
+
+
+def stage_problem(
+    facts: "GroupFacts", planned: PlanningProblem, order: Sequence[int], slowness: Sequence[float]
+) -> StageProblem:
+    """The problem of two stages and more, on ranks in `order`; slowness: of each rank."""
+    uniform = facts.uniform
+    limits = planned.limits or (float("inf"),) * uniform.devices
+    sizes, count = stage_sizes(uniform.devices), len(planned.names)
+
+    @cache
+    def ways(micro_batches: int) -> Ways:
+        return stage_ways(
+            lambda size, degree: facts(size, degree, micro_batches),
+            sizes,
+            uniform.degrees,
+            count,
+        )
+
+    numbers = tuple(m for m in micro_batch_numbers(uniform.rows) if m <= OFFER.micro_batches)
+    return StageProblem(
+        count,
+        sizes,
+        tuple(limits[r] for r in order),
+        tuple(slowness[r] for r in order),
+        numbers,
+        ways,
+    )
+
+
+class GroupFacts:
+    """The facts of a model's components by group, degree and number of micro-batches, on `quick`
+    ranks."""
+
+    def __init__(self, uniform: Uniform, profile: Profile, quick: Sequence[int]) -> None:
+        self.uniform, self.profile = uniform, profile
+        self._ranks = quick if len(quick) < len(profile.speeds) else None
+        self._values = [v for v in crossing_values(uniform) if v.source != BATCH]
+        self._holdings: dict[int, tuple[Mapping[str, Holding], tuple[int, ...]]] = {}
+        self._known: dict[tuple[int, int, int], StageFacts | None] = {}
+
+    def __call__(self, size: int, degree: int, micro_batches: int) -> StageFacts | None:
+        """None where something of them is not known, or a device would have no row."""
+        alone = self._alone(size, degree, micro_batches)
+        if alone is None:
+            return None
+        try:
+            return self._moved(alone, self._group(size, micro_batches), degree, self._values)
+        except Unmeasured:
+            return None
+
+    def inside(self, stage: PlannedStage, micro_batches: int) -> Inside | None:
+        """What may be mixed in a stage; None: it has one way."""
+        size, first, end = stage.devices, stage.first, stage.end
+        known = {
+            way: alone
+            for way, degree in enumerate(self.uniform.degrees)
+            if self(size, degree, micro_batches) is not None
+            and (alone := self._alone(size, degree, micro_batches)) is not None
+        }
+        if len(known) < 2:
+            return None
+        degrees = [self.uniform.degrees[way] for way in known]
+        group = self._group(size, micro_batches)
+        group = replace(group, partitions={d: group.partitions[d] for d in degrees})
+        made = [v for v in self._values if first <= v.source < end]
+        within = [v for v in made if v.readers[0] < end]
+        behind = [v for v in made if v.readers[0] >= end]
+        facts = [
+            self._moved(alone, group, degree, behind)
+            for alone, degree in zip(known.values(), degrees, strict=True)
+        ]
+        links = [
+            PricedEdge(v.source - first, tuple(r - first for r in v.readers if r < end), prices)
+            for v, prices in zip(within, prices_of(group, within, self.profile), strict=True)
+        ]
+        return Inside(tuple(known), tuple(facts), tuple(links))
+
+    def _group(self, size: int, micro_batches: int) -> Uniform:
+        """A group of devices with one micro-batch."""
+        return replace(self.uniform, devices=size, rows=-(-self.uniform.rows // micro_batches))
+
+    def _alone(self, size: int, degree: int, micro_batches: int) -> StageFacts | None:
+        """Without what moves between components."""
+        key = (size, degree, micro_batches)
+        if key not in self._known:
+            group = self._group(size, micro_batches)
+            possible = size % degree == 0 and size // degree <= group.rows
+            try:
+                self._known[key] = self._facts(group, degree) if possible else None
+            except Unmeasured:
+                self._known[key] = None
+        return self._known[key]
+
+    def _facts(self, group: Uniform, degree: int) -> StageFacts | None:
+        profile = self.profile
+        if degree not in self._holdings:
+            holding_of = holdings_of(self.uniform, degree)
+            self._holdings[degree] = holding_of, kinds(self.uniform, degree, holding_of)
+        holding_of, numbers = self._holdings[degree]
+        of_kind = {
+            kind: parts(group, degree, numbers.index(kind), holding_of, profile, self._ranks)
+            for kind in dict.fromkeys(numbers)
+        }
+        known = [p for kind in numbers if (p := of_kind[kind]) is not None]
+        if len(known) < len(numbers):
+            return None
+        calls = profile.calls
+        return StageFacts(
+            np.array([max(0.0, p.forward + calls.forward) for p in known]),
+            np.array([max(0.0, p.backward + calls.backward) for p in known]),
+            gradient=np.array([p.gradient for p in known]),
+            update=np.array([p.update + p.taken for p in known]),
+            resident=np.array([p.resident for p in known]),
+            kept=np.array([p.kept for p in known]),
+            message=self._messages(group, degree),
+            begin=calls.begin_forward + calls.begin_backward,
+            overlap=profile.overlap.get(MESSAGE, Overlap()),
+        )
+
+    def _moved(
+        self, facts: StageFacts, group: Uniform, degree: int, values: Sequence[CrossingValue]
+    ) -> StageFacts:
+        """With what values take that move between components of one degree."""
+        forward, backward = facts.forward.copy(), facts.backward.copy()
+        for value in values:
+            there, back = cheapest(group, value, degree, degree, self.profile)
+            forward[value.source] += there
+            backward[value.source] += back
+        return replace(facts, forward=forward, backward=backward)
+
+    def _messages(self, group: Uniform, degree: int) -> Floats:
+        rows = -(-group.rows // group.layout(degree).data)
+        pair = Pattern(2, group.devices)  # neighbours of equal size
+        sizes = _over_cuts(group, self._values, rows)
+        return np.array([collective_seconds(MESSAGE, pair, n, self.profile) for n in sizes])
+
+
+def _over_cuts(uniform: Uniform, values: Sequence[CrossingValue], rows: int) -> list[int]:
+    """Bytes of all values made before and read behind each cut, 0 .. n, of so many rows."""
+    found = [0] * (len(uniform.step.chain.components) + 1)
+    for value in values:
+        for cut in range(value.source + 1, max(value.readers) + 1):
+            found[cut] += value.value.bytes(rows)
+    return found

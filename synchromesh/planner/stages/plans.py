@@ -1,0 +1,113 @@
+"""Plans with pipeline stages that are proposed: the best of the searches, and the same under other
+schedules.
+
+    order        ranks as they are; where some are slow, also the slow ones first and last
+    degrees      one for each stage; also one for each component, where that is quicker
+    schedules    1f1b; gpipe, which waits less for messages; the best of interleaved 1f1b"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from synchromesh.planner.problem import PlanningProblem
+from synchromesh.planner.stages.chunks import interleaved
+from synchromesh.planner.stages.facts import GroupFacts, divisible, stage_problem
+from synchromesh.planner.stages.mixes import mixed
+from synchromesh.planner.stages.problem import StagePlan, StageProblem
+from synchromesh.planner.stages.search import search
+from synchromesh.planner.unequal import TUNING as UNEQUAL
+from synchromesh.planner.uniform import Uniform
+from synchromesh.planner.wording import worded
+from synchromesh.values.layout import Layout
+from synchromesh.values.plan import Plan
+from synchromesh.values.plan_item import Stage
+from synchromesh.values.profile import Profile
+
+
+@dataclass(frozen=True)
+class StagePlanTuning:
+    """How many plans with stages are proposed; chosen, not measured."""
+
+    numbers: int = 2  # of micro-batches: the best, and the best with another number
+    plans: int = 6  # in all: each is priced by a walk of all its micro-batches
+
+
+TUNING = StagePlanTuning()
+
+
+def stage_plans(
+    uniform: Uniform, planned: PlanningProblem, profile: Profile, most: float = math.inf
+) -> list[Plan]:
+    """A few plans of two stages and more, the best of the search first; none where the model has
+    one component, or nothing of stages is known. most: seconds of a step that they may take."""
+    if not divisible(uniform):
+        return []
+    slowness = slowness_of(profile, uniform.devices)
+    facts = GroupFacts(uniform, profile, [r for r, slow in enumerate(slowness) if slow == 1.0])
+    found: list[tuple[StagePlan | None, tuple[int, ...]]] = []
+    for order in orders(slowness):
+        problem = stage_problem(facts, planned, order, slowness)
+        for best in _best(problem):
+            found += ((best, order), (mixed(problem, best, facts.inside), order))
+        found.append((interleaved(problem), order))
+    known = [(best, order) for best, order in found if best is not None and best.seconds <= most]
+    known.sort(key=lambda x: x[0].seconds)
+    plans = (p for best, order in known for p in _scheduled(uniform, planned, best, order))
+    return list(dict.fromkeys(plans))[: TUNING.plans]
+
+
+def slowness_of(profile: Profile, devices: int) -> tuple[float, ...]:
+    """Seconds of each rank for what takes the quickest one; 1 of those that hardly differ."""
+    speeds = profile.speeds
+    if len(speeds) != devices:
+        return (1.0,) * devices
+    return tuple(1.0 if UNEQUAL.unequal * s >= max(speeds) else max(speeds) / s for s in speeds)
+
+
+def orders(slowness: Sequence[float]) -> list[tuple[int, ...]]:
+    """The ranks in the orders that stages are laid on."""
+    ranks = range(len(slowness))
+    found = [tuple(ranks)]
+    found.append(tuple(sorted(ranks, key=lambda r: slowness[r])))
+    found.append(tuple(sorted(ranks, key=lambda r: -slowness[r])))
+    return list(dict.fromkeys(found))
+
+
+def _best(problem: StageProblem) -> Iterator[StagePlan]:
+    """The best plan, then the best with other numbers of micro-batches."""
+    for _ in range(TUNING.numbers):
+        best = search(problem)
+        if best is None:
+            return
+        yield best
+        others = tuple(m for m in problem.micro_batches if m != best.micro_batches)
+        problem = replace(problem, micro_batches=others)
+
+
+def _scheduled(
+    uniform: Uniform, planned: PlanningProblem, best: StagePlan, order: Sequence[int]
+) -> Iterator[Plan]:
+    """The plan under each schedule that it may have."""
+    plan = plan_of(uniform, planned, best, order)
+    yield plan
+    if best.micro_batches > 1 and best.chunks == 1:
+        yield replace(plan, schedule="gpipe")
+
+
+def plan_of(
+    uniform: Uniform, planned: PlanningProblem, found: StagePlan, order: Sequence[int]
+) -> Plan:
+    tensor = [uniform.degrees[way] for s in found.stages for way in s.way_of]
+    wide = 2 * math.lcm(*tensor)  # devices of which every degree is `data` or a hybrid
+    layouts = [Layout(wide // t, t) for t in tensor]
+    plan = worded(planned.names, layouts, planned.modules)
+    groups, start = [], 0
+    for stage in found.stages[: len(found.stages) // found.chunks]:
+        groups.append(tuple(order[start : start + stage.devices]))
+        start += stage.devices
+    stages = tuple(
+        Stage(ranks, planned.names[stage.first])
+        for ranks, stage in zip(groups * found.chunks, found.stages, strict=True)
+    )
+    schedule = "1f1b" if found.chunks == 1 else "interleaved"
+    return replace(plan, stages=stages, micro_batches=found.micro_batches, schedule=schedule)

@@ -1,0 +1,263 @@
+"""The planning of a layer profile on a cluster: stages that are data parallel inside.
+
+A text profile knows nothing of tensor sharding, so a stage of g devices has g x 1. Of a global
+batch of N rows in m micro-batches, of R rows profiled, per device, the quickest ones being as
+quick as the profiled one:
+
+    share     = ceil(N / m / g) / R                 times a layer's kept bytes and messages, and
+                                                    its seconds, no less than an operator's launch
+    message   = latency + share bytes over the cut / rate
+    rate      = of the links inside the host where there is one host, else of a host's network link
+                over the devices of the stage on it
+    gradient  = bytes x seconds of an all-reduce of a bucket / its bytes
+    update    = 5 bytes / bandwidth of memory       SGD with momentum reads three, writes two
+    resident  = 3 bytes                             parameters, gradients, momentum
+
+Rates are those of the cluster's links, so how efficient a network is stands in its file or in the
+catalogue. Messages are hidden behind computation as far as that lasts."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from synchromesh.estimate.datasheet import headrooms
+from synchromesh.estimate.network import GroupPlacement, group_seconds
+from synchromesh.estimate.roofline import LAUNCH_SECONDS
+from synchromesh.planner.chain.problem import Floats
+from synchromesh.planner.stages.costs import (
+    StageFacts,
+    group_sizes,
+    micro_batch_numbers,
+    stage_ways,
+)
+from synchromesh.planner.stages.problem import (
+    PlannedStage,
+    StagePlan,
+    StageProblem,
+    Ways,
+    in_flight,
+)
+from synchromesh.planner.stages.search import search
+from synchromesh.planning.layer_profile import LayerProfile
+from synchromesh.values.buckets import SIZES
+from synchromesh.values.cluster import Cluster
+from synchromesh.values.layout_spec import LayoutSpec
+from synchromesh.values.plan import Plan
+from synchromesh.values.plan_item import Stage
+from synchromesh.values.size import readable
+
+UPDATE, RESIDENT = 5.0, 3.0  # bytes moved and held a parameter byte: SGD with momentum
+
+
+@dataclass(frozen=True)
+class LayerCandidate:
+    """A plan of a layer profile with what it should take."""
+
+    plan: Plan
+    seconds: float
+    memory: tuple[int, ...]  # of a device of each stage
+    stages: tuple[PlannedStage, ...]
+    stage_seconds: tuple[float, ...]  # of a micro-batch
+    idle: float  # part of all devices' time in which nothing is computed
+    gap: float
+
+
+@dataclass(frozen=True)
+class LayerPlanned:
+    """The plans of a layer profile on a cluster, the quickest first; none where memory forbids."""
+
+    candidates: tuple[LayerCandidate, ...]
+    profile: LayerProfile
+    cluster: Cluster
+    rows: int  # of a global batch
+    planning_seconds: float
+    refusal: str = ""  # why no plan fits
+
+    @property
+    def plan(self) -> Plan:
+        """The quickest plan. ValueError where none fits."""
+        if self.refusal:
+            raise ValueError(self.refusal)
+        return self.candidates[0].plan
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; its keys are interface."""
+        layers = self.profile.layers
+        return {
+            "candidates": [
+                {
+                    "plan": str(c.plan),
+                    "step_seconds": c.seconds,
+                    "memory_bytes": list(c.memory),
+                    "idle_share": c.idle,
+                    "gap": c.gap,
+                    "stages": [
+                        {
+                            "layers": [layer.name for layer in layers[s.first : s.end]],
+                            "devices": s.devices,
+                            "micro_batch_seconds": seconds,
+                        }
+                        for s, seconds in zip(c.stages, c.stage_seconds, strict=True)
+                    ],
+                }
+                for c in self.candidates
+            ],
+            "chosen": None if self.refusal else str(self.plan),
+            "refusal": self.refusal,
+            "source": self.cluster.source,
+            "error_band": self.cluster.error_band,
+            "emulated": self.cluster.emulated,
+            "cluster": self.cluster.name,
+            "devices": len(self.cluster.ranks),
+            "rows": self.rows,
+            "planning_seconds": self.planning_seconds,
+        }
+
+
+def plan_layers(
+    profile: LayerProfile,
+    cluster: Cluster,
+    profiled: int,
+    rows: int | None = None,
+    memory: float | None = None,
+    headroom: str | None = None,
+) -> LayerPlanned:
+    """The plans of least step time, of one stage (`data`) and of several.
+
+    profiled: rows of the profile's minibatch. rows: of a global batch; default: the profiled ones
+    on each device. memory, headroom: as of `planning.plan`."""
+    began = time.perf_counter()
+    count = len(cluster.ranks)
+    limits = tuple(x.usable for x in headrooms(cluster, memory, headroom))
+    made = _Planning(profile, cluster, profiled, rows or profiled * count, limits)
+    layers = len(profile.layers)
+    one = made.problem.only(lambda first, end, size: (end - first == layers) & (size > 0))
+    several = made.problem.only(lambda first, end, size: (end - first < layers) & (size > 0))
+    plans = [p for p in (search(one), search(several)) if p is not None]
+    order = tuple(sorted((made.candidate(p) for p in plans), key=lambda c: c.seconds))
+    refusal = "" if order else made.misfit()
+    return LayerPlanned(order, profile, cluster, made.rows, time.perf_counter() - began, refusal)
+
+
+def _scaled(measured: Sequence[float], share: float) -> Floats:
+    """Seconds of layers for a share of their rows: those that take any time are launched."""
+    seconds = np.array(measured)
+    found: Floats = np.where(seconds > 0, np.maximum(share * seconds, LAUNCH_SECONDS), 0.0)
+    return found
+
+
+@dataclass(frozen=True)
+class _Planning:
+    """A layer profile that is to be trained on a cluster."""
+
+    profile: LayerProfile
+    cluster: Cluster
+    profiled: int
+    rows: int
+    limits: tuple[float, ...]  # bytes that plans may use of each device
+
+    @cached_property
+    def problem(self) -> StageProblem:
+        """Every stage, on every group that is offered."""
+        devices = [device for _, device in self.cluster.ranks]
+        sizes, known = group_sizes(len(devices)), dict[int, Ways]()
+
+        def ways(micro_batches: int) -> Ways:
+            if micro_batches not in known:
+                known[micro_batches] = stage_ways(
+                    lambda size, _: self.facts(size, micro_batches),
+                    sizes,
+                    (1,),
+                    len(self.profile.layers),
+                )
+            return known[micro_batches]
+
+        numbers = micro_batch_numbers(self.rows)
+        rates = [device.flops.get("float32", 0.0) for device in devices]
+        slowness = tuple(max(rates) / rate if rate and min(rates) else 1.0 for rate in rates)
+        count = len(self.profile.layers)
+        return StageProblem(count, sizes, self.limits, slowness, numbers, ways)
+
+    def facts(self, size: int, micro_batches: int) -> StageFacts | None:
+        """What layers take on `size` devices; None where a device would have no row."""
+        layers = self.profile.layers
+        if micro_batches * size > self.rows:
+            return None
+        share = ceil(self.rows / (micro_batches * size)) / self.profiled
+        parameters = np.array([layer.parameters for layer in layers])
+        device = self.cluster.ranks[0][1]
+        bandwidth = device.bytes_per_second or float("inf")
+        group = GroupPlacement.of(self.cluster, range(size))
+        bucket = group_seconds("all_reduce", SIZES.full, group) / SIZES.full
+        return StageFacts(
+            forward=_scaled([layer.forward for layer in layers], share),
+            backward=_scaled([layer.backward for layer in layers], share),
+            gradient=bucket * parameters,
+            update=UPDATE * parameters / bandwidth,
+            resident=RESIDENT * parameters,
+            kept=share * np.array([layer.kept for layer in layers]),
+            message=self._messages(share, size),
+        )
+
+    def _messages(self, share: float, size: int) -> Floats:
+        """Seconds by cut of what a device of a stage sends."""
+        hosts = self.cluster.hosts
+        if len(self.cluster.ranks) == 1:
+            return np.zeros(len(self.profile.layers) + 1)
+        ends = (hosts[0].name, hosts[min(1, len(hosts) - 1)].name)
+        link, together = self.cluster.link(*ends), 1
+        if len(hosts) > 1:
+            together = max(1, min(size, max(len(h.devices) for h in hosts)) // link.lanes)
+        over = share * together * np.array(self.profile.over_cuts)
+        found: Floats = np.where(over, link.latency_seconds + over / link.bytes_per_second, 0.0)
+        return found
+
+    def candidate(self, found: StagePlan) -> LayerCandidate:
+        """What was found, as a plan with its figures."""
+        m, ways = found.micro_batches, self.problem.ways(found.micro_batches)
+        memory, seconds, busy = [], [], 0.0
+        for s, stage in enumerate(found.stages):
+            at = (stage.way, stage.first, stage.end, self.problem.sizes.index(stage.devices))
+            held = in_flight(len(found.stages) - s, m) * ways.kept[at]
+            memory.append(round(float(ways.resident[at] + held)))
+            seconds.append(float(ways.seconds[at]))
+            layers = self.profile.layers[stage.first : stage.end]
+            busy += sum(x.forward + x.backward for x in layers) * self.rows / self.profiled
+        idle = max(0.0, 1 - busy / (self.problem.devices * found.seconds))
+        plan = self._worded(found.stages, m)
+        return LayerCandidate(
+            plan, found.seconds, tuple(memory), found.stages, tuple(seconds), idle, found.gap
+        )
+
+    def _worded(self, stages: Sequence[PlannedStage], micro_batches: int) -> Plan:
+        plan = Plan(
+            LayoutSpec("data" if self.problem.devices > 1 else "single"),
+            micro_batches=micro_batches,
+        )
+        if len(stages) == 1:
+            return plan
+        items, start = [], 0
+        for stage in stages:
+            ranks = tuple(range(start, start + stage.devices))
+            items.append(Stage(ranks, self.profile.layers[stage.first].name))
+            start += stage.devices
+        return replace(plan, stages=tuple(items))
+
+    def misfit(self) -> str:
+        """Why nothing fits."""
+        layers, limit = self.profile.layers, min(self.problem.limits)
+        held = [RESIDENT * x.parameters + x.kept / self.profiled for x in layers]
+        largest = max(range(len(layers)), key=lambda i: held[i])
+        return (
+            f"no stages fit {self.problem.devices} devices, of which plans may use "
+            f"{readable(limit)} each (--headroom leaves the rest): parameters, "
+            f"gradients and momentum are {readable(RESIDENT * sum(x.parameters for x in layers))} "
+            f"in all, and the largest layer, {layers[largest].name}, needs "
+            f"{readable(held[largest])} with one row. Use more devices, devices of more memory, "
+            "or a smaller --batch-size"
+        )

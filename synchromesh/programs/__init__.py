@@ -1,0 +1,1 @@
+"""Programs: what runs a component in one process, without process groups, and times it."""

@@ -1,0 +1,114 @@
+"""The optimizer's step measured: seconds by parameter bytes and by tensors, bytes of its state."""
+
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from synchromesh.programs.clock import clock
+from synchromesh.programs.memory import LiveBytes
+from synchromesh.values.optimizer import twin_of
+
+TRIAL_BYTES = 1 << 22  # of the parameters it is tried on; chosen, not measured
+TRIAL_RUNS = 5
+FEW = 4096  # numbers of a parameter that shows what state there is
+
+
+@dataclass(frozen=True)
+class OptimizerCost:
+    """What a step takes of an optimizer, for parameters of so many bytes in so many tensors, in
+    seconds of this rank's clock (`programs/clock.py`).
+
+    seconds = once + byte * bytes + tensor * tensors; state bytes = state_factor * bytes;
+    bytes alive besides in the step = work_largest * largest tensor + work_byte * bytes."""
+
+    once: float
+    byte: float
+    tensor: float
+    state_factor: float
+    copy_byte: float  # seconds to copy a byte of a gradient into a bucket
+    work_largest: float
+    work_byte: float
+
+
+def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> OptimizerCost:
+    """Of an optimizer of the same class and settings on parameters of its own.
+
+    One tensor and several of hardly any bytes tell the seconds of a step and of a tensor apart, a
+    large one those of its bytes; many small ones of as many bytes tell the bytes at work apart."""
+    numbers = TRIAL_BYTES // dtype.itemsize
+    few, many = (1, numbers), (128, numbers // 128)
+    one, other = (_step(optimizer, device, dtype, *mix) for mix in (few, many))
+    least, several = (_step(optimizer, device, dtype, n, 64).seconds for n in (1, 17))
+    tensor = max(0.0, (several - least) / 16)
+    once = max(0.0, least - tensor)
+    byte = max(0.0, (one.seconds - least) / TRIAL_BYTES)
+    largest = max(0.0, (one.work - other.work) / (TRIAL_BYTES / few[0] - TRIAL_BYTES / many[0]))
+    work = max(0.0, (other.work - largest * TRIAL_BYTES / many[0]) / TRIAL_BYTES)
+    return OptimizerCost(once, byte, tensor, one.state_factor, _copy(device, dtype), largest, work)
+
+
+def state_factor(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> float:
+    """Bytes of state that an optimizer of the same class and settings has for a byte of a
+    parameter."""
+    parameter = nn.Parameter(torch.ones(FEW, device=device, dtype=dtype))
+    parameter.grad = torch.full_like(parameter, 1e-3)
+    twin = twin_of(optimizer, [parameter])
+    twin.step()
+    return _state_bytes(twin) / parameter.nbytes
+
+
+def _state_bytes(twin: Optimizer) -> int:
+    state = [x for s in twin.state.values() for x in s.values() if isinstance(x, torch.Tensor)]
+    return sum(x.numel() * x.element_size() for x in state)
+
+
+def _copy(device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds a byte, between tensors too large for the caches of one core."""
+    source = torch.ones(TRIAL_BYTES // dtype.itemsize, device=device, dtype=dtype)
+    target = torch.empty_like(source)
+    taken = []
+    now = clock(device) or time.perf_counter
+    for _ in range(TRIAL_RUNS + 1):
+        began = now()
+        target.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(now() - began)
+    return median(taken[1:]) / TRIAL_BYTES
+
+
+@dataclass(frozen=True)
+class _Step:
+    seconds: float
+    state_factor: float
+    work: int  # bytes alive besides
+
+
+def _step(
+    optimizer: Optimizer, device: torch.device, dtype: torch.dtype, tensors: int, numbers: int
+) -> _Step:
+    parameters = [
+        nn.Parameter(torch.ones(numbers, device=device, dtype=dtype)) for _ in range(tensors)
+    ]
+    twin = twin_of(optimizer, parameters)
+    taken = []
+    now = clock(device) or time.perf_counter
+    for _ in range(TRIAL_RUNS + 1):
+        for p in parameters:
+            p.grad = torch.full_like(p, 1e-3)
+        began = now()
+        twin.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(now() - began)
+    state_bytes = _state_bytes(twin)
+    for p in parameters:
+        p.grad = torch.full_like(p, 1e-3)
+    with LiveBytes() as live:
+        twin.step()
+    parameter_bytes = sum(p.numel() * p.element_size() for p in parameters)
+    return _Step(median(taken[1:]), state_bytes / parameter_bytes, live.peak)

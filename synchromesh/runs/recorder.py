@@ -1,0 +1,113 @@
+"""The recorder: the spans of training steps on this rank, by PyTorch's profiler.
+
+with Recorder(device) as recorder:
+    barrier()  # to start the profiler takes up to seconds, and not the same on all ranks
+    with recorder.step():
+        train(batch)
+recorder.recording"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from synchromesh.runs import calls
+from synchromesh.runs.intervals import Interval
+from synchromesh.runs.names import communication_name
+from synchromesh.runs.profile_ranges import Range, cpu_spans
+from synchromesh.runs.spans import Recording, Span, by_start
+
+OPERATOR = 0  # RecordScope::FUNCTION, a call through torch's dispatcher
+
+
+class Recorder:
+    """Records what runs inside it: DDP, FSDP2, torch's pipelining and our engine alike.
+
+    recording: of this rank, once it has ended; times are of this machine's system clock
+    (common_clock.py brings those of several machines together)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.steps: list[Interval] = []
+        self._recording: Recording | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Recorder":
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes two lines to stderr
+        activities = [ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(activities=activities)
+        self._stack.enter_context(self._profile)
+        self._stack.enter_context(calls.annotated())
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._stack.__exit__(*error)
+        if error[0] is None:
+            self._recording = Recording(calls.rank(), tuple(self.steps), self._spans())
+        del self._profile
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """One training step: shares are of the time inside. On CUDA its end is waited for."""
+        began = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.stepped(time.perf_counter() - began)
+
+    def stepped(self, seconds: float) -> None:
+        """A training step that took so long has just ended: as `step`, where that cannot be
+        wrapped around it."""
+        now = time.time_ns() * 1e-9
+        self.steps.append((now - seconds, now))
+
+    @property
+    def recording(self) -> Recording:
+        """What was recorded. RuntimeError before the end."""
+        if self._recording is None:
+            raise RuntimeError("a recording can be read once its `with Recorder(...)` has ended")
+        return self._recording
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return self.recording.spans
+
+    def _spans(self) -> tuple[Span, ...]:
+        inner: Any = self._profile.profiler
+        events = inner.kineto_results.events()
+        if self.device.type == "cuda":
+            on_device = (e for e in events if e.device_type().name == "CUDA")
+            return by_start(_device_span(e) for e in on_device if not e.is_user_annotation())
+        ranges = (
+            Range(
+                e.start_ns() * 1e-9, (e.start_ns() + e.duration_ns()) * 1e-9, e.name(),
+                e.device_resource_id(), e.scope() == OPERATOR,
+            )
+            for e in events
+        )  # fmt: skip
+        return cpu_spans(ranges, calls.everyone(), self.steps, threading.get_native_id())
+
+
+def _device_span(event: Any) -> Span:
+    """A kernel or copy; of an NCCL kernel the ranks as its metadata have them. By the
+    documentation of kineto, not tested: no GPU has run this."""
+    start, name = event.start_ns() * 1e-9, event.name()
+    end, lane = start + event.duration_ns() * 1e-9, f"stream {event.device_resource_id()}"
+    if not name.startswith("nccl"):
+        return Span(start, end, "computation", name, lane)
+    try:
+        metadata = json.loads(f"{{{event.metadata_json().strip().rstrip(',')}}}")
+        ranks = tuple(json.loads(metadata["Process Group Ranks"]))
+    except (KeyError, TypeError, ValueError):
+        ranks = ()
+    return Span(start, end, "communication", communication_name(name) or name, lane, ranks)

@@ -1,1 +1,0 @@
-"""State that outlives a step: checkpoints, the sample cursor, the move between two plans."""

@@ -1,0 +1,1 @@
+"""Verification: a plan beside one process, with how far rounding alone goes."""

@@ -1,0 +1,190 @@
+"""The reference of a verification: the same model in a plain loop on one process, and how far
+rounding alone moves what it computes."""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from synchromesh.engine.batches import to_device
+from synchromesh.trace.capture.batch import autocast_for, row_count, take
+from synchromesh.trace.capture.carry import Carrying, join, started, with_leaves
+from synchromesh.trace.capture.outputs import WithCarry
+from synchromesh.verify.random_rounding import RandomRounding
+from synchromesh.workloads.workload import Loss, Workload
+
+Tensors = dict[str, Tensor]
+Floors = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What one process makes of a batch, by kind (loss, gradient, buffer, carry) and name.
+
+    floors: of each tensor, how far rounding alone moves its entries, at most."""
+
+    values: dict[str, Tensors]
+    floors: dict[str, Floors]
+
+
+class NoiseFloor:
+    """How far rounding moves tensors, from pairs of runs that differ by rounding alone.
+
+    What is kept is relative to a tensor's largest entry, the most of all pairs. One pair may by
+    chance agree in a tensor of few entries, so that no tensor's floor is below the median of the
+    gradients'."""
+
+    def __init__(self) -> None:
+        self._relative: dict[tuple[str, str], float] = {}
+
+    def add(
+        self, values: Mapping[str, Tensors], moved: Mapping[str, Tensors]
+    ) -> dict[str, Floors]:
+        """The floors of `values`, with `moved`, the same of another run, taken into account."""
+        sizes, noises = {}, {}
+        for kind, tensors in values.items():
+            for name, x in tensors.items():
+                key = kind, name
+                sizes[key] = _largest(x)
+                noises[key] = _largest(_difference(moved[kind][name], x))
+                if sizes[key]:
+                    relative = noises[key] / sizes[key]
+                    self._relative[key] = max(self._relative.get(key, 0.0), relative)
+        usual = [r for (kind, _), r in self._relative.items() if kind == "gradient"]
+        least = median(usual) if usual else 0.0
+        return {
+            kind: {
+                name: max(
+                    noises[kind, name],
+                    sizes[kind, name] * max(self._relative.get((kind, name), 0.0), least),
+                )
+                for name in tensors
+            }
+            for kind, tensors in values.items()
+        }
+
+
+class SingleProcess:
+    """The model on one process; `moved` is a copy of it that runs under random rounding.
+
+    AdamW divides gradients by their own size, and so makes of a gradient that is rounding and no
+    more a step as large as any. Hence the optimizer here is given the plan's gradients: where
+    these are right, parameters have to agree to the last places, and in the next step both
+    compute gradients at the same point."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        workload: Workload,
+        device: torch.device,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        """workload: of which the loss, the carry and the optimizer are used."""
+        self._autocast = autocast
+        self.model, self.moved = model, copy.deepcopy(model)
+        self.parameters = dict(model.named_parameters())
+        self.optimizer = workload.build_optimizer(model.parameters())
+        self._loss, self._start = workload.loss, workload.carry
+        if workload.carry is not None:
+            self._loss = Carrying(workload.loss)
+        self.forget_carry()
+        self._device, self._rounding = device, RandomRounding(device)
+        self._noise = NoiseFloor()
+
+    def forget_carry(self) -> None:
+        """The next batch begins new streams."""
+        self._carry: Tensors = {}
+        self._moved_carry: Tensors = {}
+
+    def _joined(self, batches: Sequence[Any], leaves: Tensors) -> Sequence[Any]:
+        """Micro-batches, each with its rows of the carry: of `leaves`, or at the beginning."""
+        if self._start is None:
+            return batches
+        ends = [0, *accumulate(map(row_count, batches))]
+        carry = to_device(started(self._start, ends[-1]), self._device)
+        carry = with_leaves(carry, leaves) if leaves else carry
+        parts = (take(carry, start, stop) for start, stop in pairwise(ends))
+        return [join(batch, part) for batch, part in zip(batches, parts, strict=True)]
+
+    def backward(self, *batches: Any) -> Computed:
+        """Loss, gradients, buffers and carry of a global batch, with their noise floors; of its
+        micro-batches, where several are given."""
+        with torch.no_grad():
+            for name, p in self.moved.named_parameters():
+                p.copy_(self.parameters[name])
+                self._rounding.move_(p)
+        joined = self._joined(batches, self._carry)
+        values = computed(self.model, self._loss, joined, self._autocast)
+        joined = self._joined(batches, self._moved_carry)
+        with self._rounding:
+            moved = computed(self.moved, self._loss, joined, self._autocast)
+        self._carry, self._moved_carry = values["carry"], moved["carry"]
+        return Computed(values, self._noise.add(values, moved))
+
+    def update(self, gradients: Mapping[str, Tensor]) -> None:
+        """The optimizer's step with these gradients, where `backward` made one."""
+        for name, p in self.parameters.items():
+            if p.grad is not None:
+                p.grad = gradients[name].reshape(p.shape)
+        self.optimizer.step()
+
+    def trained(self) -> Computed:
+        """The parameters. Of the same gradients an elementwise update rounds once."""
+        values = {name: p.detach() for name, p in self.parameters.items()}
+        floors = {n: _largest(p) * torch.finfo(p.dtype).eps for n, p in values.items()}
+        return Computed({"parameter": values}, {"parameter": floors})
+
+
+def computed(
+    model: nn.Module, loss: Loss, batches: Sequence[Any], autocast: torch.dtype | None = None
+) -> dict[str, Tensors]:
+    """Loss, gradients (zeros where a trained parameter has none), buffers and the next carry of a
+    forward of each micro-batch and one backward, in this process."""
+    for p in model.parameters():
+        p.grad = None
+    total = weight = torch.zeros(())
+    carry: dict[str, list[Tensor]] = {}
+    for batch in batches:
+        with autocast_for(batch, autocast):
+            result = loss(model, batch)
+        if isinstance(result, WithCarry):
+            for name, leaf in result.leaves.items():
+                carry.setdefault(name, []).append(leaf)
+            result = result.result
+        if not isinstance(result, tuple):
+            rows = row_count(batch) if len(batches) > 1 else 1
+            result = result * rows, torch.tensor(rows)
+        total, weight = total + result[0], weight + result[1]
+    value = total / weight
+    value.backward()
+    return {
+        "loss": {"": value.detach()},
+        "gradient": dict(_gradients(model)),
+        "buffer": {name: b.detach().clone() for name, b in model.named_buffers()},
+        "carry": {name: torch.cat(parts) for name, parts in carry.items()},
+    }
+
+
+def _gradients(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            found = torch.zeros_like(p) if p.grad is None else p.grad
+            yield name, (found.to_dense() if found.is_sparse else found).detach()
+
+
+def _difference(a: Tensor, b: Tensor) -> Tensor:
+    """a - b in a type that has signs; 0 of equal infinities."""
+    exact = torch.complex128 if b.is_complex() else torch.float64
+    return torch.where(a == b, 0.0, a.to(exact) - b.to(exact))
+
+
+def _largest(x: Tensor) -> float:
+    """The largest absolute value of the finite entries; 0 where there are none."""
+    size = (x if x.is_complex() else x.to(torch.float64)).abs()
+    size = size[size.isfinite()]
+    return float(size.max()) if size.numel() else 0.0

@@ -1,0 +1,256 @@
+"""Verification: a workload under a plan against one process with the same batches, weights and
+dtype."""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from synchromesh.engine.batches import checksum, to_device
+from synchromesh.trace.capture.batch import row_count, take
+from synchromesh.trace.capture.carry import joined
+from synchromesh.trace.capture.experts import BATCHED, REMEDY, products
+from synchromesh.trace.partition.crossings import exchange_of
+from synchromesh.trace.partition.explain import explain
+from synchromesh.training.prepare import prepare
+from synchromesh.training.trainer import Trainer
+from synchromesh.values.fault import message
+from synchromesh.verify.comparison import Comparison
+from synchromesh.verify.deviation import AUTOCAST, TOLERANCE
+from synchromesh.verify.reference import SingleProcess, computed
+from synchromesh.workloads.workload import Workload
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
+
+
+def without_dropout(model: nn.Module) -> int:
+    """Sets every dropout probability of the model to zero; returns how many were not."""
+    changed = 0
+    for module in model.modules():
+        is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
+        for key, value in list(vars(module).items()):
+            named = "drop" in key.lower() or (is_dropout and key == "p")
+            if named and isinstance(value, float) and value > 0.0:
+                setattr(module, key, 0.0)
+                changed += 1
+    return changed
+
+
+def cast(batch: Any, dtype: torch.dtype) -> Any:
+    """The batch with its floating point tensors in `dtype`, complex ones of such parts."""
+    return pytree.tree_map(lambda x: _as(x, dtype) if isinstance(x, Tensor) else x, batch)
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.is_complex():
+        return x.to(COMPLEX[dtype])
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def cast_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The model in `dtype`. `Module.to` would take the imaginary part from complex tensors."""
+    model._apply(lambda x: _as(x, dtype))
+    return model
+
+
+def global_batches(workload: Workload, steps: int, dtype: torch.dtype) -> Iterator[Any]:
+    """Seeded global batches; the last one is short (half of the rows and one more, where there are
+    several)."""
+    for index in range(steps):
+        rows = workload.batch_size
+        if index == steps - 1 and steps > 1:
+            rows = max(1, rows // 2 - 1)
+        yield cast(workload.example(rows, seed=index + 1), dtype)
+
+
+def verify(
+    workload: Workload,
+    plan: str,
+    steps: int = 5,
+    dtype: str | None = None,
+    seed: int = 0,
+    say: Callable[[str], None] | None = None,
+    autocast: torch.dtype | None = None,
+) -> dict[str, Any]:
+    """Trains `steps` steps under `plan` and, on rank 0, alone; the document of `synchromesh
+    verify`.
+
+    In each step losses, gradients and buffers are compared, and the parameters in the end; each
+    difference with what rounding alone does (`noise_floor`). Dropout is set to zero and batch norm
+    synchronised, so that both compute the same function.
+    dtype: of both; float64, or with autocast float32. say: receives what is measured where `plan`
+    is `auto`. autocast: e.g. torch.bfloat16, in both.
+
+    Raises ValueError for a model that computes in single precision only, under float64."""
+    dtype = dtype or ("float64" if autocast is None else "float32")
+    assert autocast is None or dtype != "float64", "autocast leaves float64 as it is"
+    kind = DTYPES[dtype]
+    workload = _cast_carry(workload, kind)
+    torch.manual_seed(seed)
+    model = cast_model(workload.build(), kind)
+    dropped = without_dropout(model)
+    reference = copy.deepcopy(model)
+    optimizer = workload.build_optimizer(model.parameters())
+    example = cast(workload.example(workload.batch_size, seed=0), kind)
+    try:
+        trainer = prepare(
+            model, optimizer, workload.loss, example, plan=plan, seed=seed, sync_batch_norm=True,
+            autocast=autocast, carry=workload.carry, say=say,
+        )  # fmt: skip
+        try:
+            # CUDA convolutions would round float32 to 10 bits, more than what is allowed here
+            with torch.backends.cudnn.flags(
+                enabled=torch.backends.cudnn.enabled, allow_tf32=False
+            ):
+                return _compare(trainer, reference, workload, steps, dtype, dropped)
+        finally:
+            trainer.close()
+    except RuntimeError as error:
+        if dtype == "float64" and computes_in_float32_only(workload):
+            setting = f", or {REMEDY}" if products(error) not in ("", BATCHED) else ""
+            first = next(iter(message(error).splitlines()), type(error).__name__)
+            raise ValueError(
+                f"the model does not compute in float64 ({first}), but it does in float32: "
+                f"verify it with --dtype float32{setting}"
+            ) from error
+        raise
+
+
+def _cast_carry(workload: Workload, dtype: torch.dtype) -> Workload:
+    """The workload with its carry in `dtype`."""
+    start = workload.carry
+    if start is None:
+        return workload
+    return replace(workload, carry=lambda rows: cast(start(rows), dtype))
+
+
+def computes_in_float32_only(workload: Workload) -> bool:
+    """Whether a step of the workload fails in float64 on this process, and not in float32."""
+
+    def works(dtype: torch.dtype) -> bool:
+        model = cast_model(workload.build(), dtype)
+        start = _cast_carry(workload, dtype).carry
+        loss, batch = joined(workload.loss, cast(workload.example(), dtype), start)
+        try:
+            computed(model, loss, [batch])
+        except RuntimeError:
+            return False
+        return True
+
+    return not works(torch.float64) and works(torch.float32)
+
+
+def _compare(
+    trainer: Trainer, reference: nn.Module, workload: Workload, steps: int, dtype: str,
+    dropped: int,
+) -> dict[str, Any]:  # fmt: skip
+    autocast = trainer.options.autocast
+    tolerance = TOLERANCE[dtype] if autocast is None else AUTOCAST
+    comparison = Comparison(trainer, tolerance)
+    sent = _train(trainer, reference, comparison, workload, steps, DTYPES[dtype])
+    deviations = comparison.document()
+    parameter_bytes = trainer.gather_numbers(trainer.parameter_bytes())
+    explained = explain(
+        trainer.traced, trainer.partition, trainer.plan, trainer.world.size, workload.batch_size,
+        trainer.options.sync_batch_norm,
+    )  # fmt: skip
+    compared = _exactly_explained(trainer, workload.batch_size)
+    document = {
+        "plan": str(trainer.plan),
+        "ranks": trainer.world.size,
+        "steps": steps,
+        "dtype": dtype,
+        "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
+        **deviations,
+        "tolerance": tolerance,
+        "parameter_bytes_per_rank": parameter_bytes,
+        "sent_bytes_per_step": sent,
+        "explained_parameter_bytes_per_rank": list(explained.parameter_bytes_per_rank),
+        "explained_sent_bytes_per_step": list(explained.sent_bytes_per_step),
+        "sent_bytes_compared": compared,
+        "dropout_set_to_zero": dropped,
+        "batch_norm": "synchronised",
+        "passed": not deviations["faults"]
+        and parameter_bytes == list(explained.parameter_bytes_per_rank)
+        and (not compared or sent == list(explained.sent_bytes_per_step)),
+    }
+    everyone: dict[str, Any] = trainer.world.everyone.broadcast_json(document)
+    return everyone
+
+
+def _train(
+    trainer: Trainer, reference: nn.Module, comparison: Comparison, workload: Workload, steps: int,
+    dtype: torch.dtype,
+) -> list[int]:  # fmt: skip
+    """Trains both and compares them; the bytes that each rank sent in the first step. A carry goes
+    from batch to batch, but for the last one, which begins new streams."""
+    world = trainer.world
+    alone = None
+    if trainer.rank == 0:
+        reference = reference.to(world.device)
+        alone = SingleProcess(reference, workload, world.device, trainer.options.autocast)
+    sent: list[int] = []
+    for step, batch in enumerate(global_batches(workload, steps, dtype), 1):
+        _require_equal(trainer, batch, step)
+        if step == steps:
+            trainer.forget_carry()
+            if alone is not None:
+                alone.forget_carry()
+        world.ledger.reset()
+        value = trainer.backward(trainer.shard(batch))
+        sent = sent or trainer.gather_numbers(world.ledger.sent)
+        gradients = trainer.gradients()
+        made = alone.backward(*_parts(trainer, to_device(batch, world.device))) if alone else None
+        comparison.loss(value, made, step)
+        comparison.shards("gradient", gradients, made, step)
+        complete = {n: g.clone() for n, g in trainer.state.gathered(gradients, root=0)}
+        trainer.update()
+        if alone is not None:
+            alone.update(complete)
+        comparison.shards("buffer", trainer.buffers(), made, step)
+    made = alone.trained() if alone else None
+    comparison.shards("parameter", trainer.parameters(), made, steps)
+    return sent
+
+
+def _parts(trainer: Trainer, batch: Any) -> list[Any]:
+    """The batch, or its micro-batches where batch norm normalises each by itself."""
+    if not trainer.model.statistics:
+        return [batch]
+    return [take(batch, a, b) for a, b in trainer.plan.micro_rows(row_count(batch))]
+
+
+def _require_equal(trainer: Trainer, batch: object, step: int) -> None:
+    """ValueError where ranks made other data: no plan could then agree with one process."""
+    sums = trainer.gather_numbers(checksum(batch))
+    other = [rank for rank, found in enumerate(sums) if found != sums[0]]
+    if other:
+        raise ValueError(
+            f"ranks {other} read another batch than rank 0 in step {step}: every rank makes the "
+            "data set itself, so random data need a seed of their own "
+            "(torch.Generator().manual_seed(0)) and no rank a part of its own"
+        )
+
+
+def _exactly_explained(trainer: Trainer, rows: int) -> bool:
+    """Whether `explain` knows the bytes of each rank: on edges between layouts of a stage that do
+    not divide the rows evenly it knows their mean, and of unequal parts that of the largest."""
+    made, plan = trainer.partition, trainer.plan
+    layouts = {c.layout.mesh for c in made.components}
+    sizes = [stop - start for start, stop in plan.micro_rows(rows)]
+    shares = plan.rows is None and not any(n % x.data for n in sizes for x in layouts)
+    equal = True
+    for c in made.components:
+        for item in c.inputs:
+            edge = exchange_of(made, c, item)
+            if edge.crosses:
+                continue  # messages are known to the byte
+            for placement, layout in ((item.have, edge.source), (item.want, edge.target)):
+                length = item.value.shape[placement.dim] if placement.sharded else 0
+                equal = equal and placement.even(length, layout.tensor)
+    return (shares and equal) or len(layouts) == len({x.positions for x in layouts})

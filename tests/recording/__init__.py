@@ -1,1 +1,0 @@
-"""Tests of adaptation: monitor, policy, adapter."""
