@@ -1,4 +1,4 @@
-"""A roll call: a group in which ranks announce which collective comes next before they run it.
+"""Announced collectives: ranks of a group say which one comes next before they run it.
 
 A model that runs as it is may take another branch on every rank, and a rank without rows does not
 run it at all. Each collective is preceded by a small all-gather of what comes:
@@ -18,7 +18,7 @@ NAMES = {GATHER: "gathers statistics", REDUCE: "sums gradients", END: "is done"}
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-class RollCall:
+class AnnouncedCollectives:
     """`all_gather` and `all_reduce` of a group; `end` after a pass, `follow` in its place."""
 
     def __init__(self, group: Group) -> None:
