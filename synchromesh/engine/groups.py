@@ -16,9 +16,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from synchromesh.engine import gloo, reduce_scatter, star
+from synchromesh.engine.checked_gather import EXCHANGE, checked_gather
 from synchromesh.engine.device import device_of
 from synchromesh.engine.ledger import Ledger
-from synchromesh.engine.meeting import EXCHANGE, meet
 from synchromesh.engine.movable import bytes_of, movable, resolved
 from synchromesh.engine.star import Star
 from synchromesh.launch import rendezvous
@@ -224,7 +224,7 @@ class Group:
             return [json.loads(json.dumps(value))]
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         device = self.world.device
-        lengths = [n for (n,) in meet(self, EXCHANGE, [len(text)], device)]
+        lengths = [n for (n,) in checked_gather(self, EXCHANGE, [len(text)], device)]
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(text)] = text
         rows = self.all_gather(padded.to(device), counted=False).cpu()
@@ -344,7 +344,7 @@ class World:
             if self.rank not in ranks:
                 handle = messages = None
             for made in {id(h): h for h in (handle, messages) if h is not None}.values():
-                self._meet(made)
+                self._first_call(made)
             self._groups[ranks] = Group(self, ranks, handle, messages)
         return self._groups[ranks]
 
@@ -364,7 +364,7 @@ class World:
         backend = gloo.shared(self.backend)
         return dist.new_group(list(ranks), timeout=self.timeout, backend=backend, **order)
 
-    def _meet(self, handle: Any) -> None:
+    def _first_call(self, handle: Any) -> None:
         """All members of a new NCCL group call it once: a first call that is a batch of messages,
         in which some have no part, might wait for them for ever (`dist.batch_isend_irecv`)."""
         if self.backend == "nccl":

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from synchromesh.engine import batches, star
+from synchromesh.engine.checked_gather import NUMBERS
 from synchromesh.engine.groups import World
-from synchromesh.engine.meeting import NUMBERS
 from synchromesh.planner.decision.decide import Find, Read, Write
 from synchromesh.planner.demand import Demand, collectives_of, program_rows, scattering
 from synchromesh.planner.headroom import Headroom
