@@ -10,7 +10,7 @@ run it at all. Each collective is preceded by a small all-gather of what comes:
 import torch
 from torch import Tensor
 
-from synchromesh.engine import star
+from synchromesh.engine import control_channel
 from synchromesh.engine.groups import Group
 
 FOLLOW, GATHER, REDUCE, END = range(4)
@@ -56,7 +56,7 @@ class AnnouncedCollectives:
     def _next(self, announced: list[int]) -> tuple[int, ...]:
         """What the ranks with rows do next; ValueError on all where they do not agree."""
         device = self.group.world.device
-        table = star.all_gather_numbers(self.group, announced, device)
+        table = control_channel.all_gather_numbers(self.group, announced, device)
         acting = [(rank, row) for rank, row in zip(self.group.ranks, table, strict=True) if row[0]]
         first, wanted = acting[0]
         for rank, row in acting:

@@ -247,7 +247,7 @@ class RowAgreement:
         """layouts: of the batch, one on the positions of each stage. carries: whether a step
         reads what the one before has made."""
         self.group, self.ranks, self.layouts = group, ranks, tuple(layouts)
-        self._alone = ranks == (0,) and group.world.star is not None and not carries
+        self._alone = ranks == (0,) and group.world.control is not None and not carries
         self._asked = self._usual = (0, 0)  # the last step that all met for, and that all ran
         self._tell: Callable[[int, list[int]], None] | None = None
         self._told: Tensor | None = None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from synchromesh.engine import star
+from synchromesh.engine import control_channel
 
 EXCHANGE, STEP, EVALUATE, EVALUATED = "exchange", "step", "evaluate", "evaluated"
 WORDS = {
@@ -25,7 +25,7 @@ NUMBERS = 17  # that a rank may send with the method's
 
 
 def checked_gather(
-    group: star.Reachable,
+    group: control_channel.Reachable,
     method: str,
     numbers: Sequence[int] = (),
     device: torch.device | None = None,
@@ -36,16 +36,19 @@ def checked_gather(
 
 
 def start_checked_gather(
-    group: star.Reachable, method: str, numbers: Sequence[int], device: torch.device | None
+    group: control_channel.Reachable,
+    method: str,
+    numbers: Sequence[int],
+    device: torch.device | None,
 ) -> Callable[[Sequence[int]], list[tuple[int, ...]]]:
-    """Begins one; the function that waits for it (`star.start_numbers`)."""
+    """Begins one; the function that waits for it (`control_channel.start_numbers`)."""
     here, padding = METHODS.index(method), [0] * (NUMBERS - len(numbers))
-    finish = star.start_numbers(group, [here, *numbers, *padding], device)
+    finish = control_channel.start_numbers(group, [here, *numbers, *padding], device)
     return lambda last: _checked(group, finish([here, *last, *padding]), len(numbers))
 
 
 def _checked(
-    group: star.Reachable, table: list[tuple[int, ...]], count: int
+    group: control_channel.Reachable, table: list[tuple[int, ...]], count: int
 ) -> list[tuple[int, ...]]:
     places = [METHODS[row[0]] for row in table]
     if {*places} == {EVALUATE, EVALUATED}:

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
-from synchromesh.engine import gloo, reduce_scatter, star
+from synchromesh.engine import control_channel, gloo, reduce_scatter
 from synchromesh.engine.checked_gather import EXCHANGE, checked_gather
+from synchromesh.engine.control_channel import ControlChannel
 from synchromesh.engine.device import device_of
 from synchromesh.engine.ledger import Ledger
 from synchromesh.engine.movable import bytes_of, movable, resolved
-from synchromesh.engine.star import Star
 from synchromesh.launch import rendezvous
 from synchromesh.programs.communicator import Finish, Op
 
@@ -271,7 +271,7 @@ class World:
         self.ledger = Ledger()
         self.waited = 0.0  # seconds in which this rank waited for traffic, since it began
         self.choices: dict[tuple[int, ...], str] = {}  # how a group's reduce-scatter is done
-        self.star: Star | None = None
+        self.control: ControlChannel | None = None
         self._groups: dict[tuple[int, ...], Group] = {}
         self._rings: set[tuple[int, ...]] = set()
         self._owner = owner  # of the default process group
@@ -307,7 +307,7 @@ class World:
         if self.backend == "gloo":
             gloo.wait_for_cores()
         if self.backend == "gloo" and not self.blocking:
-            self.star = star.connected(self.everyone, self.timeout)
+            self.control = control_channel.connected(self.everyone, self.timeout)
         return self
 
     def wait(self, work: Any) -> None:
@@ -389,9 +389,9 @@ class World:
                 del handle
         self._groups.clear()
         self._rings.clear()
-        if self.star is not None:
-            self.star.close()
-            self.star = None
+        if self.control is not None:
+            self.control.close()
+            self.control = None
         if self._owner and dist.is_initialized():
             dist.destroy_process_group()
         self._owner = False
