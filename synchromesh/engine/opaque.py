@@ -19,7 +19,7 @@ from synchromesh.engine.announced_collectives import AnnouncedCollectives
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.groups import Group
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.engine.program import Completing, Passage, RankOutputs, share
+from synchromesh.engine.program import Completing, ForwardResult, RankOutputs, share
 from synchromesh.engine.sharding import Sharding
 from synchromesh.programs.batch_norm import BatchNormPolicy
 from synchromesh.programs.model import Model
@@ -86,7 +86,7 @@ class OpaqueProgram:
         stage: int | None = None,
         arrived: Mapping[Border, Tensor] | None = None,
         of: tuple[int, int] = (0, 1),
-    ) -> Passage:
+    ) -> ForwardResult:
         """As `Program.run`; no results where this rank has no rows. Training mode where gradients
         are computed, evaluation mode elsewhere."""
         if torch.is_grad_enabled() and self.fixed:
@@ -96,9 +96,9 @@ class OpaqueProgram:
             results += self._run(batch, rows, step, first + index)
             if torch.is_grad_enabled() and not all(rows.counts):
                 self._hand_over(rows)
-        return Passage(results, {}, {}, [])
+        return ForwardResult(results, {}, {}, [])
 
-    def end(self, passage: Passage) -> None:
+    def end(self, forward: ForwardResult) -> None:
         """Nothing is to be freed."""
 
     def _run(self, batch: Any, rows: GlobalRows, step: int, micro_batch: int) -> list[RankOutputs]:
