@@ -52,9 +52,7 @@ class PipelineWalk:
         self._forwards: dict[tuple[int, int], ForwardResult] = {}  # by stage and micro-batch
         self._handed: dict[tuple[int, int, int], Mapping[Border, Tensor]] = {}  # on these ranks
         self._gradients: dict[tuple[int, int], list[tuple[Border, Tensor]]] = {}
-        self._over: list[
-            tuple[int, int]
-        ] = []  # backwards whose gradients depart, or forwards without
+        self._over: list[tuple[int, int]] = []  # done but for what departs
         self._sent: dict[Message, Posted] = {}
         self._receipts: dict[Message, Receipt] = {}
         # what each part of each micro-batch made of the carry
@@ -161,7 +159,7 @@ class PipelineWalk:
                 if program.deliveries:
                     leaves = deliver(made, program.deliveries, rows, self.groups)
                 for name, x in leaves.items():
-                    found.setdefault(name, []).append(x[:own])  # not of a row that was lent to it
+                    found.setdefault(name, []).append(x[:own])  # not of a stand-in row
         return {name: torch.cat(parts) for name, parts in found.items()}  # on memory of its own
 
     # Runs
