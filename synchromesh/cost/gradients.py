@@ -36,7 +36,7 @@ def gradient_buckets(setting: Setting, group: int) -> list[list[Holding]]:
             stages.setdefault(name, []).append(s)
 
     def kind(h: Holding) -> Hashable:
-        when = tuple(stages[h.tensor.name]) if h.every else None
+        when = tuple(stages[h.tensor.name]) if h.each_backward else None
         return gradient_pattern(h), tuple(h.positions), h.tensor.dtype, h.parts > 1, when
 
     summed = [h for n in stages if (h := setting.holdings[n]).summed]
@@ -77,9 +77,11 @@ class Gradients:
         self._first_user = first = first_users(setting, group)  # whose backward ends last
         stage_of = {i: s for s in setting.stages_on(group) for i in setting.stages[s]}
         found = gradient_buckets(setting, group)
-        self._last = _order(b for b in found if not b[0].every)
+        self._last = _order(b for b in found if not b[0].each_backward)
         self._every = {
-            s: _order(b for b in found if b[0].every and stage_of[first[b[0].tensor.name]] == s)
+            s: _order(
+                b for b in found if b[0].each_backward and stage_of[first[b[0].tensor.name]] == s
+            )
             for s in setting.stages_on(group)
         }
         orders = (self._last, *self._every.values())

@@ -370,7 +370,9 @@ class _MemoryWalk:
         a backward, of which micro-batches that take turns have one, or of the step."""
         name = holding.tensor.name
         of_backward = self.left[name] % self.each[name] == 1 % self.each[name]
-        return holding.parts > 1 and (of_backward if holding.every else self.left[name] == 1)
+        return holding.parts > 1 and (
+            of_backward if holding.each_backward else self.left[name] == 1
+        )
 
     def _leave(self, m: int, local: LocalComponent, trained: Sequence[Holding]) -> None:
         """The gradients that a component leaves: of what it read, and of its parameters."""

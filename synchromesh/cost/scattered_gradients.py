@@ -40,7 +40,7 @@ class ScatteredGradients:
     def end_backward(self) -> None:
         """What is summed in each backward is sent."""
         for number, count in list(self.filled.items()):
-            if count and self.buckets[number][0].every:
+            if count and self.buckets[number][0].each_backward:
                 self._send(number)
 
     def _send(self, number: int) -> None:

@@ -205,7 +205,7 @@ class Program:
         uses = []
         for index, name in enumerate(local.parameters):
             used = self.partition.placements.get((name, local.layout), REPLICATED)
-            if holdings[name].home and local.layout.tensor > 1 and used.kind != "r":
+            if holdings[name].partial_gradient and local.layout.tensor > 1 and used.kind != "r":
                 uses.append((index, str(used)))
         bound = [tensors[name] for name in names] + [
             self.step.constants[value.name] for value in local.constants
