@@ -20,10 +20,11 @@ from synchromesh.values.placement import REPLICATED, Placement
 class Summed:
     """A parameter whose gradient is summed over a group.
 
-    whole: what programs compute with, where this rank keeps a part of it, along `part_placement`. each_backward:
-    whether it is summed after each backward, of the first of `stages`, the pipeline stages of this
-    rank that use it: what the others' backwards give has been added up by then. most_bytes: of the
-    gradient on any rank, by which all of them fill equal buckets; None: as on this one."""
+    whole: what programs compute with, where this rank keeps a part of it, along `part_placement`.
+    each_backward: whether it is summed after each backward, of the first of `stages`, the pipeline
+    stages of this rank that use it: what the others' backwards give has been added up by then.
+    most_bytes: of the gradient on any rank, by which all of them fill equal buckets; None: as on
+    this one."""
 
     parameter: nn.Parameter
     group: Group
