@@ -8,7 +8,7 @@ from typing import Any
 from synchromesh.adapt.monitor import Drift
 from synchromesh.checkpoint.switch import Moved
 from synchromesh.cost.move import most_received, transfer_seconds
-from synchromesh.planner.candidate import setting
+from synchromesh.planner.candidate import planned_step
 from synchromesh.planner.choice import Choice
 from synchromesh.planning.live import reconsider
 from synchromesh.profiling.live_facts import LiveFacts
@@ -57,7 +57,7 @@ class LiveRun:
         """The most bytes that a rank must receive, at the links' rate, and making the new
         programs."""
         world = self.facts.world.size
-        before, after = (setting(self.facts.partitions, p) for p in (self.plan, better))
+        before, after = (planned_step(self.facts.partitions, p) for p in (self.plan, better))
         moved = most_received(before, after, world, 1 + known.state_factor)
         return transfer_seconds(moved, world, known) + SWITCH_STEPS * now
 

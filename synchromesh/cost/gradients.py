@@ -7,7 +7,12 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from synchromesh.cost.setting import Setting, collective_seconds, gradient_pattern, shard_seconds
+from synchromesh.cost.planned_step import (
+    PlannedStep,
+    collective_seconds,
+    gradient_pattern,
+    shard_seconds,
+)
 from synchromesh.cost.timeline import Spans
 from synchromesh.cost.timelines import Timelines
 from synchromesh.values import buckets
@@ -17,29 +22,29 @@ from synchromesh.values.profile import Profile
 from synchromesh.values.traffic import CollectiveKind
 
 
-def first_users(setting: Setting, group: int) -> dict[str, int]:
+def first_users(planned: PlannedStep, group: int) -> dict[str, int]:
     """The first component of a device group that uses each trained parameter."""
     found: dict[str, int] = {}
-    for i in setting.components(group):
-        for h in setting.trained(i):
+    for i in planned.components(group):
+        for h in planned.trained(i):
             found.setdefault(h.tensor.name, i)
     return found
 
 
-def gradient_buckets(setting: Setting, group: int) -> list[list[Holding]]:
+def gradient_buckets(planned: PlannedStep, group: int) -> list[list[Holding]]:
     """The buckets of a device group's gradients, in the order in which they are sent."""
     stages: dict[str, list[int]] = {}  # of the group that use each parameter, in their order
-    for s in setting.stages_on(group):
+    for s in planned.stages_on(group):
         for name in dict.fromkeys(
-            h.tensor.name for i in setting.stages[s] for h in setting.trained(i)
+            h.tensor.name for i in planned.stages[s] for h in planned.trained(i)
         ):
             stages.setdefault(name, []).append(s)
 
     def kind(h: Holding) -> Hashable:
-        when = tuple(stages[h.tensor.name]) if h.every else None
+        when = tuple(stages[h.tensor.name]) if h.each_backward else None
         return gradient_pattern(h), tuple(h.positions), h.tensor.dtype, h.parts > 1, when
 
-    summed = [h for n in stages if (h := setting.holdings[n]).summed]
+    summed = [h for n in stages if (h := planned.holdings[n]).summed]
     return buckets.fill(summed, kind, lambda h: h.local_bytes)
 
 
@@ -68,19 +73,21 @@ class Gradients:
     one of a stage, then `finish`."""
 
     def __init__(
-        self, setting: Setting, profile: Profile, timelines: Timelines, group: int = 0
+        self, planned: PlannedStep, profile: Profile, timelines: Timelines, group: int = 0
     ) -> None:
-        self.setting, self.profile = setting, profile
+        self.planned, self.profile = planned, profile
         self.timelines, self.group, self.line = timelines, group, timelines.lines[group]
-        ranks = [setting.ranks[p] for p in setting.positions[group]]
+        ranks = [planned.ranks[p] for p in planned.positions[group]]
         self.copy_byte = profile.copy_byte * profile.lateness(ranks)
-        self._first_user = first = first_users(setting, group)  # whose backward ends last
-        stage_of = {i: s for s in setting.stages_on(group) for i in setting.stages[s]}
-        found = gradient_buckets(setting, group)
-        self._last = _order(b for b in found if not b[0].every)
+        self._first_user = first = first_users(planned, group)  # whose backward ends last
+        stage_of = {i: s for s in planned.stages_on(group) for i in planned.stages[s]}
+        found = gradient_buckets(planned, group)
+        self._last = _order(b for b in found if not b[0].each_backward)
         self._every = {
-            s: _order(b for b in found if b[0].every and stage_of[first[b[0].tensor.name]] == s)
-            for s in setting.stages_on(group)
+            s: _order(
+                b for b in found if b[0].each_backward and stage_of[first[b[0].tensor.name]] == s
+            )
+            for s in planned.stages_on(group)
         }
         orders = (self._last, *self._every.values())
         self._fills = {order: self._filled_by(order) for order in orders}
@@ -105,7 +112,7 @@ class Gradients:
         buckets. last: there is no other one in this step."""
         for order in [*self._every.values(), *([self._last] if last else [])]:
             for bucket, names in self._fills[order].get(component, ()):
-                sizes = (self.setting.holdings[n].local_bytes for n in bucket.missing & names)
+                sizes = (self.planned.holdings[n].local_bytes for n in bucket.missing & names)
                 yield from self.line.compute(self.copy_byte * sum(sizes))
                 bucket.missing -= names
             yield from self._launch(order.ready())
@@ -140,7 +147,7 @@ class Gradients:
 
     def _groups(self, holding: Holding) -> int:
         """How many device groups hold a tensor."""
-        return sum(its[0] in holding.positions for its in self.setting.positions)
+        return sum(its[0] in holding.positions for its in self.planned.positions)
 
     def finish(self) -> Spans:
         """Backward is over: what is left is sent, and all of it is waited for."""

@@ -6,13 +6,15 @@ An all-reduce of n bytes on K ranks has each of them receive 2 (K - 1) / K n byt
 
 from math import prod
 
-from synchromesh.cost.step_time import Setting
+from synchromesh.cost.step_time import PlannedStep
 from synchromesh.values.holding import Holding
 from synchromesh.values.profile import Pattern, Profile
 from synchromesh.values.transfer import intersection, volume
 
 
-def most_received(before: Setting, after: Setting, ranks: int, factor: float = 1.0) -> float:
+def most_received(
+    before: PlannedStep, after: PlannedStep, ranks: int, factor: float = 1.0
+) -> float:
     """The most bytes that one of `ranks` ranks receives; factor: of a tensor and its optimizer
     state, for each byte of the tensor."""
     return max(
@@ -24,9 +26,9 @@ def most_received(before: Setting, after: Setting, ranks: int, factor: float = 1
     )
 
 
-def _place(setting: Setting, rank: int) -> int | None:
+def _place(planned: PlannedStep, rank: int) -> int | None:
     """The rank's position; None where it is idle."""
-    ranks = list(setting.ranks)
+    ranks = list(planned.ranks)
     return ranks.index(rank) if rank in ranks else None
 
 

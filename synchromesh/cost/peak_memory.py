@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from synchromesh.cost.alive_bytes import KINDS, AliveBytes, MemoryKind
+from synchromesh.cost.planned_step import PlannedStep, measured, sharded_bytes
 from synchromesh.cost.scattered_gradients import PART, SCATTERED, ScatteredGradients
-from synchromesh.cost.setting import Setting, measured, sharded_bytes
 from synchromesh.cost.turns import Portion, walked
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values.component import Value
@@ -59,30 +59,34 @@ KIND_OF: Mapping[str, MemoryKind] = {
 }  # fmt: skip
 
 
-def peak_memories(setting: Setting, profile: Profile, pieces: int = 1) -> tuple[PeakMemory, ...]:
+def peak_memories(
+    planned: PlannedStep, profile: Profile, pieces: int = 1
+) -> tuple[PeakMemory, ...]:
     """The memory of every device; those of a group with equally many rows need equally much.
 
     pieces: how many micro-batches take turns on the only stage."""
-    layouts = list(dict.fromkeys(c.layout for c in setting.partition.components))
+    layouts = list(dict.fromkeys(c.layout for c in planned.partition.components))
     known: dict[tuple[Any, ...], PeakMemory] = {}
     found: dict[int, PeakMemory] = {}
-    for group, positions in enumerate(setting.positions):
+    for group, positions in enumerate(planned.positions):
         its = [x for x in layouts if x.positions == positions]
-        blocks = [setting.blocks(layout) for layout in its]
+        blocks = [planned.blocks(layout) for layout in its]
         for position in positions:
             rows = tuple(b[x.data_index(position)] for b, x in zip(blocks, its, strict=True))
             if (group, rows) not in known:
-                known[group, rows] = peak_memory(setting, profile, position, pieces)
+                known[group, rows] = peak_memory(planned, profile, position, pieces)
             found[position] = known[group, rows]
     return tuple(found[position] for position in sorted(found))
 
 
-def peak_memory(setting: Setting, profile: Profile, position: int, pieces: int = 1) -> PeakMemory:
+def peak_memory(
+    planned: PlannedStep, profile: Profile, position: int, pieces: int = 1
+) -> PeakMemory:
     """The memory of the device at `position`. Unmeasured: of which component nothing is known."""
-    held = setting.held(position)
+    held = planned.held(position)
     buckets = [h for h in held if h.summed and h.parts == 1]  # there from the first step on
     resident = held_bytes(held, profile.state_factor, buckets)
-    walk = _MemoryWalk(setting, profile, position, pieces)
+    walk = _MemoryWalk(planned, profile, position, pieces)
     walk.run()
     moments = (walk.alive.of_highest, _update(held, profile))
     most = max(moments, key=lambda kinds: sum(kinds.values()))
@@ -121,13 +125,13 @@ def held_bytes(
 class _MemoryWalk:
     """Bytes alive besides the resident ones, through what one device does in a step."""
 
-    def __init__(self, setting: Setting, profile: Profile, position: int, pieces: int) -> None:
-        self.setting, self.position, self.pieces = setting, position, pieces
-        self.group = next(g for g, its in enumerate(setting.positions) if position in its)
-        self.parts = {i: setting.partition.components[i] for i in setting.components(self.group)}
-        self.memory = {i: measured(setting, p, profile).memory for i, p in self.parts.items()}
-        self.count = setting.plan.micro_batches * pieces
-        uses = Counter(h.tensor.name for i in self.parts for h in setting.trained(i))
+    def __init__(self, planned: PlannedStep, profile: Profile, position: int, pieces: int) -> None:
+        self.planned, self.position, self.pieces = planned, position, pieces
+        self.group = next(g for g, its in enumerate(planned.positions) if position in its)
+        self.parts = {i: planned.partition.components[i] for i in planned.components(self.group)}
+        self.memory = {i: measured(planned, p, profile).memory for i, p in self.parts.items()}
+        self.count = planned.plan.micro_batches * pieces
+        uses = Counter(h.tensor.name for i in self.parts for h in planned.trained(i))
         # gradients that are still to be added up to a parameter's; those of one backward
         self.left = Counter({name: n * self.count for name, n in uses.items()})
         self.each = {name: n * pieces for name, n in uses.items()}
@@ -152,19 +156,19 @@ class _MemoryWalk:
             self.forms.setdefault(form[0], []).append(form)
         self.handed = {  # until the maker's stage has run its backward
             self._sized(e.value, e.source, e.have)[0]: source
-            for (source, _), items in setting.crossings.items()
+            for (source, _), items in planned.crossings.items()
             for e in items
-            if setting.of[source] == self.group
+            if planned.of[source] == self.group
         }
         self.alive = AliveBytes(KIND_OF)
         self.begun: set[tuple[str, int, int]] = set()  # passes through components
-        self.passes = setting.passes(self.group, pieces)
+        self.passes = planned.passes(self.group, pieces)
         self.left_uses: Counter[int] = Counter()  # micro-batches that have passed a use
-        self.scattered = ScatteredGradients(setting, self.group, self.alive)
+        self.scattered = ScatteredGradients(planned, self.group, self.alive)
 
     def rows(self, layout: Layout) -> float:
         """Rows of a micro-batch on this device."""
-        return self.setting.blocks(layout)[layout.data_index(self.position)] / self.pieces
+        return self.planned.blocks(layout)[layout.data_index(self.position)] / self.pieces
 
     def _sized(self, value: Value, layout: Layout, placement: Placement) -> tuple[Form, float]:
         """A form of a value, and its bytes for a micro-batch on this device."""
@@ -177,10 +181,10 @@ class _MemoryWalk:
     def batch_bytes(self) -> float:
         """This rank's rows of the batch's leaves, of those too that other stages read alone."""
         found: dict[Form, float] = {}
-        own = leaf_layout_at(self.setting.partition.leaf_layouts, self.position)
+        own = leaf_layout_at(self.planned.partition.leaf_layouts, self.position)
         read = [(p.layout, x) for p in self.parts.values() for x in p.inputs if x.source is None]
         here = {item.value.name for _, item in read}
-        every = (x for p in self.setting.partition.components for x in p.inputs)
+        every = (x for p in self.planned.partition.components for x in p.inputs)
         others = [x for x in every if x.source is None and x.value.name not in here]
         for layout, item in (*read, *((own, replace(x, want=REPLICATED)) for x in others)):
             form, size = self._sized(item.value, layout, item.want)
@@ -190,7 +194,7 @@ class _MemoryWalk:
     def run(self) -> None:
         """Walks through the step."""
         before: Action | None = None
-        for instruction in self.setting.instructions(self.pieces)[self.group]:
+        for instruction in self.planned.instructions(self.pieces)[self.group]:
             if not isinstance(instruction, Run):
                 self._communicate(instruction)
                 continue
@@ -225,14 +229,14 @@ class _MemoryWalk:
         rows, backward = exchange.value.rows, message.kind == "B"
         if rows is None:
             return 0
-        change = exchange.change(self.setting.row_ranges, backward)
+        change = exchange.change(self.planned.row_ranges, backward)
         routes = [r for r in change.routes if r.sender == self.position]
         if all(r in change.whole for r in routes):
             return 0
         views = all(len(r.parts) == 1 for r in routes)
         if views and rows.dim == 0 and not (exchange.have.sharded or exchange.want.sharded):
             return 0
-        return exchange.sent_bytes(self.setting.row_ranges, backward, self.position)
+        return exchange.sent_bytes(self.planned.row_ranges, backward, self.position)
 
     def _buffers(self, exchange: Exchange, message: Message) -> float:
         """Bytes into which a value is received that is then put together: none where one rank
@@ -240,13 +244,13 @@ class _MemoryWalk:
         size, backward = self._received(exchange, message), message.kind == "B"
         if exchange.value.rows is None:
             return size * sum(to == self.position for _, to in exchange.copies(backward))
-        change = exchange.change(self.setting.row_ranges, backward)
+        change = exchange.change(self.planned.row_ranges, backward)
         senders = [r for r in change.routes if r.receiver == self.position]
         return size if len(senders) > 1 or change.partial else 0.0
 
     def _exchanges(self, message: Message) -> list[Exchange]:
         """What a message brings."""
-        found = self.setting.crossings[message.source, message.target]
+        found = self.planned.crossings[message.source, message.target]
         return [e for e in found if e.flows or message.kind == "F"]
 
     def _received(self, exchange: Exchange, message: Message) -> float:
@@ -259,8 +263,8 @@ class _MemoryWalk:
         """The messages without which an action does not begin, with what they bring."""
         messages = [
             Message(action.kind, source, target, action.micro_batch)
-            for source, target in self.setting.crossings
-            if self.setting.of[source] != self.setting.of[target]
+            for source, target in self.planned.crossings
+            if self.planned.of[source] != self.planned.of[target]
         ]
         return [(m, e) for m in messages if m.needed_by == action for e in self._exchanges(m)]
 
@@ -275,7 +279,7 @@ class _MemoryWalk:
             if message.kind == "B":  # it is back, so the value has arrived
                 self.alive.free((SENT, replace(message, kind="F")))
         run = self._forward if action.kind == "F" else self._backward
-        for item in walked(self.setting.turns[stage], action):
+        for item in walked(self.planned.turns[stage], action):
             if isinstance(item, Portion) and (action.kind, m, item.component) not in self.begun:
                 self.begun.add((action.kind, m, item.component))
                 at = self.passes.at(action, item.component)
@@ -296,7 +300,7 @@ class _MemoryWalk:
 
     def _enter(self, at: int) -> None:
         """What a use gathers is there, and what the next one gathers on its way."""
-        units = self.setting.gathering.units
+        units = self.planned.gathering.units
         for unit in self.passes.uses[at].gathered if not self.left_uses[at] else ():
             held = units[unit].holdings
             self.alive.set((ON_ITS_WAY, unit), sharded_bytes(held))
@@ -338,7 +342,7 @@ class _MemoryWalk:
 
     def _backward(self, m: int, i: int, needed: Sequence[tuple[Message, Exchange]]) -> None:
         local, memory, alive = self.parts[i], self.memory[i], self.alive
-        rows, trained = self.rows(local.layout), self.setting.trained(i)
+        rows, trained = self.rows(local.layout), self.planned.trained(i)
         names = {output.value.name for output in local.outputs}
         brought = [(message, e) for message, e in needed if e.value.name in names]
         alive.free((KEPT, m, i))
@@ -370,7 +374,9 @@ class _MemoryWalk:
         a backward, of which micro-batches that take turns have one, or of the step."""
         name = holding.tensor.name
         of_backward = self.left[name] % self.each[name] == 1 % self.each[name]
-        return holding.parts > 1 and (of_backward if holding.every else self.left[name] == 1)
+        return holding.parts > 1 and (
+            of_backward if holding.each_backward else self.left[name] == 1
+        )
 
     def _leave(self, m: int, local: LocalComponent, trained: Sequence[Holding]) -> None:
         """The gradients that a component leaves: of what it read, and of its parameters."""

@@ -4,7 +4,7 @@ from collections import Counter
 
 from synchromesh.cost.alive_bytes import AliveBytes
 from synchromesh.cost.gradients import gradient_buckets
-from synchromesh.cost.setting import Setting, sharded_bytes
+from synchromesh.cost.planned_step import PlannedStep, sharded_bytes
 from synchromesh.values.buckets import UNDER_WAY
 from synchromesh.values.holding import Holding
 
@@ -14,9 +14,9 @@ SCATTERED, PART = "scattered", "part"
 class ScatteredGradients:
     """Buckets of a device group, in which each gradient is added once it is there."""
 
-    def __init__(self, setting: Setting, group: int, alive: AliveBytes) -> None:
+    def __init__(self, planned: PlannedStep, group: int, alive: AliveBytes) -> None:
         self.alive = alive
-        self.buckets = [b for b in gradient_buckets(setting, group) if b[0].parts > 1]
+        self.buckets = [b for b in gradient_buckets(planned, group) if b[0].parts > 1]
         self.number = {h.tensor.name: n for n, b in enumerate(self.buckets) for h in b}
         self.filled: Counter[int] = Counter()
         self.under_way: list[int] = []
@@ -40,7 +40,7 @@ class ScatteredGradients:
     def end_backward(self) -> None:
         """What is summed in each backward is sent."""
         for number, count in list(self.filled.items()):
-            if count and self.buckets[number][0].every:
+            if count and self.buckets[number][0].each_backward:
                 self._send(number)
 
     def _send(self, number: int) -> None:

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from synchromesh.cost.gradients import Gradients
-from synchromesh.cost.setting import Setting as Setting
-from synchromesh.cost.setting import Unmeasured as Unmeasured
-from synchromesh.cost.setting import collective_seconds as collective_seconds
-from synchromesh.cost.setting import gradient_pattern as gradient_pattern
-from synchromesh.cost.setting import measured as measured
-from synchromesh.cost.setting import pattern as pattern
-from synchromesh.cost.setting import shard_seconds
+from synchromesh.cost.planned_step import PlannedStep as PlannedStep
+from synchromesh.cost.planned_step import Unmeasured as Unmeasured
+from synchromesh.cost.planned_step import collective_seconds as collective_seconds
+from synchromesh.cost.planned_step import gradient_pattern as gradient_pattern
+from synchromesh.cost.planned_step import measured as measured
+from synchromesh.cost.planned_step import pattern as pattern
+from synchromesh.cost.planned_step import shard_seconds
 from synchromesh.cost.timeline import Spans, Timeline
 from synchromesh.cost.timelines import Timelines
 from synchromesh.cost.traffic import Traffic
@@ -54,21 +54,21 @@ class StepTime:
         return self.waited / self.seconds if self.seconds else 0.0
 
 
-def step_time(setting: Setting, profile: Profile, pieces: int = 1) -> StepTime:
+def step_time(planned: PlannedStep, profile: Profile, pieces: int = 1) -> StepTime:
     """The predicted time of one step. pieces: how many micro-batches take turns on the only stage.
     Unmeasured: by its name."""
-    traffic = Traffic(setting, profile, pieces)
-    lists = setting.instructions(pieces)
+    traffic = Traffic(planned, profile, pieces)
+    lists = planned.instructions(pieces)
     lines = [Timeline(profile.overlap, profile.device) for _ in lists]
     timelines = Timelines(lines)
     walks = [
-        _GroupWalk(traffic, timelines, group, Gradients(setting, profile, timelines, group))
+        _GroupWalk(traffic, timelines, group, Gradients(planned, profile, timelines, group))
         for group in range(len(lists))
     ]
     timelines.walk([walk.spans(own) for walk, own in zip(walks, lists, strict=True)])
     updates = [
-        _update(setting, profile, its, [setting.ranks[p] for p in its])
-        for its in setting.positions
+        _update(planned, profile, its, [planned.ranks[p] for p in its])
+        for its in planned.positions
     ]
     ends = [line.clock + update for line, update in zip(lines, updates, strict=True)]
     last = ends.index(max(ends))
@@ -79,13 +79,13 @@ def step_time(setting: Setting, profile: Profile, pieces: int = 1) -> StepTime:
     )
 
 
-def best_interleaving(setting: Setting, profile: Profile, choices: Sequence[int]) -> StepTime:
+def best_interleaving(planned: PlannedStep, profile: Profile, choices: Sequence[int]) -> StepTime:
     """The quickest step: of one micro-batch, or of one of the other `choices` where rows
     suffice."""
-    found = [step_time(setting, profile)]
-    least = min(min(setting.blocks(c.layout)) for c in setting.partition.components)
-    if setting.overlaps and len(setting.stages) == 1:
-        found += [step_time(setting, profile, n) for n in choices if 1 < n <= least]
+    found = [step_time(planned, profile)]
+    least = min(min(planned.blocks(c.layout)) for c in planned.partition.components)
+    if planned.overlaps and len(planned.stages) == 1:
+        found += [step_time(planned, profile, n) for n in choices if 1 < n <= least]
     return min(found, key=lambda t: (t.seconds, t.interleaved))
 
 
@@ -96,24 +96,24 @@ class _GroupWalk:
         self, traffic: Traffic, timelines: Timelines, group: int, gradients: Gradients
     ) -> None:
         self.traffic, self.timelines, self.group = traffic, timelines, group
-        self.setting, self.line, self.gradients = (
-            traffic.setting,
+        self.planned, self.line, self.gradients = (
+            traffic.planned,
             timelines.lines[group],
             gradients,
         )
-        count = self.setting.plan.micro_batches * traffic.pieces
+        count = self.planned.plan.micro_batches * traffic.pieces
         self.seconds, self.left = {}, Counter[int]()  # of each component: until its last backward
-        for stage in self.setting.stages_on(group):
-            for turn in self.setting.turns[stage]:
+        for stage in self.planned.stages_on(group):
+            for turn in self.planned.turns[stage]:
                 self.left.update(i.component for i in turn if isinstance(i, Portion))
         self.portions = dict(self.left)  # of a micro-batch
         for i in self.left:
-            local = self.setting.partition.components[i]
-            self.seconds[i] = _compute(self.setting, local, traffic.profile, traffic.pieces)
+            local = self.planned.partition.components[i]
+            self.seconds[i] = _compute(self.planned, local, traffic.profile, traffic.pieces)
             self.left[i] *= count
         self.forward = 0.0
         self.needs: dict[Action, list[Message]] = {}
-        self.passes = self.setting.passes(group, traffic.pieces)
+        self.passes = self.planned.passes(group, traffic.pieces)
         # uses of sharded parameters, and those whose parameters are on their way
         self.entered, self.begun = set[int](), set[int]()
         self.again: set[tuple[int, Action]] = set()  # components that were computed again
@@ -129,7 +129,7 @@ class _GroupWalk:
                 if instruction.action.kind == "F":
                     self.forward += self.line.clock - begun
                 continue
-            message, of = instruction.message, self.setting.of
+            message, of = instruction.message, self.planned.of
             if isinstance(instruction, Receive):
                 self.needs.setdefault(message.needed_by, []).append(message)
             else:
@@ -152,7 +152,7 @@ class _GroupWalk:
             yield from self.line.compute(calls.begin_forward)
         elif not action.turn and not shared:  # those that take turns have one backward
             yield from self.line.compute(calls.begin_backward)
-        for item in walked(self.setting.turns[action.stage], action):
+        for item in walked(self.planned.turns[action.stage], action):
             if isinstance(item, Portion):
                 yield from self._portion(item, action)
             elif item.departs is not backward:
@@ -186,7 +186,7 @@ class _GroupWalk:
         self._gather(at)
         for unit in self.passes.uses[at].gathered:
             yield from self.line.arrive(("gather", at, unit))
-            held = self.setting.gathering.units[unit].holdings
+            held = self.planned.gathering.units[unit].holdings
             copied = self.gradients.copy_byte * sum(h.local_bytes for h in held)
             yield from self.line.compute(copied)
         self._gather(at + 1)
@@ -196,22 +196,22 @@ class _GroupWalk:
             return
         self.begun.add(at)
         for unit in self.passes.uses[at].gathered:
-            held = self.setting.gathering.units[unit].holdings
+            held = self.planned.gathering.units[unit].holdings
             seconds = shard_seconds("all_gather", held, self.traffic.profile)
             ranks = gradient_pattern(held[0])
             self.line.depart(("gather", at, unit), "all_gather", seconds, ranks)
 
 
 def _compute(
-    setting: Setting, local: LocalComponent, profile: Profile, pieces: int
+    planned: PlannedStep, local: LocalComponent, profile: Profile, pieces: int
 ) -> tuple[float, float]:
     """Seconds of a component's forward and backward for one micro-batch, on the slowest rank."""
-    found = measured(setting, local, profile)
-    blocks = setting.blocks(local.layout)
+    found = measured(planned, local, profile)
+    blocks = planned.blocks(local.layout)
     last = len(found.forward) - 1
     different = {}  # devices and their rows; of those with the same curve one is enough
     for position in local.layout.positions:
-        rank = setting.ranks[position]
+        rank = planned.ranks[position]
         rows = max(1.0, blocks[local.layout.data_index(position)] / pieces)
         different[id(found.forward[min(rank, last)]), rows] = rank
     forward, backward = max((found.on(r, n) for (_, n), r in different.items()), key=sum)
@@ -220,21 +220,21 @@ def _compute(
     return forward, backward + forward * local.layout.recompute
 
 
-def computing(setting: Setting, profile: Profile) -> Callable[[int, float], float]:
+def computing(planned: PlannedStep, profile: Profile) -> Callable[[int, float], float]:
     """Seconds that a rank computes in a step with a part of the rows, 1.0 being an equal block:
     programs, of which those in fewer blocks are taken to keep their rows, and the optimizer's
     step."""
-    parts = setting.partition.components
-    programs = [(local.layout.data, measured(setting, local, profile)) for local in parts]
+    parts = planned.partition.components
+    programs = [(local.layout.data, measured(planned, local, profile)) for local in parts]
     most = max(data for data, _ in programs)
     speeds = profile.speeds
     everyone = range(len(speeds))
-    update = _update(setting, profile, range(setting.devices), everyone) * min(speeds)  # fastest
+    update = _update(planned, profile, range(planned.devices), everyone) * min(speeds)  # fastest
 
     def seconds(rank: int, share: float) -> float:
         total = update / speeds[rank]
         for data, found in programs:
-            rows = setting.rows / data * (share if data == most else 1.0)
+            rows = planned.rows / data * (share if data == most else 1.0)
             total += sum(found.on(rank, rows))
         return total
 
@@ -242,11 +242,11 @@ def computing(setting: Setting, profile: Profile) -> Callable[[int, float], floa
 
 
 def _update(
-    setting: Setting, profile: Profile, positions: Sequence[int], ranks: Sequence[int]
+    planned: PlannedStep, profile: Profile, positions: Sequence[int], ranks: Sequence[int]
 ) -> float:
     """Seconds of the optimizer's step at these positions, on the slowest of `ranks`; it was
     measured on all's."""
-    trained = [h for h in setting.held(positions[0]) if h.tensor.trainable]
+    trained = [h for h in planned.held(positions[0]) if h.tensor.trainable]
     byte, tensor = profile.update_byte, profile.update_tensor
     slowest = byte * sum(h.kept_bytes for h in trained) + tensor * len(trained)
     return slowest * profile.lateness(ranks)

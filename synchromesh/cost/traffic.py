@@ -2,7 +2,7 @@
 
 Each micro-batch has its share of the rows."""
 
-from synchromesh.cost.setting import Setting, collective_seconds, pattern
+from synchromesh.cost.planned_step import PlannedStep, collective_seconds, pattern
 from synchromesh.cost.timeline import Spans, Timeline
 from synchromesh.cost.turns import Transmit
 from synchromesh.trace.partition.edges import edge_collectives
@@ -19,8 +19,8 @@ _DIRECTIONS: dict[ActionKind, Direction] = {"F": "forward", "B": "backward"}
 class Traffic:
     """Seconds of moves and messages. pieces: how many micro-batches take turns on a stage."""
 
-    def __init__(self, setting: Setting, profile: Profile, pieces: int) -> None:
-        self.setting, self.profile, self.pieces = setting, profile, pieces
+    def __init__(self, planned: PlannedStep, profile: Profile, pieces: int) -> None:
+        self.planned, self.profile, self.pieces = planned, profile, pieces
         self._moves: dict[tuple[int, int, str], list[_Traffic]] = {}
         self._messages: dict[tuple[str, int, int], float] = {}
 
@@ -39,7 +39,7 @@ class Traffic:
 
     def repeats(self, component: int) -> list[_Traffic]:
         """What a component that is recomputed sends once more in backward."""
-        local = self.setting.partition.components[component]
+        local = self.planned.partition.components[component]
         return [self._seconds(c, local.layout) for c in local.repeats]
 
     def message(self, message: Message) -> float:
@@ -48,7 +48,7 @@ class Traffic:
         if known not in self._messages:
             self._messages[known] = sum(
                 collective_seconds("send", pattern(c), self._payload(c, e.source), self.profile)
-                for e in self.setting.crossings[message.source, message.target]
+                for e in self.planned.crossings[message.source, message.target]
                 for c in edge_collectives(
                     e.value, e.have, e.want, e.source, e.target, e.flows
                 ) or ()
@@ -60,7 +60,7 @@ class Traffic:
         return action.micro_batch, item.component, item.number, number
 
     def _move(self, item: Transmit, direction: Direction) -> list[_Traffic]:
-        layout = self.setting.partition.components[item.component].layout
+        layout = self.planned.partition.components[item.component].layout
         sent = (c for c in item.communication.collectives if c.direction == direction)
         return [self._seconds(c, layout) for c in sent]
 
@@ -71,6 +71,6 @@ class Traffic:
 
     def _payload(self, collective: Collective, layout: Layout) -> float:
         """Bytes for a micro-batch's rows, of the largest block."""
-        rows = max(self.setting.blocks(Layout(collective.data) if collective.data else layout))
+        rows = max(self.planned.blocks(Layout(collective.data) if collective.data else layout))
         of_rows = collective.bytes_per_row * rows**collective.power / self.pieces
         return float(of_rows + collective.fixed_bytes)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from synchromesh.engine.checked_gather import STEP, start_checked_gather
 from synchromesh.engine.groups import Group
-from synchromesh.engine.meeting import STEP, start_meeting
 from synchromesh.engine.optimizer import settings
 from synchromesh.trace.capture.batch import row_count as row_count
 from synchromesh.trace.capture.capture import signature
@@ -247,7 +247,7 @@ class RowAgreement:
         """layouts: of the batch, one on the positions of each stage. carries: whether a step
         reads what the one before has made."""
         self.group, self.ranks, self.layouts = group, ranks, tuple(layouts)
-        self._alone = ranks == (0,) and group.world.star is not None and not carries
+        self._alone = ranks == (0,) and group.world.control is not None and not carries
         self._asked = self._usual = (0, 0)  # the last step that all met for, and that all ran
         self._tell: Callable[[int, list[int]], None] | None = None
         self._told: Tensor | None = None
@@ -283,7 +283,7 @@ class RowAgreement:
         row += [*[0] * SUMS, *numbers]
         if self.group.size == 1:
             return self._checked([row], marks.data, fault)
-        finish = start_meeting(self.group, method, row, self.device)
+        finish = start_checked_gather(self.group, method, row, self.device)
         step = (marks.alike, count)
         if self._alone and not self.group.index and method == STEP and at_once:
             if step == self._usual and not outdated:

@@ -20,16 +20,17 @@ from synchromesh.values.placement import REPLICATED, Placement
 class Summed:
     """A parameter whose gradient is summed over a group.
 
-    whole: what programs compute with, where this rank keeps a part of it, along `cut`. every:
-    whether it is summed after each backward, of the first of `stages`, the pipeline stages of this
-    rank that use it: what the others' backwards give has been added up by then. most_bytes: of the
-    gradient on any rank, by which all of them fill equal buckets; None: as on this one."""
+    whole: what programs compute with, where this rank keeps a part of it, along `part_placement`.
+    each_backward: whether it is summed after each backward, of the first of `stages`, the pipeline
+    stages of this rank that use it: what the others' backwards give has been added up by then.
+    most_bytes: of the gradient on any rank, by which all of them fill equal buckets; None: as on
+    this one."""
 
     parameter: nn.Parameter
     group: Group
     whole: nn.Parameter | None = None
-    cut: Placement = REPLICATED
-    every: bool = False
+    part_placement: Placement = REPLICATED
+    each_backward: bool = False
     stages: tuple[int, ...] = (0,)
     most_bytes: int | None = None
 
@@ -51,7 +52,7 @@ class Bucket:
     def __init__(self, items: Sequence[Summed]) -> None:
         self.items, self.group = items, items[0].group
         # whether it must not be sent before the backward of its stage is over
-        self.gathers = items[0].every and len(items[0].stages) > 1
+        self.gathers = items[0].each_backward and len(items[0].stages) > 1
         self.reset()
 
     def reset(self) -> None:
@@ -157,7 +158,7 @@ class ScatterBucket(Bucket):
         self._partial = False  # whether gradients were missing here in what is under way
         self._offsets = [0]
         for item in items:
-            largest = item.cut.local_shape(tuple(item.leaf.shape), items[0].group.size)
+            largest = item.part_placement.local_shape(tuple(item.leaf.shape), items[0].group.size)
             self._offsets.append(self._offsets[-1] + torch.Size(largest).numel())
         super().__init__(items)
 
@@ -167,7 +168,7 @@ class ScatterBucket(Bucket):
         item, start = self.items[index], self._offsets[index]
         flat, take = self._tensor(), Tensor.add_ if self.filled[index] else Tensor.copy_
         dense = gradient.to_dense() if gradient.is_sparse else gradient
-        for ranks, view in parts_of(dense, item.cut, self.group.size):
+        for ranks, view in parts_of(dense, item.part_placement, self.group.size):
             shape = view.shape[1:]
             take(flat[ranks, start : start + shape.numel()].unflatten(1, shape), view)
         item.leaf.grad = None
@@ -219,7 +220,7 @@ class ScatterBucket(Bucket):
 
 def bucket_of(items: Sequence[Summed]) -> Bucket:
     """The bucket of parameters of one kind."""
-    return ScatterBucket(items) if items[0].cut.sharded else FlatBucket(items)
+    return ScatterBucket(items) if items[0].part_placement.sharded else FlatBucket(items)
 
 
 def _like(p: Tensor, flat: Tensor) -> Tensor:

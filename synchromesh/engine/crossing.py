@@ -96,7 +96,7 @@ class Arrival:
         if self.whole:
             return self.out
         arrived = assembled(self.change, None, self.inward, self.out, _position(self.groups))
-        if not len(arrived):  # what comes back of a row that was lent to this rank: nothing
+        if not len(arrived):  # what comes back of this rank's stand-in row: nothing
             arrived = arrived.new_zeros((1, *arrived.shape[1:]))
         return rows_back(arrived, of).contiguous()
 

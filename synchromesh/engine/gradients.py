@@ -53,18 +53,22 @@ class GradientSync:
 
     def _order_of(self, bucket: Bucket) -> Order:
         first = bucket.items[0]
-        return self._every.setdefault(first.stages[0], _order()) if first.every else self._last
+        return (
+            self._every.setdefault(first.stages[0], _order())
+            if first.each_backward
+            else self._last
+        )
 
     def _hook(self, bucket: Bucket, index: int) -> Any:
         item, order = bucket.items[index], self._order_of(bucket)
 
         def ready(leaf: Tensor) -> None:
-            if not item.every and not (self._armed and item.parameter in self._complete):
+            if not item.each_backward and not (self._armed and item.parameter in self._complete):
                 return
-            assert item.every or not bucket.filled[index], "a gradient is complete once"
+            assert item.each_backward or not bucket.filled[index], "a gradient is complete once"
             assert leaf.grad is not None
             bucket.fill(index, leaf.grad)
-            if item.cut.sharded:
+            if item.part_placement.sharded:
                 item.group.world.advance()
             if bucket.ready and not self._late:
                 self._launch(order.ready())
@@ -76,7 +80,7 @@ class GradientSync:
             bucket.launch()
             if bucket in self._under_way:
                 self._under_way.remove(bucket)
-            if bucket.items[0].cut.sharded:
+            if bucket.items[0].part_placement.sharded:
                 self._under_way.append(bucket)
             if len(self._under_way) > UNDER_WAY:
                 self._under_way.pop(0).finish()
@@ -127,7 +131,7 @@ class GradientSync:
         self._armed = False
         self._under_way.clear()
         for bucket in self._buckets:
-            if bucket.items[0].cut.sharded:
+            if bucket.items[0].part_placement.sharded:
                 bucket.forget()
                 for item in bucket.items:  # of earlier micro-batches
                     item.leaf.grad = None
@@ -148,5 +152,5 @@ class GradientSync:
 def _kind(item: Summed) -> tuple[Any, ...]:
     """What gradients have in common that can be summed together."""
     parameter = item.parameter
-    when = item.stages if item.every else None
-    return item.group.ranks, parameter.dtype, parameter.device, item.cut.sharded, when
+    when = item.stages if item.each_backward else None
+    return item.group.ranks, parameter.dtype, parameter.device, item.part_placement.sharded, when

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
-from synchromesh.engine import gloo, reduce_scatter, star
+from synchromesh.engine import control_channel, gloo, reduce_scatter
+from synchromesh.engine.checked_gather import EXCHANGE, checked_gather
+from synchromesh.engine.control_channel import ControlChannel
 from synchromesh.engine.device import device_of
 from synchromesh.engine.ledger import Ledger
-from synchromesh.engine.meeting import EXCHANGE, meet
 from synchromesh.engine.movable import bytes_of, movable, resolved
-from synchromesh.engine.star import Star
 from synchromesh.launch import rendezvous
 from synchromesh.programs.communicator import Finish, Op
 
@@ -224,7 +224,7 @@ class Group:
             return [json.loads(json.dumps(value))]
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         device = self.world.device
-        lengths = [n for (n,) in meet(self, EXCHANGE, [len(text)], device)]
+        lengths = [n for (n,) in checked_gather(self, EXCHANGE, [len(text)], device)]
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(text)] = text
         rows = self.all_gather(padded.to(device), counted=False).cpu()
@@ -271,7 +271,7 @@ class World:
         self.ledger = Ledger()
         self.waited = 0.0  # seconds in which this rank waited for traffic, since it began
         self.choices: dict[tuple[int, ...], str] = {}  # how a group's reduce-scatter is done
-        self.star: Star | None = None
+        self.control: ControlChannel | None = None
         self._groups: dict[tuple[int, ...], Group] = {}
         self._rings: set[tuple[int, ...]] = set()
         self._owner = owner  # of the default process group
@@ -307,7 +307,7 @@ class World:
         if self.backend == "gloo":
             gloo.wait_for_cores()
         if self.backend == "gloo" and not self.blocking:
-            self.star = star.connected(self.everyone, self.timeout)
+            self.control = control_channel.connected(self.everyone, self.timeout)
         return self
 
     def wait(self, work: Any) -> None:
@@ -344,7 +344,7 @@ class World:
             if self.rank not in ranks:
                 handle = messages = None
             for made in {id(h): h for h in (handle, messages) if h is not None}.values():
-                self._meet(made)
+                self._first_call(made)
             self._groups[ranks] = Group(self, ranks, handle, messages)
         return self._groups[ranks]
 
@@ -364,7 +364,7 @@ class World:
         backend = gloo.shared(self.backend)
         return dist.new_group(list(ranks), timeout=self.timeout, backend=backend, **order)
 
-    def _meet(self, handle: Any) -> None:
+    def _first_call(self, handle: Any) -> None:
         """All members of a new NCCL group call it once: a first call that is a batch of messages,
         in which some have no part, might wait for them for ever (`dist.batch_isend_irecv`)."""
         if self.backend == "nccl":
@@ -389,9 +389,9 @@ class World:
                 del handle
         self._groups.clear()
         self._rings.clear()
-        if self.star is not None:
-            self.star.close()
-            self.star = None
+        if self.control is not None:
+            self.control.close()
+            self.control = None
         if self._owner and dist.is_initialized():
             dist.destroy_process_group()
         self._owner = False

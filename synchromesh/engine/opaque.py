@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from synchromesh.engine.announced_collectives import AnnouncedCollectives
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.groups import Group
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.engine.program import Completing, Passage, RankOutputs, share
-from synchromesh.engine.roll_call import RollCall
+from synchromesh.engine.program import Completing, ForwardResult, RankOutputs, share
 from synchromesh.engine.sharding import Sharding
 from synchromesh.programs.batch_norm import BatchNormPolicy
 from synchromesh.programs.model import Model
@@ -65,8 +65,8 @@ class OpaqueProgram:
         kinds = {n: type(t[k]) for n, t, k in attributes_of(model.module)}
         self.fixed = [n for n in changed if issubclass(kinds.get(n, Tensor), CONTAINERS)]
         data = groups.data_group(layout)
-        self.roll_call = RollCall(data) if synchronise and data.size > 1 else None
-        self.policy = BatchNormPolicy(self.roll_call)
+        self.announced = AnnouncedCollectives(data) if synchronise and data.size > 1 else None
+        self.policy = BatchNormPolicy(self.announced)
         self.completing: Completing = {}
         self._checked = False  # whether the loss reaches nothing but the model's parameters
 
@@ -86,7 +86,7 @@ class OpaqueProgram:
         stage: int | None = None,
         arrived: Mapping[Border, Tensor] | None = None,
         of: tuple[int, int] = (0, 1),
-    ) -> Passage:
+    ) -> ForwardResult:
         """As `Program.run`; no results where this rank has no rows. Training mode where gradients
         are computed, evaluation mode elsewhere."""
         if torch.is_grad_enabled() and self.fixed:
@@ -96,9 +96,9 @@ class OpaqueProgram:
             results += self._run(batch, rows, step, first + index)
             if torch.is_grad_enabled() and not all(rows.counts):
                 self._hand_over(rows)
-        return Passage(results, {}, {}, [])
+        return ForwardResult(results, {}, {}, [])
 
-    def end(self, passage: Passage) -> None:
+    def end(self, forward: ForwardResult) -> None:
         """Nothing is to be freed."""
 
     def _run(self, batch: Any, rows: GlobalRows, step: int, micro_batch: int) -> list[RankOutputs]:
@@ -107,8 +107,8 @@ class OpaqueProgram:
             self.leaf_layout.data_index(self.position)
         ]
         if start == stop:
-            if training and self.roll_call is not None:
-                self.roll_call.follow()
+            if training and self.announced is not None:
+                self.announced.follow()
             return []
         self.streams.begin(step, micro_batch)
         self.streams.at(0, self.leaf_layout.data_index(self.position), 0)
@@ -123,8 +123,8 @@ class OpaqueProgram:
             result = self.function(self.model.module, batch)
             names, outputs = flat_outputs(result)
         self.model.adopt_assigned()
-        if training and self.roll_call is not None:
-            self.roll_call.end()
+        if training and self.announced is not None:
+            self.announced.end()
         if training and own is not None:
             refuse_foreign(outputs[0], (*self.model.parameters.values(), *own.leaves))
             self._checked = True
@@ -151,11 +151,11 @@ class OpaqueProgram:
 
     def after_backward(self, ran: bool) -> None:
         """To be called after every backward; ran: whether this rank had rows."""
-        if self.roll_call is not None:
+        if self.announced is not None:
             if ran:
-                self.roll_call.end()
+                self.announced.end()
             else:
-                self.roll_call.follow()
+                self.announced.follow()
 
     def _hand_over(self, rows: GlobalRows) -> None:
         """What a forward changed comes to the ranks that had no rows to run it on."""

@@ -2,7 +2,7 @@
 
     0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 ...        (values/messages.py has their order)
 
-A forward makes a passage of its micro-batch through the stage, which its backward ends. Values
+What a forward of a micro-batch leaves stays until its backward (`ForwardResult`). Values
 that arrive are leaves of the stage's autograd graph: their gradients are sent back, and added up
 where several stages have read the value. One stage is a pipeline without messages: its schedule
 is gradient accumulation."""
@@ -20,7 +20,7 @@ from synchromesh.engine.delivery import deliver
 from synchromesh.engine.groups import Posted
 from synchromesh.engine.opaque import OpaqueProgram
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.engine.program import Passage, Program, RankOutputs, share
+from synchromesh.engine.program import ForwardResult, Program, RankOutputs, share
 from synchromesh.values.exchange import Border
 from synchromesh.values.messages import Instruction, Message, Receive, Run, Send, instructions
 from synchromesh.values.schedule import Action, Schedule, forward_only, pipeline
@@ -49,10 +49,10 @@ class PipelineWalk:
         self.micro_batches, self.groups = micro_batches, groups
         self.step, self.first, self.apart = step, first, apart
         self.program = micro_batches[0].program
-        self._passages: dict[tuple[int, int], Passage] = {}  # by stage and micro-batch
+        self._forwards: dict[tuple[int, int], ForwardResult] = {}  # by stage and micro-batch
         self._handed: dict[tuple[int, int, int], Mapping[Border, Tensor]] = {}  # on these ranks
         self._gradients: dict[tuple[int, int], list[tuple[Border, Tensor]]] = {}
-        self._over: list[tuple[int, int]] = []  # passages whose gradients depart, or nothing does
+        self._over: list[tuple[int, int]] = []  # done but for what departs
         self._sent: dict[Message, Posted] = {}
         self._receipts: dict[Message, Receipt] = {}
         # what each part of each micro-batch made of the carry
@@ -139,7 +139,7 @@ class PipelineWalk:
 
     def _forget(self) -> None:
         while self._over:
-            del self._passages[self._over.pop()]
+            del self._forwards[self._over.pop()]
 
     def _end(self) -> None:
         for posted in self._sent.values():
@@ -159,12 +159,12 @@ class PipelineWalk:
                 if program.deliveries:
                     leaves = deliver(made, program.deliveries, rows, self.groups)
                 for name, x in leaves.items():
-                    found.setdefault(name, []).append(x[:own])  # not of a row that was lent to it
+                    found.setdefault(name, []).append(x[:own])  # not of a stand-in row
         return {name: torch.cat(parts) for name, parts in found.items()}  # on memory of its own
 
     # Runs
 
-    def _run_forward(self, action: Action) -> Passage:
+    def _run_forward(self, action: Action) -> ForwardResult:
         self._forget()
         self.sharding.begin_run()
         stage, m = action.stage, action.micro_batch
@@ -183,14 +183,14 @@ class PipelineWalk:
                 arrived[border] = x.requires_grad_(item.flows and torch.is_grad_enabled())
         first = self.first + m * self.apart
         of = m, len(self.micro_batches)
-        passage = batch.program.run(batch.parts, self.step, first, stage, arrived, of)
+        forward = batch.program.run(batch.parts, self.step, first, stage, arrived, of)
         for (source, target), items in batch.program.crossings.items():
             if source == stage and not items[0].crosses:
-                self._handed[source, target, m] = {i.made: passage.made[i.made] for i in items}
-        self._passages[stage, m] = passage
-        for made, result in zip(self._carry[m], passage.results, strict=False):
+                self._handed[source, target, m] = {i.made: forward.made[i.made] for i in items}
+        self._forwards[stage, m] = forward
+        for made, result in zip(self._carry[m], forward.results, strict=False):
             made.update(result.carry)
-        return passage
+        return forward
 
     def _run_backward(
         self, action: Action, backwards: Callable[[Action, Sequence[RankOutputs]], Seeds]
@@ -198,31 +198,31 @@ class PipelineWalk:
         self._forget()
         self.sharding.begin_run()
         stage, m = action.stage, action.micro_batch
-        program, passage = self.micro_batches[m].program, self._passages[stage, m]
-        seeds = backwards(action, passage.results)
+        program, forward = self.micro_batches[m].program, self._forwards[stage, m]
+        seeds = backwards(action, forward.results)
         arrived = self._gradients.pop((stage, m), [])
         for (source, target), items in program.crossings.items():
             if source == stage and items[0].crosses:
                 arrived += self._receipts.pop(Message("B", source, target, m)).wait()
                 if any(item.flows for item in items):  # it came back, so it has arrived there
                     self._sent.pop(Message("F", source, target, m)).wait()
-        seeds += [(passage.made[border], gradient) for border, gradient in arrived]
+        seeds += [(forward.made[border], gradient) for border, gradient in arrived]
         live = [(x, gradient) for x, gradient in seeds if x.requires_grad]
         with program.backward():
             if live:
                 torch.autograd.backward([x for x, _ in live], [g for _, g in live])
-        program.after_backward(bool(passage.results))
+        program.after_backward(bool(forward.results))
         for (source, target), items in program.crossings.items():
             if target == stage and not items[0].crosses:
-                back = [(i.made, _gradient(passage.arrived[i.made])) for i in items if i.flows]
+                back = [(i.made, _gradient(forward.arrived[i.made])) for i in items if i.flows]
                 self._gradients.setdefault((source, m), []).extend(back)
-        passage.results, passage.made = [], {}
+        forward.results, forward.made = [], {}
         self._finish(action)
 
     def _finish(self, action: Action) -> None:
-        """The passage is over but for what is sent of it, before the next run."""
+        """The micro-batch is done here but for what is sent of it, before the next run."""
         at = action.stage, action.micro_batch
-        self.micro_batches[action.micro_batch].program.end(self._passages[at])
+        self.micro_batches[action.micro_batch].program.end(self._forwards[at])
         self._over.append(at)
 
     # Messages
@@ -235,10 +235,10 @@ class PipelineWalk:
         if isinstance(instruction, Receive):
             self._receipts[message] = Receipt(items, backward, rows, self.groups)
             return
-        passage = self._passages[message.sender, message.micro_batch]
-        tensors = passage.made
+        forward = self._forwards[message.sender, message.micro_batch]
+        tensors = forward.made
         if backward:
-            tensors = {b: _gradient(x) for b, x in passage.arrived.items() if x.requires_grad}
+            tensors = {b: _gradient(x) for b, x in forward.arrived.items() if x.requires_grad}
         self._sent[message] = send(items, tensors, backward, rows, self.groups)
 
 

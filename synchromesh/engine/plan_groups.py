@@ -32,8 +32,8 @@ class PlanGroups:
         for mesh in sorted({x.mesh for x in layouts}, key=lambda mesh: (mesh.first, mesh)):
             self._tensor[mesh] = self._group({mesh.tensor_positions(p) for p in mesh.positions})
             self._data[mesh] = self._group({mesh.data_positions(p) for p in mesh.positions})
-        shared = {tuple(h.positions) for h in holdings if h.home}
-        self._home = {positions: self._group([positions]) for positions in sorted(shared)}
+        shared = {tuple(h.positions) for h in holdings if h.partial_gradient}
+        self._partial = {positions: self._group([positions]) for positions in sorted(shared)}
         scattered = {h.gradient_positions(p) for h in holdings if h.parts > 1 for p in h.positions}
         for positions in sorted(scattered):
             world.add_ring(tuple(ranks[p] for p in positions))
@@ -56,6 +56,6 @@ class PlanGroups:
 
     def sum_group(self, holding: Holding) -> Group:
         """The ranks over which this rank sums the gradient of a tensor that it holds."""
-        if holding.home:
-            return self._home[tuple(holding.positions)]
+        if holding.partial_gradient:
+            return self._partial[tuple(holding.positions)]
         return self._data[holding.layout.mesh]

@@ -5,7 +5,7 @@
 A border value is moved at most once to each (layout, placement) in which a later component wants
 it, and dropped after its last reader. Backward is autograd's: moves and exchanges are autograd
 functions. A rank runs the components of its stages alone; what it has of other stages' values,
-and hands to them, is a `Passage`.
+and hands to them, is a `ForwardResult`.
 
 Several micro-batches may take turns (values/schedule.py), so that one computes while a tensor of
 another is under way between ranks:
@@ -97,8 +97,8 @@ class RankOutputs:
 
 
 @dataclass
-class Passage:
-    """A micro-batch on its way through one stage: what arrived, and what was made of it.
+class ForwardResult:
+    """What a forward of a micro-batch through one stage leaves for its backward.
 
     results: of each of the parts that took turns; outputs are the last stage's. arrived, made: by
     the form in which a value is there."""
@@ -205,7 +205,7 @@ class Program:
         uses = []
         for index, name in enumerate(local.parameters):
             used = self.partition.placements.get((name, local.layout), REPLICATED)
-            if holdings[name].home and local.layout.tensor > 1 and used.kind != "r":
+            if holdings[name].partial_gradient and local.layout.tensor > 1 and used.kind != "r":
                 uses.append((index, str(used)))
         bound = [tensors[name] for name in names] + [
             self.step.constants[value.name] for value in local.constants
@@ -257,7 +257,7 @@ class Program:
         stage: int | None = None,
         arrived: Mapping[Border, Tensor] | None = None,
         of: tuple[int, int] = (0, 1),
-    ) -> Passage:
+    ) -> ForwardResult:
         """Forward through a stage (none: the only one) for each of the micro-batches that take
         turns.
 
@@ -274,17 +274,17 @@ class Program:
             for (batch, rows), lane in zip(micro_batches, lanes, strict=True)
         ]
         results = run_forwards(walks, taking_turns(len(walks), parts.turns))
-        return Passage(results, arrived or {}, made, lanes)
+        return ForwardResult(results, arrived or {}, made, lanes)
 
     def gathered(self, stage: int, backward: bool) -> Run:
         """The components of a stage that need sharded parameters, in the order in which they
         run."""
         return self._gathering.run((i for i, _ in self._stages[stage].parts), backward)
 
-    def end(self, passage: Passage) -> None:
-        """The passage is over, backward and all: what it used is free for another one."""
-        self._lanes += passage.lanes
-        passage.lanes = []
+    def end(self, forward: ForwardResult) -> None:
+        """Its backward is over: what the forward used is free for another one."""
+        self._lanes += forward.lanes
+        forward.lanes = []
 
     def backward(self) -> AbstractContextManager[None]:
         """What backward runs in: nothing is left to do (engine/opaque.py)."""

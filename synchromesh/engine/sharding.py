@@ -77,7 +77,7 @@ class _Gathered:
         for h, whole, start in zip(self.unit.holdings, self.whole, self._offsets, strict=False):
             data = whole.data  # autograd need not know: values are those that it has seen
             data.untyped_storage().resize_(data.nbytes)
-            for ranks, view in parts_of(data, h.cut, self.group.size):
+            for ranks, view in parts_of(data, h.part_placement, self.group.size):
                 shape = view.shape[1:]
                 view.copy_(parts[ranks, start : start + shape.numel()].unflatten(1, shape))
         self.there = True

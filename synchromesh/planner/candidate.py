@@ -5,7 +5,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from synchromesh.cost.peak_memory import PeakMemory, peak_memories
-from synchromesh.cost.step_time import Setting, StepTime, Unmeasured, best_interleaving, step_time
+from synchromesh.cost.step_time import (
+    PlannedStep,
+    StepTime,
+    Unmeasured,
+    best_interleaving,
+    step_time,
+)
 from synchromesh.planner.problem import PartitionCache
 from synchromesh.values.holding import holdings
 from synchromesh.values.plan import Plan
@@ -81,14 +87,14 @@ class Candidate:
         )
 
 
-def setting(partitions: PartitionCache, plan: Plan) -> Setting:
+def planned_step(partitions: PartitionCache, plan: Plan) -> PlannedStep:
     """The plan as it would run. ValueError where it allows no partition."""
     problem = partitions.problem
     cut, devices = partitions.partition(plan), len(problem.ranks(plan))
     chain = problem.step.chain
     tensors = {t.name: t for c in chain.components for t in (*c.parameters, *c.buffers)}
     held = holdings(tensors.values(), cut.placements, devices)
-    return Setting(cut, held, plan, devices, problem.rows, partitions.overlaps(plan))
+    return PlannedStep(cut, held, plan, devices, problem.rows, partitions.overlaps(plan))
 
 
 def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate:
@@ -99,7 +105,7 @@ def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate
     problem = partitions.problem
     limits = problem.limits
     try:
-        placed = setting(partitions, plan)
+        placed = planned_step(partitions, plan)
         if plan.pieces is None or plan.stages:
             time = best_interleaving(placed, profile, (INTERLEAVED,))
         else:
@@ -140,7 +146,7 @@ def other_interleaving(candidate: Candidate, partitions: PartitionCache) -> Plan
     plan = candidate.plan
     if plan.pieces is None or candidate.time is None:
         return None
-    placed = setting(partitions, plan)
+    placed = planned_step(partitions, plan)
     least = min(min(placed.blocks(c.layout)) for c in placed.partition.components)
     other = 1 if plan.pieces > 1 else INTERLEAVED
     return replace(plan, pieces=other) if least >= other else None

@@ -10,7 +10,7 @@ from math import gcd
 from statistics import fmean
 
 from synchromesh.cost.step_time import computing
-from synchromesh.planner.candidate import Candidate, price, setting
+from synchromesh.planner.candidate import Candidate, planned_step, price
 from synchromesh.planner.problem import PartitionCache
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
@@ -130,7 +130,7 @@ def _row_costs(
 ) -> list[_RowCost]:
     """Of each data index: a line through what its slowest rank computes for an equal block of the
     rows and for a quarter of it, with the optimizer's step."""
-    seconds = computing(setting(partitions, plan), profile)
+    seconds = computing(planned_step(partitions, plan), profile)
     tensor, block = partitions.problem.devices // data, partitions.problem.rows / data
     found = []
     for i in range(data):

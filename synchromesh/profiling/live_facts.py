@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from synchromesh.engine import batches, star
+from synchromesh.engine import batches, control_channel
+from synchromesh.engine.checked_gather import NUMBERS
 from synchromesh.engine.groups import World
-from synchromesh.engine.meeting import NUMBERS
 from synchromesh.planner.decision.decide import Find, Read, Write
 from synchromesh.planner.demand import Demand, collectives_of, program_rows, scattering
 from synchromesh.planner.headroom import Headroom
@@ -315,8 +315,8 @@ def agreement_seconds(world: World) -> float:
         if turn == 1:
             world.everyone.barrier()
             began = time.perf_counter()
-        star.all_gather_numbers(world.everyone, numbers, world.device)
+        control_channel.all_gather_numbers(world.everyone, numbers, world.device)
         sums = torch.zeros(5, dtype=torch.float64, device=world.device)
-        star.start_all_gather(world.everyone, sums)()
+        control_channel.start_all_gather(world.everyone, sums)()
     spent = (time.perf_counter() - began) / runs
     return max(float(t) for t in world.everyone.all_gather_json(spent))

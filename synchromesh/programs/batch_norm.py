@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 
 class DataRanks(Protocol):
-    """The ranks over which statistics are summed: a `Group`, or a `RollCall` of one."""
+    """The ranks over which statistics are summed: a `Group`, or `AnnouncedCollectives` of one."""
 
     @property
     def size(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synchromesh.engine import star
+from synchromesh.engine import control_channel
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.program import RankOutputs
@@ -192,7 +192,7 @@ class Accumulation:
         if told is not None:
             self._totals.append((told, None))
         elif active.plan.stage_count == 1 and not self._execution.sharding.units:
-            self._totals.append((sums, star.start_all_gather(everyone, sums)))
+            self._totals.append((sums, control_channel.start_all_gather(everyone, sums)))
         else:  # where the first rank's backward may wait for what this one does after its own
             work = everyone.all_reduce(sums, asynchronous=True, counted=False)
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from synchromesh.engine import batches
+from synchromesh.engine.checked_gather import EVALUATE, EVALUATED, checked_gather
 from synchromesh.engine.groups import World
-from synchromesh.engine.meeting import EVALUATE, EVALUATED, meet
 from synchromesh.engine.pipeline import PipelineWalk
 from synchromesh.trace.capture.carry import Carrying
 from synchromesh.training.carry import Carry
@@ -53,7 +53,7 @@ def means(
                         known = sums.get(name, torch.zeros((), dtype=torch.float64))
                         sums[name] = known + value.double().cpu()
             carry.advance(walk.carry())
-    meet(world.everyone, EVALUATED, device=world.device)
+    checked_gather(world.everyone, EVALUATED, device=world.device)
     return _over_ranks(world, sums, count)
 
 

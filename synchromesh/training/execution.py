@@ -220,8 +220,8 @@ class Execution:
             holding, whole = self.state.holdings[name], self.sharding.whole.get(name)
             group = groups.sum_group(holding)
             found.append(Summed(
-                self.model.parameters[name], group, whole, holding.cut, holding.every,
-                tuple(dict.fromkeys(stages)), holding.local_bytes,
+                self.model.parameters[name], group, whole, holding.part_placement,
+                holding.each_backward, tuple(dict.fromkeys(stages)), holding.local_bytes,
             ))  # fmt: skip
         return found
 

@@ -129,7 +129,7 @@ class Programs:
             default = known.get(name, known.get(name.partition("@")[0], default))
             layouts.append(default)
         layouts = list(step.undivided(layouts))
-        holdings = {n: h for n, h in self.state.holdings.items() if not h.home}
+        holdings = {n: h for n, h in self.state.holdings.items() if not h.partial_gradient}
         complete = set() if learns else {n for n, h in holdings.items() if not h.placement.sharded}
         pins = {(n, layout.mesh): REPLICATED for n in complete for layout in layouts}
         pins |= {(n, h.layout): h.placement for n, h in holdings.items()}

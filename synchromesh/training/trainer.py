@@ -26,8 +26,8 @@ from synchromesh.data.loaders import Loaders
 from synchromesh.data.reading import Collate
 from synchromesh.engine import batches
 from synchromesh.engine.batches import LoneRankFailed
+from synchromesh.engine.checked_gather import EVALUATE, checked_gather
 from synchromesh.engine.groups import World
-from synchromesh.engine.meeting import EVALUATE, meet
 from synchromesh.engine.optimizer import clip_norm
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
@@ -116,7 +116,7 @@ class Trainer:
         example, or as `adapt` has noticed that they have now.
 
         Measures what is not known yet, which takes seconds; all ranks call alike."""
-        self._meet("predict")
+        self._check_method("predict")
         known = None if self.adapter is None else self.adapter.profile
         return self.planning.predict(self.traced, self.plan, known)
 
@@ -129,7 +129,7 @@ class Trainer:
         """From now on `step` watches what steps take and may switch at its end (`decisions` says
         why and what came of it). Measures model and links first, where that has not been done; all
         ranks call alike."""
-        self._meet("adapt")
+        self._check_method("adapt")
         if self.traced.opaque or self.world.size == 1:
             why = self.traced.reason if self.traced.opaque else "there is one device"
             self.options.say(f"there is nothing to adapt: {why}")
@@ -273,7 +273,7 @@ class Trainer:
     def evaluate(self, loader: Iterable[Any], metric: Metric) -> dict[str, float]:
         """Means over the rows of `loader`: metric(model, batch) -> {name: sum over its rows}; with
         a carry, which begins anew, metric(model, batch, carry) -> ({name: sum}, carry)."""
-        self._meet(EVALUATE)
+        self._check_method(EVALUATE)
         if not self._accumulation.begun:
             forget_gradients(self.model)
         self._execution.settle()
@@ -304,7 +304,7 @@ class Trainer:
         """Shifts to another plan between two steps; parameters, optimizer state and buffers move
         over the network."""
         began = time.perf_counter()
-        self._meet("switch")
+        self._check_method("switch")
         self._accumulation.require_none("switch")
         forget_gradients(self.model)
         plan = checked_plan(plan)
@@ -323,7 +323,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The model's own names and shapes, complete, on every rank's host memory."""
-        self._meet("state_dict")
+        self._check_method("state_dict")
         self._execution.settle()
         return self.state.state_dict()
 
@@ -343,7 +343,7 @@ class Trainer:
     def buffers(self) -> dict[str, Tensor]:
         """This rank's shards of the buffers by name, after those that data ranks compute of rows
         of their own have been made equal; all ranks call alike."""
-        self._meet("buffers")
+        self._check_method("buffers")
         self._execution.settle()
         return {n: b.detach() for n, b in self.model.buffers.items()}
 
@@ -365,7 +365,7 @@ class Trainer:
     def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Writes a checkpoint that any plan on any number of devices can resume; a crash leaves
         the old one."""
-        self._meet("save")
+        self._check_method("save")
         self._accumulation.require_none("save")
         forget_gradients(self.model)
         self._execution.settle()
@@ -388,7 +388,7 @@ class Trainer:
 
     def export(self, path: str | Path) -> None:
         """Writes the model's complete weights to one safetensors file, under its own names."""
-        self._meet("export")
+        self._check_method("export")
         self._execution.settle()
         save_safetensors(path, self.state.model_tensors(), self.world, self.model.aliases)
 
@@ -397,7 +397,7 @@ class Trainer:
 
         CheckpointError, on all ranks, for one that is damaged or of another model; nothing has
         changed then."""
-        self._meet("resume")
+        self._check_method("resume")
         saved = Record.from_dict(checkpoint.read_extra(path := Path(path), self.world), path)
         self._execution.load(path, saved)
         self._forget_accumulation()
@@ -410,8 +410,8 @@ class Trainer:
             self._observer.restart(self.plan)  # steps may have gone back
         return dict(saved.extra)
 
-    def _meet(self, method: str) -> None:
-        meet(self.world.everyone, method, device=self.world.device)
+    def _check_method(self, method: str) -> None:
+        checked_gather(self.world.everyone, method, device=self.world.device)
 
     def close(self) -> None:
         """Ends the groups; the model stays cut unless this is the only rank."""

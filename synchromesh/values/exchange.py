@@ -7,7 +7,14 @@ from functools import cached_property
 from synchromesh.values.component import Value
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import Placement
-from synchromesh.values.routes import Change, Ranges, copies, lent, shape_rows_first, side
+from synchromesh.values.routes import (
+    Change,
+    Ranges,
+    copies,
+    shape_rows_first,
+    side,
+    with_stand_ins,
+)
 
 Border = str  # the form in which a value is there: name, mesh, placement
 
@@ -59,7 +66,7 @@ class Exchange:
 
     def _change(self, gradient: bool, made_rows: Ranges, read_rows: Ranges) -> Change:
         if self.crosses and not gradient:
-            read_rows = lent(read_rows)
+            read_rows = with_stand_ins(read_rows)
         made = side(self.value, self.source, self.have, made_rows, gradient)
         read = side(self.value, self.target, self.want, read_rows, gradient)
         return Change(read, made) if gradient else Change(made, read)

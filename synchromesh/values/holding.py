@@ -44,7 +44,7 @@ class Holding:
         return self.shared or self.layout.positions
 
     @property
-    def home(self) -> bool:
+    def partial_gradient(self) -> bool:
         """Whether every position computes with the global tensor, and has a partial sum of its
         gradient."""
         return self.placement == REPLICATED_PARTIAL_GRADIENT
@@ -52,7 +52,7 @@ class Holding:
     @property
     def gradient_layout(self) -> Layout:
         """The layout whose data ranks sum this tensor's gradient (docs/design.md, "Gradients")."""
-        if not self.home:
+        if not self.partial_gradient:
             return self.layout
         return Layout(len(self.positions), 1, first=self.positions[0])
 
@@ -62,12 +62,12 @@ class Holding:
         return 1 if self.states == "none" else self.gradient_layout.data
 
     @property
-    def every(self) -> bool:
+    def each_backward(self) -> bool:
         """Whether its gradient is summed after each backward, not after the last one alone."""
         return self.parts > 1 and self.states != "optimizer"
 
     @cached_property
-    def cut(self) -> Placement:
+    def part_placement(self) -> Placement:
         """Along which dimension that is: the one whose largest part is the smallest fraction."""
         if self.parts == 1:
             return REPLICATED
@@ -81,10 +81,10 @@ class Holding:
         computed = self._computed(position)
         if self.parts == 1:
             return computed
-        d, cut = self.placement.dim if self.placement.sharded else -1, self.cut.dim
+        d, cut = self.placement.dim if self.placement.sharded else -1, self.part_placement.dim
         length = sum(b[cut][1] - b[cut][0] for b in (computed if d == cut else computed[:1]))
         index = self.gradient_positions(position).index(position)
-        start, stop = self.cut.share(length, self.parts, index)
+        start, stop = self.part_placement.share(length, self.parts, index)
         found, before = [], 0
         for box in computed:
             low, high = box[cut]
@@ -97,7 +97,7 @@ class Holding:
 
     def _computed(self, position: int) -> tuple[Box, ...]:
         """The boxes that a position computes with."""
-        if self.home:
+        if self.partial_gradient:
             return REPLICATED.boxes(self.tensor.shape, 1, 0)
         index = self.layout.tensor_index(position)
         return self.placement.boxes(self.tensor.shape, self.layout.tensor, index)
@@ -115,7 +115,7 @@ class Holding:
     @property
     def kept_bytes(self) -> int:
         """Bytes of what a position keeps at most."""
-        shape = self.cut.local_shape(self.local_shape, self.parts)
+        shape = self.part_placement.local_shape(self.local_shape, self.parts)
         return replace(self.tensor, shape=shape).bytes
 
     def local_shape_at(self, position: int) -> tuple[int, ...]:
@@ -130,7 +130,7 @@ class Holding:
 
     def part_bytes_at(self, position: int) -> int:
         """Bytes of the largest part of what a position computes with, which all send alike."""
-        shape = self.cut.local_shape(self.local_shape_at(position), self.parts)
+        shape = self.part_placement.local_shape(self.local_shape_at(position), self.parts)
         return replace(self.tensor, shape=shape).bytes
 
     @property
@@ -140,7 +140,11 @@ class Holding:
 
     def gradient_positions(self, position: int) -> tuple[int, ...]:
         """Positions over which its gradient is summed, of which `position` is one."""
-        return tuple(self.positions) if self.home else self.layout.data_positions(position)
+        return (
+            tuple(self.positions)
+            if self.partial_gradient
+            else self.layout.data_positions(position)
+        )
 
     @property
     def copies(self) -> int:

@@ -242,7 +242,7 @@ def side(value: Value, layout: Layout, placement: Placement, rows: Ranges, gradi
     return Side(layout.tensor, rows, kind, width, layout.first)
 
 
-def lent(rows: Ranges) -> Ranges:
+def with_stand_ins(rows: Ranges) -> Ranges:
     """`rows`, with the first row of all where a data index has none."""
     first = min((a for a, b in rows if a < b), default=0)
     return tuple((a, b) if a < b else (first, first + 1) for a, b in rows)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from synchromesh.cost.step_time import Setting
+from synchromesh.cost.step_time import PlannedStep
 from synchromesh.trace.partition.local import (
     Computation,
     Event,
@@ -23,40 +23,40 @@ from synchromesh.values.profile import Compute, Curve, Memory, Pattern, Profile
 from tests.models import traced
 
 
-def placed(family: str, layouts: Callable[[int], Layout] | Layout, rows: int = 8) -> Setting:
+def placed(family: str, layouts: Callable[[int], Layout] | Layout, rows: int = 8) -> PlannedStep:
     """A family's step under a layout for each component, as it would run."""
     step = traced(family)
     count = len(step.chain.components)
     found = [layouts(i) if callable(layouts) else layouts for i in range(count)]
-    return setting(step, partition(step, found, rows=rows), found[0].devices, rows)
+    return planned_step(step, partition(step, found, rows=rows), found[0].devices, rows)
 
 
-def setting(step: Step, made: Partition, devices: int, rows: int) -> Setting:
+def planned_step(step: Step, made: Partition, devices: int, rows: int) -> PlannedStep:
     tensors = {t.name: t for c in step.chain.components for t in (*c.parameters, *c.buffers)}
     held = holdings(tensors.values(), made.placements, devices)
     data = Plan.parse("data")
-    return Setting(made, held, data, devices, rows, overlaps(step, made))
+    return PlannedStep(made, held, data, devices, rows, overlaps(step, made))
 
 
-def flat(setting: Setting, seconds: float = 1.0, traffic: float = 0.0) -> Profile:
+def flat(planned: PlannedStep, seconds: float = 1.0, traffic: float = 0.0) -> Profile:
     """Every program takes `seconds` forward and twice that backward, every collective `traffic`,
     whatever the size."""
-    programs = {c.program for c in setting.partition.components}
+    programs = {c.program for c in planned.partition.components}
     forward, backward = (Curve(((0.0, s), (1.0, s))) for s in (seconds, 2 * seconds))
     wire = Curve(((0.0, traffic), (1.0, traffic)))
     links = {
         (c.kind, Pattern(c.ranks, c.stride)): wire
-        for local in setting.partition.components
+        for local in planned.partition.components
         for c in local.collectives
     }
     links |= {
         (kind, Pattern(size, stride)): wire
         for kind in ("all_reduce", "all_gather", "reduce_scatter")
-        for size in range(2, setting.devices + 1)
-        for stride in range(1, setting.devices + 1)
+        for size in range(2, planned.devices + 1)
+        for stride in range(1, planned.devices + 1)
     }
     compute = {p: Compute((forward,), (backward,), Memory()) for p in programs}
-    return Profile(setting.devices, compute, links)
+    return Profile(planned.devices, compute, links)
 
 
 def drawn(
@@ -64,7 +64,7 @@ def drawn(
     layouts: Layout | Sequence[Layout],
     rows: int = 4,
     plan: str = "data",
-) -> Setting:
+) -> PlannedStep:
     """A chain of components of which only events, parameters and borders are known.
 
     parts: {"events": (...), "parameters": {name: numbers}, "inputs": (...), "outputs": (...)}.
@@ -88,7 +88,7 @@ def drawn(
     result = Partition(tuple(made), placements, (), leaf_layouts(layouts))
     devices = max(layout.positions.stop for layout in layouts)
     held = holdings([p for c in chain for p in c.parameters], placements, devices)
-    return Setting(result, held, Plan.parse(plan), devices, rows, True)
+    return PlannedStep(result, held, Plan.parse(plan), devices, rows, True)
 
 
 def _local(component: Component, layout: Layout, part: Mapping[str, Any]) -> LocalComponent:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from synchromesh.cost.peak_memory import PeakMemory, peak_memories, peak_memory
-from synchromesh.cost.step_time import Setting, Unmeasured
+from synchromesh.cost.step_time import PlannedStep, Unmeasured
 from synchromesh.programs.borders import StandIns, record
 from synchromesh.programs.compute import Bench
 from synchromesh.programs.memory import LiveBytes
@@ -22,8 +22,7 @@ from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement, shard
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Compute, Curve, Memory, Profile
-from tests.cost.plans import drawn, placed
-from tests.cost.plans import setting as setting_of
+from tests.cost.plans import drawn, placed, planned_step
 from tests.models import family, traced
 from tests.ranks import run
 from tests.traces import shared
@@ -47,14 +46,14 @@ def line(bytes_at_4: float) -> Curve:
     return Curve(((0.0, 0.0), (4.0, float(bytes_at_4))))
 
 
-def known(setting: Setting, *memory: Memory, **more: Any) -> Profile:
+def known(planned: PlannedStep, *memory: Memory, **more: Any) -> Profile:
     """The memory of each component in turn."""
     curve = (Curve(((1.0, 1.0),)),)
-    locals_ = setting.partition.components
+    locals_ = planned.partition.components
     compute = {
         local.program: Compute(curve, curve, m) for local, m in zip(locals_, memory, strict=True)
     }
-    return Profile(setting.devices, compute, **more)
+    return Profile(planned.devices, compute, **more)
 
 
 def memory(kept: float, forward: float, backward: float, staying: float, **more: Any) -> Memory:
@@ -72,8 +71,8 @@ SECOND = memory(30, 60, 70, 94, kept_inputs=(0,))
 
 
 def test_a_chain_by_hand() -> None:
-    setting = drawn(PARTS, ALONE)
-    found = peak_memory(setting, known(setting, FIRST, SECOND, state_factor=2.0), 0)
+    planned = drawn(PARTS, ALONE)
+    found = peak_memory(planned, known(planned, FIRST, SECOND, state_factor=2.0), 0)
     held = 64 + 2 * 64  # parameters, AdamW's two states; one rank fills no buckets
     #             batch  h   kept  at work
     forward = max(48 + 0 + 0 + 150, 48 + 80 + 100 + 60)
@@ -83,45 +82,45 @@ def test_a_chain_by_hand() -> None:
 
 
 def test_what_the_bytes_of_the_highest_moment_are() -> None:
-    setting = drawn(PARTS, ALONE)
-    found = peak_memory(setting, known(setting, FIRST, SECOND, state_factor=2.0), 0)
+    planned = drawn(PARTS, ALONE)
+    found = peak_memory(planned, known(planned, FIRST, SECOND, state_factor=2.0), 0)
     kinds = {"parameters": 64, "states": 128, "activations": 48 + 80 + 100 + 94, "gradients": 0}
     assert found.by_kind == {**kinds, "buffers": 0} and sum(kinds.values()) == found.peak
-    profile = known(setting, FIRST, SECOND, work_largest=3.0, work_byte=4.0)
-    update = peak_memory(setting, profile, 0)
+    profile = known(planned, FIRST, SECOND, work_largest=3.0, work_byte=4.0)
+    update = peak_memory(planned, profile, 0)
     assert update.by_kind["gradients"] == 64 and update.by_kind["activations"] == 48
     assert sum(update.by_kind.values()) == update.peak
 
 
 def test_buckets_are_held_and_gradients_in_them_do_not_stay() -> None:
-    setting = drawn(PARTS, PAIR, rows=8)
-    found = peak_memory(setting, known(setting, FIRST, SECOND), 1)
+    planned = drawn(PARTS, PAIR, rows=8)
+    found = peak_memory(planned, known(planned, FIRST, SECOND), 1)
     held = 64 + 64  # parameters and their buckets
     assert found == PeakMemory(held, held + max(48 + 80 + 100 + 60, 48 + 80 + 100 + 70))
 
 
 def test_the_optimizer_may_need_most() -> None:
-    setting = drawn(PARTS, ALONE)
-    profile = known(setting, FIRST, SECOND, work_largest=3.0, work_byte=4.0)
+    planned = drawn(PARTS, ALONE)
+    profile = known(planned, FIRST, SECOND, work_largest=3.0, work_byte=4.0)
     update = 48 + 64 + 3 * 40 + 4 * 64  # batch, gradients, work for the largest and for all
-    assert peak_memory(setting, profile, 0) == PeakMemory(64, 64 + update)
+    assert peak_memory(planned, profile, 0) == PeakMemory(64, 64 + update)
 
 
 def test_an_output_that_its_maker_keeps_is_counted_once() -> None:
-    setting = drawn(PARTS, ALONE)
+    planned = drawn(PARTS, ALONE)
     kept = replace(FIRST, kept_outputs=(0,))  # h is 80 of the 100 that c0 keeps
-    apart, once = (peak_memory(setting, known(setting, m, SECOND), 0) for m in (FIRST, kept))
+    apart, once = (peak_memory(planned, known(planned, m, SECOND), 0) for m in (FIRST, kept))
     assert apart.peak - once.peak == 80
 
 
 def test_an_input_that_several_keep_is_counted_once_and_until_the_last_reader() -> None:
     parts = [*PARTS, {"inputs": (read(H, 0), read(Y, 1))}]
-    setting = drawn(parts, ALONE)
+    planned = drawn(parts, ALONE)
     nothing = memory(0, 0, 0, 0)
 
     def peak(*kept: tuple[int, ...]) -> int:
         found = (nothing, *(replace(nothing, kept_inputs=k) for k in kept))
-        return peak_memory(setting, known(setting, *found), 0).peak
+        return peak_memory(planned, known(planned, *found), 0).peak
 
     alive = 64 + 48  # parameters; the batch
     assert peak((), ()) == alive + 80 + 32, "h and y, in forward, before c2 is done"
@@ -132,13 +131,13 @@ def test_an_input_that_several_keep_is_counted_once_and_until_the_last_reader() 
 
 def test_of_a_leaf_only_this_ranks_rows_count_and_once() -> None:
     reader = {"inputs": (read(X, None),), "outputs": (made(H),)}
-    setting = replace(
+    planned = replace(
         drawn([reader, {"inputs": (read(H, 0), read(X, None))}], PAIR, rows=8),
         plan=Plan.parse("data; @rows=3,1"),
     )
     nothing = memory(0, 0, 0, 0)
-    profile = known(setting, nothing, nothing)
-    assert [peak_memory(setting, profile, p).peak for p in (0, 1)] == [
+    profile = known(planned, nothing, nothing)
+    assert [peak_memory(planned, profile, p).peak for p in (0, 1)] == [
         6 * (12 + 20), 2 * (12 + 20)
     ]  # fmt: skip
 
@@ -149,29 +148,29 @@ def test_a_sharded_value_is_a_part_on_each_rank() -> None:
             {"inputs": (read(X, None),), "outputs": (made(Y, placement),)},
             {"inputs": (read(Y, 0, placement),)},
         ]
-        setting = drawn(parts, CUT)
+        planned = drawn(parts, CUT)
         nothing = memory(0, 0, 0, 0)
-        return peak_memory(setting, known(setting, nothing, nothing), 0).peak
+        return peak_memory(planned, known(planned, nothing, nothing), 0).peak
 
     assert peak(REPLICATED) == 48 + 32 and peak(shard(1)) == 48 + 16
 
 
 def test_the_gradient_of_a_parameter_of_two_users_waits_for_the_first_and_counts_once() -> None:
     parts = [{"parameters": {"w": 10}}, {}, {"parameters": {"w": 10}}]
-    setting = drawn(parts, ALONE)
+    planned = drawn(parts, ALONE)
     work = [memory(0, 0, 7, 7)] * 3
     # c1 works while the gradient that c2 made waits
-    assert peak_memory(setting, known(setting, *work), 0) == PeakMemory(40, 40 + 40 + 7)
-    setting = drawn(parts, PAIR, rows=8)  # with a bucket
-    assert peak_memory(setting, known(setting, *work), 0) == PeakMemory(80, 80 + 40 + 7)
+    assert peak_memory(planned, known(planned, *work), 0) == PeakMemory(40, 40 + 40 + 7)
+    planned = drawn(parts, PAIR, rows=8)  # with a bucket
+    assert peak_memory(planned, known(planned, *work), 0) == PeakMemory(80, 80 + 40 + 7)
 
 
 def test_micro_batches_work_on_their_rows_and_all_that_is_kept_is_there() -> None:
-    setting = drawn(PARTS, ALONE)
-    profile = known(setting, FIRST, SECOND)
+    planned = drawn(PARTS, ALONE)
+    profile = known(planned, FIRST, SECOND)
 
     def peak(micro_batches: int) -> int:
-        return peak_memory(setting, profile, 0, micro_batches).peak - 64
+        return peak_memory(planned, profile, 0, micro_batches).peak - 64
 
     assert peak(1) == 48 + 80 + 100 + 94
     #                  h   kept by c0 and by the other one of c1   half of the work
@@ -192,17 +191,17 @@ def test_gradients_that_are_scattered_are_complete_once_in_a_backward() -> None:
         backward of one            bucket 32, and what it is sent into 32
         of the second of two       bucket 32, sums 32 before and 32 after
     """
-    setting = drawn([{"parameters": {"w": 8}}], replace(PAIR, shard_states="gradients"), rows=4)
-    profile = known(setting, memory(0, 0, 0, 0))
+    planned = drawn([{"parameters": {"w": 8}}], replace(PAIR, shard_states="gradients"), rows=4)
+    profile = known(planned, memory(0, 0, 0, 0))
     for pieces, expected in ((1, 64), (2, 96)):
-        found = peak_memory(setting, profile, 0, pieces)
+        found = peak_memory(planned, profile, 0, pieces)
         assert found == PeakMemory(16, 16 + expected)
 
 
 def staged(plan: str, rows: int) -> list[PeakMemory]:
     """c0 on one device, c1 on another."""
-    setting = drawn(STAGES, [ALONE, Layout(1, 1, first=1)], rows, f"data; {plan}")
-    return list(peak_memories(setting, known(setting, FIRST, SECOND)))
+    planned = drawn(STAGES, [ALONE, Layout(1, 1, first=1)], rows, f"data; {plan}")
+    return list(peak_memories(planned, known(planned, FIRST, SECOND)))
 
 
 def test_two_stages_by_hand() -> None:
@@ -230,24 +229,24 @@ def test_1f1b_keeps_few_micro_batches_on_the_first_stage() -> None:
 def test_each_device_holds_its_stages_parameters() -> None:
     tied = [{"parameters": {"w": 10, "a": 1}}, {"parameters": {"b": 2}}, {"parameters": {"w": 10}}]
     layouts = [Layout(1, 1, first=p) for p in (0, 1, 2)]
-    setting = drawn(tied, layouts, 4)
+    planned = drawn(tied, layouts, 4)
     nothing = [memory(0, 0, 0, 0)] * 3
-    found = peak_memories(setting, known(setting, *nothing))
+    found = peak_memories(planned, known(planned, *nothing))
     #                                        w with its bucket, which 0 and 2 sum; a
     assert [f.resident for f in found] == [40 + 40 + 4, 8, 40 + 40]
 
 
-def some(setting: Setting) -> Profile:
+def some(planned: PlannedStep) -> Profile:
     """Every program keeps and works on bytes that grow with the rows, each on others."""
     found = {}
     curve = (Curve(((1.0, 1.0),)),)
-    for i, local in enumerate(setting.partition.components):
+    for i, local in enumerate(planned.partition.components):
         kept = 64.0 * (1 + i % 3)
         work = [kept * f for f in (1, 2, 2.5, 3)]
         inputs = tuple(range(0, len(local.inputs), 2))
         m = Memory(*map(line, work), kept_inputs=inputs)
         found[local.program] = Compute(curve, curve, m)
-    return Profile(setting.devices, found, state_factor=2.0)
+    return Profile(planned.devices, found, state_factor=2.0)
 
 
 LAYOUTS: Iterable[Any] = (
@@ -258,11 +257,11 @@ LAYOUTS: Iterable[Any] = (
 @pytest.mark.parametrize("name", ["gpt2", "cnn"])
 @pytest.mark.parametrize("layouts", LAYOUTS, ids=["4x1", "1x4", "2x2", "mixed"])
 def test_laws_of_rows_micro_batches_and_places(name: str, layouts: Any) -> None:
-    setting = placed(name, layouts, rows=8)
-    profile = some(setting)
+    planned = placed(name, layouts, rows=8)
+    profile = some(planned)
 
     def peaks(rows: int, micro_batches: int = 1) -> list[int]:
-        asked = replace(setting, rows=rows)
+        asked = replace(planned, rows=rows)
         found = [peak_memory(asked, profile, p, micro_batches) for p in range(4)]
         assert len({f.resident for f in found}) == 1 and all(
             f.peak > f.resident > 0 for f in found
@@ -275,37 +274,37 @@ def test_laws_of_rows_micro_batches_and_places(name: str, layouts: Any) -> None:
     uneven = peaks(5)
     assert uneven[0] == max(uneven), "the first blocks are the larger ones"
     one, two, four = (peaks(16, micro_batches)[0] for micro_batches in (1, 2, 4))
-    trained = sum(h.local_bytes for h in setting.holdings.values() if h.tensor.trainable)
+    trained = sum(h.local_bytes for h in planned.holdings.values() if h.tensor.trainable)
     # earlier gradients lie beside their buckets while another one is added to them
     assert max(two, four) <= one + 2 * trained
 
 
 def test_what_was_not_measured_has_a_name() -> None:
-    setting = drawn(PARTS, ALONE)
+    planned = drawn(PARTS, ALONE)
     with pytest.raises(Unmeasured, match=r"c0 \(1x1\) was not measured"):
-        peak_memory(setting, Profile(1), 0)
+        peak_memory(planned, Profile(1), 0)
 
 
-def measured(name: str, setting: Setting, batch: Any) -> Profile:
+def measured(name: str, planned: PlannedStep, batch: Any) -> Profile:
     """The memory of a family's programs, as the survey measures it."""
     step, (model, _, _) = traced(name), family(name)
     held = {n: x.detach() for n, x in (*model.named_parameters(), *model.named_buffers())}
     tensors = StandIns(step.chain, held, torch.device("cpu"))
     borders = record(step, batch, tensors, torch.device("cpu"))
     found = []
-    for local in setting.partition.components:
-        b = Bench(step, setting.partition, local, tensors, borders, 4, torch.device("cpu")).bytes()
+    for local in planned.partition.components:
+        b = Bench(step, planned.partition, local, tensors, borders, 4, torch.device("cpu")).bytes()
         work = (b.kept, b.forward, b.backward, b.staying)
         found.append(Memory(*map(line, work), b.kept_inputs, b.kept_outputs))
-    return known(setting, *found)
+    return known(planned, *found)
 
 
 @pytest.mark.parametrize("name", ["odd_mlp", "gpt2", "cnn", "unet"])
 def test_a_step_that_runs_has_as_much_alive(name: str) -> None:
-    setting = placed(name, ALONE, rows=4)
+    planned = placed(name, ALONE, rows=4)
     model, loss, make = family(name)
     batch = make(4, dtype=torch.float64)
-    found = peak_memory(setting, measured(name, setting, batch), 0)
+    found = peak_memory(planned, measured(name, planned, batch), 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     trainer = prepare(model, optimizer, loss, batch, "single; @pieces=1")
     mine = trainer.shard(batch)
@@ -337,7 +336,7 @@ def test_stages_that_run_have_as_much_alive() -> None:
     text = f"data; @stages=0:{names[0]}/1:{names[len(names) // 2]}; @micro_batches=4"
     plan = Plan.parse(text)
     cut = partition(step, plan.layouts(names, 2), rows=16)
-    staged = replace(setting_of(step, cut, 2, 16), plan=plan)
+    staged = replace(planned_step(step, cut, 2, 16), plan=plan)
     model, loss, make = family("gpt2")
     found = peak_memories(staged, measured("gpt2", staged, make(4, dtype=torch.float64)))
     with shared("gpt2", model, loss, make(16, dtype=torch.float64), text):

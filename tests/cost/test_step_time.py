@@ -11,7 +11,7 @@ from torch import Tensor
 
 from synchromesh.cost import step_time as module
 from synchromesh.cost.gradients import gradient_buckets
-from synchromesh.cost.step_time import Setting, Unmeasured, best_interleaving, step_time
+from synchromesh.cost.step_time import PlannedStep, Unmeasured, best_interleaving, step_time
 from synchromesh.cost.turns import Portion, Transmit, turns_of, walked
 from synchromesh.engine import program
 from synchromesh.engine.batches import GlobalRows
@@ -37,15 +37,15 @@ CPU = torch.device("cpu")
 ALONE, PAIR = Layout(1, 1), Layout(2, 1)
 
 
-def profile(setting: Setting, seconds: dict[str, tuple[float, float]], **more: Any) -> Profile:
+def profile(planned: PlannedStep, seconds: dict[str, tuple[float, float]], **more: Any) -> Profile:
     """Seconds forward and backward by component, whatever the rows."""
     compute = {}
-    for local in setting.partition.components:
+    for local in planned.partition.components:
         f, b = seconds[local.component.name]
         compute[local.program] = Compute(
             (Curve(((0.0, f), (1.0, f))),), (Curve(((0.0, b), (1.0, b))),), cast(Any, None)
         )
-    return Profile(setting.devices, compute, **more)
+    return Profile(planned.devices, compute, **more)
 
 
 def constant(seconds: float) -> Curve:
@@ -53,11 +53,11 @@ def constant(seconds: float) -> Curve:
 
 
 def test_where_nothing_is_sent_it_is_the_sum() -> None:
-    setting = drawn([{"parameters": {"a": 10, "b": 20}}, {"parameters": {"c": 5}}], ALONE)
+    planned = drawn([{"parameters": {"a": 10, "b": 20}}, {"parameters": {"c": 5}}], ALONE)
     told = step_time(
-        setting,
+        planned,
         profile(
-            setting, {"c0": (1.0, 2.0), "c1": (3.0, 4.0)},
+            planned, {"c0": (1.0, 2.0), "c1": (3.0, 4.0)},
             update_byte=0.01, update_tensor=0.5, copy_byte=100.0, host=0.25,
         ),
     )  # fmt: skip
@@ -68,18 +68,18 @@ def test_where_nothing_is_sent_it_is_the_sum() -> None:
 
 
 def test_calls_of_components_count_for_each_and_others_once() -> None:
-    setting = drawn([{}, {}, {}], ALONE)
+    planned = drawn([{}, {}, {}], ALONE)
     seconds = {"c0": (1.0, 2.0), "c1": (3.0, 4.0), "c2": (5.0, 0.25)}
     calls = Calls(0.5, -0.5, 0.125, 0.25, 2.0)
-    told = profile(setting, seconds, calls=calls)
-    found = step_time(setting, told)
+    told = profile(planned, seconds, calls=calls)
+    found = step_time(planned, told)
     assert found.forward == 0.125 + 9.0 + 3 * 0.5
     assert found.backward == 0.25 + 1.5 + 3.5 + 0.0, "a call takes no less than nothing"
     assert found.seconds == found.forward + found.backward + 2.0
-    twice = step_time(setting, told, 2)
+    twice = step_time(planned, told, 2)
     assert twice.forward == 2 * (0.125 + 10.5)
     assert twice.backward == 0.25 + 2 * 5.0, "micro-batches that take turns share a backward"
-    accumulated = replace(setting, plan=Plan.parse("data; @micro_batches=2"))
+    accumulated = replace(planned, plan=Plan.parse("data; @micro_batches=2"))
     assert step_time(accumulated, told).forward == 2 * found.forward
 
 
@@ -98,23 +98,23 @@ GRADIENTS = {("all_reduce", Pattern(2)): constant(3.0)}
 def test_gradient_traffic_hides_behind_backward(
     c0: float, c1: float, backward: float, waited: float
 ) -> None:
-    setting = drawn([{"parameters": {"a": 10}}, {"parameters": {"b": 10}}], PAIR)
-    made = profile(setting, {"c0": (0, c0), "c1": (0, c1)}, network=GRADIENTS)
+    planned = drawn([{"parameters": {"a": 10}}, {"parameters": {"b": 10}}], PAIR)
+    made = profile(planned, {"c0": (0, c0), "c1": (0, c1)}, network=GRADIENTS)
     with bucket_sizes(1, 1):
-        told = step_time(setting, made)
+        told = step_time(planned, made)
     assert told.backward == pytest.approx(backward) and told.waited == pytest.approx(waited)
 
 
 def test_one_bucket_waits_for_the_last_gradient() -> None:
-    setting = drawn([{"parameters": {"a": 10}}, {"parameters": {"b": 10}}], PAIR)
-    told = step_time(setting, profile(setting, {"c0": (0, 5), "c1": (0, 1)}, network=GRADIENTS))
+    planned = drawn([{"parameters": {"a": 10}}, {"parameters": {"b": 10}}], PAIR)
+    told = step_time(planned, profile(planned, {"c0": (0, 5), "c1": (0, 1)}, network=GRADIENTS))
     assert told.backward == pytest.approx(1 + 5 + 3)
 
 
 def test_a_shared_parameter_is_ready_when_its_first_user_is_done() -> None:
-    setting = drawn([{"parameters": {"a": 1 << 20}}, {}, {"parameters": {"a": 1 << 20}}], PAIR)
+    planned = drawn([{"parameters": {"a": 1 << 20}}, {}, {"parameters": {"a": 1 << 20}}], PAIR)
     seconds = {"c0": (0, 1), "c1": (0, 5), "c2": (0, 1)}
-    told = step_time(setting, profile(setting, seconds, network=GRADIENTS))
+    told = step_time(planned, profile(planned, seconds, network=GRADIENTS))
     assert told.backward == pytest.approx(1 + 5 + 1 + 3)
 
 
@@ -125,14 +125,14 @@ LINKS = {("all_reduce", Pattern(2)): constant(1.0), ("all_gather", Pattern(2)): 
 
 
 def test_micro_batches_hide_what_one_waits_for() -> None:
-    setting = drawn([{"events": (Computation(1.0), SENT, Computation(3.0))}], Layout(1, 2))
-    told = profile(setting, {"c0": (4.0, 8.0)}, network=LINKS)
-    whole = step_time(setting, told, 1)
+    planned = drawn([{"events": (Computation(1.0), SENT, Computation(3.0))}], Layout(1, 2))
+    told = profile(planned, {"c0": (4.0, 8.0)}, network=LINKS)
+    whole = step_time(planned, told, 1)
     # [1]~[ 3 ]   then   [  6  ]~~[2]
     assert (whole.forward, whole.backward) == (5.0, 10.0)
     # 0   [1]~[ 3 ]          the same seconds a micro-batch, whatever the rows, in this profile
     # 1      [1]   [ 3 ]     its ~ goes on while micro-batch 0 computes
-    two = step_time(setting, told, 2)
+    two = step_time(planned, told, 2)
     assert two.forward == pytest.approx(1 + 1 + 3 + 3)
     # 1   [  6  ]~~[2]       the first departs at 6, arrives at 12 at the latest
     # 0          [  6  ]~~[2]
@@ -142,20 +142,20 @@ def test_micro_batches_hide_what_one_waits_for() -> None:
 
 def test_an_operators_own_collective_is_waited_for() -> None:
     blocking = replace(SENT, pauses=False)
-    setting = drawn([{"events": (Computation(1.0), blocking, Computation(3.0))}], Layout(1, 2))
-    told = step_time(setting, profile(setting, {"c0": (4.0, 8.0)}, network=LINKS), 2)
+    planned = drawn([{"events": (Computation(1.0), blocking, Computation(3.0))}], Layout(1, 2))
+    told = step_time(planned, profile(planned, {"c0": (4.0, 8.0)}, network=LINKS), 2)
     assert (told.forward, told.backward) == (10.0, 20.0) and told.waited == 6.0
 
 
 def test_the_slowest_rank_counts_and_uneven_rows() -> None:
-    setting = replace(drawn([{}], PAIR, rows=4), plan=Plan.parse("data; @rows=3,1"))
-    key = setting.partition.components[0].program
+    planned = replace(drawn([{}], PAIR, rows=4), plan=Plan.parse("data; @rows=3,1"))
+    key = planned.partition.components[0].program
     row, slow = Curve(((1.0, 1.0),)), Curve(((1.0, 5.0),))
 
     def seconds(*curves: Curve) -> float:
         none = (constant(0.0),) * len(curves)
         found = Profile(2, {key: Compute(curves, none, cast(Any, None))})
-        return step_time(setting, found).seconds
+        return step_time(planned, found).seconds
 
     assert seconds(row, row) == 3.0
     assert seconds(row, slow) == 5.0
@@ -163,46 +163,46 @@ def test_the_slowest_rank_counts_and_uneven_rows() -> None:
 
 
 def test_best_interleaving_asks_for_enough_rows() -> None:
-    setting = drawn([{"events": (Computation(1.0), SENT, Computation(3.0))}], Layout(1, 2), rows=4)
-    key = setting.partition.components[0].program
+    planned = drawn([{"events": (Computation(1.0), SENT, Computation(3.0))}], Layout(1, 2), rows=4)
+    key = planned.partition.components[0].program
     row = Curve(((1.0, 1.0),))
     links = {
         link: Curve(((4.0, seconds),)) for link, seconds in zip(LINKS, (1.0, 2.0), strict=True)
     }
     told = Profile(2, {key: Compute((row,), (row,), cast(Any, None))}, links)
-    assert best_interleaving(setting, told, (4,)).interleaved == 4
-    assert best_interleaving(setting, told, (8,)).interleaved == 1
-    assert best_interleaving(replace(setting, overlaps=False), told, (4,)).interleaved == 1
-    assert best_interleaving(replace(setting, rows=3), told, (4,)).interleaved == 1
+    assert best_interleaving(planned, told, (4,)).interleaved == 4
+    assert best_interleaving(planned, told, (8,)).interleaved == 1
+    assert best_interleaving(replace(planned, overlaps=False), told, (4,)).interleaved == 1
+    assert best_interleaving(replace(planned, rows=3), told, (4,)).interleaved == 1
 
 
 def test_what_was_not_measured_has_a_name() -> None:
-    setting = drawn([{"events": (SENT,)}], Layout(1, 2))
+    planned = drawn([{"events": (SENT,)}], Layout(1, 2))
     with pytest.raises(Unmeasured, match=r"c0 \(1x2\) was not measured"):
-        step_time(setting, Profile(2))
+        step_time(planned, Profile(2))
     with pytest.raises(Unmeasured, match="all_reduce on 2 ranks"):
-        step_time(setting, profile(setting, {"c0": (1, 1)}))
+        step_time(planned, profile(planned, {"c0": (1, 1)}))
 
 
 @pytest.mark.parametrize("family_name", ["cnn", "padded"])
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_more_of_anything_takes_no_less(family_name: str, micro_batches: int) -> None:
-    setting = placed(family_name, Layout(2, 2))
-    base = replace(flat(setting, 1.0, 0.3), overlap={"all_reduce": Overlap(0.7, 0.6)}, host=0.1)
-    least = step_time(setting, base, micro_batches).seconds
+    planned = placed(family_name, Layout(2, 2))
+    base = replace(flat(planned, 1.0, 0.3), overlap={"all_reduce": Overlap(0.7, 0.6)}, host=0.1)
+    least = step_time(planned, base, micro_batches).seconds
     for key, found in base.compute.items():
         slower = replace(found, forward=tuple(c.scaled(1.5) for c in found.forward))
         more = replace(base, compute={**base.compute, key: slower})
-        assert step_time(setting, more, micro_batches).seconds > least
+        assert step_time(planned, more, micro_batches).seconds > least
     for key, curve in base.network.items():
         more = replace(base, network={**base.network, key: curve.scaled(2.0)})
-        assert step_time(setting, more, micro_batches).seconds >= least * (1 - 1e-12)
+        assert step_time(planned, more, micro_batches).seconds >= least * (1 - 1e-12)
     for more in (
         replace(base, host=0.2),
         replace(base, update_byte=1.0),
         replace(base, copy_byte=1.0),
     ):
-        assert step_time(setting, more, micro_batches).seconds > least
+        assert step_time(planned, more, micro_batches).seconds > least
 
 
 # The engine's order
@@ -211,17 +211,17 @@ def test_more_of_anything_takes_no_less(family_name: str, micro_batches: int) ->
 class Order:
     """The pauses of a real program on silent groups, by component."""
 
-    def __init__(self, name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, name: str, planned: PlannedStep, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[int, int]] = []
         step = traced(name)
         model, _, make = family(name)
-        self.batch = make(setting.rows, dtype=torch.float64)
+        self.batch = make(planned.rows, dtype=torch.float64)
         held = {n: x.detach() for n, x in (*model.named_parameters(), *model.named_buffers())}
         whole = StandIns(step.chain, held, CPU)
         self.borders = record(step, self.batch, whole, CPU)
         tensors = {}
         for n, x in whole.items():
-            h = setting.holdings[n]
+            h = planned.holdings[n]
             tensors[n] = local_part(x, h.placement, h.layout.tensor)
             if h.tensor.trainable:
                 tensors[n].requires_grad_()
@@ -234,10 +234,10 @@ class Order:
         monkeypatch.setattr(program, "depart", self.depart)
         self.program = program.Program(
             step,
-            setting.partition,
+            planned.partition,
             cast(Any, stage),
             tensors,
-            setting.holdings,
+            planned.holdings,
             axis,
             RandomStreams(0, CPU),
         )
@@ -289,17 +289,17 @@ def mixed(i: int) -> Layout:
 def test_the_order_is_the_engines(
     name: str, layouts: Any, micro_batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setting = placed(name, layouts)
-    order = Order(name, setting, monkeypatch)
-    leaf = max((c.layout for c in setting.partition.components), key=lambda x: x.data)
-    rows = [b - a for a, b in setting.plan.row_ranges(setting.rows, leaf.data)]
-    cut = GlobalRows(tuple(rows), setting.plan)
+    planned = placed(name, layouts)
+    order = Order(name, planned, monkeypatch)
+    leaf = max((c.layout for c in planned.partition.components), key=lambda x: x.data)
+    rows = [b - a for a, b in planned.plan.row_ranges(planned.rows, leaf.data)]
+    cut = GlobalRows(tuple(rows), planned.plan)
     lanes, start = [], 0
     for part in cut.micro(micro_batches):
         lanes.append((take(order.batch, start, start + part.counts[0]), part))
         start += part.counts[0]
     order.program.run(lanes, 0)
-    turns = turns_of(setting.partition.components)
+    turns = turns_of(planned.partition.components)
     assert order.program._stages[0].turns == len(turns) > 1, "a plan without a pause says nothing"
     predicted = [
         item.component
@@ -314,7 +314,7 @@ def test_the_order_is_the_engines(
 
 
 def test_backward_is_the_reverse() -> None:
-    setting = placed("gpt2", Layout(1, 2))
+    planned = placed("gpt2", Layout(1, 2))
     events: list[tuple[str, Any]] = []
 
     class Spy:
@@ -332,7 +332,7 @@ def test_backward_is_the_reverse() -> None:
     module_timeline = module.Timeline
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "Timeline", Spy)
-        step_time(setting, flat(setting, 1.0, 0.0), 2)
+        step_time(planned, flat(planned, 1.0, 0.0), 2)
     computed = [args[0] for name, args in events if name == "compute" and args[0]]
     half = len(computed) // 2
     assert computed[half:] == [2 * s for s in reversed(computed[:half])]
@@ -344,14 +344,14 @@ def test_backward_is_the_reverse() -> None:
     ids=["4x1", "2x2", "mixed"],
 )  # fmt: skip
 def test_every_shared_gradient_is_sent_once(name: str, layouts: Any) -> None:
-    setting = placed(name, layouts)
+    planned = placed(name, layouts)
     shared = [
         h
-        for h in setting.holdings.values()
+        for h in planned.holdings.values()
         if h.tensor.trainable and len(h.gradient_positions(0)) > 1
     ]
     with bucket_sizes(6000, 1500):
-        made = gradient_buckets(setting, 0)
+        made = gradient_buckets(planned, 0)
     assert sorted(h.tensor.name for bucket in made for h in bucket) == sorted(
         h.tensor.name for h in shared
     )
@@ -361,11 +361,11 @@ def test_every_shared_gradient_is_sent_once(name: str, layouts: Any) -> None:
 
 
 def test_runs_are_shares_of_a_component() -> None:
-    setting = placed("bert", Layout(1, 2))
+    planned = placed("bert", Layout(1, 2))
     shares: dict[int, float] = {}
-    for turn in turns_of(setting.partition.components):
+    for turn in turns_of(planned.partition.components):
         for item in turn:
             if isinstance(item, Portion):
                 shares[item.component] = shares.get(item.component, 0.0) + item.share
-    count = len(setting.partition.components)
+    count = len(planned.partition.components)
     assert shares == pytest.approx(dict.fromkeys(range(count), 1.0))

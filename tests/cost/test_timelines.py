@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from synchromesh.cost.setting import Setting
+from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.cost.step_time import Unmeasured, best_interleaving, step_time
 from synchromesh.cost.traffic import Traffic
 from synchromesh.trace.partition.local import Input, Output
@@ -24,7 +24,7 @@ def at(first: int, data: int = 1) -> Layout:
 
 def chained(
     layouts: Sequence[Layout], plan: str, rows: int = 16, parameters: Sequence[Any] = ()
-) -> Setting:
+) -> PlannedStep:
     """Components each of which reads what the one before makes, 20 bytes a row."""
     parts: list[dict[str, Any]] = []
     for i in range(len(layouts)):
@@ -42,14 +42,14 @@ def constant(seconds: float) -> Curve:
     return Curve(((0.0, seconds), (1.0, seconds)))
 
 
-def told(setting: Setting, message: float = 0.0, **more: Any) -> Profile:
+def told(planned: PlannedStep, message: float = 0.0, **more: Any) -> Profile:
     """Every component takes 1 second forward and 2 backward, every message `message`."""
     forward, backward = (constant(1.0),), (constant(2.0),)
-    programs = {c.program for c in setting.partition.components}
-    network = {("send", Pattern(2, s)): constant(message) for s in range(1, setting.devices)}
+    programs = {c.program for c in planned.partition.components}
+    network = {("send", Pattern(2, s)): constant(message) for s in range(1, planned.devices)}
     network |= {("all_reduce", Pattern(2)): constant(3.0)}
     compute = {key: Compute(forward, backward, cast(Any, None)) for key in programs}
-    return Profile(setting.devices, compute, network, **more)
+    return Profile(planned.devices, compute, network, **more)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
@@ -57,8 +57,8 @@ def told(setting: Setting, message: float = 0.0, **more: Any) -> Profile:
 @pytest.mark.parametrize("count", [1, 2, 4, 7])
 def test_equal_stages_without_traffic(schedule: str, stages: int, count: int) -> None:
     plan = f"@micro_batches={count}; @schedule={schedule}"
-    setting = chained([at(s) for s in range(stages)], plan)
-    found = step_time(setting, told(setting, host=0.5))
+    planned = chained([at(s) for s in range(stages)], plan)
+    found = step_time(planned, told(planned, host=0.5))
     assert found.seconds == (count + stages - 1) * (1 + 2) + 0.5
     assert found.computed == 3 * count and found.forward + found.backward == found.seconds - 0.5
     idle = (stages - 1) / (count + stages - 1)
@@ -68,10 +68,10 @@ def test_equal_stages_without_traffic(schedule: str, stages: int, count: int) ->
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_interleaved_stages_wait_less(count: int) -> None:
     """m (f + b) + (p - 1)(f + b) / v, of two groups with two stages of 1 + 2 seconds each."""
-    setting = chained(
+    planned = chained(
         [at(0), at(1), at(0), at(1)], f"@micro_batches={count}; @schedule=interleaved"
     )
-    assert step_time(setting, told(setting)).seconds == count * 6 + 6 / 2
+    assert step_time(planned, told(planned)).seconds == count * 6 + 6 / 2
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_interleaved_stages_wait_less(count: int) -> None:
     ],
 )
 def test_messages_of_a_second(schedule: str, count: int, seconds: float) -> None:
-    setting = chained([at(0), at(1)], f"@micro_batches={count}; @schedule={schedule}")
-    found = step_time(setting, told(setting, 1.0))
+    planned = chained([at(0), at(1)], f"@micro_batches={count}; @schedule={schedule}")
+    found = step_time(planned, told(planned, 1.0))
     assert found.seconds == seconds
     assert found.waited == seconds - 3 * count, "on the first stage, which ends last"
 
@@ -105,9 +105,9 @@ def test_messages_slow_both_ends_down() -> None:
     # 1          [  F0  ][F1][  B0  ][    B1   ]     F0 while F1 comes, B1 while B0 goes
     #                                 ~~~       ~~~
     # 0                                  [   B0    ][  B1  ]
-    setting = chained([at(0), at(1)], "@micro_batches=2; @schedule=gpipe")
-    profile = told(setting, 1.0, overlap={"send": Overlap(compute=0.5)})
-    assert step_time(setting, profile).seconds == pytest.approx(12.0)
+    planned = chained([at(0), at(1)], "@micro_batches=2; @schedule=gpipe")
+    profile = told(planned, 1.0, overlap={"send": Overlap(compute=0.5)})
+    assert step_time(planned, profile).seconds == pytest.approx(12.0)
 
 
 def test_messages_both_ways_between_two_groups_slow_each_other_down() -> None:
@@ -115,10 +115,10 @@ def test_messages_both_ways_between_two_groups_slow_each_other_down() -> None:
     #        ~~~10~~~     ~~2~~ 16 at half the rate ~~
     # 1              [F0][   B0 ]~16 at half the rate ~~~2~~         ~~10~~
     #                                                 [F1][B1]
-    setting = chained([at(0), at(1)], "@micro_batches=2")
-    found = step_time(setting, told(setting, 10.0, overlap={"send": Overlap(both=0.5)}))
+    planned = chained([at(0), at(1)], "@micro_batches=2")
+    found = step_time(planned, told(planned, 10.0, overlap={"send": Overlap(both=0.5)}))
     assert found.seconds == pytest.approx(1 + 10 + 1 + 2 + 16 + 3 + 10 + 2)
-    assert step_time(setting, told(setting, 10.0)).seconds == pytest.approx(37.0)
+    assert step_time(planned, told(planned, 10.0)).seconds == pytest.approx(37.0)
 
 
 def test_messages_of_one_way_share_the_links() -> None:
@@ -126,8 +126,8 @@ def test_messages_of_one_way_share_the_links() -> None:
     value = Value("h", (1, 5), "float32", Rows(), True)
     reads = (Input(value, 0, REPLICATED, REPLICATED, True),)
     parts = [{"outputs": (Output(value, REPLICATED),)}, {"inputs": reads}, {"inputs": reads}]
-    setting = drawn(parts, [at(0), at(1), at(2)])
-    found = step_time(setting, told(setting, 10.0)).seconds
+    planned = drawn(parts, [at(0), at(1), at(2)])
+    found = step_time(planned, told(planned, 10.0)).seconds
     # [0F0]~~~ two at half speed ~~~[1F0, 2F0][1B0, 2B0]~~~ two at half speed ~~~[0B0]
     assert found == 1 + 20 + 1 + 2 + 20 + 2
 
@@ -138,8 +138,8 @@ def test_messages_in_and_out_do_not() -> None:
     # 1                   [F0]        [F1]             [B0]      [B1]~~~~~~~~~~
     #                         ~~~~~~~~~~~~ ~~~~~~~~~~~          ~~~~~~~~ ~~~~~~~~
     # 2                                   [F0]       [F1][B0][B1]
-    setting = chained([at(0), at(1), at(2)], "@micro_batches=2; @schedule=gpipe")
-    found = step_time(setting, told(setting, 10.0)).seconds
+    planned = chained([at(0), at(1), at(2)], "@micro_batches=2; @schedule=gpipe")
+    found = step_time(planned, told(planned, 10.0)).seconds
     assert found == (1 + 10) + (1 + 10) + 10 + 1 + 2 + (10 + 2) + (10 + 10) + 2
 
 
@@ -147,8 +147,8 @@ def test_gradients_of_a_stage_are_summed_when_its_last_backward_is_done() -> Non
     # 0  F0 F1 .  B0 B0 .  B1 B1           two data ranks a stage, ~ the sum of its gradients
     # 1  .  F0 B0 B0 F1 B1 B1 ~  ~  ~
     parameters = [{"a": 10}, {"b": 10}]
-    setting = chained([at(0, 2), at(2, 2)], "@micro_batches=2", parameters=parameters)
-    found = step_time(setting, told(setting, update_byte=0.01))
+    planned = chained([at(0, 2), at(2, 2)], "@micro_batches=2", parameters=parameters)
+    found = step_time(planned, told(planned, update_byte=0.01))
     assert found.seconds == pytest.approx((2 + 1) * 3 + 3 + 0.4)
     assert found.update == pytest.approx(10 * 4 * 0.01), "of the tensors of the slowest group"
 
@@ -164,36 +164,36 @@ def test_a_parameter_of_several_stages_is_summed_by_all_of_them_at_once() -> Non
 
 
 def test_the_slowest_rank_of_each_stage_counts_with_its_rows_of_a_micro_batch() -> None:
-    setting = chained([at(0, 3), at(3)], "@micro_batches=2", rows=14)
-    profile = told(setting)
+    planned = chained([at(0, 3), at(3)], "@micro_batches=2", rows=14)
+    profile = told(planned)
     row = Curve(((1.0, 1.0),))
     own = {
         key: Compute((row, row, row.scaled(2.0), row), (constant(0.0),) * 4, cast(Any, None))
         for key in profile.compute
     }
     # 7 rows a micro-batch: 3 on rank 0, 2 on 1 and on 2, of half the speed; all of them on 3
-    assert step_time(setting, replace(profile, compute=own)).seconds == 4 + 2 * 7
+    assert step_time(planned, replace(profile, compute=own)).seconds == 4 + 2 * 7
 
 
 def test_a_message_is_as_long_as_the_most_that_a_rank_sends_or_receives() -> None:
     size = Curve(((0.0, 0.0), (1000.0, 1000.0)))
     for data, here in ((3, 0), (1, 0)):
-        setting = chained([at(0, data), at(3)], "@micro_batches=2", rows=12)
+        planned = chained([at(0, data), at(3)], "@micro_batches=2", rows=12)
         stride = 3 - here
         profile = Profile(4, network={("send", Pattern(2, stride)): size})
         for kind in ("F", "B"):
             message = Message("F" if kind == "F" else "B", 0, 1, 0)
-            assert Traffic(setting, profile, 1).message(message) == 6 * 20, "rank 3 gets 6 rows"
+            assert Traffic(planned, profile, 1).message(message) == 6 * 20, "rank 3 gets 6 rows"
     with pytest.raises(Unmeasured, match=r"send on 2 ranks \(stride 3\) was not measured"):
-        step_time(setting, replace(told(setting), network={}))
+        step_time(planned, replace(told(planned), network={}))
 
 
 def test_stages_do_not_interleave() -> None:
-    setting = chained([at(0), at(1)], "@micro_batches=2", rows=64)
-    assert best_interleaving(setting, told(setting), (4,)).interleaved == 1
+    planned = chained([at(0), at(1)], "@micro_batches=2", rows=64)
+    assert best_interleaving(planned, told(planned), (4,)).interleaved == 1
 
 
 def test_micro_batches_of_one_stage_are_accumulated() -> None:
-    setting = chained([at(0), at(0)], "@micro_batches=3", rows=12)
-    assert step_time(setting, told(setting)).seconds == 3 * (2 + 4)
-    assert step_time(setting, told(setting), 2).seconds == 2 * 3 * (2 + 4)
+    planned = chained([at(0), at(0)], "@micro_batches=3", rows=12)
+    assert step_time(planned, told(planned)).seconds == 3 * (2 + 4)
+    assert step_time(planned, told(planned), 2).seconds == 2 * 3 * (2 + 4)

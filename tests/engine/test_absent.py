@@ -100,7 +100,7 @@ def test_counters_and_tables_of_a_rank_without_rows_go_on(plan: str, ranks: int)
 
 
 def test_whatever_a_row_makes_no_gradient_leaves_an_absent_rank() -> None:
-    """Infinities and not-a-numbers of a lent row become gradients of exactly zero."""
+    """Infinities and not-a-numbers of a stand-in row become gradients of exactly zero."""
     graph = torch.fx.Graph()
     graph.placeholder("axis")
     rows = graph.placeholder("rows")

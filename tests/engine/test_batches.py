@@ -43,7 +43,7 @@ def test_one_row_of_zeros_has_the_shape_of_the_batch() -> None:
     assert not row["in"][0].any()  # type: ignore[index]
 
 
-def lent() -> list[int]:
+def stand_ins() -> list[int]:
     world = World.open("cpu")
     counts = (0, 2, 0, 1)
     mine = torch.arange(counts[world.rank]) + 10 * world.rank
@@ -56,7 +56,7 @@ def lent() -> list[int]:
 
 
 def test_a_rank_without_rows_is_lent_the_first_of_the_first_that_has_some() -> None:
-    assert run(4, lent) == [[10], [10, 11], [10], [30]]
+    assert run(4, stand_ins) == [[10], [10, 11], [10], [30]]
 
 
 def test_micro_batches_cut_each_ranks_rows() -> None:

@@ -28,7 +28,7 @@ WAYS = (
 
 
 def delivered() -> list[dict[str, list[float]]]:
-    """Of each way, what this rank has; -1 and what was lent to it where it has no row."""
+    """Of each way, what this rank has; -1 and its stand-in where it has no row."""
     world = World.open("cpu")
     values = torch.arange(1.0, ROWS + 1).double().view(-1, 1).expand(-1, 2)
     found = []

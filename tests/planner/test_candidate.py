@@ -8,8 +8,8 @@ from synchromesh.cost.step_time import step_time
 from synchromesh.planner.candidate import (
     Candidate,
     other_interleaving,
+    planned_step,
     price,
-    setting,
     with_interleaving,
 )
 from synchromesh.planner.headroom import Headroom
@@ -25,13 +25,13 @@ PARTITIONS = PartitionCache(PlanningProblem(traced("gpt2"), 8, 2))
 
 def profile(text: str) -> Profile:
     plan = Plan.parse(text)
-    return flat(setting(PARTITIONS, plan), 1.0, 0.5)
+    return flat(planned_step(PARTITIONS, plan), 1.0, 0.5)
 
 
 def test_a_price_is_the_step_time() -> None:
     plan = Plan.parse("tensor; @pieces=1")
     found = price(PARTITIONS, plan, profile("tensor"))
-    placed = setting(PARTITIONS, plan)
+    placed = planned_step(PARTITIONS, plan)
     assert found.time == step_time(placed, profile("tensor"), 1)
     assert found.fits and found.reason == "" and len(found.memory) == 2
     assert found.to_dict()["step_seconds"] == found.seconds > 0
@@ -68,7 +68,7 @@ def test_stages_are_priced_by_their_schedule() -> None:
     names = PARTITIONS.problem.step.chain.names
     text = f"data; @stages=0:{names[0]}/1:{names[len(names) // 2]}; @micro_batches={{}}"
     one, four = text.format(1), text.format(4)
-    told = flat(setting(PARTITIONS, Plan.parse(one)), 1.0, 0.0)
+    told = flat(planned_step(PARTITIONS, Plan.parse(one)), 1.0, 0.0)
     found = [price(PARTITIONS, Plan.parse(plan), told) for plan in (one, four)]
     assert all(c.fits and len(c.memory) == 2 for c in found)
     # each component takes 3 seconds whatever its rows, the longer stage's follow one another

@@ -3,7 +3,7 @@
 import pytest
 
 from synchromesh.cost.step_time import computing
-from synchromesh.planner.candidate import Candidate, price, setting
+from synchromesh.planner.candidate import Candidate, planned_step, price
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.planner.unequal import fewer, shared, widened
 from synchromesh.values.plan import Plan
@@ -48,7 +48,7 @@ def test_what_does_not_shrink_with_rows_counts() -> None:
     found = shared(PARTITIONS, Plan.parse("data"), told)
     assert found is not None and found.rows is not None
     assert len(set(found.rows[:3])) == 1
-    placed = setting(PARTITIONS, found)
+    placed = planned_step(PARTITIONS, found)
     total = sum(found.rows)
     seconds = computing(placed, told)
     quick, slow = (seconds(r, found.rows[r] * DEVICES / total) for r in (0, 3))
@@ -71,7 +71,7 @@ def test_a_slow_first_device_is_left_out() -> None:
     paces = [(0.0, 10.0)] + [(0.0, 1.0)] * 3
     told = timed("data", *paces)
     plans = [Plan.parse(text) for text in ("data", "single")]
-    network = flat(setting(PARTITIONS, plans[0])).network
+    network = flat(planned_step(PARTITIONS, plans[0])).network
     single = timed("single", *paces).compute
     told = Profile(4, {**told.compute, **single}, network)
     more = texts(widened(PARTITIONS, [price(PARTITIONS, p, told) for p in plans], told))
@@ -88,7 +88,7 @@ def priced(tensor: float) -> tuple[list[Candidate], Profile]:
     for plan in plans:
         row = tensor if str(plan) == "tensor" else 1.0
         compute |= timed(str(plan), *[(0.0, row)] * 3, (0.0, 10 * row)).compute
-        network |= flat(setting(PARTITIONS, plan)).network
+        network |= flat(planned_step(PARTITIONS, plan)).network
     told = Profile(DEVICES, compute, network)
     return [price(PARTITIONS, plan, told) for plan in plans], told
 

@@ -35,8 +35,8 @@ def test_gradients_are_summed_where_parts_are_equal() -> None:
     layout = Layout(2, 2)
     assert Holding(WEIGHT, layout, shard(0)).gradient_positions(1) == (1, 3)
     assert Holding(WEIGHT, layout, REPLICATED).gradient_positions(2) == (0, 2)
-    home = Holding(WEIGHT, layout, REPLICATED_PARTIAL_GRADIENT)
-    assert home.home and home.gradient_positions(2) == (0, 1, 2, 3)
+    tied = Holding(WEIGHT, layout, REPLICATED_PARTIAL_GRADIENT)
+    assert tied.partial_gradient and tied.gradient_positions(2) == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_tensor_of_several_layouts_or_of_none_is_at_home_everywhere() -> None:
     }
     held = holdings([WEIGHT, other, tied], placements, 4)
     assert held["weight"] == Holding(WEIGHT, Layout(2, 2), shard(1))
-    assert held["other"].home and held["tied"].home
+    assert held["other"].partial_gradient and held["tied"].partial_gradient
     assert held["tied"].boxes(3) == (((0, 6), (0, 4)),)
 
 
@@ -76,7 +76,7 @@ def test_stages_that_share_a_tensor_hold_it_alone_and_sum_its_gradient() -> None
         ("weight", middle): REPLICATED,
     }
     held = holdings([tied, weight], placements, 6)
-    assert held["tied"].home and held["tied"].positions == (0, 1, 4, 5)
+    assert held["tied"].partial_gradient and held["tied"].positions == (0, 1, 4, 5)
     assert [len(held["tied"].boxes(p)) for p in range(6)] == [1, 1, 0, 0, 1, 1]
     assert held["tied"].gradient_positions(4) == (0, 1, 4, 5) and held["tied"].copies == 4
     assert held["weight"] == Holding(weight, middle)

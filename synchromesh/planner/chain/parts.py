@@ -4,7 +4,7 @@ and of a step."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from synchromesh.cost.setting import (
+from synchromesh.cost.planned_step import (
     Unmeasured,
     collective_seconds,
     gradient_pattern,

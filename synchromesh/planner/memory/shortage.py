@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from synchromesh.cost.peak_memory import PeakMemory, peak_memories
-from synchromesh.planner.candidate import Candidate, setting
+from synchromesh.planner.candidate import Candidate, planned_step
 from synchromesh.planner.problem import PartitionCache
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -51,7 +51,7 @@ def fits(partitions: PartitionCache, plan: Plan, profile: Profile, rows: int) ->
     """Whether `plan` fits with a global batch of so many rows; not where that is not known."""
     problem = partitions.problem
     try:
-        placed = replace(setting(partitions, plan), rows=rows)
+        placed = replace(planned_step(partitions, plan), rows=rows)
         memory = peak_memories(placed, profile, plan.pieces or 1)
     except ValueError:  # no such plan, or nobody has measured its programs
         return False

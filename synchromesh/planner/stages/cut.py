@@ -4,7 +4,7 @@ the components under the layout that they will have there."""
 from collections.abc import Sequence
 
 from synchromesh.cost.step_time import measured
-from synchromesh.planner.candidate import setting
+from synchromesh.planner.candidate import planned_step
 from synchromesh.planner.problem import PartitionCache
 from synchromesh.planner.stages.cuts import cut
 from synchromesh.trace.partition.local import Computation, Partition
@@ -40,7 +40,7 @@ def measured_work(partitions: PartitionCache, plan: Plan, profile: Profile) -> l
     """Seconds of each component's forward and backward for a micro-batch of `plan`, whose cuts are
     open, on the slowest rank."""
     alone = unstaged(plan, partitions.problem.devices)
-    placed = setting(partitions, alone)
+    placed = planned_step(partitions, alone)
     rows = partitions.problem.rows / plan.micro_batches
     found = []
     for local in placed.partition.components:

@@ -223,7 +223,7 @@ def _component(
         local.component.parameter_bytes,
         sum(h.kept_bytes for h in own),
         sum(h.tensor.bytes for h in own if h.placement.sharded and h.layout.tensor > 1),
-        {h.tensor.name: "whole" if h.home else str(h.placement) for h in own},
+        {h.tensor.name: "whole" if h.partial_gradient else str(h.placement) for h in own},
         dict(local.unsharded),
         tuple(collectives),
         stage,

@@ -62,7 +62,7 @@ def shard_traffic(
         trained = tuple(h for h in unit.holdings if h.tensor.trainable)
         first = next(i for i, needed in enumerate(found.needed) if number in needed)
         if trained and position in trained[0].positions:
-            times = backwards[stage_of[first]] if trained[0].every else 1
+            times = backwards[stage_of[first]] if trained[0].each_backward else 1
             collective = _collective("reduce_scatter", "gradient", trained, position)
             traffic.append(ShardTraffic(first, collective, times))
     return tuple(traffic)

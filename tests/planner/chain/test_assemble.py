@@ -12,7 +12,7 @@ from synchromesh.cost.step_time import Unmeasured, step_time
 from synchromesh.engine.exchange import Exchange, depart
 from synchromesh.engine.groups import Group, World
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.planner.candidate import setting
+from synchromesh.planner.candidate import planned_step
 from synchromesh.planner.chain import assemble as module
 from synchromesh.planner.chain.assemble import assemble, crossings
 from synchromesh.planner.chain.problem import BATCH, Problem, evaluate
@@ -280,7 +280,7 @@ def test_one_degree_for_all_takes_what_the_step_time_says(name: str) -> None:
         if any(border not in {o.border for o in options} for options in problem.components):
             continue
         plan = Plan.parse(f"hybrid:tensor={m}")
-        placed = setting(partitions, plan)
+        placed = planned_step(partitions, plan)
         time = step_time(placed, told, 1)
         assert sums(problem, border) == pytest.approx((time.forward, time.backward), rel=1e-12), m
         compared += 1
@@ -371,7 +371,7 @@ def test_where_rows_depend_on_each_other_there_is_one_degree() -> None:
             next(k for k, o in enumerate(options) if o.border == b)
             for options, b in zip(problem.components, borders, strict=True)
         ]
-        time = step_time(setting(partitions, Plan.parse(plan)), told, 1)
+        time = step_time(planned_step(partitions, Plan.parse(plan)), told, 1)
         seconds, _ = evaluate(problem, choice)
         assert 0 < seconds < float("inf"), plan
         if border == 2:  # elsewhere neighbours of other degrees hand over other states

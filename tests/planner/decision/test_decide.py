@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from synchromesh.planner.candidate import Candidate, setting
+from synchromesh.planner.candidate import Candidate, planned_step
 from synchromesh.planner.decision.decide import (
     Facts,
     Find,
@@ -55,7 +55,7 @@ class Flat:
         micro_batches: Collection[int] = (1,),
     ) -> Profile:
         self.asked.append((DEVICES if ranks is None else len(ranks), rows or ROWS))
-        links = flat(setting(self.partitions, Plan.parse("data"))).network
+        links = flat(planned_step(self.partitions, Plan.parse("data"))).network
         profile = known or Profile(DEVICES, network=links)
         curves = tuple(Curve(((0.0, 0.0), (1.0, s))) for s in self.seconds)
         found = {

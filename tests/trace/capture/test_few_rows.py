@@ -1,7 +1,7 @@
 """One to six rows on one to four ranks, under every kind of plan, in one run each: the plain loop.
 
-The model has what could tell a lent row from a real one: a mean over a mask, a table without rows
-that is shared by components, a norm, a counter, rows that are merged and parted again.
+The model has what could tell a stand-in row from a real one: a mean over a mask, a table without
+rows that is shared by components, a norm, a counter, rows that are merged and parted again.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""A roll call: a group in which ranks announce which collective comes next before they run it.
+"""Announced collectives: ranks of a group say which one comes next before they run it.
 
 A model that runs as it is may take another branch on every rank, and a rank without rows does not
 run it at all. Each collective is preceded by a small all-gather of what comes:
@@ -10,7 +10,7 @@ run it at all. Each collective is preceded by a small all-gather of what comes:
 import torch
 from torch import Tensor
 
-from synchromesh.engine import star
+from synchromesh.engine import control_channel
 from synchromesh.engine.groups import Group
 
 FOLLOW, GATHER, REDUCE, END = range(4)
@@ -18,7 +18,7 @@ NAMES = {GATHER: "gathers statistics", REDUCE: "sums gradients", END: "is done"}
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-class RollCall:
+class AnnouncedCollectives:
     """`all_gather` and `all_reduce` of a group; `end` after a pass, `follow` in its place."""
 
     def __init__(self, group: Group) -> None:
@@ -56,7 +56,7 @@ class RollCall:
     def _next(self, announced: list[int]) -> tuple[int, ...]:
         """What the ranks with rows do next; ValueError on all where they do not agree."""
         device = self.group.world.device
-        table = star.all_gather_numbers(self.group, announced, device)
+        table = control_channel.all_gather_numbers(self.group, announced, device)
         acting = [(rank, row) for rank, row in zip(self.group.ranks, table, strict=True) if row[0]]
         first, wanted = acting[0]
         for rank, row in acting:

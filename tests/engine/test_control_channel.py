@@ -1,5 +1,5 @@
-"""The star: what the group's own all-gather gives, in whatever order exchanges end, and errors in
-the place of waits for ever."""
+"""The control channel: what the group's own all-gather gives, in whatever order exchanges end, and
+errors in the place of waits for ever."""
 
 import os
 import socket
@@ -11,25 +11,25 @@ from typing import Any
 import pytest
 import torch
 
-from synchromesh.engine import star
+from synchromesh.engine import control_channel
 from synchromesh.engine.groups import World
 from tests.ranks import run
 
 
 def same_as_a_ring(ranks: tuple[int, ...], connected: bool) -> bool:
     world = World.open("cpu")
-    assert world.star is not None
+    assert world.control is not None
     if not connected:
-        world.star.close()
-        world.star = None
+        world.control.close()
+        world.control = None
     group = world.group(ranks)
     if world.rank not in ranks:
         world.close()
         return True
     own = torch.tensor([[world.rank, 7 * world.rank, -(2**62)]])
-    first = star.start_all_gather(group, own)
-    other = star.start_all_gather(group, own[0, :2].double() / 3)
-    numbers = star.all_gather_numbers(group, own[0].tolist(), None)
+    first = control_channel.start_all_gather(group, own)
+    other = control_channel.start_all_gather(group, own[0, :2].double() / 3)
+    numbers = control_channel.all_gather_numbers(group, own[0].tolist(), None)
     found = first(), other()
     ring = group.all_gather(own, counted=False)
     world.close()
@@ -47,8 +47,11 @@ def test_it_gives_what_a_ring_gives(ranks: tuple[int, ...], connected: bool) -> 
 def ends_in_another_order() -> list[list[int]]:
     """As where norms are gathered in a backward while the loss is under way."""
     world = World.open("cpu")
-    loss = star.start_all_gather(world.everyone, torch.tensor([world.rank]))
-    norms = [star.all_gather_numbers(world.everyone, [10 + world.rank], None) for _ in range(3)]
+    loss = control_channel.start_all_gather(world.everyone, torch.tensor([world.rank]))
+    norms = [
+        control_channel.all_gather_numbers(world.everyone, [10 + world.rank], None)
+        for _ in range(3)
+    ]
     found = [[n for (n,) in norms[-1]], loss().flatten().tolist()]
     world.close()
     return found
@@ -60,10 +63,10 @@ def test_exchanges_may_end_after_later_ones() -> None:
 
 def after_a_failure() -> list[tuple[int, ...]]:
     world = World.open("cpu")
-    for _ in range(3 * star.UNDER_WAY):
-        star.start_all_gather(world.everyone, torch.tensor([world.rank]))  # of no use
-    found = star.all_gather_numbers(world.everyone, [world.rank, 5], None)
-    assert world.star is not None and len(world.star._early) <= 2 * star.UNDER_WAY
+    for _ in range(3 * control_channel.UNDER_WAY):
+        control_channel.start_all_gather(world.everyone, torch.tensor([world.rank]))  # of no use
+    found = control_channel.all_gather_numbers(world.everyone, [world.rank, 5], None)
+    assert world.control is not None and len(world.control._early) <= 2 * control_channel.UNDER_WAY
     world.close()
     return found
 
@@ -76,7 +79,7 @@ def at_another_call(rank: int) -> str:
     world = World.open("cpu", timeout=timedelta(seconds=5))
     numbers = [1, 2] if world.rank == rank else [1]
     try:
-        star.all_gather_numbers(world.everyone, numbers, None)
+        control_channel.all_gather_numbers(world.everyone, numbers, None)
     except RuntimeError as error:
         return str(error)
     finally:
@@ -93,16 +96,16 @@ def test_ranks_in_other_calls_are_an_error(rank: int) -> None:
 
 def alone(gone: int) -> tuple[str, float]:
     world = World.open("cpu")
-    star.all_gather_numbers(world.everyone, [1], None)
-    assert world.star is not None
+    control_channel.all_gather_numbers(world.everyone, [1], None)
+    assert world.control is not None
     if world.rank == gone:
-        world.star.close()  # as the system does for a process that ends
+        world.control.close()  # as the system does for a process that ends
         return "", 0.0
     began = time.monotonic()
     try:
-        star.all_gather_numbers(world.everyone, [1], None)
+        control_channel.all_gather_numbers(world.everyone, [1], None)
     except RuntimeError as error:
-        world.star.close()
+        world.control.close()
         return str(error), time.monotonic() - began
     return "nothing", 0.0
 
@@ -132,8 +135,8 @@ def stranger() -> bool:
 
         socket.create_server = server  # type: ignore[assignment]
     world = World.open("cpu")
-    numbers = star.all_gather_numbers(world.everyone, [world.rank], None)
-    connected = world.star is not None
+    numbers = control_channel.all_gather_numbers(world.everyone, [world.rank], None)
+    connected = world.control is not None
     world.close()
     return connected and numbers == [(0,), (1,)]
 
@@ -148,7 +151,7 @@ def silent() -> str:
         time.sleep(2.5)
         return ""
     try:
-        star.all_gather_numbers(world.everyone, [1], None)
+        control_channel.all_gather_numbers(world.everyone, [1], None)
     except RuntimeError as error:
         return str(error)
     return "nothing"
@@ -164,13 +167,13 @@ UNREACHED = r"ranks \[1\] did not connect to rank 0 at 192.0.2.1 port \d+ within
 
 
 def unreachable() -> bool:
-    star.CONNECTING, os.environ["MASTER_ADDR"] = 0.2, "192.0.2.1"
-    star.namespace = lambda: f"of rank {os.environ['RANK']}"  # type: ignore[assignment]
+    control_channel.CONNECTING, os.environ["MASTER_ADDR"] = 0.2, "192.0.2.1"
+    control_channel.namespace = lambda: f"of rank {os.environ['RANK']}"  # type: ignore[assignment]
     expected = nullcontext() if os.environ["RANK"] == "1" else pytest.warns(match=UNREACHED)
     with expected:
         world = World.open("cpu")
-    missing = world.star is None
-    numbers = star.all_gather_numbers(world.everyone, [world.rank], None)
+    missing = world.control is None
+    numbers = control_channel.all_gather_numbers(world.everyone, [world.rank], None)
     world.close()
     return missing and numbers == [(0,), (1,)]
 
@@ -181,10 +184,10 @@ def test_hosts_that_do_not_reach_the_first_do_without() -> None:
 
 def between_hosts(address: str) -> bool:
     os.environ["MASTER_ADDR"] = address
-    star.namespace = lambda: f"of rank {os.environ['RANK']}"  # type: ignore[assignment]
+    control_channel.namespace = lambda: f"of rank {os.environ['RANK']}"  # type: ignore[assignment]
     world = World.open("cpu")
-    connected = world.star is not None
-    numbers = star.all_gather_numbers(world.everyone, [world.rank], None)
+    connected = world.control is not None
+    numbers = control_channel.all_gather_numbers(world.everyone, [world.rank], None)
     world.close()
     return connected and numbers == [(0,), (1,)]
 

@@ -1,4 +1,4 @@
-"""A meeting: each rank says which method it is in, before that method's collectives begin.
+"""A checked gather: a few numbers of every rank, which say in which method they are.
 
 One small exchange, of one size for all methods, so that ranks in different ones get a sentence:
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from synchromesh.engine import star
+from synchromesh.engine import control_channel
 
 EXCHANGE, STEP, EVALUATE, EVALUATED = "exchange", "step", "evaluate", "evaluated"
 WORDS = {
@@ -24,27 +24,32 @@ METHODS = (
 NUMBERS = 17  # that a rank may send with the method's
 
 
-def meet(
-    group: star.Reachable,
+def checked_gather(
+    group: control_channel.Reachable,
     method: str,
     numbers: Sequence[int] = (),
     device: torch.device | None = None,
 ) -> list[tuple[int, ...]]:
     """The numbers of every rank, at most `NUMBERS`; ValueError on all where one is in another
     method."""
-    return start_meeting(group, method, numbers, device)(numbers)
+    return start_checked_gather(group, method, numbers, device)(numbers)
 
 
-def start_meeting(
-    group: star.Reachable, method: str, numbers: Sequence[int], device: torch.device | None
+def start_checked_gather(
+    group: control_channel.Reachable,
+    method: str,
+    numbers: Sequence[int],
+    device: torch.device | None,
 ) -> Callable[[Sequence[int]], list[tuple[int, ...]]]:
-    """Begins a meeting; the function that waits for it (`star.start_numbers`)."""
+    """Begins one; the function that waits for it (`control_channel.start_numbers`)."""
     here, padding = METHODS.index(method), [0] * (NUMBERS - len(numbers))
-    finish = star.start_numbers(group, [here, *numbers, *padding], device)
-    return lambda last: _met(group, finish([here, *last, *padding]), len(numbers))
+    finish = control_channel.start_numbers(group, [here, *numbers, *padding], device)
+    return lambda last: _checked(group, finish([here, *last, *padding]), len(numbers))
 
 
-def _met(group: star.Reachable, table: list[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+def _checked(
+    group: control_channel.Reachable, table: list[tuple[int, ...]], count: int
+) -> list[tuple[int, ...]]:
     places = [METHODS[row[0]] for row in table]
     if {*places} == {EVALUATE, EVALUATED}:
         ended = [group.ranks[i] for i, place in enumerate(places) if place == EVALUATED]

@@ -1,4 +1,5 @@
-"""A star: small messages between all ranks of a run, over a connection of each with the first one.
+"""The control channel: small messages between all ranks of a run, each over its connection with
+the first one (a star).
 
     ranks 1, 2, 3  --own-->  0        then        0  --everyone's-->  1, 2, 3
 
@@ -56,13 +57,13 @@ def start_numbers(
 ) -> Callable[[Numbers], list[tuple[int, ...]]]:
     """Begins to gather as many whole numbers of each rank; the function that waits for them. The
     first rank's are those that it gives then: it sends what the others wait for when it calls."""
-    star = _of(group)
-    if star is None:
+    channel = _of(group)
+    if channel is None:
         own = torch.tensor(numbers, device=device)
         wait = group.start_all_gather(own, counted=False)
         return lambda _: [*map(tuple, wait().tolist())]
     form = struct.Struct(f"{len(numbers)}q")
-    finish = star.start(form.pack(*numbers))
+    finish = channel.start(form.pack(*numbers))
 
     def found(last: Numbers) -> list[tuple[int, ...]]:
         began = time.perf_counter()
@@ -83,11 +84,11 @@ def all_gather_numbers(
 def start_all_gather(group: Reachable, x: Tensor) -> Callable[[], Tensor]:
     """Begins to gather `x`, of equal shape everywhere, of each rank; the function that waits for
     it and returns (size, *x.shape)."""
-    star = _of(group)
-    if star is None:
+    channel = _of(group)
+    if channel is None:
         return group.start_all_gather(x, counted=False)
     own = x.numpy().tobytes()
-    finish = star.start(own)
+    finish = channel.start(own)
 
     def result() -> Tensor:
         began = time.perf_counter()
@@ -98,12 +99,12 @@ def start_all_gather(group: Reachable, x: Tensor) -> Callable[[], Tensor]:
     return result
 
 
-def _of(group: Reachable) -> "Star | None":
-    star: Star | None = group.world.star
-    return star if star is not None and group.ranks == star.ranks else None
+def _of(group: Reachable) -> "ControlChannel | None":
+    channel: ControlChannel | None = group.world.control
+    return channel if channel is not None and group.ranks == channel.ranks else None
 
 
-class Star:
+class ControlChannel:
     """This rank's connection with the first one, or the first one's with all others, by rank."""
 
     def __init__(self, links: dict[int, socket.socket], size: int, timeout: timedelta) -> None:
@@ -182,9 +183,9 @@ def _lost(rank: int, error: OSError) -> RuntimeError:
     return RuntimeError(f"connection with rank {rank} lost: {why or error.strerror or error}")
 
 
-def connected(everyone: Reachable, timeout: timedelta) -> Star | None:
-    """The star of all ranks, which call alike; None, with a warning, where one does not reach the
-    first."""
+def connected(everyone: Reachable, timeout: timedelta) -> ControlChannel | None:
+    """The channel of all ranks, which call alike; None, with a warning, where one does not reach
+    the first."""
     if everyone.size == 1 or everyone.size > MOST:
         return None
     here = f"{boot()} {namespace()}"
@@ -205,11 +206,11 @@ def connected(everyone: Reachable, timeout: timedelta) -> Star | None:
             links[0].sendall(f"{key}{everyone.index:8}".encode())
     except OSError:  # told below, for all of them
         pass
-    star = Star(links, everyone.size, timeout)
+    channel = ControlChannel(links, everyone.size, timeout)
     reached = everyone.all_gather_json(len(links) == (1 if everyone.index else everyone.size - 1))
     if all(reached):
-        return star
-    star.close()
+        return channel
+    channel.close()
     if everyone.index == 0:
         others = [rank for rank, there in enumerate(reached) if rank and not there]
         warnings.warn(

@@ -1,4 +1,4 @@
-"""A setting: a plan as it would run, of which seconds and bytes are predicted.
+"""A planned step: a step as a plan would run it, of which seconds and bytes are predicted.
 
 It knows the partition, where tensors lie, the rows, the schedule, and what a profile says of it.
 """
@@ -27,7 +27,7 @@ class Unmeasured(ValueError):
 
 
 @dataclass(frozen=True)
-class Setting:
+class PlannedStep:
     """A plan as it would run: its partition, where tensors lie, the rows of a step."""
 
     partition: Partition
@@ -145,7 +145,7 @@ class Passes:
         return self.places.get((run, component))
 
 
-def measured(setting: Setting, local: LocalComponent, profile: Profile) -> Compute:
+def measured(planned: PlannedStep, local: LocalComponent, profile: Profile) -> Compute:
     """What was measured of a component. Unmeasured: where nothing was."""
     key = local.program
     if key not in profile.compute:
