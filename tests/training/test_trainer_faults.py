@@ -652,10 +652,10 @@ class Backwards(nn.Module):
 def traced_on_one_rank(doubtful: int) -> tuple[bool, bool]:
     """One rank finds that its trace is not to be trusted, as rounding may let it."""
     from synchromesh.trace.capture.comparison import Comparison
-    from synchromesh.training import trust
+    from synchromesh.training import trace_check
 
     if dist.get_rank() == doubtful:
-        trust.compare = lambda *_: Comparison("the gradient of y differs")
+        trace_check.compare = lambda *_: Comparison("the gradient of y differs")
     trainer = start(Backwards())
     for i in range(2):
         trainer.step(trainer.shard(batch(8, i)))
