@@ -52,7 +52,8 @@ class Trainer:
     steps           updates done
     steps_to_come   as the caller says and `update` counts down; 0: not known
     on_event        is called with each decision of the adapter, and again once its effect is known
-    wish, wished    a number that travels with a step, and the greatest of the ranks' (`Stop`)"""
+    stop_request    a number that travels with a step; agreed_stop_request: the greatest of the
+                    ranks' (`Stop`)"""
 
     def __init__(
         self, model: Model, optimizer: Optimizer, loss: Loss, example: Any, plan: Plan,
@@ -60,7 +61,7 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.world, self.options = model, optimizer, world, options
         self.scheduler: LRScheduler | None = None
-        self.steps = self.steps_to_come = self.wish = self.wished = 0
+        self.steps = self.steps_to_come = self.stop_request = self.agreed_stop_request = 0
         self.on_event: Callable[[Decision], None] | None = None
         self._loaders = Loaders(self.own_rows, world, options.carry is not None)
         said = options.headroom, options.say
@@ -209,7 +210,7 @@ class Trainer:
         cost = NO_COST if observer is None else observer.cost
         at_once = micro_batches == self.plan.micro_batches == 1
         try:
-            rows = agree(batch, marks, (self.wish, *cost), outdated, at_once=at_once)
+            rows = agree(batch, marks, (self.stop_request, *cost), outdated, at_once=at_once)
         except LoneRankFailed:
             self._forget_accumulation()  # as that rank does
             raise
@@ -234,7 +235,7 @@ class Trainer:
                 self._forget_accumulation()  # a part of one is of no use
             agree.give_up()
             raise
-        self.wished = max(wish for wish, *_ in agree.numbers)
+        self.agreed_stop_request = max(request for request, *_ in agree.numbers)
         if observer is not None:
             costs, ranks = [n[1:] for n in agree.numbers], execution.active.groups.ranks
             self._report(observer.collect(costs, ranks))

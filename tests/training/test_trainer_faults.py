@@ -220,9 +220,9 @@ def one_rank_works() -> tuple[dict[str, str], float]:
     x, y = batch(8)
     sentences["torn"] = fault(lambda: trainer.step(own if rank else (x, y[:7])))
     sentences["nothing"] = fault(lambda: trainer.step((x[:0], y[:0])))
-    trainer.wish = 3 + rank
+    trainer.stop_request = 3 + rank
     value = float(trainer.step(own))
-    assert trainer.wished == 4
+    assert trainer.agreed_stop_request == 4
     trainer.close()
     return sentences, value
 
