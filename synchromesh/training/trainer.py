@@ -41,7 +41,7 @@ from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
 from synchromesh.training.options import Loss, Options
-from synchromesh.training.record import Record
+from synchromesh.training.trainer_state import TrainerState
 from synchromesh.values.plan import Plan
 
 
@@ -372,16 +372,18 @@ class Trainer:
         self._execution.settle()
         everyone, path = self.world.everyone, Path(path)
         cursors = self._loaders.places()
-        saved = agreed(everyone, lambda: self._record(cursors, extra or {}), str(path))
+        saved = agreed(everyone, lambda: self._state_to_save(cursors, extra or {}), str(path))
         saved["optimizer"] = self.state.described_optimizer(saved["optimizer"])
         saved = everyone.broadcast_json(saved, self._execution.active.groups.ranks[0])
         checkpoint.save(path, self._execution.local_tensors(), saved, self.world)
 
-    def _record(self, cursors: tuple[Cursor, ...], extra: Mapping[str, Any]) -> dict[str, Any]:
+    def _state_to_save(
+        self, cursors: tuple[Cursor, ...], extra: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """What a checkpoint keeps beside tensors. ValueError where it cannot keep it."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         execution = self._execution
-        return Record(
+        return TrainerState(
             self.steps, self.options.seed, str(self.plan), self.world.size,
             execution.interleaving.to_dict(), self.state.optimizer_state.describe(), scheduler,
             cursors, execution.carry.rows, extra,
@@ -399,7 +401,7 @@ class Trainer:
         CheckpointError, on all ranks, for one that is damaged or of another model; nothing has
         changed then."""
         self._meet("resume")
-        saved = Record.from_dict(checkpoint.read_extra(path := Path(path), self.world), path)
+        saved = TrainerState.from_dict(checkpoint.read_extra(path := Path(path), self.world), path)
         self._execution.load(path, saved)
         self._forget_accumulation()
         self.steps = saved.steps
