@@ -372,14 +372,12 @@ class Trainer:
         self._execution.settle()
         everyone, path = self.world.everyone, Path(path)
         cursors = self._loaders.places()
-        saved = agreed(everyone, lambda: self._state_to_save(cursors, extra or {}), str(path))
+        saved = agreed(everyone, lambda: self._to_save(cursors, extra or {}), str(path))
         saved["optimizer"] = self.state.described_optimizer(saved["optimizer"])
         saved = everyone.broadcast_json(saved, self._execution.active.groups.ranks[0])
         checkpoint.save(path, self._execution.local_tensors(), saved, self.world)
 
-    def _state_to_save(
-        self, cursors: tuple[Cursor, ...], extra: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _to_save(self, cursors: tuple[Cursor, ...], extra: Mapping[str, Any]) -> dict[str, Any]:
         """What a checkpoint keeps beside tensors. ValueError where it cannot keep it."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         execution = self._execution
