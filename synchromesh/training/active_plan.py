@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from synchromesh.engine.batches import GlobalRows, Ranges, RowAgreement
+from synchromesh.engine.agreement import RowAgreement
+from synchromesh.engine.batches import GlobalRows, Ranges
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step

@@ -18,7 +18,8 @@ from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.checkpoint.switch import TransferStats
 from synchromesh.engine import batches
-from synchromesh.engine.batches import MODELS_DIFFER, GlobalRows, Marks, RowAgreement
+from synchromesh.engine.agreement import MODELS_DIFFER, Marks, RowAgreement
+from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.buckets import Summed
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import World

@@ -25,7 +25,7 @@ from synchromesh.data.loader import Loader
 from synchromesh.data.loaders import Loaders
 from synchromesh.data.reading import Collate
 from synchromesh.engine import batches
-from synchromesh.engine.batches import LoneRankFailed
+from synchromesh.engine.agreement import LoneRankFailed
 from synchromesh.engine.groups import World
 from synchromesh.engine.meeting import EVALUATE, meet
 from synchromesh.engine.optimizer import clip_norm
