@@ -1,16 +1,25 @@
-"""An agreement: what all ranks must have alike before they train; where they do not, the error
-says so on all."""
+"""An agreement: what all ranks must have alike, before they train and in each step; where they do
+not, the error says so on all."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from synchromesh.engine import batches
+from synchromesh.engine.batches import GlobalRows
+from synchromesh.engine.checked_gather import STEP, start_checked_gather
 from synchromesh.engine.groups import Group
+from synchromesh.engine.optimizer import settings
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.capture import signature
+from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 
 
@@ -28,12 +37,16 @@ def compare_ranks(
     except ValueError as error:
         fault = str(error)
     gathered = everyone.all_gather_json([fault, batches.fingerprint(repr(described))])
-    rank, text = next(((r, t) for r, (t, _) in enumerate(gathered) if t), (0, ""))
+    _refuse_first([text for text, _ in gathered])
+    if len({mark for _, mark in gathered}) > 1:
+        require_alike(everyone, described)
+
+
+def _refuse_first(faults: Sequence[str]) -> None:
+    """ValueError with the first rank's fault, where one has any; empty texts are none."""
+    rank, text = next(((r, t) for r, t in enumerate(faults) if t), (0, ""))
     if text:
-        raise ValueError(text if everyone.size == 1 else f"rank {rank}: {text}")
-    if len({mark for _, mark in gathered}) == 1:
-        return
-    require_alike(everyone, described)
+        raise ValueError(text if len(faults) == 1 else f"rank {rank}: {text}")
 
 
 def require_alike(everyone: Group, described: Mapping[str, Any]) -> None:
@@ -86,3 +99,298 @@ def _difference(first: Any, other: Any, rank: int) -> str:
         pairs = zip_longest(first, other)
         return next(_difference(a, b, rank) for a, b in pairs if a != b)
     return f"{first!r} on rank 0, {other!r} on rank {rank}"
+
+
+def _common(batch: Any) -> list[Any]:
+    """The values of what all rows share, the tensors without dimensions."""
+    return [repr(x.tolist()) for x in batches.leaves(batch) if not x.dim()]
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What ranks must have alike to run a step together; fingerprints of it."""
+
+    batch: int = 0  # structure, types and shapes, and the values of what all rows share
+    place: int = 0  # updates done, the plan, and how the step was called
+    model: int = 0  # frozen parameters, modes, and values that it reads
+    optimizer: int = 0  # its settings
+    data: str = ""  # where in the data the batch is from, in words
+    alike: int = 0  # equal in steps that run equal programs, of batches of one size
+
+    @classmethod
+    def of(
+        cls, model: Hashable, optimizer: Optimizer, batch: Any, steps: int, call: Hashable,
+        data: str,
+    ) -> "Marks":  # fmt: skip
+        """Of a step as this rank would run it. model: what it must have alike. steps: updates
+        done; call: how the step is run, and the plan."""
+        shape = signature(batch)
+        return cls(
+            batches.fingerprint((shape, _common(batch))),
+            batches.fingerprint((steps, call)),
+            batches.fingerprint(model),
+            batches.fingerprint(repr(settings(optimizer))),
+            data,
+            hash((shape, model, call)),
+        )
+
+
+MODELS_DIFFER = (
+    "have a model with other frozen parameters, other modes of modules, or other numbers that it "
+    "or the loss reads, than rank {0}: change these on all ranks alike"
+)
+DIFFERENCES = {  # by the name of the mark
+    "batch": (
+        "have a batch of another structure or shape than rank {0}: shapes may depend on the "
+        "number of rows only, so pad sequences to the same length on all ranks; what all rows "
+        "share (0-d tensors, numbers, texts) must be the same too, so leave out what rows have "
+        "beside tensors (names, ids)"
+    ),
+    "place": (
+        "are at another step than rank {0}: every rank does the same number of steps, under the "
+        "same plan, with the same `last` and `micro_batches`"
+    ),
+    "model": MODELS_DIFFER,
+    "optimizer": (
+        "have other settings of the optimizer than rank {0} (a learning rate, for example), and "
+        "would train another model: change them on all ranks alike; where they follow a metric, "
+        "by the one that trainer.evaluate returns"
+    ),
+}
+
+
+class LossSum(IntEnum):
+    """The sums that a loss is made of, over this rank's rows or all; each a float64."""
+
+    VALUE = 0
+    WEIGHT = 1
+    PAIR = 2  # not 0: the loss is a pair (sum, weight)
+    COUPLED = 3  # not 0: it cannot be added up, for its weight depends on parameters
+    GRADIENT = 4  # not 0: a parameter that is trained reaches it
+
+
+class LossState(IntEnum):
+    """Whether the sums of a loss travel with what its rank reports."""
+
+    APART = 0
+    SENT = 1
+    FAILED = -1  # its forward has: there is no loss
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What a rank tells all others of a step; whole numbers on the way, as many from each."""
+
+    rows: int  # of its batch; below 0: it has none that could run
+    checksum: int  # of the batch, where ranks work on the same rows
+    outdated: bool  # its model is another than was traced
+    data: int  # fingerprint of where in the data the batch is from
+    batch: int  # as are the next three, of its `Marks`
+    place: int
+    model: int
+    optimizer: int
+    numbers: tuple[int, ...] = ()  # the trainer's
+    loss: LossState = LossState.APART
+    sums: tuple[int, ...] = (0,) * len(LossSum)  # of the loss: the bits of each float64
+
+    def packed(self) -> list[int]:
+        """The numbers that travel."""
+        return [
+            self.rows, self.checksum, int(self.outdated), self.data, self.batch, self.place,
+            self.model, self.optimizer, self.loss, *self.sums, *self.numbers,
+        ]  # fmt: skip
+
+    @classmethod
+    def unpacked(cls, packed: Sequence[int]) -> "RankReport":
+        """The inverse of `packed`."""
+        rows, checksum, outdated, data, batch, place, model, optimizer, loss, *rest = packed
+        sums, numbers = tuple(rest[: len(LossSum)]), tuple(rest[len(LossSum) :])
+        return cls(
+            rows, checksum, bool(outdated), data, batch, place, model, optimizer, numbers,
+            LossState(loss), sums,
+        )  # fmt: skip
+
+
+class LoneRankFailed(RuntimeError):
+    """The rank that works alone has failed in a step, which idle ones are told."""
+
+    def __init__(self) -> None:
+        super().__init__("rank 0, which works alone, has failed in this step: see its error")
+
+
+class RowAgreement:
+    """One small exchange a step: every rank's rows, so that disagreeing ranks are an error and
+    never a hang.
+
+    Where the first rank works alone it asks the idle ones for nothing that it could wait for, and
+    tells them rows and loss at once, after its forward:
+
+        rank 0     [ forward ] reads, checks, tells [ backward ] [ update ]
+        rank 1     sends ..... waits ............... knows
+
+    But for a step that may need all ranks before: of other rows, of a model that has changed, or
+    with backwards before all forwards are done. What is refused at the check has no backward: an
+    accumulation stays as it was, on all ranks; buffers have seen the batch on rank 0."""
+
+    def __init__(
+        self,
+        group: Group,
+        ranks: tuple[int, ...],
+        layouts: Collection[Layout],
+        plan: Plan,
+        device: torch.device,
+        carries: bool = False,
+    ) -> None:
+        """layouts: of the batch, one on the positions of each stage. carries: whether a step
+        reads what the one before has made."""
+        self.group, self.ranks, self.layouts = group, ranks, tuple(layouts)
+        self._alone = ranks == (0,) and group.world.control is not None and not carries
+        self._asked = self._usual = (0, 0)  # the last step that all met for, and that all ran
+        self._tell: Callable[[LossState, tuple[int, ...]], None] | None = None
+        self._told: Tensor | None = None
+        self.plan, self.device = plan, device
+        self.numbers: list[tuple[int, ...]] = []  # that came with each rank's rows
+        self.outdated = False  # whether the model of a rank has changed
+        self.refused = False  # whether the check after the forward has refused the step
+
+    def __call__(
+        self,
+        batch: Any,
+        marks: Marks,
+        numbers: tuple[int, ...] = (),
+        outdated: bool = False,
+        method: str = STEP,
+        at_once: bool = True,
+    ) -> GlobalRows:
+        """The global rows of this step, or of a batch of `evaluate`.
+
+        numbers: as many on every rank, gathered on all (`self.numbers`). outdated: whether this
+        rank's model is another than was traced. at_once: whether all rows go forward before any
+        go backward.
+
+        Raises ValueError on every rank if marks differ or ranks of one data index hold other
+        rows."""
+        fault, self.refused = "", False
+        try:
+            count = batches.row_count(batch)
+        except ValueError as error:  # of this rank alone, maybe: the others must not wait for it
+            count, fault = -1, str(error)
+        same = batches.checksum(batch) if any(x.tensor > 1 for x in self.layouts) else 0
+        data = batches.fingerprint(marks.data)
+        own = RankReport(
+            count, same, outdated, data, marks.batch, marks.place, marks.model, marks.optimizer,
+            numbers,
+        )  # fmt: skip
+        if self.group.size == 1:
+            return self._checked([own], marks.data, fault)
+        gather = start_checked_gather(self.group, method, own.packed(), self.device)
+
+        def met(report: RankReport) -> list[RankReport]:
+            return [*map(RankReport.unpacked, gather(report.packed()))]
+
+        if self._alone and not self.group.index and method == STEP and at_once:
+            if (marks.alike, count) == self._usual and not outdated:
+
+                def tell(state: LossState, sums: tuple[int, ...]) -> None:
+                    reports = met(replace(own, loss=state, sums=sums))
+                    if state is LossState.SENT:
+                        self.refused = True
+                        self._checked(reports, marks.data, fault)
+                        self.refused = False
+
+                self._tell, self.outdated = tell, False
+                return self._rows((own,))
+            self._asked = (marks.alike, count)
+        reports = met(own)
+        first = reports[0]
+        if first.loss is LossState.FAILED:
+            raise LoneRankFailed
+        sent = first.loss is LossState.SENT
+        self._told = torch.tensor(first.sums).view(torch.float64) if sent else None
+        return self._checked(reports, marks.data, fault)
+
+    def told(self, sums: Tensor) -> Tensor | None:
+        """The sums of a loss over all ranks, where they travel with the rows; None where they do
+        not, and are to be exchanged. sums: over this rank, by `LossSum`."""
+        if self._tell is not None:
+            tell, self._tell = self._tell, None
+            tell(LossState.SENT, tuple(sums.view(torch.int64).tolist()))
+            return sums
+        told, self._told, self._usual = self._told, None, self._asked
+        return told
+
+    def give_up(self) -> None:
+        """After a step that failed here: those that wait for its loss fail too."""
+        if self._tell is not None:
+            tell, self._tell = self._tell, None
+            with suppress(RuntimeError):  # one is gone: what has failed here is to be told
+                tell(LossState.FAILED, (0,) * len(LossSum))
+
+    def _checked(self, reports: Sequence[RankReport], data: str, fault: str) -> GlobalRows:
+        """The rows of which all ranks report; ValueError on all of them as `__call__` says.
+        data, fault: this rank's."""
+        if any(report.rows < 0 for report in reports):
+            _refuse_first(self.group.all_gather_json(fault))
+        if len({report.data for report in reports}) > 1:  # also of ranks that take no part
+            self._refuse_data(data)
+        self.numbers = [report.numbers for report in reports]
+        self.outdated = any(report.outdated for report in reports)
+        working = [reports[rank] for rank in self.ranks]
+        for mark, difference in DIFFERENCES.items():
+            first = getattr(working[0], mark)
+            self._refuse([r for r in self.ranks if getattr(reports[r], mark) != first], difference)
+        if not any(report.outdated for report in working):
+            self._refuse([r for r, report in enumerate(reports) if report.outdated], MODELS_DIFFER)
+        return self._rows(working)
+
+    def _refuse(self, ranks: Sequence[int], difference: str) -> None:
+        """ValueError where there are such ranks."""
+        if ranks:
+            raise ValueError(f"ranks {ranks} {difference.format(self.ranks[0])}")
+
+    def _refuse_data(self, data: str) -> NoReturn:
+        first, *others = self.group.all_gather_json(data)
+        rank, other = next((r, d) for r, d in enumerate(others, 1) if d != first)
+        raise ValueError(
+            f"ranks read different data: rank 0 {first or 'nothing'}, rank {rank} "
+            f"{other or 'nothing'}: give every rank the same data set, batch size and seed, and "
+            "iterate over loaders on all ranks alike"
+        )
+
+    def _rows(self, working: Sequence[RankReport]) -> GlobalRows:
+        """Of what the ranks that take part report."""
+        counts = tuple(report.rows for report in working)
+        for layout in self.layouts:
+            for first in layout.positions[:: layout.tensor]:
+                block = slice(first, first + layout.tensor)
+                if len({(report.rows, report.checksum) for report in working[block]}) > 1:
+                    raise ValueError(
+                        f"ranks {list(self.ranks[block])} work on the same rows but were given "
+                        f"different batches (rows {list(counts[block])}); use trainer.loader or "
+                        "trainer.shard, which know the plan, and seed generators that a data set "
+                        "keeps alike on all ranks"
+                    )
+        of_stages = [counts[x.first : x.positions.stop : x.tensor] for x in self.layouts]
+        if len(of_stages) == 1 and self.plan.micro_batches == 1:
+            return GlobalRows(of_stages[0], self.plan)
+        total = sum(of_stages[0])
+        for layout, of_stage in zip(self.layouts, of_stages, strict=True):
+            self._require_shares(layout, of_stage, total)
+        finest = max(layout.data for layout in self.layouts)
+        return GlobalRows(tuple(self._share(total, finest, i) for i in range(finest)), self.plan)
+
+    def _share(self, total: int, data: int, index: int) -> int:
+        """The rows that the plan gives to a data index of so many."""
+        return batches.count_of(self.plan.own_rows(total, data, index))
+
+    def _require_shares(self, layout: Layout, counts: Sequence[int], total: int) -> None:
+        """ValueError where a rank of a stage has other rows than the plan gives it."""
+        for index, count in enumerate(counts):
+            share = self._share(total, layout.data, index)
+            if count != share:
+                rank = self.ranks[layout.first + index * layout.tensor]
+                raise ValueError(
+                    f"rank {rank} was given {count} rows, but of a global batch of {total} rows "
+                    f"the plan gives it {share}: stages and micro-batches need the plan's shares, "
+                    "which trainer.loader and trainer.shard give"
+                )

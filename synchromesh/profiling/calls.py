@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from synchromesh.engine.batches import GlobalRows, Marks, RowAgreement
+from synchromesh.engine.agreement import Marks, RowAgreement
+from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.groups import World
 from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.plan_groups import PlanGroups

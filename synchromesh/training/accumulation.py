@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from synchromesh.engine import control_channel
+from synchromesh.engine.agreement import LossSum
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.program import RankOutputs
@@ -34,8 +35,7 @@ class Accumulation:
         self._unit = 0.0  # global weight for which a gradient is not scaled
         self._rows = 0  # global rows of the first backward call
         self._programs_run = 0
-        # ([loss sum, weight, whether it is a pair, whether it cannot be added up, whether it has
-        # a gradient], what waits for those of all ranks)
+        # (those of `LossSum`, what waits for those of all ranks)
         self._totals: list[tuple[Tensor, Finish | None]] = []
         self._sums: list[float] = []  # of these
 
@@ -94,13 +94,13 @@ class Accumulation:
             self.begun = True
         value = self._loss()
         if last:
-            if not self._sums[4]:
+            if not self._sums[LossSum.GRADIENT]:
                 raise ValueError(
                     "the loss depends on no parameter that is trained, so that a step would "
                     "change none of them: it is detached, a whole number or computed under "
                     "torch.no_grad, or all parameters are frozen"
                 )
-            weight = self._sums[1]
+            weight = self._sums[LossSum.WEIGHT]
             if not weight:
                 raise ValueError(
                     "the loss's weight is 0 over all ranks (nothing in the batch counts), so its "
@@ -131,7 +131,7 @@ class Accumulation:
     ) -> dict[str, Tensor]:
         """Adds to gradients and to the loss; returns the carry of this rank's rows. alone: these
         are all of the accumulation."""
-        sums = torch.zeros(5, dtype=torch.float64, device=self._world.device)
+        sums = torch.zeros(len(LossSum), dtype=torch.float64, device=self._world.device)
         if not micro:
             self._send(sums)
             return {}
@@ -178,13 +178,13 @@ class Accumulation:
             self._unit = _unit(weighted, self._execution.active.step.targets, self._rows)
         if result.rows and result.leads:
             value = result.outputs[0].detach()
-            sums[0] += value if weighted else value * result.rows
-            sums[1] += result.outputs[1].detach() if weighted else result.rows
-            sums[2] = weighted
+            sums[LossSum.VALUE] += value if weighted else value * result.rows
+            sums[LossSum.WEIGHT] += result.outputs[1].detach() if weighted else result.rows
+            sums[LossSum.PAIR] = weighted
         if any(value.requires_grad for value in result.outputs):
-            sums[4] = 1
+            sums[LossSum.GRADIENT] = 1
         if weighted and result.outputs[1].requires_grad and not alone:
-            sums[3] = 1
+            sums[LossSum.COUPLED] = 1
 
     def _send(self, sums: Tensor) -> None:
         active, everyone = self._execution.active, self._world.everyone
@@ -228,7 +228,7 @@ class Accumulation:
         for total, _ in self._totals[1:]:
             value = value + total
         self._sums = value.tolist()
-        if self._sums[3]:
+        if self._sums[LossSum.COUPLED]:
             raise ValueError(
                 "the loss's weight depends on parameters, and its gradient needs the loss of all "
                 "rows before any backward: give such a batch at once (no micro-batches, no "
@@ -236,8 +236,8 @@ class Accumulation:
             )
         if not self._unit:  # of a rank without outputs
             targets = self._execution.active.step.targets
-            self._unit = _unit(bool(self._sums[2]), targets, self._rows)
-        return value[0] / value[1]
+            self._unit = _unit(bool(self._sums[LossSum.PAIR]), targets, self._rows)
+        return value[LossSum.VALUE] / value[LossSum.WEIGHT]
 
 
 def _unit(weighted: bool, targets: int, rows: int) -> float:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from synchromesh.engine.batches import GlobalRows, Ranges, RowAgreement
+from synchromesh.engine.agreement import RowAgreement
+from synchromesh.engine.batches import GlobalRows, Ranges
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
@@ -88,9 +89,9 @@ def refuse_untraced(step: Step, plan: Plan) -> None:
         "compute its activations again": any(spec.recompute for spec in plan.specs),
     }
     if step.opaque and any(asked.values()):
-        wishes = " and ".join(wish for wish, is_asked in asked.items() if is_asked)
+        wanted = " and ".join(what for what, is_asked in asked.items() if is_asked)
         raise ValueError(
-            f"plan {str(plan)!r} is to {wishes}, which needs a trace of the model, and "
+            f"plan {str(plan)!r} is to {wanted}, which needs a trace of the model, and "
             f"{step.reason}; under 'data' and 'single' the model's own activation checkpoints "
             "(torch.utils.checkpoint) save memory"
         )

@@ -18,7 +18,8 @@ from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.checkpoint.switch import TransferStats
 from synchromesh.engine import batches
-from synchromesh.engine.batches import MODELS_DIFFER, GlobalRows, Marks, RowAgreement
+from synchromesh.engine.agreement import MODELS_DIFFER, Marks, RowAgreement
+from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.buckets import Summed
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import World
@@ -40,8 +41,8 @@ from synchromesh.training.carry import Carry
 from synchromesh.training.notices import Notices
 from synchromesh.training.options import Loss, Options
 from synchromesh.training.programs import Programs
-from synchromesh.training.record import Record
 from synchromesh.training.traces import KEPT, Traces
+from synchromesh.training.trainer_state import TrainerState
 from synchromesh.values.holding import holdings
 from synchromesh.values.layout import Layout, stages_of
 from synchromesh.values.optimizer import coupled
@@ -360,7 +361,7 @@ class Execution:
         """Everything that a checkpoint carries, as this rank's boxes."""
         return {**self.state.local_tensors(), **self.carry.local_tensors()}
 
-    def load(self, path: Path, saved: Record) -> None:
+    def load(self, path: Path, saved: TrainerState) -> None:
         """The tensors of a checkpoint, and what belongs to them. CheckpointError where it does not
         fit; nothing has changed then."""
         stored = self.carry.stored(saved.carry)

@@ -96,13 +96,13 @@ def fit(
         scheduler=workload.build_scheduler(optimizer),
         seed=seed, autocast=autocast, carry=workload.carry, headroom=headroom, say=say,
     )  # fmt: skip
-    wish = Stop(trainer, stop)
+    requests = Stop(trainer, stop)
     loop = _Loop(
-        workload, trainer, wish, on_event or (lambda _: None), epochs or workload.epochs, steps,
-        None if checkpoints is None else Path(checkpoints), checkpoint_every, seed,
+        workload, trainer, requests, on_event or (lambda _: None), epochs or workload.epochs,
+        steps, None if checkpoints is None else Path(checkpoints), checkpoint_every, seed,
     )  # fmt: skip
     adapts = plan.automatic if adapt is None else adapt
-    with wish.on_signals():
+    with requests.on_signals():
         try:
             return loop.run(None if resume is None else Path(resume), adapts)
         finally:

@@ -1,4 +1,4 @@
-"""A wish to stop: asked of any rank, it ends the run on all of them at the same step boundary."""
+"""A stop request: asked of any rank, it ends the run on all of them at the same step boundary."""
 
 import os
 import signal
@@ -11,12 +11,12 @@ from types import FrameType
 from synchromesh.training.trainer import Trainer
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-REPEATED_SECONDS = 1.0  # chosen; signals that come sooner after each other are one wish
-REQUEST = "request"  # the caller's wish, where no signal is the cause
+REPEATED_SECONDS = 1.0  # chosen; signals that come sooner after each other are one request
+REQUEST = "request"  # the caller's, where no signal is the cause
 
 
 class Stop:
-    """Every rank calls `ask` before a step and `answer` after it; what ranks wish travels with
+    """Every rank calls `ask` before a step and `answer` after it; what ranks ask for travels with
     what they agree on in each step.
 
     requested: is asked before each step, on each rank."""
@@ -31,7 +31,7 @@ class Stop:
     def on_signals(self) -> Iterator[None]:
         """Inside, SIGTERM and SIGINT ask for a stop and a second one ends this process at once;
         but in another thread than the main one, where Python has no signal handlers. Whoever
-        signals all processes of a job, and a launcher that passes it on, are one wish."""
+        signals all processes of a job, and a launcher that passes it on, are one request."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -49,12 +49,12 @@ class Stop:
             os._exit(128 + number)
 
     def ask(self) -> None:
-        """Says what this rank wishes."""
+        """Says what this rank asks for."""
         requested = self._requested is not None and self._requested()
-        self.trainer.wish = 2 * self.received + int(requested)
+        self.trainer.stop_request = 2 * self.received + int(requested)
 
     def answer(self) -> str:
         """The name of a signal that some rank had received before `ask`, or REQUEST; empty where
         the run goes on."""
-        number, requested = divmod(self.trainer.wished, 2)
+        number, requested = divmod(self.trainer.agreed_stop_request, 2)
         return signal.Signals(number).name if number else REQUEST if requested else ""

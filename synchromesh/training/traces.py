@@ -27,7 +27,7 @@ from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.training.notices import Notices
 from synchromesh.training.options import Loss, Options
-from synchromesh.training.trust import Trust
+from synchromesh.training.trace_check import TraceCheck
 from synchromesh.values.plan import Plan
 
 EXAMPLE_ROWS = 6  # kept to trace with again: how rows weigh does not show in a single one
@@ -46,7 +46,7 @@ class Traces:
     ) -> None:  # fmt: skip
         self.model, self.loss, self.world = model, loss, world
         self.options, self.notices = options, notices
-        self.trust = Trust(model, loss, world, options, free_bytes)
+        self.check = TraceCheck(model, loss, world, options, free_bytes)
         self.example = take(example, 0, EXAMPLE_ROWS)
         self._shape = signature(self.example)
         self.cuts: tuple[str, ...] = ()
@@ -77,41 +77,41 @@ class Traces:
         of = self.cuts, self._as
         kept = (s for key, s in self._kept if key == of and self.readings.hold(s.read))
         if (step := next(kept, None)) is not None:
-            self.trust.latest = step
+            self.check.latest = step
             return step
         batch = self.example if example is None else example
-        step = self._with_inputs(batch, buffers) or self._traced(self.trust, batch, buffers)
+        step = self._with_inputs(batch, buffers) or self._traced(self.check, batch, buffers)
         self.readings.look(step.read)
         if step.opaque:
             self.notices.warn(f"the model runs whole on every device: {step.reason}")
             return step
-        self.trust.compare_constants(step)
+        self.check.compare_constants(step)
         if not step.assumed:
             self._kept = [(of, step), *self._kept][:KEPT]
         return step
 
-    def _traced(self, trust: Trust, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step:
+    def _traced(self, check: TraceCheck, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step:
         with self.model.unsharded(self.world.device, buffers) as module:
             step = self._capture(module, self.loss, batch, training=True)
-            return trust.judged(module, batch, step)
+            return check.judged(module, batch, step)
 
     def _with_inputs(self, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step | None:
         """The trace in which numbers that have changed often are inputs; None where it cannot be,
         which is said once, or need not."""
-        last, found = self.trust.latest, None
+        last, found = self.check.latest, None
         for read in () if last is None else last.read:
             if self.readings.hold((read,)):
                 continue
             count = self._changes[read.place] = self._changes.get(read.place, 0) + 1
             if count == OFTEN and type(value := read.now()) is float:
-                before, trust = self.numbers, copy(self.trust)
+                before, check = self.numbers, copy(self.check)
                 tensor = torch.tensor(value, dtype=torch.float64, device=self.world.device)
                 self.numbers = (*before, (read, tensor))
-                step = self._traced(trust, batch, buffers)
+                step = self._traced(check, batch, buffers)
                 if step.opaque:
                     self.numbers = before
                 else:
-                    self.trust, self._kept, self._steps, found = trust, [], {}, step
+                    self.check, self._kept, self._steps, found = check, [], {}, step
             elif count == OFTEN + KEPT:
                 self.notices.once(
                     f"{read.name} has changed {count} times, and each other value takes another "
@@ -231,7 +231,7 @@ class Traces:
             step = self._capture(module, function, batch, training, rows)
             self.readings.look(step.read)
             if training and not step.opaque:
-                step = self.trust.of_shape(module, batch, step, active.step)
+                step = self.check.of_shape(module, batch, step, active.step)
         what = "this shape of batch" if training else "this metric"
         if step.opaque:
             shards = (p.sharded for p in active.partition.placements.values())

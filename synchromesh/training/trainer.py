@@ -25,7 +25,7 @@ from synchromesh.data.loader import Loader
 from synchromesh.data.loaders import Loaders
 from synchromesh.data.reading import Collate
 from synchromesh.engine import batches
-from synchromesh.engine.batches import LoneRankFailed
+from synchromesh.engine.agreement import LoneRankFailed
 from synchromesh.engine.checked_gather import EVALUATE, checked_gather
 from synchromesh.engine.groups import World
 from synchromesh.engine.optimizer import clip_norm
@@ -41,7 +41,7 @@ from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
 from synchromesh.training.options import Loss, Options
-from synchromesh.training.record import Record
+from synchromesh.training.trainer_state import TrainerState
 from synchromesh.values.plan import Plan
 
 
@@ -52,7 +52,8 @@ class Trainer:
     steps           updates done
     steps_to_come   as the caller says and `update` counts down; 0: not known
     on_event        is called with each decision of the adapter, and again once its effect is known
-    wish, wished    a number that travels with a step, and the greatest of the ranks' (`Stop`)"""
+    stop_request    a number that travels with a step; agreed_stop_request: the greatest of the
+                    ranks' (`Stop`)"""
 
     def __init__(
         self, model: Model, optimizer: Optimizer, loss: Loss, example: Any, plan: Plan,
@@ -60,7 +61,7 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.world, self.options = model, optimizer, world, options
         self.scheduler: LRScheduler | None = None
-        self.steps = self.steps_to_come = self.wish = self.wished = 0
+        self.steps = self.steps_to_come = self.stop_request = self.agreed_stop_request = 0
         self.on_event: Callable[[Decision], None] | None = None
         self._loaders = Loaders(self.own_rows, world, options.carry is not None)
         said = options.headroom, options.say
@@ -209,7 +210,7 @@ class Trainer:
         cost = NO_COST if observer is None else observer.cost
         at_once = micro_batches == self.plan.micro_batches == 1
         try:
-            rows = agree(batch, marks, (self.wish, *cost), outdated, at_once=at_once)
+            rows = agree(batch, marks, (self.stop_request, *cost), outdated, at_once=at_once)
         except LoneRankFailed:
             self._forget_accumulation()  # as that rank does
             raise
@@ -234,7 +235,7 @@ class Trainer:
                 self._forget_accumulation()  # a part of one is of no use
             agree.give_up()
             raise
-        self.wished = max(wish for wish, *_ in agree.numbers)
+        self.agreed_stop_request = max(request for request, *_ in agree.numbers)
         if observer is not None:
             costs, ranks = [n[1:] for n in agree.numbers], execution.active.groups.ranks
             self._report(observer.collect(costs, ranks))
@@ -371,16 +372,16 @@ class Trainer:
         self._execution.settle()
         everyone, path = self.world.everyone, Path(path)
         cursors = self._loaders.places()
-        saved = agreed(everyone, lambda: self._record(cursors, extra or {}), str(path))
+        saved = agreed(everyone, lambda: self._to_save(cursors, extra or {}), str(path))
         saved["optimizer"] = self.state.described_optimizer(saved["optimizer"])
         saved = everyone.broadcast_json(saved, self._execution.active.groups.ranks[0])
         checkpoint.save(path, self._execution.local_tensors(), saved, self.world)
 
-    def _record(self, cursors: tuple[Cursor, ...], extra: Mapping[str, Any]) -> dict[str, Any]:
+    def _to_save(self, cursors: tuple[Cursor, ...], extra: Mapping[str, Any]) -> dict[str, Any]:
         """What a checkpoint keeps beside tensors. ValueError where it cannot keep it."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         execution = self._execution
-        return Record(
+        return TrainerState(
             self.steps, self.options.seed, str(self.plan), self.world.size,
             execution.interleaving.to_dict(), self.state.optimizer_state.describe(), scheduler,
             cursors, execution.carry.rows, extra,
@@ -398,7 +399,7 @@ class Trainer:
         CheckpointError, on all ranks, for one that is damaged or of another model; nothing has
         changed then."""
         self._check_method("resume")
-        saved = Record.from_dict(checkpoint.read_extra(path := Path(path), self.world), path)
+        saved = TrainerState.from_dict(checkpoint.read_extra(path := Path(path), self.world), path)
         self._execution.load(path, saved)
         self._forget_accumulation()
         self.steps = saved.steps

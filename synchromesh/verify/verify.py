@@ -19,8 +19,7 @@ from synchromesh.trace.partition.explain import explain
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import message
-from synchromesh.verify.comparison import Comparison
-from synchromesh.verify.deviation import AUTOCAST, TOLERANCE
+from synchromesh.verify.deviation import AUTOCAST, TOLERANCE, Deviations
 from synchromesh.verify.reference import SingleProcess, computed
 from synchromesh.workloads.workload import Workload
 
@@ -151,15 +150,15 @@ def _compare(
 ) -> dict[str, Any]:  # fmt: skip
     autocast = trainer.options.autocast
     tolerance = TOLERANCE[dtype] if autocast is None else AUTOCAST
-    comparison = Comparison(trainer, tolerance)
-    sent = _train(trainer, reference, comparison, workload, steps, DTYPES[dtype])
-    deviations = comparison.document()
+    compared = Deviations(trainer, tolerance)
+    sent = _train(trainer, reference, compared, workload, steps, DTYPES[dtype])
+    deviations = compared.document()
     parameter_bytes = trainer.gather_numbers(trainer.parameter_bytes())
     explained = explain(
         trainer.traced, trainer.partition, trainer.plan, trainer.world.size, workload.batch_size,
         trainer.options.sync_batch_norm,
     )  # fmt: skip
-    compared = _exactly_explained(trainer, workload.batch_size)
+    exact = _exactly_explained(trainer, workload.batch_size)
     document = {
         "plan": str(trainer.plan),
         "ranks": trainer.world.size,
@@ -172,19 +171,19 @@ def _compare(
         "sent_bytes_per_step": sent,
         "explained_parameter_bytes_per_rank": list(explained.parameter_bytes_per_rank),
         "explained_sent_bytes_per_step": list(explained.sent_bytes_per_step),
-        "sent_bytes_compared": compared,
+        "sent_bytes_compared": exact,
         "dropout_set_to_zero": dropped,
         "batch_norm": "synchronised",
         "passed": not deviations["faults"]
         and parameter_bytes == list(explained.parameter_bytes_per_rank)
-        and (not compared or sent == list(explained.sent_bytes_per_step)),
+        and (not exact or sent == list(explained.sent_bytes_per_step)),
     }
     everyone: dict[str, Any] = trainer.world.everyone.broadcast_json(document)
     return everyone
 
 
 def _train(
-    trainer: Trainer, reference: nn.Module, comparison: Comparison, workload: Workload, steps: int,
+    trainer: Trainer, reference: nn.Module, deviations: Deviations, workload: Workload, steps: int,
     dtype: torch.dtype,
 ) -> list[int]:  # fmt: skip
     """Trains both and compares them; the bytes that each rank sent in the first step. A carry goes
@@ -206,15 +205,15 @@ def _train(
         sent = sent or trainer.gather_numbers(world.ledger.sent)
         gradients = trainer.gradients()
         made = alone.backward(*_parts(trainer, to_device(batch, world.device))) if alone else None
-        comparison.loss(value, made, step)
-        comparison.shards("gradient", gradients, made, step)
+        deviations.loss(value, made, step)
+        deviations.shards("gradient", gradients, made, step)
         complete = {n: g.clone() for n, g in trainer.state.gathered(gradients, root=0)}
         trainer.update()
         if alone is not None:
             alone.update(complete)
-        comparison.shards("buffer", trainer.buffers(), made, step)
+        deviations.shards("buffer", trainer.buffers(), made, step)
     made = alone.trained() if alone else None
-    comparison.shards("parameter", trainer.parameters(), made, steps)
+    deviations.shards("parameter", trainer.parameters(), made, steps)
     return sent
 
 

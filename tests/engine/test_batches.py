@@ -1,4 +1,4 @@
-"""Batches: rows of nested tensors, ranges of data indices, micro-batches, ranks that agree."""
+"""Batches: rows of nested tensors, ranges of data indices, micro-batches."""
 
 import pytest
 import torch
@@ -81,17 +81,3 @@ def test_checksums_tell_batches_apart() -> None:
     conjugate = torch.ones(4, dtype=torch.complex64).mul(1j).conj()
     assert batches.checksum(conjugate) == batches.checksum(conjugate.resolve_conj())
     assert batches.fingerprint(("a", 1)) == batches.fingerprint(("a", 1)) < 2**63
-
-
-def agreed(rows: tuple[int, ...], tensor: int) -> tuple[int, ...]:
-    world = World.open()
-    layout = Layout(world.size // tensor, tensor)
-    agree = batches.RowAgreement(world.everyone, (0, 1), [layout], PLAN, world.device)
-    counts = agree((torch.ones(rows[world.rank], 2),), batches.Marks()).counts
-    world.close()
-    return counts
-
-
-def test_ranks_tell_each_other_their_rows() -> None:
-    assert run(2, agreed, (3, 1), 1) == [(3, 1)] * 2
-    assert run(2, agreed, (3, 3), 2) == [(3,)] * 2

@@ -1,5 +1,5 @@
-"""Ranks without rows beside one that works alone: they know each loss, their wishes and faults
-reach it, and none waits for ever."""
+"""Ranks without rows beside one that works alone: they know each loss, their stop requests and
+faults reach it, and none waits for ever."""
 
 from typing import Any
 
@@ -47,28 +47,28 @@ def plain() -> list[float]:
 
 
 def beside(carried: int) -> tuple[list[float], list[int], bool]:
-    """Losses and wishes that this rank sees, and whether loss and rows came at once at the end.
-    carried: as how many micro-batches."""
+    """Losses and stop requests that this rank sees, and whether loss and rows came at once at the
+    end. carried: as how many micro-batches."""
     model, optimizer, batches = made()
     trainer = sm.prepare(model, optimizer, mean_square, batches[0], plan="single")
-    losses, wishes = [], []
+    losses, requests = [], []
     for step, batch in enumerate(batches):
         changed(model, step)
-        trainer.wish = 7 * (trainer.rank == 1 and step in (2, 3))
+        trainer.stop_request = 7 * (trainer.rank == 1 and step in (2, 3))
         losses.append(trainer.step(trainer.shard(batch), micro_batches=carried).item())
-        wishes.append(trainer.wished)
+        requests.append(trainer.agreed_stop_request)
     agree = trainer._execution.active.agree
     once = agree._usual == agree._asked != (0, 0) if trainer.rank == 0 else carried == 1
     trainer.close()
-    return losses, wishes, once
+    return losses, requests, once
 
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_idle_ranks_know_losses_and_are_heard(parts: int) -> None:
     expected = plain()
-    for losses, wishes, once in run(3, beside, parts):
+    for losses, requests, once in run(3, beside, parts):
         assert losses == pytest.approx(expected, rel=1e-12)
-        assert wishes == [0, 0, 7, 7, 0, 0, 0, 0]
+        assert requests == [0, 0, 7, 7, 0, 0, 0, 0]
         assert once == (parts == 1), "not with backwards before all forwards are done"
 
 

@@ -220,9 +220,9 @@ def one_rank_works() -> tuple[dict[str, str], float]:
     x, y = batch(8)
     sentences["torn"] = fault(lambda: trainer.step(own if rank else (x, y[:7])))
     sentences["nothing"] = fault(lambda: trainer.step((x[:0], y[:0])))
-    trainer.wish = 3 + rank
+    trainer.stop_request = 3 + rank
     value = float(trainer.step(own))
-    assert trainer.wished == 4
+    assert trainer.agreed_stop_request == 4
     trainer.close()
     return sentences, value
 
@@ -652,10 +652,10 @@ class Backwards(nn.Module):
 def traced_on_one_rank(doubtful: int) -> tuple[bool, bool]:
     """One rank finds that its trace is not to be trusted, as rounding may let it."""
     from synchromesh.trace.capture.comparison import Comparison
-    from synchromesh.training import trust
+    from synchromesh.training import trace_check
 
     if dist.get_rank() == doubtful:
-        trust.compare = lambda *_: Comparison("the gradient of y differs")
+        trace_check.compare = lambda *_: Comparison("the gradient of y differs")
     trainer = start(Backwards())
     for i in range(2):
         trainer.step(trainer.shard(batch(8, i)))

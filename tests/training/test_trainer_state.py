@@ -1,4 +1,4 @@
-"""The record of a trainer: schedulers go on where they were, and what has no form is named."""
+"""The state of a trainer: schedulers go on where they were, and what has no form is named."""
 
 import json
 from collections.abc import Callable
@@ -12,22 +12,24 @@ from torch.optim import lr_scheduler as schedules
 
 from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.data.cursor import Cursor
-from synchromesh.training.record import Record
+from synchromesh.training.trainer_state import TrainerState
 
 Made = Callable[[torch.optim.Optimizer], schedules.LRScheduler]
 
 
-def record(scheduler: Any = None, **extra: Any) -> Record:
+def state(scheduler: Any = None, **extra: Any) -> TrainerState:
     cursors = (Cursor(3, 1, 20), Cursor())
-    return Record(7, -1, "data", 2, {"chosen": 1, "steps": 0}, {}, scheduler, cursors, 20, extra)
+    return TrainerState(
+        7, -1, "data", 2, {"chosen": 1, "steps": 0}, {}, scheduler, cursors, 20, extra
+    )
 
 
-def again(value: Record) -> Record:
-    return Record.from_dict(json.loads(json.dumps(value.to_dict())), Path("here"))
+def again(value: TrainerState) -> TrainerState:
+    return TrainerState.from_dict(json.loads(json.dumps(value.to_dict())), Path("here"))
 
 
 def test_it_survives_a_checkpoint() -> None:
-    assert again(record(best=0.5)) == record(best=0.5)
+    assert again(state(best=0.5)) == state(best=0.5)
 
 
 SCHEDULES: dict[str, Made] = {
@@ -54,11 +56,11 @@ def test_a_scheduler_goes_on(name: str, tensor: bool) -> None:
     for _ in range(3):
         scheduler.step()
     other, resumed = start()
-    state = again(record(scheduler.state_dict())).scheduler
-    assert state is not None
-    resumed.load_state_dict(dict(state))
-    for group, saved in zip(other.param_groups, optimizer.param_groups, strict=True):
-        group["lr"] = torch.as_tensor(saved["lr"]).clone() if tensor else saved["lr"]
+    saved = again(state(scheduler.state_dict())).scheduler
+    assert saved is not None
+    resumed.load_state_dict(dict(saved))
+    for group, known in zip(other.param_groups, optimizer.param_groups, strict=True):
+        group["lr"] = torch.as_tensor(known["lr"]).clone() if tensor else known["lr"]
     for _ in range(4):
         scheduler.step()
         resumed.step()
@@ -67,9 +69,9 @@ def test_a_scheduler_goes_on(name: str, tensor: bool) -> None:
 
 def test_what_has_no_form_is_named() -> None:
     with pytest.raises(ValueError, match="extra cannot be kept: Object of type Tensor"):
-        record(x=torch.ones(1)).to_dict()
+        state(x=torch.ones(1)).to_dict()
     with pytest.raises(ValueError, match="state_dict of the scheduler holds a function"):
-        record({"curve": again}).to_dict()
+        state({"curve": again}).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -82,8 +84,8 @@ def test_what_has_no_form_is_named() -> None:
 )
 def test_damage_is_found_before_anything_is_adopted(change: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        Record.from_dict({**record().to_dict(), **change}, Path("here"))
-    value = record().to_dict()
+        TrainerState.from_dict({**state().to_dict(), **change}, Path("here"))
+    value = state().to_dict()
     del value["extra"]
     with pytest.raises(CheckpointError, match="is no checkpoint of a trainer"):
-        Record.from_dict(value, Path("here"))
+        TrainerState.from_dict(value, Path("here"))

@@ -1,4 +1,4 @@
-"""The record: what a checkpoint of a trainer keeps beside tensors, as JSON."""
+"""A trainer state: what a checkpoint of a trainer keeps beside tensors, as JSON."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from synchromesh.values import document
 
 
 @dataclass(frozen=True)
-class Record:
+class TrainerState:
     """All of it checked, so that a trainer that adopts it does so entirely.
 
     plan, ranks   under which the run was saved
@@ -49,7 +49,7 @@ class Record:
         return {**values, "scheduler": state, "cursors": [c.to_dict() for c in self.cursors]}
 
     @classmethod
-    def from_dict(cls, value: Any, path: Path) -> "Record":
+    def from_dict(cls, value: Any, path: Path) -> "TrainerState":
         """The inverse of `to_dict`. CheckpointError, which names `path`, for anything else."""
         names = [f.name for f in fields(cls) if f.name != "carry"]  # which older ones have not
         if not isinstance(value, dict) or any(name not in value for name in names):

@@ -1,4 +1,4 @@
-"""Trust: how far a trace agrees with its model, with one answer on all ranks.
+"""A trace check: how far a trace agrees with its model, with one answer on all ranks.
 
 A rank that has the complete model runs it and its trace on the same rows and compares. Rounding
 may let ranks come to different answers, so the first rank's fault counts on all of them. A rank
@@ -29,7 +29,7 @@ from synchromesh.values.size import readable
 COMPARING = 4
 
 
-class Trust:
+class TraceCheck:
     """Compares traces with the model they are of; `latest` is the training step so judged."""
 
     def __init__(
