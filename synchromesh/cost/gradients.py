@@ -73,7 +73,7 @@ class Gradients:
         self.setting, self.profile = setting, profile
         self.timelines, self.group, self.line = timelines, group, timelines.lines[group]
         ranks = [setting.ranks[p] for p in setting.positions[group]]
-        self.copy_byte = profile.copy_byte * profile.lateness(ranks)
+        self.copy_byte = profile.copy_byte * profile.relative_slowdown(ranks)
         self._first_user = first = first_users(setting, group)  # whose backward ends last
         stage_of = {i: s for s in setting.stages_on(group) for i in setting.stages[s]}
         found = gradient_buckets(setting, group)

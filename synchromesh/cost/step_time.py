@@ -227,12 +227,13 @@ def computing(setting: Setting, profile: Profile) -> Callable[[int, float], floa
     parts = setting.partition.components
     programs = [(local.layout.data, measured(setting, local, profile)) for local in parts]
     most = max(data for data, _ in programs)
-    speeds = profile.speeds
-    everyone = range(len(speeds))
-    update = _update(setting, profile, range(setting.devices), everyone) * min(speeds)  # fastest
+    slowdowns = profile.relative_slowdowns
+    everyone = range(len(slowdowns))
+    slowest = _update(setting, profile, range(setting.devices), everyone)
+    update = slowest / max(slowdowns)  # of the quickest
 
     def seconds(rank: int, share: float) -> float:
-        total = update / speeds[rank]
+        total = update * slowdowns[rank]
         for data, found in programs:
             rows = setting.rows / data * (share if data == most else 1.0)
             total += sum(found.on(rank, rows))
@@ -249,4 +250,4 @@ def _update(
     trained = [h for h in setting.held(positions[0]) if h.tensor.trainable]
     byte, tensor = profile.update_byte, profile.update_tensor
     slowest = byte * sum(h.kept_bytes for h in trained) + tensor * len(trained)
-    return slowest * profile.lateness(ranks)
+    return slowest * profile.relative_slowdown(ranks)
