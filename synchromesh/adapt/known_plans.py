@@ -10,12 +10,15 @@ from statistics import median
 from synchromesh.adapt.monitor import LIMITS, Table, step_seconds
 from synchromesh.planner.candidate import Candidate
 from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
 
 
 class KnownPlans:
-    """`predicted`: seconds of a step by plan; `seen`: steps under plans, some of each."""
+    """`profile`: what was measured last; `predicted`: seconds of a step by plan; `seen`: steps
+    under plans, some of each."""
 
-    def __init__(self, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, profile: Profile, candidates: Sequence[Candidate] = ()) -> None:
+        self.profile = profile
         self.predicted = _seconds(candidates)
         self.seen: dict[Plan, list[Table]] = {}
 

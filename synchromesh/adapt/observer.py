@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from synchromesh.adapt.adapter import Adapter, Decision
+from synchromesh.adapt.adapter import Adapter
+from synchromesh.adapt.decision import Decision
 from synchromesh.values.plan import Plan
 
 NO_COST = (0, 0)

@@ -78,7 +78,7 @@ class Gradients:
         self.planned, self.profile = planned, profile
         self.timelines, self.group, self.line = timelines, group, timelines.lines[group]
         ranks = [planned.ranks[p] for p in planned.positions[group]]
-        self.copy_byte = profile.copy_byte * profile.lateness(ranks)
+        self.copy_byte = profile.copy_byte * profile.relative_slowdown(ranks)
         self._first_user = first = first_users(planned, group)  # whose backward ends last
         stage_of = {i: s for s in planned.stages_on(group) for i in planned.stages[s]}
         found = gradient_buckets(planned, group)

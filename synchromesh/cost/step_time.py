@@ -227,12 +227,13 @@ def computing(planned: PlannedStep, profile: Profile) -> Callable[[int, float], 
     parts = planned.partition.components
     programs = [(local.layout.data, measured(planned, local, profile)) for local in parts]
     most = max(data for data, _ in programs)
-    speeds = profile.speeds
-    everyone = range(len(speeds))
-    update = _update(planned, profile, range(planned.devices), everyone) * min(speeds)  # fastest
+    slowdowns = profile.relative_slowdowns
+    everyone = range(len(slowdowns))
+    slowest = _update(planned, profile, range(planned.devices), everyone)
+    update = slowest / max(slowdowns)  # of the quickest
 
     def seconds(rank: int, share: float) -> float:
-        total = update / speeds[rank]
+        total = update * slowdowns[rank]
         for data, found in programs:
             rows = planned.rows / data * (share if data == most else 1.0)
             total += sum(found.on(rank, rows))
@@ -249,4 +250,4 @@ def _update(
     trained = [h for h in planned.held(positions[0]) if h.tensor.trainable]
     byte, tensor = profile.update_byte, profile.update_tensor
     slowest = byte * sum(h.kept_bytes for h in trained) + tensor * len(trained)
-    return slowest * profile.lateness(ranks)
+    return slowest * profile.relative_slowdown(ranks)

@@ -236,12 +236,12 @@ def devices(survey: Survey) -> Answers:
             "or a stage of its own"
         )
         return
-    speeds = [rates.get("float32", 0.0) for rates in survey.flops]
-    slow, fast = min(speeds), max(speeds)
+    flops = [rates.get("float32", 0.0) for rates in survey.flops]
+    slow, fast = min(flops), max(flops)
     if slow > 0 and fast / slow > LIMITS.rate_ratio:
         yield _warning(
-            f"rank {speeds.index(slow)} computes {slow / GB:.3g} GFLOP/s and rank "
-            f"{speeds.index(fast)} {fast / GB:.3g}: the slowest is what the others wait for, see "
+            f"rank {flops.index(slow)} computes {slow / GB:.3g} GFLOP/s and rank "
+            f"{flops.index(fast)} {fast / GB:.3g}: the slowest is what the others wait for, see "
             "what else runs there or give it fewer rows"
         )
 

@@ -21,7 +21,9 @@ from synchromesh.values.profile import Profile
 class WideningTuning:
     """Which further plans are tried; chosen, not measured, where nothing else is said."""
 
-    unequal: float = 1.3  # times the slowest's speed from where devices differ: equal processors
+    unequal: float = (
+        1.3  # times the quickest's seconds from where devices differ: equal processors
+    )
     # of the emulated hosts varied by 30 % from second to second (docs/design.md)
     slowest: float = 2.0  # times the best plan's seconds beyond which a plan is not widened
     shares: int = 64  # shares of rows that the fastest data index has
@@ -56,7 +58,7 @@ def _promising(
     devices are unequal, as if all were quick: what slow ones cost is what rows and ranks mend."""
     devices = partitions.problem.devices
     known = [c for c in found if c.time is not None]
-    slow = [r for r, late in enumerate(_slowness(profile, devices)) if late]
+    slow = [r for r, times in enumerate(slowdowns_of(profile, devices)) if times > 1.0]
     if slow:
         even = _levelled(profile, slow, devices)
         known = [replace(price(partitions, c.plan, even), fits=c.fits) for c in known]
@@ -69,16 +71,17 @@ def _levelled(profile: Profile, slow: Sequence[int], devices: int) -> Profile:
     """The profile where slow devices take what the first of the others does."""
     quick = next(r for r in range(devices) if r not in slow)
     at = [quick if r in slow else r for r in range(devices)]
-    return profile.remade(lambda curves: (curves[r] for r in at), profile.lateness(set(at)))
+    slowest = profile.relative_slowdown(set(at))
+    return profile.remade(lambda curves: (curves[r] for r in at), slowest)
 
 
-def _slowness(profile: Profile, devices: int) -> list[float]:
-    """How much slower each device is than the fastest; 0 where it hardly is, or nothing is known
-    of each."""
-    speeds = profile.speeds
-    if len(speeds) != devices:
-        return [0.0] * devices
-    return [0.0 if TUNING.unequal * s >= max(speeds) else 1.0 - s for s in speeds]
+def slowdowns_of(profile: Profile, devices: int) -> tuple[float, ...]:
+    """Seconds of each rank for what takes the quickest one; 1 of those that hardly differ from it,
+    or where nothing is known of each."""
+    slowdowns = profile.relative_slowdowns
+    if len(slowdowns) != devices:
+        return (1.0,) * devices
+    return tuple(s if s > TUNING.unequal else 1.0 for s in slowdowns)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def shared(partitions: PartitionCache, plan: Plan, profile: Profile) -> Plan | N
     if plan.rows or plan.ranks or len(problem.ranks(plan)) != problem.devices:
         return None
     data = max(x.data for x in problem.layouts(plan))
-    if data == 1 or not any(_slowness(profile, problem.devices)):
+    if data == 1 or max(slowdowns_of(profile, problem.devices)) == 1.0:
         return None
     block = problem.rows / data
     costs = _row_costs(partitions, plan, data, profile)
@@ -148,10 +151,10 @@ def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
 
     plans: the best first. The numbers tried are the largest proper divisors of all, and that of
     the quick devices where others are slow. The quickest take part, equal ones in their order."""
-    slowness = _slowness(profile, devices)
-    by_speed = sorted(range(devices), key=lambda r: (slowness[r], r))
+    slowdowns = slowdowns_of(profile, devices)
+    by_speed = sorted(range(devices), key=lambda r: (slowdowns[r], r))
     counts = [k for k in range(devices // 2, 1, -1) if devices % k == 0][: TUNING.device_counts]
-    quick = slowness.count(0.0)
+    quick = slowdowns.count(1.0)
     found = []
     for count in dict.fromkeys([quick, *counts]):
         ranks = tuple(sorted(by_speed[:count]))
@@ -160,7 +163,7 @@ def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
         possible = [p for p in plans if _runs_on(p, count)]
         for plan in (*possible[: TUNING.plans], Plan(LayoutSpec("data"))):
             found.append(replace(plan, ranks=ranks, rows=None, pieces=None))
-    if slowness[0]:  # of which `single` would be
+    if slowdowns[0] > 1.0:  # of which `single` would be
         found.append(Plan(LayoutSpec("single"), ranks=(by_speed[0],)))
     return list(dict.fromkeys(found))
 

@@ -179,9 +179,9 @@ class _Planning:
 
         numbers = micro_batch_numbers(self.rows)
         rates = [device.flops.get("float32", 0.0) for device in devices]
-        slowness = tuple(max(rates) / rate if rate and min(rates) else 1.0 for rate in rates)
+        slowdowns = tuple(max(rates) / rate if rate and min(rates) else 1.0 for rate in rates)
         count = len(self.profile.layers)
-        return StageProblem(count, sizes, self.limits, slowness, numbers, ways)
+        return StageProblem(count, sizes, self.limits, slowdowns, numbers, ways)
 
     def facts(self, size: int, micro_batches: int) -> StageFacts | None:
         """What layers take on `size` devices; None where a device would have no row."""

@@ -1,4 +1,4 @@
-"""The slowdown of a device and its burst: how it computes lastingly, and right after a pause.
+"""The device model, measured: how a device computes lastingly, and right after a pause.
 
 Small products are run for `seconds` after a pause. With n(t) those done by time t, a line
 n = v (t + credit) fitted to all but the first `settled` seconds has the lasting rate v and, where
@@ -48,7 +48,7 @@ class _Run:
     slowdown: float
 
 
-def device_speeds(world: World, runs: int | None = None) -> DeviceModel:
+def measure_device_model(world: World, runs: int | None = None) -> DeviceModel:
     """The mean of the ranks' bursts, the slowdown of each. All ranks measure at once.
 
     runs: at most so many (None: as tuned), after one that does not count."""

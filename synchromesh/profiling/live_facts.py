@@ -24,7 +24,7 @@ from synchromesh.planner.demand import Demand, collectives_of, program_rows, sca
 from synchromesh.planner.headroom import Headroom
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import collectives as network
-from synchromesh.profiling.burst_speed import device_speeds
+from synchromesh.profiling.burst_speed import measure_device_model
 from synchromesh.profiling.calls import call_seconds
 from synchromesh.profiling.overlap import overlap
 from synchromesh.profiling.programs import (
@@ -208,16 +208,16 @@ class LiveFacts:
             else:
                 numbers_here = ((key, {}) for key in wanted)
             everyone = collect_timings(world, numbers_here, waits=len(ranks) < world.size)
-        first, speeds = ranks[0], known.speeds
+        first, relative = ranks[0], known.relative_slowdowns
         rows, slowdowns = [], []
         for r in range(world.size):
-            idle = r not in ranks  # takes what the first one does, at its own speed or slowdown
+            idle = r not in ranks  # takes what the first one does, at its own slowdown
             rows.append(everyone[first if idle else r])
             for key, numbers in everyone[r].items():
                 if "lacking" in numbers:
                     self.refused[key] = min(numbers["lacking"], self.refused.get(key, 1 << 62))
-            if idle and len(speeds) == world.size:
-                slowdowns.append(device.slowdown_of(first) * speeds[first] / speeds[r])
+            if idle and len(relative) == world.size:
+                slowdowns.append(device.slowdown_of(first) * relative[r] / relative[first])
             else:
                 slowdowns.append(device.slowdown_of(r))
         return joined(wanted, rows, slowdowns)
@@ -242,7 +242,7 @@ class LiveFacts:
 
     def _besides(self, ranks: Sequence[int]) -> Profile:
         """What no component has: the devices, the optimizer, agreement and Python of a step."""
-        world, device = self.world, device_speeds(self.world)
+        world, device = self.world, measure_device_model(self.world)
         costs, fault = self._optimizer_costs()
         slowdown = device.slowdown_of(world.rank)
         calls = call_seconds(world, self.model, self.optimizer, self.example)

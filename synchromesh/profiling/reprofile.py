@@ -14,7 +14,7 @@ from typing import cast
 from synchromesh.engine.groups import World
 from synchromesh.planner.demand import program_rows
 from synchromesh.profiling import collectives as network
-from synchromesh.profiling.burst_speed import device_speeds
+from synchromesh.profiling.burst_speed import measure_device_model
 from synchromesh.profiling.live_facts import LiveFacts, agreement_seconds
 from synchromesh.profiling.programs import Wanted, known_memory
 from synchromesh.programs.clock import clock
@@ -101,14 +101,14 @@ def reprofile(
 def _devices_again(
     facts: LiveFacts, ranks: Sequence[int], partition: Partition, known: Profile
 ) -> Profile:
-    world, speeds = facts.world, [known.device]
+    world, models = facts.world, [known.device]
 
     def slowdowns() -> list[Point]:
-        speeds.append(device_speeds(world, TUNING.device_runs))
-        return list(enumerate(speeds[-1].slowdowns))
+        models.append(measure_device_model(world, TUNING.device_runs))
+        return list(enumerate(models[-1].slowdowns))
 
     usual = confirmed(slowdowns, lambda r: known.device.slowdown_of(int(r)))
-    now = DeviceModel(speeds[-1].burst, tuple(s for _, s in usual))
+    now = DeviceModel(models[-1].burst, tuple(s for _, s in usual))
     profile = replace(known, device=now)
     later = [now.slowdown_of(r) / known.device.slowdown_of(r) for r in range(world.size)]
     locals_ = {c.program: c for c in partition.components}
@@ -168,7 +168,7 @@ def _sampled_rows(found: Compute, rows: Sequence[int], later: Sequence[float]) -
 
 def _scaled(known: Profile, ratios: Sequence[float]) -> Profile:
     """The profile where each rank's programs take `ratios` as long."""
-    before = [1.0 / v for v in known.speeds] or [1.0] * len(ratios)
+    before = known.relative_slowdowns or (1.0,) * len(ratios)
     after = [t * r for t, r in zip(before, ratios, strict=True)]
     slowest = max(after) / max(before)  # the optimizer's costs are those of the slowest rank
 
@@ -295,7 +295,7 @@ def probe_idle(
     slow = [r for r in range(world.size) if r not in active and slowdown[r] > limit]
     devices = 1.0
     if slow:
-        now = device_speeds(world, 1)
+        now = measure_device_model(world, 1)
         devices = max(slowdown[r] / now.slowdown_of(r) for r in slow)
     everyone = ("all_reduce", Pattern(world.size))
     if devices > PROBING.quicker or everyone not in known.network:

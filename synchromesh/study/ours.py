@@ -3,7 +3,7 @@
 from dataclasses import asdict, replace
 from typing import Any
 
-from synchromesh.adapt.adapter import Decision
+from synchromesh.adapt.decision import Decision
 from synchromesh.planner.candidate import Candidate
 from synchromesh.runs.layouts import component_layouts
 from synchromesh.runs.memory import MemoryTracker

@@ -2,13 +2,13 @@
 
     Started   ( EpochStarted  ( StepDone ... Losses )*  EpochTrained  EpochEnded )*   Finished
 
-with `Saved` or `NotSaved` after each checkpoint, a `Decision` (adapt/adapter.py) where the plan
+with `Saved` or `NotSaved` after each checkpoint, a `Decision` (adapt/decision.py) where the plan
 was reconsidered, and `Interrupted` where the run was asked to stop."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from synchromesh.adapt.adapter import Decision
+from synchromesh.adapt.decision import Decision
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.plan import Plan
 

@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 
-from synchromesh.adapt.adapter import Decision
+from synchromesh.adapt.decision import Decision
 from synchromesh.checkpoint import manifest
 from synchromesh.checkpoint.agreement import on_first
 from synchromesh.checkpoint.manifest import CheckpointError, check_writable

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from synchromesh.adapt.adapter import Adapter, Decision
+from synchromesh.adapt.adapter import Adapter
+from synchromesh.adapt.decision import Decision
 from synchromesh.adapt.live_run import LiveRun
 from synchromesh.adapt.observer import NO_COST, Observer
 from synchromesh.checkpoint import checkpoint

@@ -153,9 +153,10 @@ class Profile(document.Document):
     missing: tuple[str, ...] = ()  # what could not be measured, and why
 
     @cached_property
-    def speeds(self) -> tuple[float, ...]:
-        """How fast each rank computes, the fastest being 1: the median over what was measured, so
-        that a program during which something else ran counts little. None: not known."""
+    def relative_slowdowns(self) -> tuple[float, ...]:
+        """Seconds that each rank takes for what takes the quickest one second: by the median over
+        what was measured, so that a program during which something else ran counts little. None:
+        not known."""
         shares: list[list[float]] = []
         for found in self.compute.values():
             rows = found.reach  # that all were timed with
@@ -165,14 +166,14 @@ class Profile(document.Document):
         if not shares:
             return ()
         middle = [median(column) for column in zip(*shares, strict=True)]
-        return tuple(m / max(middle) for m in middle)
+        return tuple(max(middle) / m for m in middle)
 
-    def lateness(self, ranks: Collection[int]) -> float:
+    def relative_slowdown(self, ranks: Collection[int]) -> float:
         """Seconds that the slowest of `ranks` takes for what takes the slowest of all one."""
-        speeds = self.speeds
-        if len(ranks) >= len(speeds) or max(ranks) >= len(speeds):
+        slowdowns = self.relative_slowdowns
+        if len(ranks) >= len(slowdowns) or max(ranks) >= len(slowdowns):
             return 1.0  # they are all, or nothing is known of each
-        return min(speeds) / min(speeds[r] for r in ranks)
+        return max(slowdowns[r] for r in ranks) / max(slowdowns)
 
     def remade(
         self, ranks: Callable[[tuple[Curve, ...]], Iterable[Curve]], slowest: float

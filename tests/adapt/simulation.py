@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from synchromesh.adapt.adapter import Adapter, Decision
+from synchromesh.adapt.adapter import Adapter
+from synchromesh.adapt.decision import Decision
 from synchromesh.adapt.monitor import Drift
 from synchromesh.checkpoint.switch import Moved
 from synchromesh.cost.step_time import StepTime
@@ -22,6 +23,12 @@ from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
 RANKS = 4
+
+
+def candidate(plan: str, seconds: float, fits: bool = True) -> Candidate:
+    """A plan that is predicted to take so long."""
+    time = StepTime(seconds, 0.0, 0.0, 0.0, 0.0, 0.0, 1)
+    return Candidate(Plan.parse(plan), time, (), fits, "")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from synchromesh import prepare
 from synchromesh.adapt import live_run, monitor, trials
-from synchromesh.adapt.adapter import TUNING, Adapter
+from synchromesh.adapt.adapter import TUNING, Adapter, StepEnd
 from synchromesh.adapt.monitor import (
     Drift,
     DriftLimits,
@@ -22,13 +22,13 @@ from synchromesh.adapt.monitor import (
 from synchromesh.adapt.observer import RESIZE
 from synchromesh.adapt.trials import TrialTuning
 from synchromesh.checkpoint.switch import Moved
-from synchromesh.cost.step_time import StepTime
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.reprofile import IdleProbe
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
+from tests.adapt.simulation import candidate
 from tests.models import FAMILIES, family
 from tests.profiling.hurried import hurried
 from tests.ranks import run
@@ -61,11 +61,6 @@ class NoticesNothing(NoticesOnce):
 
     def record(self, table: Table, ranks: Sequence[int] = ()) -> Drift | None:
         return None
-
-
-def candidate(plan: str, seconds: float) -> Candidate:
-    time = StepTime(seconds, 0.0, 0.0, 0.0, 0.0, 0.0, 1)
-    return Candidate(Plan.parse(plan), time, (), True, "")
 
 
 def trained(
@@ -127,7 +122,7 @@ def tried(second: str) -> tuple[list[float], list[dict[str, Any]], str, dict[str
         losses = [float(trainer.step(trainer.shard(batch))) for batch in batches]
         assert trainer.settled
         assert trainer.adapter is not None
-        seen = trainer.adapter.plans.seen
+        seen = trainer.adapter.known.seen
         measured = {str(p): median(map(step_seconds, steps)) for p, steps in seen.items()}
         decided = [event.to_dict() for event in trainer.decisions]
         return losses, decided, str(trainer.plan), measured
@@ -212,7 +207,7 @@ def verdict(*candidates: Candidate) -> dict[str, Any]:
     """On a plan that takes 2 s and was predicted to take 1, with a thousand steps to come."""
     drift = Drift(1.0, 2.0, False, True, "links", "usual")
     adapter = Adapter(Profile(2), candidates)
-    return adapter._weighed(Alone(), candidates, drift, 1000)
+    return adapter._weighed(StepEnd(Alone(), 1, 1000), candidates, drift)
 
 
 def test_the_quickest_is_weighed_where_the_plainest_is_not_worth_it() -> None:

@@ -4,16 +4,11 @@ import pytest
 
 from synchromesh.adapt.monitor import LIMITS, Table
 from synchromesh.adapt.trials import TUNING, Trials
-from synchromesh.cost.step_time import StepTime
 from synchromesh.planner.candidate import Candidate
 from synchromesh.values.plan import Plan
+from tests.adapt.simulation import candidate
 
 STEPS = LIMITS.settle + TUNING.steps
-
-
-def candidate(plan: str, seconds: float, fits: bool = True) -> Candidate:
-    time = StepTime(seconds, 0.0, 0.0, 0.0, 0.0, 0.0, 1)
-    return Candidate(Plan.parse(plan), time, (), fits, "")
 
 
 def trained(

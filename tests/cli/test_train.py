@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from synchromesh.adapt.adapter import Decision
+from synchromesh.adapt.decision import Decision
 from synchromesh.checkpoint import checkpoint
 from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.cli import main, training

@@ -28,10 +28,10 @@ def random_problem(seed: int, components: int, devices: int, equal: bool = True)
         return Ways(busy, 0.2 * fill, end, resident, kept / m)
 
     draw = random.Random(seed)
-    slowness = [1.0] * devices if equal else sorted(draw.choices((1.0, 1.5, 2.0), k=devices))
+    slowdowns = [1.0] * devices if equal else sorted(draw.choices((1.0, 1.5, 2.0), k=devices))
     limit = draw.uniform(0.2, 1.8)
     limits = [limit * (1.0 if equal else 1.0 + 0.3 * (d % 2)) for d in range(devices)]
-    return StageProblem(components, sizes, tuple(limits), tuple(slowness), (1, 2, 4), ways)
+    return StageProblem(components, sizes, tuple(limits), tuple(slowdowns), (1, 2, 4), ways)
 
 
 def every(problem: StageProblem) -> Iterator[tuple[PlannedStage, ...]]:

@@ -1,4 +1,4 @@
-"""Plans by the devices' speeds, and on fewer devices."""
+"""Plans by the devices' slowdowns, and on fewer devices."""
 
 import pytest
 

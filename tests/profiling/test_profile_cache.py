@@ -85,7 +85,7 @@ class Machine:
 
         patch.setattr(live_facts, "call_seconds", lambda *_: Calls())
         for module in (live_facts, reprofiling):
-            patch.setattr(module, "device_speeds", even)
+            patch.setattr(module, "measure_device_model", even)
             patch.setattr(module, "agreement_seconds", lambda world: 0.001)
 
     def prepared(self, plan: str, rows: int = 8) -> dict[str, Any]:

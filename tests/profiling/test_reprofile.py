@@ -118,14 +118,14 @@ def test_microseconds_are_not_doubted() -> None:
     assert module.confirmed(lambda: [(0.0, 3e-5)], lambda _: 1e-5) == [(0.0, 3e-5)]
 
 
-def sampled_speeds(speeds: list[float]) -> Any:
+def sampled_slowdowns(sampled: list[float]) -> Any:
     """Seconds that a program of 1 s takes on each rank, its slowdown, and how often it was timed,
-    where sampling finds `speeds` as slowdowns of the second rank, one after the other."""
+    where sampling finds `sampled` as slowdowns of the second rank, one after the other."""
     world = World.open()
     curves = (Curve(((1.0, 1.0),)),) * 2
     program = Compute(curves, (Curve(((1.0, 0.0),)),) * 2, Memory())
     known = Profile(2, {"a": program}, device=DeviceModel(slowdowns=(2.5, 2.5)))
-    later = iter(speeds)
+    later = iter(sampled)
     timed: list[float] = []
 
     def again(ranks: Any, wanted: Any, profile: Profile, block: float) -> Any:
@@ -138,17 +138,17 @@ def sampled_speeds(speeds: list[float]) -> Any:
     partition: Any = SimpleNamespace(components=[part])
     with pytest.MonkeyPatch.context() as patch:
         now = lambda *_: DeviceModel(slowdowns=(2.5, 2.5 * next(later)))  # noqa: E731
-        patch.setattr(module, "device_speeds", now)
+        patch.setattr(module, "measure_device_model", now)
         found = module.reprofile(facts, (0, 1), partition, known, devices=True, links=False)
     world.close()
     return [c(1.0) for c in found.compute["a"].forward], found.device.slowdowns, len(timed)
 
 
 @pytest.mark.parametrize(
-    "speeds, now", [([1.46, 1.0], 1.0), ([1.46, 1.5, 1.45], 1.45), ([1.2], 1.2), ([0.5], 0.5)]
+    "sampled, now", [([1.46, 1.0], 1.0), ([1.46, 1.5, 1.45], 1.45), ([1.2], 1.2), ([0.5], 0.5)]
 )
-def test_a_host_that_seems_slow_once(speeds: list[float], now: float) -> None:
-    for programs, slowdowns, timed in run(2, sampled_speeds, speeds):
+def test_a_host_that_seems_slow_once(sampled: list[float], now: float) -> None:
+    for programs, slowdowns, timed in run(2, sampled_slowdowns, sampled):
         assert programs == pytest.approx([1.0, now])
         assert slowdowns == pytest.approx([2.5, 2.5 * now]) and timed == 1
 
@@ -173,7 +173,7 @@ def probed(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(network, "slowest", slowest)
         now = DeviceModel(BurstSpeed(), slowdown)
-        patch.setattr(module, "device_speeds", lambda world, runs: now)
+        patch.setattr(module, "measure_device_model", lambda world, runs: now)
         known = Profile(2, network=KNOWN.network, device=DeviceModel(slowdowns=before))
         found = module.probe_idle(world, (0,), known, usual)
     world.everyone.barrier()  # nobody leaves while another still connects

@@ -251,12 +251,12 @@ def test_joined_curves_have_the_sizes_of_both_and_the_newer_seconds() -> None:
     assert compute.joined(compute) == compute
 
 
-def test_speeds_are_in_proportion_to_what_ranks_take() -> None:
+def test_slowdowns_are_in_proportion_to_what_ranks_take() -> None:
     slow = Curve(((1.0, 3.0),))
     fast = Curve(((1.0, 1.0),))
     profile = Profile(2, {"a": Compute((fast, slow), (fast, slow), Memory())})
-    assert profile.speeds == pytest.approx((1.0, 1 / 3))
-    assert Profile(2).speeds == ()
+    assert profile.relative_slowdowns == pytest.approx((1.0, 3.0))
+    assert Profile(2).relative_slowdowns == ()
 
 
 @given(st.floats(0.1, 1), st.floats(0.1, 1), st.floats(0.5, 100))

@@ -3,7 +3,7 @@
 Group g of p runs stages g and g + p. The fill is half as long as that of 1F1B (Narayanan et al.
 2021, arXiv 2104.04473, section 2.2), where p divides m; sums are over the stages of a group:
 
-    t       = max over groups of slowness sum of t_s
+    t       = max over groups of slowdown sum of t_s
     T       = m t + (p - 1) t / 2 + max over groups of sum of e_s
     memory  = sum of resident_s + min(2 (p - g - 1) + p + 1, 2 m) max of kept_s  <=  limit
 
@@ -78,11 +78,11 @@ def _plan(
     stages = [replace(whole, first=i, end=j) for i, j in pairwise((*firsts, whole.end))]
     slowest = end = 0.0
     for g in range(p):
-        slowness, limit = problem.kind(g * whole.devices, whole.devices)
+        slowdown, limit = problem.kind(g * whole.devices, whole.devices)
         own = [(s.way, s.first, s.end, size) for s in stages[g::p]]
         held = min(2 * (p - g - 1) + p + 1, CHUNKS * m) * max(ways.kept[at] for at in own)
         if sum(ways.resident[at] for at in own) + held > limit:
             return None
-        slowest = max(slowest, slowness * sum(float(ways.seconds[at]) for at in own))
+        slowest = max(slowest, slowdown * sum(float(ways.seconds[at]) for at in own))
         end = max(end, sum(float(ways.end[at]) for at in own))
     return StagePlan(tuple(stages), m, _seconds(slowest, p, m) + end, chunks=CHUNKS)

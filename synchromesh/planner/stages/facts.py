@@ -8,7 +8,7 @@ devices under d say what a group of g devices does, g/d x d: for each of m micro
     message   C_send(bytes of all values made before and read behind the cut, of these rows)
     begin     of a forward and a backward (`Calls`)
 
-Seconds of unequal devices are those of the quick ones times the slowness of the group."""
+Seconds of unequal devices are those of the quick ones times the slowdown of the group."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -105,9 +105,9 @@ def divisible(uniform: Uniform) -> bool:
 
 
 def stage_problem(
-    facts: "GroupFacts", planned: PlanningProblem, order: Sequence[int], slowness: Sequence[float]
+    facts: "GroupFacts", planned: PlanningProblem, order: Sequence[int], slowdowns: Sequence[float]
 ) -> StageProblem:
-    """The problem of two stages and more, on ranks in `order`; slowness: of each rank."""
+    """The problem of two stages and more, on ranks in `order`; slowdowns: of each rank."""
     uniform = facts.uniform
     limits = planned.limits or (float("inf"),) * uniform.devices
     sizes, count = stage_sizes(uniform.devices), len(planned.names)
@@ -126,7 +126,7 @@ def stage_problem(
         count,
         sizes,
         tuple(limits[r] for r in order),
-        tuple(slowness[r] for r in order),
+        tuple(slowdowns[r] for r in order),
         numbers,
         ways,
     )
@@ -138,7 +138,7 @@ class GroupFacts:
 
     def __init__(self, uniform: Uniform, profile: Profile, quick: Sequence[int]) -> None:
         self.uniform, self.profile = uniform, profile
-        self._ranks = quick if len(quick) < len(profile.speeds) else None
+        self._ranks = quick if len(quick) < len(profile.relative_slowdowns) else None
         self._values = [v for v in crossing_values(uniform) if v.source != BATCH]
         self._holdings: dict[int, tuple[Mapping[str, Holding], tuple[int, ...]]] = {}
         self._known: dict[tuple[int, int, int], StageFacts | None] = {}

@@ -9,13 +9,13 @@ component's way on arrival and of the last one's on departure. A mix of ways tak
     e         = what gradient traffic takes after the last backward + sum of update
     x         = 2 message of the first cut
 
-    passage   = slowness t + x                       T = sum of passages + most of slowest
-    slowest   = (m - 1) slowness t + e
+    passage   = slowdown t + x                       T = sum of passages + most of slowest
+    slowest   = (m - 1) slowdown t + e
 
 A stage that waits for a slower one wants the least passage, the slowest one the least of both. The
 search of the chain (`chain`) finds the mix of least
 
-    passage + share slowest  =  W t + x + share e        W = slowness (1 + share (m - 1))
+    passage + share slowest  =  W t + x + share e        W = slowdown (1 + share (m - 1))
 
 as a step whose backward, gradient traffic and update are `share` times what they are, as gradient
 traffic begins with the last micro-batch, and whose forward is the rest of W t:
@@ -88,16 +88,16 @@ def mixed(problem: StageProblem, plan: StagePlan, find: Find) -> StagePlan | Non
 
 @dataclass(frozen=True)
 class StagePlace:
-    """Where a stage stands: its group's slowness and bytes, micro-batches in a step, in flight."""
+    """Where a stage stands: its group's slowdown and bytes, micro-batches in a step, in flight."""
 
-    slowness: float
+    slowdown: float
     limit: float
     micro_batches: int
     held: int
 
     def mix(self, stage: PlannedStage, seconds: float, fill: float, end: float) -> "Mix":
         """Of t, x and e."""
-        busy = self.slowness * seconds
+        busy = self.slowdown * seconds
         return Mix(stage, busy + fill, (self.micro_batches - 1) * busy + end)
 
 
@@ -154,7 +154,7 @@ class Searches:
         """The mix of least passage + share slowest, and what none is below; None: memory holds
         none."""
         place = self.place
-        times = place.slowness * (1 + share * (place.micro_batches - 1))
+        times = place.slowdown * (1 + share * (place.micro_batches - 1))
         found = search(self.chain(times, share), place.limit)
         if not found.fits:
             return None

@@ -15,7 +15,7 @@ from synchromesh.planner.stages.facts import GroupFacts, divisible, stage_proble
 from synchromesh.planner.stages.mixes import mixed
 from synchromesh.planner.stages.problem import StagePlan, StageProblem
 from synchromesh.planner.stages.search import search
-from synchromesh.planner.unequal import TUNING as UNEQUAL
+from synchromesh.planner.unequal import slowdowns_of
 from synchromesh.planner.uniform import Uniform
 from synchromesh.planner.wording import worded
 from synchromesh.values.layout import Layout
@@ -42,11 +42,11 @@ def stage_plans(
     one component, or nothing of stages is known. most: seconds of a step that they may take."""
     if not divisible(uniform):
         return []
-    slowness = slowness_of(profile, uniform.devices)
-    facts = GroupFacts(uniform, profile, [r for r, slow in enumerate(slowness) if slow == 1.0])
+    slowdowns = slowdowns_of(profile, uniform.devices)
+    facts = GroupFacts(uniform, profile, [r for r, slow in enumerate(slowdowns) if slow == 1.0])
     found: list[tuple[StagePlan | None, tuple[int, ...]]] = []
-    for order in orders(slowness):
-        problem = stage_problem(facts, planned, order, slowness)
+    for order in orders(slowdowns):
+        problem = stage_problem(facts, planned, order, slowdowns)
         for best in _best(problem):
             found += ((best, order), (mixed(problem, best, facts.inside), order))
         found.append((interleaved(problem), order))
@@ -56,20 +56,12 @@ def stage_plans(
     return list(dict.fromkeys(plans))[: TUNING.plans]
 
 
-def slowness_of(profile: Profile, devices: int) -> tuple[float, ...]:
-    """Seconds of each rank for what takes the quickest one; 1 of those that hardly differ."""
-    speeds = profile.speeds
-    if len(speeds) != devices:
-        return (1.0,) * devices
-    return tuple(1.0 if UNEQUAL.unequal * s >= max(speeds) else max(speeds) / s for s in speeds)
-
-
-def orders(slowness: Sequence[float]) -> list[tuple[int, ...]]:
+def orders(slowdowns: Sequence[float]) -> list[tuple[int, ...]]:
     """The ranks in the orders that stages are laid on."""
-    ranks = range(len(slowness))
+    ranks = range(len(slowdowns))
     found = [tuple(ranks)]
-    found.append(tuple(sorted(ranks, key=lambda r: slowness[r])))
-    found.append(tuple(sorted(ranks, key=lambda r: -slowness[r])))
+    found.append(tuple(sorted(ranks, key=lambda r: slowdowns[r])))
+    found.append(tuple(sorted(ranks, key=lambda r: -slowdowns[r])))
     return list(dict.fromkeys(found))
 
 

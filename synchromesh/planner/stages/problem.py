@@ -4,7 +4,7 @@ Stage s runs neighbouring components on its own group of devices, in one of seve
 of m micro-batches:
 
     t_s   seconds between two micro-batches: forward and backward, or messages where these take
-          longer; times the slowness of the group's slowest device
+          longer; times the slowdown of the group's slowest device
     x_s   seconds more until the next stage has the first micro-batch, and its gradient is back
     e_s   seconds after the last backward: gradient traffic that is not hidden, the update
 
@@ -73,13 +73,13 @@ class StagePlan:
 class StageProblem:
     """Components in a chain, devices in order, and what may be chosen.
 
-    sizes: of groups, ascending; every device belongs to one. limits, slowness: of each device, in
+    sizes: of groups, ascending; every device belongs to one. limits, slowdowns: of each device, in
     order: bytes, and seconds for what takes the fastest one. ways: by number of micro-batches."""
 
     components: int
     sizes: tuple[int, ...]
     limits: tuple[float, ...]
-    slowness: tuple[float, ...]
+    slowdowns: tuple[float, ...]
     micro_batches: tuple[int, ...]
     ways: Callable[[int], Ways]
 
@@ -95,7 +95,7 @@ class StageProblem:
 
     @cached_property
     def kinds(self) -> tuple[tuple[float, float], ...]:
-        """The different groups: slowness of the slowest device, bytes of the smallest."""
+        """The different groups: slowdown of the slowest device, bytes of the smallest."""
         return tuple(sorted({self.kind(s, g) for g in self.sizes for s in self._starts(g)}))
 
     def only(self, allowed: Callable[[Ints, Ints, Ints], Bools]) -> "StageProblem":
@@ -111,9 +111,9 @@ class StageProblem:
         return replace(self, ways=ways)
 
     def kind(self, start: int, size: int) -> tuple[float, float]:
-        """Slowness and bytes of the group of `size` devices from device `start` on."""
+        """Slowdown and bytes of the group of `size` devices from device `start` on."""
         group = slice(start, start + size)
-        return max(self.slowness[group]), min(self.limits[group])
+        return max(self.slowdowns[group]), min(self.limits[group])
 
     @cached_property
     def kind_of(self) -> Ints:
@@ -142,11 +142,11 @@ def evaluate(problem: StageProblem, plan: Sequence[PlannedStage], micro_batches:
     total, slowest, start = 0.0, 0.0, 0
     for s, stage in enumerate(plan):
         at = (stage.way, stage.first, stage.end, problem.sizes.index(stage.devices))
-        slowness, limit = problem.kind(start, stage.devices)
+        slowdown, limit = problem.kind(start, stage.devices)
         held = in_flight(len(plan) - s, micro_batches) * ways.kept[at]
         if ways.resident[at] + held > limit or np.isinf(ways.seconds[at]):
             return float("inf")
-        seconds = slowness * ways.seconds[at]
+        seconds = slowdown * ways.seconds[at]
         total += seconds + ways.fill[at]
         slowest = max(slowest, (micro_batches - 1) * seconds + ways.end[at])
         start += stage.devices

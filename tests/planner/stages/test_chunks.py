@@ -32,7 +32,7 @@ def test_micro_batches_are_a_multiple_of_the_groups_and_groups_have_two_stages()
 
 def test_the_slowest_group_sets_the_pace() -> None:
     equal = interleaved(chain([12.0] * 8, 2, sizes=(1,)))
-    slow = interleaved(chain([12.0] * 8, 2, sizes=(1,), slowness=(1.0, 2.0)))
+    slow = interleaved(chain([12.0] * 8, 2, sizes=(1,), slowdowns=(1.0, 2.0)))
     assert equal and slow
     assert slow.seconds == pytest.approx(2 * equal.seconds)
 

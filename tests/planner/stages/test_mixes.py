@@ -85,25 +85,25 @@ class Model:
         facts = [self.moved(size, DEGREES[w], m, behind) for w in offered(size)]
         return Inside(tuple(offered(size)), tuple(facts), tuple(edges))
 
-    def problem(self, slowness: tuple[float, ...], limit: float) -> StageProblem:
+    def problem(self, slowdowns: tuple[float, ...], limit: float) -> StageProblem:
         @cache
         def ways(m: int) -> Ways:
             links = range(len(LINKS))
             return stage_ways(lambda g, d: self.moved(g, d, m, links), SIZES, DEGREES, COUNT)
 
-        return StageProblem(COUNT, SIZES, (limit,) * len(slowness), slowness, (1, 2, 4), ways)
+        return StageProblem(COUNT, SIZES, (limit,) * len(slowdowns), slowdowns, (1, 2, 4), ways)
 
     # What a mix takes, by the equations
 
     def seconds(self, problem: StageProblem, plan: list[PlannedStage], m: int) -> float:
         total, slowest, start = 0.0, 0.0, 0
         for s, stage in enumerate(plan):
-            slowness, limit = problem.kind(start, stage.devices)
+            slowdown, limit = problem.kind(start, stage.devices)
             t, x, e, held = self.takes(stage, m, in_flight(len(plan) - s, m))
             if held > limit or math.isinf(t):
                 return math.inf
-            total += slowness * t + x
-            slowest = max(slowest, (m - 1) * slowness * t + e)
+            total += slowdown * t + x
+            slowest = max(slowest, (m - 1) * slowdown * t + e)
             start += stage.devices
         return total + slowest
 
@@ -153,8 +153,8 @@ def cases() -> Iterator[tuple[Model, StageProblem, StagePlan]]:
     for seed in range(40):
         model, chance = Model(seed), random.Random(seed)
         devices = chance.choice((4, 6))
-        slowness = (1.0,) * (devices - 2) + (chance.choice((1.0, 1.5)),) * 2
-        problem = model.problem(slowness, 1e6 * chance.uniform(1.0, 3.0))
+        slowdowns = (1.0,) * (devices - 2) + (chance.choice((1.0, 1.5)),) * 2
+        problem = model.problem(slowdowns, 1e6 * chance.uniform(1.0, 3.0))
         plan = search(problem.only(lambda first, end, size: (size > 1) & (first < end)))
         if plan is not None:
             yield model, problem, plan

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.planner.stages.facts import GroupFacts, stage_demands, stage_problem, stage_sizes
 from synchromesh.planner.stages.mixes import Searches, StagePlace
-from synchromesh.planner.stages.plans import orders, plan_of, slowness_of, stage_plans
+from synchromesh.planner.stages.plans import orders, plan_of, stage_plans
 from synchromesh.planner.stages.problem import PlannedStage, StagePlan, evaluate
+from synchromesh.planner.unequal import slowdowns_of
 from synchromesh.planner.uniform import Uniform, uniform
 from synchromesh.trace.capture.capture import trace
 from synchromesh.values.layout import Layout, stages_of
@@ -126,7 +127,7 @@ def test_stages_may_be_tensor_parallel() -> None:
 
 def test_slow_ranks_get_fewer_layers_and_stand_together() -> None:
     told = profile(1.0, ranks=(1.0, 2.0, 1.0, 2.0))
-    assert slowness_of(told, DEVICES) == (1.0, 2.0, 1.0, 2.0)
+    assert slowdowns_of(told, DEVICES) == (1.0, 2.0, 1.0, 2.0)
     assert orders((1.0, 2.0, 1.0, 2.0)) == [(0, 1, 2, 3), (0, 2, 1, 3), (1, 3, 0, 2)]
     assert orders((1.0,) * 4) == [(0, 1, 2, 3)]
     names, best = made()[0].names, proposed(told)[0]

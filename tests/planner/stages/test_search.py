@@ -51,7 +51,7 @@ def chain(seconds: list[float], devices: int, **other: object) -> StageProblem:
     given = {
         "sizes": tuple(range(1, devices + 1)),
         "limits": (1e9,) * devices,
-        "slowness": (1.0,) * devices,
+        "slowdowns": (1.0,) * devices,
         "micro_batches": (4,),
         **other,
     }
@@ -78,8 +78,8 @@ def test_gradients_that_cost_more_than_a_bubble_make_stages() -> None:
 
 
 def test_slow_devices_get_less_work() -> None:
-    assert shape(chain([12.0] * 6, 2, slowness=(1.0, 2.0))) == [(4, 1), (2, 1)]
-    assert shape(chain([12.0] * 6, 2, slowness=(2.0, 1.0))) == [(2, 1), (4, 1)]
+    assert shape(chain([12.0] * 6, 2, slowdowns=(1.0, 2.0))) == [(4, 1), (2, 1)]
+    assert shape(chain([12.0] * 6, 2, slowdowns=(2.0, 1.0))) == [(2, 1), (4, 1)]
 
 
 def test_the_first_stage_holds_most_micro_batches() -> None:

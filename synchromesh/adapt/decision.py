@@ -1,4 +1,4 @@
-"""The policy: whether a better plan is worth the move, and what measuring may take.
+"""Decisions: whether a better plan is worth the move, what measuring may take, what was decided.
 
     saving  =  (seconds of a step now - seconds of a step under the better plan) x steps to come
     cost    =  seconds of the move (measuring is spent by then, and has a share of its own)
@@ -7,7 +7,8 @@
 `gain` is hysteresis: two plans that are nearly equal do not take turns, since each would have to
 be predicted so much quicker than the other."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -75,3 +76,51 @@ class Budget:
         if again:
             usual = seconds / 2 if self._first else seconds
             self._next, self._first = max(MEASURING.seconds, MEASURING.growth * usual), False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was noticed, what was done or why not, predicted and measured."""
+
+    step: int
+    noticed: str
+    switched: bool
+    reason: str
+    plan_from: str
+    plan_to: str
+    measured_before: float  # seconds a step
+    predicted_before: float
+    predicted_after: float
+    measuring_seconds: float
+    bytes_moved: int = 0
+    most_bytes: int = 0  # that one rank sent or received
+    pause_seconds: float = 0.0
+    measured_after: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the log and `train --json` have it."""
+        values = asdict(self)
+        return {"from": values.pop("plan_from"), "to": values.pop("plan_to"), **values}
+
+
+@dataclass
+class History:
+    """What was decided so far; `awaited`: the place of the last switch among them, while it is
+    still to come what steps take since."""
+
+    decisions: list[Decision] = field(default_factory=list)
+    awaited: int | None = None
+
+    def add(self, decision: Decision) -> Decision:
+        if decision.switched:
+            self.awaited = len(self.decisions)
+        self.decisions.append(decision)
+        return decision
+
+    def measured(self, now: float) -> Decision | None:
+        """The last switch, since which a step takes `now`; None where that is not awaited."""
+        at, self.awaited = self.awaited, None
+        if at is None:
+            return None
+        self.decisions[at] = replace(self.decisions[at], measured_after=now)
+        return self.decisions[at]

@@ -1,8 +1,8 @@
-"""The policy: a switch pays by a margin or does not happen; two near plans never take turns."""
+"""Decisions: a switch pays by a margin or does not happen; two near plans never take turns."""
 
 import random
 
-from synchromesh.adapt.policy import LIMITS, MEASURING, Budget, weigh
+from synchromesh.adapt.decision import LIMITS, MEASURING, Budget, Decision, History, weigh
 
 
 def test_a_saving_must_exceed_the_move_by_the_margin() -> None:
@@ -42,3 +42,32 @@ def test_the_next_time_is_expected_to_take_longer_than_the_last() -> None:
     assert budget.allows(0.0, least + 1) and not budget.allows(0.0, least - 1)
     budget.spend(1.0, again=False)  # a probe says nothing of it
     assert budget.allows(0.0, least + 1 / LIMITS.measuring_share + 1)
+
+
+def decision(step: int, switched: bool) -> Decision:
+    return Decision(step, "links", switched, "", "data", "tensor", 2.0, 1.0, 0.5, 3.0)
+
+
+def test_what_steps_take_since_a_switch_is_noted_once() -> None:
+    history = History()
+    history.add(decision(1, switched=False))
+    assert history.measured(1.0) is None, "nothing was switched"
+    history.add(decision(7, switched=True))
+    told = history.measured(0.6)
+    assert told == history.decisions[-1] and told is not None
+    assert (told.step, told.measured_after) == (7, 0.6)
+    assert history.measured(0.7) is None
+
+
+def test_a_plan_that_is_kept_after_a_switch_does_not_get_its_figure() -> None:
+    history = History()
+    history.add(decision(7, switched=True))
+    history.add(decision(13, switched=False))  # the prediction was wrong, and nothing is better
+    told = history.measured(0.6)
+    assert told is not None and told.step == 7
+    assert [d.measured_after for d in history.decisions] == [0.6, None]
+
+
+def test_the_log_has_both_plans_by_short_names() -> None:
+    values = decision(1, switched=True).to_dict()
+    assert (values["from"], values["to"]) == ("data", "tensor") and "plan_from" not in values
