@@ -16,13 +16,12 @@ from synchromesh.values.component import Chain, Component, Parameter
 from .batch import leaves, rows_of
 from .comparison import compare
 from .components import component_modules
-from .coupling import coupling
-from .effects import row_dependent_buffers
+from .coupling import coupling, row_dependent_buffers
 from .export import NUMBER, Function, Numbers, Untraceable, export
 from .flatten import flatten, shared_names
 from .loss_reduction import LossReduction
 from .masks import fold_masks
-from .modes import in_mode
+from .model_snapshot import in_mode
 from .outputs import refuse_metrics
 from .rows import annotate
 from .run import run

@@ -23,7 +23,7 @@ from synchromesh.trace.nodes import all_arguments, described, has_gradients, num
 from synchromesh.trace.rules.loss import DISTANCES, MEAN, SUM
 from synchromesh.values.component import Value
 
-from .effects import dependent_on_rows
+from .coupling import dependent_on_rows
 
 aten = torch.ops.aten
 WEIGHTED = ("cross_entropy_loss", "nll_loss", "nll_loss_nd")

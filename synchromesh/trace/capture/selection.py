@@ -33,13 +33,12 @@ from synchromesh.trace.nodes import (
 from synchromesh.trace.rules.loss import MEAN
 
 from .export import Untraceable
-from .flat_graph import FlatGraph, aten
+from .flat_graph import FlatGraph, Sizes, aten, expression
 from .loss_reduction import WEIGHTED
 from .normal_form import RESIZES, SHAPED_AS, settled
 from .proofs import prove
 from .proofs.order import apart
 from .row_layout import Case, RowOperand, sizes_of
-from .sizes import Sizes, expression
 
 ORDINARY = 0.5  # where functions that have poles have none, as logarithms of x and 1 - x
 NONE = 0  # aten's number for a loss that is not reduced

@@ -20,8 +20,8 @@ from synchromesh.values.traffic import (
 )
 
 from .crossings import crossings, deliveries
-from .edges import edge_collectives
 from .local import Communication, Input, LocalComponent, Partition
+from .moves import edge_collectives
 from .shard_traffic import ShardTraffic, shard_traffic
 
 SHARDED = ("optimizer state", "gradients", "parameters")  # by a level, with all before it

@@ -13,7 +13,6 @@ from . import (
     attention,
     convolution,
     elementwise,
-    fourier,
     indexing,
     loss,
     matrix,
@@ -25,7 +24,7 @@ from .operator import Operator, OpSpec, R, Rule, r
 
 RULES: dict[str, Rule] = {
     **matrix.RULES, **attention.RULES, **convolution.RULES, **normalise.RULES, **views.RULES,
-    **reduce.RULES, **indexing.RULES, **loss.RULES, **fourier.RULES,
+    **reduce.RULES, **indexing.RULES, **loss.RULES,
 }  # fmt: skip
 
 

@@ -9,10 +9,19 @@ from torch.fx import Node
 from synchromesh.trace.nodes import by_operator, dim_of
 from synchromesh.values.placement import Placement, shard
 
-from .axis import TensorAxis
 from .elementwise import dim_state
-from .groups import group_states, spread
-from .operator import Emit, Operand, Operator, OpSpec, Replace, Rule, inside_rows
+from .operator import (
+    Emit,
+    Operand,
+    Operator,
+    OpSpec,
+    Replace,
+    Rule,
+    TensorAxis,
+    group_states,
+    inside_rows,
+    spread,
+)
 
 
 def attention(op: Operator) -> Iterator[OpSpec]:

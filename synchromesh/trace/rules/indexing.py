@@ -14,8 +14,7 @@ from synchromesh.values.component import ITEM_BYTES
 from synchromesh.values.placement import shard
 from synchromesh.values.traffic import Collective
 
-from .axis import TensorAxis
-from .operator import ROWS, Emit, Operator, OpSpec, P, R, Rule
+from .operator import ROWS, Emit, Operator, OpSpec, P, R, Rule, TensorAxis
 
 
 def embedding(op: Operator) -> Iterator[OpSpec]:

@@ -12,8 +12,7 @@ from torch.fx import Node
 from synchromesh.values.placement import REPLICATED, shard
 from synchromesh.values.traffic import Collective
 
-from .axis import TensorAxis
-from .operator import ROWS, Emit, Operator, OpSpec, P
+from .operator import ROWS, Emit, Operator, OpSpec, P, TensorAxis
 from .reduce import mean_of_part
 
 MEAN, SUM = 1, 2  # aten's numbers for reductions

@@ -1,4 +1,5 @@
-"""An operator as placement rules see it, and its specs: valid combinations of placements.
+"""An operator as placement rules see it, and its specs: valid combinations of placements; and the
+tensor axis that local operators run on.
 
 A rule is a function from an operator to its specs. Each spec must be right for value and
 gradient: with the inputs in the states it names, the local operator gives outputs in the states
@@ -8,17 +9,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from operator import floordiv
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from synchromesh.trace.nodes import OperatorCall
 from synchromesh.values.component import ITEM_BYTES, Value
-from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement, shard
+from synchromesh.values.placement import (
+    REPLICATED,
+    REPLICATED_PARTIAL_GRADIENT,
+    Placement,
+    shard,
+    shard_units,
+)
 from synchromesh.values.traffic import Collective
-
-from .axis import TensorAxis
 
 # batch rows in concrete shapes: a prime, so that no other size is confused with it
 ROWS = 1_000_003
@@ -105,6 +111,75 @@ def operand(value: Value, states: tuple[Placement, ...] = ()) -> Operand:
     rows_dim = None if value.rows is None else value.rows.dim
     floating, item = value.dtype in SUMMABLE, ITEM_BYTES[value.dtype]
     return Operand(concrete(value), rows_dim, value.differentiable, floating, item, states)
+
+
+# -- groups ------------------------------------------------------------------------------
+#
+# Dimensions that are made of equal groups of neighbours, which stay together on a rank: channels
+# of grouped operators, query heads that share a key head. A state is found for the groups; each
+# tensor's own has as many units, a group's entries in each:
+#
+#     2 groups of 3 channels on 2 ranks    groups 0 1    S(0)       channels 0 1 2 | 3 4 5    S(1)
+#     3 groups of 2 channels on 2 ranks    groups 0 1 | 2    S(0)    0 1 2 3 | 4 5    S(1, 1, 2)
+
+
+def group_states(
+    groups: int, m: int, known: Iterable[tuple[int, Iterable[Placement]]]
+) -> list[Placement]:
+    """States of a dimension with an entry for each of the groups, over m ranks.
+
+    known: lengths of dimensions that are made of the groups, and states that shard them."""
+    found = {shard(0)}
+    for length, states in known:
+        inner = length // groups
+        for s in states:
+            if s.even(length, m):
+                found.add(shard(0, s.segments))
+            elif s.unit % inner == 0:
+                found.add(shard(0, s.segments, s.unit // inner))
+    return sorted(s for s in found if s.fits((groups,), m))
+
+
+def spread(state: Placement, groups: int, length: int, dim: int, m: int) -> Placement:
+    """The state of dimension `dim`, of so many entries, in which each of m ranks has the groups
+    that it has in `state`."""
+    return shard_units(length, m, dim, state.segments, state.unit * (length // groups))
+
+
+# -- what a local operator runs on, and how it is written ---------------------------------
+
+
+class TensorAxis(Protocol):
+    """What a local graph may ask of the ranks that share its rows; the engine implements it."""
+
+    size: int  # ranks on the axis
+    index: int  # this rank's place among them
+
+    def move(self, x: Tensor, source: str, target: str, length: int = 0) -> Tensor:
+        """`x` from one placement to another, value and gradient (table in docs/design.md).
+
+        length: entries of the dimension that the source shards; 0: size times those of `x`."""
+
+    def maximum(self, x: Tensor) -> Tensor:
+        """The elementwise largest of the ranks' `x`, without gradient."""
+
+    def stream(self, key: int, sharded: bool, rows: bool) -> None:
+        """Seeds the default generator for random operator `key`; `sharded`: bits differ along
+        the axis; `rows`: and with the rows of the batch."""
+
+    def batch_norm(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        """Batch norm in training mode: the engine decides over which rows its statistics are
+        taken."""
 
 
 SECOND_FACTOR = {

@@ -1,4 +1,4 @@
-"""Rules for reductions and for operators along one dimension."""
+"""Rules for reductions, for operators along one dimension, and for Fourier transforms."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,8 +8,7 @@ from torch.fx import Node
 from synchromesh.trace.nodes import by_operator, dim_of, dims_of
 from synchromesh.values.placement import Placement
 
-from .axis import TensorAxis
-from .operator import Emit, Operand, Operator, OpSpec, P, Rule, local_entries
+from .operator import Emit, Operand, Operator, OpSpec, P, Rule, TensorAxis, local_entries
 
 
 def reduction(op: Operator) -> Iterator[OpSpec]:
@@ -65,13 +64,29 @@ def along(op: Operator) -> Iterator[OpSpec]:
     yield from op.along(dim_of(op.constant("dim", -1), len(op.inputs[0].shape)))
 
 
+def transform(op: Operator) -> Iterator[OpSpec]:
+    """Transforms along one dim (`dim`), two or several; shifts, which move entries along `dim`."""
+    n = len(op.inputs[0].shape)
+    given, sizes = op.constant("dim"), op.constant("s")
+    if given is None:  # the last dims, as many as there are sizes
+        given = range(n) if sizes is None else range(n - len(sizes), n)
+    yield from op.on_entries(op.along(*dims_of(given, n), linear=True))
+
+
 REDUCTIONS = (
     "sum", "mean", "amax", "amin", "argmax", "argmin", "var", "std", "logsumexp", "prod", "any",
     "all", "norm",
 )  # fmt: skip
+FOURIER = [
+    f"fft_{kind}{dims}"
+    for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+    for dims in ("", "2", "n")
+]
 RULES: dict[str, Rule] = {
     **by_operator({
         along: "cumsum cumprod sort argsort topk",
+        transform: "fft_fftshift fft_ifftshift",
     }),
     **dict.fromkeys(REDUCTIONS, reduction),
+    **dict.fromkeys(FOURIER, transform),
 }  # fmt: skip

@@ -21,7 +21,7 @@ from synchromesh.trace.nodes import all_arguments, by_operator, described, short
 from synchromesh.trace.rules.elementwise import FILLING
 
 from ..row_layout import Case, Irregular, Order, RowLayout, RowOperand
-from .indexing import known
+from .trial import known
 
 Found = RowLayout | Order | None  # in order, in another one, or not proved
 Prove = Callable[[Case], RowLayout]
