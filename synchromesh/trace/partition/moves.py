@@ -110,16 +110,27 @@ def edge_collectives(
 
     `bytes_per_row` is per row of the producer's data block. `backward`: whether a gradient flows.
     """
-    a, b = source.tensor, target.tensor
     assert source.mesh != target.mesh, "equal layouts move along their axis"
     if source.positions != target.positions:
         return _messages(value, have, want, source, target, backward)
     if value.rows is None:
-        return _rowless(value, have, want, a, backward)
-    for state, degree in ((have, a), (want, b)):
-        along_rows = state.sharded and state.dim == value.rows.dim
-        if along_rows or not state.fits(value.shape, degree):
+        return _rowless(value, have, want, source.tensor, backward)
+    for state, degree in ((have, source.tensor), (want, target.tensor)):
+        if _along_rows(value, state) or not state.fits(value.shape, degree):
             return None
+    return _rows_and_placement(value, have, want, source, target, backward)
+
+
+def _along_rows(value: Value, state: Placement) -> bool:
+    """Whether the state cuts the dimension of the rows, which no edge moves."""
+    return state.sharded and value.rows is not None and state.dim == value.rows.dim
+
+
+def _rows_and_placement(
+    value: Value, have: Placement, want: Placement, source: Layout, target: Layout, backward: bool
+) -> tuple[Collective, ...] | None:
+    """On the same devices: the ranks exchange rows, or their parts of them."""
+    a, b = source.tensor, target.tensor
     payload, pair = value.bytes(1), (have.kind, want.kind)
     if a % b == 0:  # the consumer's blocks have fewer rows
         table, k = SHRINKS, a // b
@@ -132,14 +143,12 @@ def edge_collectives(
     if pair not in table or (pair != ("R", "R") and min(a, b) > 1):
         return None
     stride = min(a, b) if k * min(a, b) == max(a, b) else 1
-    forward, back = table[pair]
-    directions: list[tuple[CollectiveKind | None, Direction]] = [(forward, "forward")]
-    if backward:
-        directions.append((back, "backward"))
+    kinds: dict[Direction, CollectiveKind | None] = {}
+    kinds["forward"], kinds["backward"] = table[pair]
     return tuple(
         Collective(kind, direction, k, payload, 0, source.data, stride)
-        for kind, direction in directions
-        if kind is not None
+        for direction, kind in kinds.items()
+        if kind is not None and (backward or direction == "forward")
     )
 
 
@@ -152,16 +161,15 @@ def _messages(
     equally much:  received = rows / target.data,  sent = received * target ranks / source ranks.
     """
     for state, layout in ((have, source), (want, target)):
-        along_rows = state.sharded and value.rows and state.dim == value.rows.dim
-        fits = state.kind in "RS" and state.fits(value.shape, layout.tensor)
-        if along_rows or not fits or (state.sharded and value.rows is None):
+        if state.kind not in "RS" or not state.fits(value.shape, layout.tensor):
+            return None
+        if _along_rows(value, state) or (state.sharded and value.rows is None):
             return None
     size = value.bytes(1) / (target.tensor if want.sharded else 1)
     most = size * max(1.0, target.devices / source.devices)
     stride = abs(target.first - source.first)
-    directions: list[Direction] = ["forward"]
-    if backward and value.differentiable:
-        directions.append("backward")
+    flows = backward and value.differentiable
+    directions: tuple[Direction, ...] = ("forward", "backward") if flows else ("forward",)
     per_row, fixed = 0, ceil(most)
     if value.rows is not None:
         per_row, fixed = ceil(most * source.data / target.data), 0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from operator import floordiv
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from synchromesh.values.traffic import Collective
 
 # batch rows in concrete shapes: a prime, so that no other size is confused with it
 ROWS = 1_000_003
-MOST_SEGMENTS = 16  # of a sharded dimension: chosen, not measured; bounds the number of specs
 # types that ranks can add up: the others are counts and masks, or too coarse for a sum (float8)
 SUMMABLE = (
     "float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32",
@@ -52,6 +51,9 @@ class Operand:
     rows_proved: bool = True  # and in an order that is proved
     border: bool = False  # it comes from another component
 
+    # of a sharded dimension: chosen, not measured; bounds the number of specs
+    MOST_SEGMENTS: ClassVar[int] = 16
+
     def allows(self, state: Placement, m: int) -> bool:
         """Whether the tensor can be in `state` over m ranks (batch rows are never sharded)."""
         if state.kind == "R" or not self.sized:
@@ -60,14 +62,16 @@ class Operand:
             return self.differentiable
         if state.kind == "P":
             return self.floating
+        return self.regular and state.dim < len(self.shape) and self._divides(state, m)
+
+    def _divides(self, state: Placement, m: int) -> bool:
+        """Whether the tensor can be cut along one of its dimensions as `state` says."""
         inner = inside_rows(state)
         if inner and (self.border or not self.rows_proved):
             return False
         return (
-            self.regular
-            and state.dim < len(self.shape)
-            and (state.dim == self.rows_dim) == inner
-            and (state.segments // ROWS if inner else state.segments) <= MOST_SEGMENTS
+            (state.dim == self.rows_dim) == inner
+            and (state.segments // ROWS if inner else state.segments) <= self.MOST_SEGMENTS
             and self.shape[state.dim] > 0
             and state.fits(self.shape, m)
         )
@@ -294,29 +298,33 @@ class Operator(OperatorCall):
                 inputs[slot] = state
         outputs = output if isinstance(output, tuple) else (output,) * len(self.outputs)
         if share is None:
-            pairs = (
-                *zip(self.inputs, inputs, strict=True),
-                *zip(self.outputs, outputs, strict=True),
+            tensors, all_states = (*self.inputs, *self.outputs), (*inputs, *outputs)
+            shares = (
+                x.share(s, self.m)
+                for x, s in zip(tensors, all_states, strict=True)
+                if s.sharded and x.allows(s, self.m)
             )
-            share = max(
-                (x.share(s, self.m) for x, s in pairs if s.sharded and x.allows(s, self.m)),
-                default=1.0,
-            )
+            share = max(shares, default=1.0)
         return OpSpec(tuple(inputs), outputs, share, **rest)
 
     def mapped(self, dims: list[int | None], linear: bool = True, **rest: Any) -> Iterator[OpSpec]:
         """Specs of an operator whose input dim d becomes output dim `dims[d]` with all its entries
         in order; None: it works along d. linear: f(x + y) = f(x) + f(y)."""
-        states = set(self.inputs[0].states)
-        back = {to: d for d, to in enumerate(dims) if to is not None}
-        for made in self.outputs:
-            states |= {s.at(back[s.dim]) for s in made.states if s.dim in back}
-        for state in sorted(states):
+        for state in self.mapped_states(dims):
             to = dims[state.dim]
             if to is not None:
                 yield self.spec({0: state}, state.at(to), **rest)
         if linear and all(o.floating for o in self.outputs):
             yield self.spec({0: P}, P, share=1.0)
+
+    def mapped_states(self, dims: list[int | None]) -> list[Placement]:
+        """The states in question for the first input, where its dim d becomes output dim
+        `dims[d]`: its own, and those of the outputs."""
+        states = set(self.inputs[0].states)
+        back = {to: d for d, to in enumerate(dims) if to is not None}
+        for made in self.outputs:
+            states |= {s.at(back[s.dim]) for s in made.states if s.dim in back}
+        return sorted(states)
 
     def along(self, *dims: int, linear: bool = False) -> Iterator[OpSpec]:
         """Specs of an operator that works along these dims, and leaves the others apart."""

@@ -13,27 +13,27 @@ from .operator import Emit, Operand, Operator, OpSpec, P, Rule, TensorAxis, loca
 
 def reduction(op: Operator) -> Iterator[OpSpec]:
     """Kept dims pass; a sum or mean over a sharded dim is partial."""
-    x = op.inputs[0]
-    given = op.constant("dim")
-    given = range(len(x.shape)) if given is None or given == [] else given
-    gone = set(dims_of(given, len(x.shape)))
-    keep = bool(op.constant("keepdim", False))
-    left = [d for d in range(len(x.shape)) if d not in gone]
-    dims = {d: d if keep else left.index(d) for d in left}
-    back = {to: d for d, to in dims.items()}
-    states = set(x.states)
-    for made in op.outputs:
-        states |= {s.at(back[s.dim]) for s in made.states if s.dim in back}
-    for s in sorted(states):
-        if s.dim in dims:
+    x, dims = op.inputs[0], _kept_dims(op)
+    for s in op.mapped_states(dims):
+        to = dims[s.dim]
+        if to is not None:
             if op.name not in ("var", "std") or x.populated(s, op.m):  # warnings of nothing
-                yield op.spec({0: s}, s.at(dims[s.dim]))
+                yield op.spec({0: s}, s.at(to))
         elif op.name == "sum" and op.output.floating:
             yield op.spec({0: s}, P)
         elif op.name == "mean" and x.populated(s, op.m):
             yield op.spec({0: s}, P, replace=mean_of_part(op, x, s))
     if op.name in ("sum", "mean") and op.output.floating and x.floating:
         yield op.spec({0: P}, P, share=1.0)
+
+
+def _kept_dims(op: Operator) -> list[int | None]:
+    """For every dim of the input its place in the output; None: it is reduced."""
+    dims = range(len(op.inputs[0].shape))
+    given = op.constant("dim")
+    gone = set(dims if given is None or given == [] else dims_of(given, len(dims)))
+    left = list(dims) if op.constant("keepdim", False) else [d for d in dims if d not in gone]
+    return [None if d in gone else left.index(d) for d in dims]
 
 
 def mean_of_part(
