@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from synchromesh.trace import meta
 from synchromesh.trace.nodes import arguments
-from synchromesh.trace.partition.strategies import strategies
+from synchromesh.trace.partition.analysis import strategies
 from synchromesh.trace.partition.subgraph import Subgraph, reads
 from synchromesh.trace.rules import OpSpec
 from synchromesh.trace.rules.operator import Emit

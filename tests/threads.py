@@ -151,7 +151,7 @@ class Move(torch.autograd.Function):
 
 
 class ThreadAxis:
-    """The tensor axis of one thread; implements `synchromesh.trace.rules.axis.TensorAxis`."""
+    """The tensor axis of one thread; implements `synchromesh.trace.rules.operator.TensorAxis`."""
 
     def __init__(self, group: ThreadGroup) -> None:
         self.group, self.size, self.index = group, group.size, group.index

@@ -5,7 +5,7 @@ Each micro-batch has its share of the rows."""
 from synchromesh.cost.planned_step import PlannedStep, collective_seconds, pattern
 from synchromesh.cost.timeline import Spans, Timeline
 from synchromesh.cost.turns import Transmit
-from synchromesh.trace.partition.edges import edge_collectives
+from synchromesh.trace.partition.moves import edge_collectives
 from synchromesh.values.layout import Layout
 from synchromesh.values.messages import Message
 from synchromesh.values.profile import Pattern, Profile

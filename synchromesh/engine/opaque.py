@@ -25,8 +25,7 @@ from synchromesh.programs.batch_norm import BatchNormPolicy
 from synchromesh.programs.model import Model
 from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.gradients import OwnLeaves, refuse_foreign
-from synchromesh.trace.capture.model_snapshot import CONTAINERS, attributes_of
-from synchromesh.trace.capture.modes import in_mode
+from synchromesh.trace.capture.model_snapshot import CONTAINERS, attributes_of, in_mode
 from synchromesh.trace.capture.outputs import carried, flat_outputs
 from synchromesh.values.exchange import Border, Exchange
 from synchromesh.values.layout import Layout

@@ -33,11 +33,10 @@ from synchromesh.programs.collectives import TensorAxis
 from synchromesh.programs.random import RandomStreams
 from synchromesh.programs.walk import Walk, pauses, run_forwards, walking
 from synchromesh.trace import meta
-from synchromesh.trace.capture.effects import settled_buffers
+from synchromesh.trace.capture.coupling import settled_buffers
 from synchromesh.trace.capture.run import totals_of
 from synchromesh.trace.partition.crossings import crossings, deliveries, exchange_of
-from synchromesh.trace.partition.kept import shortened
-from synchromesh.trace.partition.local import LocalComponent, Output, Partition, flow
+from synchromesh.trace.partition.local import LocalComponent, Output, Partition, flow, shortened
 from synchromesh.trace.step import Step
 from synchromesh.values.exchange import Border, Exchange, border
 from synchromesh.values.holding import Holding

@@ -35,7 +35,7 @@ from synchromesh.programs.compute import Bench
 from synchromesh.programs.model import Model
 from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.capture import signature
-from synchromesh.trace.capture.modes import training_modes
+from synchromesh.trace.capture.model_snapshot import training_modes
 from synchromesh.trace.partition.local import Computation, Input, LocalComponent, Output, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Chain, Component, Edge, Parameter, Rows, Value

@@ -109,6 +109,13 @@ def calls(graph: Graph) -> list[Node]:
     return [n for n in graph.nodes if n.op == "call_function"]
 
 
+def outputs(graph: Graph) -> tuple[Any, ...]:
+    """What a graph gives, in its order."""
+    (output,) = graph.find_nodes(op="output")
+    given: tuple[Any, ...] = output.args[0]
+    return given
+
+
 # -- chance, effects, types --------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from synchromesh.engine.batches import checksum, to_device
 from synchromesh.trace.capture.batch import row_count, take
 from synchromesh.trace.capture.carry import joined
-from synchromesh.trace.capture.experts import BATCHED, REMEDY, products
+from synchromesh.trace.capture.export import BATCHED, REMEDY, products
 from synchromesh.trace.partition.crossings import exchange_of
 from synchromesh.trace.partition.explain import explain
 from synchromesh.training.prepare import prepare

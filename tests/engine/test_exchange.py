@@ -13,7 +13,7 @@ from synchromesh.engine.exchange import Exchange, depart
 from synchromesh.engine.groups import World
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.programs.collectives import part
-from synchromesh.trace.partition.edges import edge_collectives
+from synchromesh.trace.partition.moves import edge_collectives
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement, parse

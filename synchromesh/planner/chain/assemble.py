@@ -41,9 +41,8 @@ from synchromesh.planner.uniform import (
     payload,
     seconds_of,
 )
-from synchromesh.trace.partition.edges import edge_collectives
 from synchromesh.trace.partition.local import Input
-from synchromesh.trace.partition.moves import TABLE, move_collectives
+from synchromesh.trace.partition.moves import TABLE, edge_collectives, move_collectives
 from synchromesh.values.component import Value
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout, ShardStates

@@ -10,19 +10,19 @@ from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
 from synchromesh.trace import meta
+from synchromesh.trace.nodes import outputs
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Chain, Component, Parameter
 
 from .batch import leaves, rows_of
 from .comparison import compare
-from .components import component_modules
-from .coupling import coupling
-from .effects import row_dependent_buffers
-from .export import NUMBER, Function, Numbers, Untraceable, export
+from .components import ComponentModule, component_modules
+from .coupling import coupling, row_dependent_buffers
+from .export import NUMBER, Export, Function, Numbers, Untraceable, export
 from .flatten import flatten, shared_names
 from .loss_reduction import LossReduction
 from .masks import fold_masks
-from .modes import in_mode
+from .model_snapshot import in_mode
 from .outputs import refuse_metrics
 from .rows import annotate
 from .run import run
@@ -58,38 +58,41 @@ def trace(
             exported = export(model, function, batch, autocast, rows, numbers)
             if training:
                 refuse_metrics(exported.outputs)
-            graph, constants, symbols = flatten(exported, model)
-            refuse_changing(exported.assumed, graph)
-            fixed = {n: x for n, x in constants.items() if not n.startswith(NUMBER)}
-            folded = fold_masks(graph, fixed, dict(model.named_buffers()))
-            assumed = {**exported.assumed, **folded}
-            annotate(graph, symbols)
-            count = len(exported.outputs)
-            reduction, totals = LossReduction(), None
-            if training:
-                graph, reduction, totals = with_loss_reduced(graph, count)
-            try:
-                grouped, chain, merged = split(graph, model, modules, constants)
-            except UnorderedRows as unordered:
-                merged = str(unordered)
-                grouped, chain, _ = split(graph, model, modules, constants, merge=True)
+            return captured(exported, model, modules, training)
         except Untraceable as error:
             return opaque(model, batch, str(error))
-    outputs = ("sum", "weight") if reduction.targets else exported.outputs
-    used = {meta.name(n) for n in meta.placeholders(grouped, "constant")}
-    added = 0
-    if totals is not None:
-        used |= {meta.name(n) for n in meta.placeholders(totals, "constant")}
-        added = len(totals.output_node().all_input_nodes)
-    found = coupling(grouped, reduction.doubt)
+
+
+def captured(
+    exported: Export, model: nn.Module, modules: Sequence[ComponentModule], training: bool
+) -> Step:
+    """The step of an exported program; raises Untraceable."""
+    graph, constants, symbols = flatten(exported, model)
+    refuse_changing(exported.assumed, graph)
+    fixed = {n: x for n, x in constants.items() if not n.startswith(NUMBER)}
+    folded = fold_masks(graph, fixed, dict(model.named_buffers()))
+    annotate(graph, symbols)
+    reduction, totals = LossReduction(), None
+    if training:
+        graph, reduction, totals = with_loss_reduced(graph, len(exported.outputs))
+    try:
+        grouped, chain, merged = split(graph, model, modules, constants)
+    except UnorderedRows as unordered:
+        merged = str(unordered)
+        grouped, chain, _ = split(graph, model, modules, constants, merge=True)
+    added = () if totals is None else names(len(outputs(totals)))
+    graphs = [grouped] if totals is None else [grouped, totals]
+    used = {meta.name(n) for g in graphs for n in meta.placeholders(g, "constant")}
+    coupled = coupling(grouped, reduction.doubt)
     return Step(
-        chain, grouped, {n: x for n, x in constants.items() if n in used}, outputs,
-        (*exported.leaves, *names(added)), shared_names(model),
-        guards=exported.guards, assumed=assumed,
-        fed=row_dependent_buffers(grouped), merged=merged, coupled=found.why,
-        coupling=tuple(n for i, n in enumerate(chain.names) if i in found.components),
-        targets=reduction.targets, doubt=found.why if found.doubted else "", carry=exported.carry,
-        totals=totals, read=exported.read,
+        chain, grouped, {n: x for n, x in constants.items() if n in used},
+        ("sum", "weight") if reduction.targets else exported.outputs,
+        (*exported.leaves, *added), shared_names(model),
+        guards=exported.guards, assumed={**exported.assumed, **folded},
+        fed=row_dependent_buffers(grouped), merged=merged, coupled=coupled.why,
+        coupling=tuple(n for i, n in enumerate(chain.names) if i in coupled.components),
+        targets=reduction.targets, doubt=coupled.why if coupled.doubted else "",
+        carry=exported.carry, totals=totals, read=exported.read,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 Two steps in a row, of the fewest rows that the model takes and of an odd number of them, must
 give the same loss and gradients, and leave the same buffers, attributes and parameters."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,21 +91,33 @@ def compare(
                 continue  # the model does not take so few rows, and its trace need not either
             if own_fault(model, function, samples[0], autocast):
                 raise
-            where, code, why = parts_of(error)
-            return Comparison(
-                f"{where} fails when it is compared with its trace ({code!r}: {why}) and not as "
-                f"it is, which is a fault of Synchromesh and not of the model; {REMEDY}"
-            )
-        try:
-            found = difference(expected, model, step, samples, autocast)
-        except Exception as error:
-            found = f"the trace does not run as its model does ({error}); {REMEDY}"
-        if found is None:
+            return Comparison(_fault_of_ours(error))
+        here = _fault(expected, model, step, samples, autocast)
+        if here is None:
             return Comparison(None, 1 if fault is None else first or 1)
         if fault is not None or first is None:
             break
-        fault = found
-    return Comparison(fault or found)
+        fault = here
+    return Comparison(fault or here)
+
+
+def _fault(
+    eager: "Outcome", model: nn.Module, step: Step, samples: Sequence[Any],
+    autocast: torch.dtype | None,
+) -> str | None:  # fmt: skip
+    """A sentence where the trace gives something else than the model on these samples."""
+    try:
+        return difference(eager, model, step, samples, autocast)
+    except Exception as error:
+        return f"the trace does not run as its model does ({error}); {REMEDY}"
+
+
+def _fault_of_ours(error: Exception) -> str:
+    where, code, why = parts_of(error)
+    return (
+        f"{where} fails when it is compared with its trace ({code!r}: {why}) and not as it is, "
+        f"which is a fault of Synchromesh and not of the model; {REMEDY}"
+    )
 
 
 def _smallest(step: Step) -> list[int]:
@@ -167,21 +179,16 @@ def difference(
         trained = {n: p for n, p in leaves.items() if p.requires_grad}
         for sample, outputs, carry in zip(samples, eager.outputs, eager.carry, strict=True):
             made = run(without_chance, model, sample, parameters=leaves)
-            traced = made[: len(step.outputs)]
+            traced, states = made[: len(step.outputs)], made[len(step.outputs) :]
             found, expected = gradients(mean(traced), trained), eager.gradients.pop(0)
             limit = tolerance(outputs[0].dtype, expected, autocast)
-            if fault := differing_loss(outputs, traced, limit):
+            fault = (
+                differing_loss(outputs, traced, limit)
+                or differing_carry(carry, states, limit)
+                or differing_gradient(expected, found, limit, eager.cause)
+            )
+            if fault:
                 return fault
-            for (name, state), x in zip(carry.items(), made[len(step.outputs) :], strict=True):
-                if not close(x.detach(), state, limit):
-                    return f"{name} of the model and of its trace differ; {REMEDY}"
-            if gap := first_gap(expected, found, limit):
-                name, size, largest = gap
-                return (
-                    f"the gradient of {name} differs between the model and its trace (by "
-                    f"{size / (largest or 1.0):.1e} of the largest gradient, {largest:.1e})"
-                    f"{eager.cause}; {REMEDY}"
-                )
             del found, expected
         now = dict(model.named_buffers())
         for name, buffer in eager.buffers.items():
@@ -193,6 +200,30 @@ def difference(
     if eager.changed:
         return f"the forward changes {eager.changed}, which a trace forgets; {REMEDY}"
     return None
+
+
+def differing_carry(
+    carry: Mapping[str, Tensor], traced: Sequence[Tensor], limit: float
+) -> str | None:
+    """A sentence about the first leaf of the carry that is not as the model's."""
+    for (name, state), x in zip(carry.items(), traced, strict=True):
+        if not close(x.detach(), state, limit):
+            return f"{name} of the model and of its trace differ; {REMEDY}"
+    return None
+
+
+def differing_gradient(
+    expected: Mapping[str, Tensor], traced: Mapping[str, Tensor], limit: float, cause: str
+) -> str | None:
+    """A sentence about the first gradient that is not as the model's."""
+    gap = first_gap(expected, traced, limit)
+    if gap is None:
+        return None
+    name, size, largest = gap
+    return (
+        f"the gradient of {name} differs between the model and its trace (by "
+        f"{size / (largest or 1.0):.1e} of the largest gradient, {largest:.1e}){cause}; {REMEDY}"
+    )
 
 
 def differing_loss(

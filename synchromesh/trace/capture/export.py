@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from synchromesh.trace.guards import Guard, guards_of
@@ -23,17 +24,22 @@ from synchromesh.trace.nodes import HERE, TORCH
 from synchromesh.values.fault import message
 
 from .batch import autocast_for, copy_of, example, leaves, rows_of
-from .experts import LOOP, REMEDY, products
 from .known_values import KnownValues
 from .masks import is_fake
 from .model_snapshot import Attributes, preserved, restored, untraced
 from .outputs import BadOutput, carried, flat_outputs
 from .readings import Reads, ReadValue
-from .symbolic import SymbolicFunctions
 
 Function = Callable[[nn.Module, Any], Any]
 Numbers = Sequence[tuple[ReadValue, Tensor]]  # that code reads, each with an input for it
 NUMBER = "given_number_"  # before the place of one, in the names of constants
+# how `transformers` computes the products of experts, as a setting of their model says
+LOOP = "eager"  # over the experts that have tokens: it cannot be traced
+BATCHED = "batched_mm"  # for each token with its expert's weights, in any dtype
+REMEDY = (
+    f'set experts_implementation="{BATCHED}" in the configuration, as '
+    f'model.set_experts_implementation("{BATCHED}") does'
+)
 
 
 class Untraceable(Exception):
@@ -197,6 +203,28 @@ def symbolic_lengths() -> Iterator[None]:
         yield
 
 
+class SymbolicFunctions(TorchFunctionMode):
+    """Inside, functions that would fix the rows of a trace are others of the same values."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.take_along_dim, Tensor.take_along_dim):
+            return take_along_dim(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None, **rest: Any) -> Tensor:
+    """As `torch.take_along_dim`: a gather, in front of which all other dims are broadcast."""
+    if dim is None or rest or input.dim() != indices.dim():
+        return torch.take_along_dim(input, indices, dim, **rest)
+    sizes, wanted = list(input.shape), list(indices.shape)
+    length, taken = sizes[dim], wanted[dim]
+    sizes[dim] = wanted[dim] = 1
+    sizes = list(torch.broadcast_shapes(sizes, wanted))
+    sizes[dim], wanted = length, [*sizes]
+    wanted[dim] = taken
+    return input.expand(sizes).gather(dim, indices.expand(wanted))
+
+
 @contextmanager
 def watched(fixed: list[tuple[str, str]]) -> Iterator[None]:
     """Inside, `fixed` gets the user's line and its source wherever a size becomes a number."""
@@ -303,6 +331,18 @@ def sentence(error: BaseException) -> str:
         f"{where} could not be traced ({code!r}: {why}): {remedy}, or train it as it is under the "
         "plan 'data'"
     )
+
+
+def products(error: BaseException | None) -> str:
+    """The setting of the experts in which `error` was raised; empty where it was not in any, or
+    in some that have no setting."""
+    if error is None:
+        return ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__") == "transformers.integrations.moe":
+            config = getattr(frame.f_locals.get("self"), "config", None)
+            return str(getattr(config, "_experts_implementation", None) or LOOP)
+    return products(error.__cause__ or error.__context__)
 
 
 def parts_of(error: BaseException) -> tuple[str, str, str]:

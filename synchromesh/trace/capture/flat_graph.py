@@ -1,17 +1,23 @@
-"""The flat graph as it is written: its nodes, their casts, and the memory that tensors share."""
+"""The flat graph as it is written: its nodes, the integers that compute sizes, the casts of
+autocast, and the memory that tensors share."""
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
 from synchromesh.trace import meta
 from synchromesh.trace.nodes import exported_owner, has_gradients
 
-from .casts import CASTABLE, Autocast, casts
+from .export import Untraceable
 
 aten = torch.ops.aten
 
@@ -131,3 +137,139 @@ class FlatGraph:
         if meta.differentiable(part):
             meta.differentiable.set(node, True)
         return node
+
+
+# -- sizes -------------------------------------------------------------------------------
+
+Int = int | Node
+
+BINARY: dict[str, Callable[..., Any]] = {
+    "Add": operator.add, "Mul": operator.mul,
+    "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "IntTrueDiv": operator.truediv,
+    "Mod": operator.mod, "PythonMod": operator.mod, "Max": max, "Min": min,
+}  # fmt: skip
+
+
+def expression(size: Any) -> sympy.Expr:
+    """The sympy expression of a size: an int, or a SymInt whose only symbol is the rows."""
+    return sympy.Integer(size) if isinstance(size, int) else size.node.expr
+
+
+class Sizes:
+    """Makes each size once, as nodes at the end of `graph`."""
+
+    def __init__(self, graph: Graph, rows: Node, symbols: set[sympy.Symbol]) -> None:
+        self.graph = graph
+        self.symbols = symbols
+        self.made: dict[Any, Int] = dict.fromkeys(symbols, rows)
+
+    def __call__(self, size: Any) -> Int:
+        return self.of(expression(size))
+
+    def of(self, expr: Any) -> Int:
+        """The integer, or the node that computes it."""
+        if expr.is_Integer:
+            return int(expr)
+        if expr not in self.made:
+            self.made[expr] = self.make(expr)
+        return self.made[expr]
+
+    def make(self, expr: Any) -> Node:
+        """New nodes for an expression of the rows. Untraceable where it is too involved."""
+        if expr.is_Symbol:
+            raise Untraceable(
+                f"a size depends on values of the batch ({expr}): shapes may depend on the number "
+                "of rows alone; pad to a fixed size, or train the model as it is, under 'data' "
+                "with a loss that returns (sum, weight)"
+            )
+        if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
+            return self.node(operator.pow, self.of(expr.base), int(expr.exp))
+        target = BINARY.get(type(expr).__name__)
+        if target is None or any(a.is_Rational and not a.is_Integer for a in expr.args):
+            raise Untraceable(
+                f"the size {expr} is no simple function of the rows: use integer arithmetic"
+            )
+        args = sorted(expr.args, key=str) if expr.is_Add or expr.is_Mul else expr.args
+        result, *rest = map(self.of, args)
+        for value in rest:
+            result = self.node(target, result, value)
+        assert isinstance(result, Node)
+        return result
+
+    def node(self, target: Callable[..., Any], *args: Int) -> Node:
+        """A node at the end of the graph that computes an integer."""
+        made = self.graph.call_function(target, args)
+        meta.describe(made, None, (), False)
+        return made
+
+
+# -- casts -------------------------------------------------------------------------------
+
+CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """An autocast region: device type and its lower precision."""
+
+    device: str
+    dtype: torch.dtype
+
+
+def casts(
+    region: Autocast, target: torch._ops.OpOverload, args: Any, kwargs: Mapping[str, Any]
+) -> torch.dtype | None:
+    """The type to which the floating inputs of `target` are to be cast, None for no cast.
+
+    Autocast's lists of operators differ between devices and versions, so the operator is run on
+    fake tensors: all inputs in float32 give the lower precision (as linear does), or all in the
+    lower precision give float32 (as cross-entropy does)."""
+    with FakeTensorMode():
+        vals = map_arg((args, dict(kwargs)), stand_in)
+    tensors = [
+        v for v in pytree.tree_leaves(vals) if isinstance(v, Tensor) and v.dtype in CASTABLE
+    ]
+    if not tensors or target._schema.name in ("aten::to", "aten::_to_copy"):
+        return None
+    if result_type(region, target, vals, torch.float32) == region.dtype:
+        return region.dtype
+    raised = result_type(region, target, vals, region.dtype) == torch.float32
+    lower_without = result_type(None, target, vals, region.dtype) == region.dtype
+    return torch.float32 if raised and lower_without else None
+
+
+def stand_in(node: torch.fx.Node) -> Any:
+    """A fake tensor or integer for the node, of the example's sizes (symbols get bound)."""
+    val = meta.val(node)
+    if isinstance(val, Tensor):
+        shape = [s if isinstance(s, int) else int(s.node.hint) for s in val.shape]
+        return torch.empty(shape, dtype=val.dtype, device=val.device)
+    if meta.role(node) == "rows":
+        return meta.example_rows(node)
+    arguments = map_arg(node.args, stand_in)
+    return node.target(*arguments) if callable(node.target) else val
+
+
+def result_type(
+    region: Autocast | None, target: torch._ops.OpOverload, vals: Any, dtype: torch.dtype
+) -> torch.dtype | None:
+    """Type of the operator's (first) result when all its castable inputs have `dtype`."""
+
+    def convert(v: Any) -> Any:
+        castable = isinstance(v, Tensor) and v.dtype in CASTABLE
+        return torch.empty_like(v, dtype=dtype) if castable else v
+
+    mode = next(v.fake_mode for v in pytree.tree_leaves(vals) if isinstance(v, FakeTensor))
+    device = region.device if region else "cpu"
+    with (
+        mode,
+        torch.no_grad(),
+        torch.autocast(device, region.dtype if region else None, enabled=region is not None),
+    ):
+        args, kwargs = pytree.tree_map(convert, vals)
+        try:
+            made = target(*args, **kwargs)
+        except Exception:
+            return None  # the operator refuses this type: autocast would not give it to it
+    first = next((v for v in pytree.tree_leaves(made) if isinstance(v, Tensor)), None)
+    return None if first is None else first.dtype

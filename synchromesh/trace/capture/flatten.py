@@ -22,12 +22,10 @@ from synchromesh.trace.nodes import (
     written,
 )
 
-from .casts import Autocast
 from .export import Export, Untraceable
-from .flat_graph import Cell, Environment, FlatGraph, cell_of
+from .flat_graph import Autocast, Cell, Environment, FlatGraph, Sizes, cell_of
 from .normal_form import ASSERTS, LIFTS, changes_nothing, other_defaults, out_of_place, settled
 from .selection import Selections
-from .sizes import Sizes
 
 aten = torch.ops.aten
 

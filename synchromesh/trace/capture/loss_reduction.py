@@ -19,11 +19,18 @@ import torch
 from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import all_arguments, described, has_gradients, number, short_name
-from synchromesh.trace.rules.loss import DISTANCES, MEAN, SUM
+from synchromesh.trace.nodes import (
+    all_arguments,
+    described,
+    has_gradients,
+    number,
+    outputs,
+    short_name,
+)
+from synchromesh.trace.rules.loss import DISTANCES, AtenReduction
 from synchromesh.values.component import Value
 
-from .effects import dependent_on_rows
+from .coupling import dependent_on_rows
 
 aten = torch.ops.aten
 WEIGHTED = ("cross_entropy_loss", "nll_loss", "nll_loss_nd")
@@ -72,8 +79,7 @@ class LossReduction:
 def reduce_to_sums(graph: Graph, count: int, all_rows: Node | None = None) -> LossReduction:
     """Reads the annotated graph's loss, its first `count` outputs, and gives it as a pair (sum,
     weight) where it is a weighted mean. all_rows: see `ReductionAnalysis`."""
-    (output,) = graph.find_nodes(op="output")
-    nodes, carry = list(output.args[0][:count]), output.args[0][count:]
+    nodes = outputs(graph)[:count]
     analysis = ReductionAnalysis(graph, all_rows)
     try:
         reductions = [analysis.reduction(node) for node in nodes]
@@ -82,18 +88,7 @@ def reduce_to_sums(graph: Graph, count: int, all_rows: Node | None = None) -> Lo
     if len(nodes) == 2:
         others = [n for n, w in zip(nodes, reductions, strict=True) if w.kind != "sum"]
         return LossReduction(doubt=f"{described(others[0])} is no sum over rows" if others else "")
-    (reduction,) = reductions
-    if reduction.kind == "sum" and all_rows is not None:
-        analysis.write_as_mean(output, nodes[0])
-    elif reduction.kind == "sum":
-        return LossReduction(doubt=f"{described(nodes[0])} is a sum over rows, and no mean")
-    if reduction.sums is None:
-        return LossReduction()
-    if meta.val(nodes[0]).dtype is torch.float16:  # whose range a sum may leave
-        return LossReduction(doubt=f"{described(nodes[0])} is a mean over targets in float16")
-    with graph.inserting_before(output):
-        output.args = ((*reduction.sums(), *carry),)
-    return LossReduction(targets=reduction.targets)
+    return analysis.with_mean_as_pair()
 
 
 class ReductionAnalysis:
@@ -140,41 +135,63 @@ class ReductionAnalysis:
     def of_inputs(self, node: Node, name: str) -> Reduction:
         """What an operator makes of its inputs, where the result has no rows."""
         tensors = [n for n in node.all_input_nodes if meta.value(n) is not None]
-        inputs = [self.reduction(n) for n in tensors]
-        kinds = {w.kind for w in inputs}
-        found: Reduction | None = None
+        kinds = {self.reduction(n).kind for n in tensors}
         if name in ("zeros_like", "ones_like"):
             return Reduction("constant")
         if "rows" in kinds:
             return self.of_row_values(node, name, kinds)
-        if name in LINEAR and kinds == {"weighted mean"}:
-            alone = len(inputs) == 1 and not meta.val(node).dim()
-            found = self.through(node, node.args[0], inputs[0]) if alone else None
-        elif name in (*LINEAR, *PLUS, "where"):
-            found = self.affine(node, node.args if name in PLUS else tensors)
-        elif name in TIMES and len(node.args) == 2:
-            found = self.multiplied(node)
-        elif name in OVER and node.kwargs.get("rounding_mode") is None:
-            found = self.divided(node)
-        elif name in FILLS:
+        reduction = self.of_reduced(node, name, tensors)
+        if reduction is None:
+            raise UnknownReduction(f"{described(node)} works on what rows were reduced to")
+        return reduction
+
+    def of_reduced(self, node: Node, name: str, tensors: list[Node]) -> Reduction | None:
+        """What an operator makes of values without rows; None where that is not seen."""
+        if name in LINEAR and {self.reduction(n).kind for n in tensors} == {"weighted mean"}:
+            alone = len(tensors) == 1 and not meta.val(node).dim()
+            return self.through(node, node.args[0], self.reduction(tensors[0])) if alone else None
+        if name in (*LINEAR, *PLUS, "where"):
+            return self.affine(node, node.args if name in PLUS else tensors)
+        if name in TIMES and len(node.args) == 2:
+            return self.multiplied(node)
+        if name in OVER and node.kwargs.get("rounding_mode") is None:
+            return self.divided(node)
+        if name in FILLS:
             given = all_arguments(node)
             filled = self.reduction(given.get("fill_value", given.get("s")))
-            found = filled if filled.kind == "sum" else None
-        if found is None:
-            raise UnknownReduction(f"{described(node)} works on what rows were reduced to")
-        return found
+            return filled if filled.kind == "sum" else None
+        return None
 
     def affine(self, node: Node, operands: Sequence[Any]) -> Reduction | None:
         """An operator that is affine in all operands: sums, means and constants."""
         kinds = {self.reduction(x).kind for x in operands}
-        decided = short_name(node) != "where" or self.reduction(operands[0]).kind == "constant"
-        if kinds == {"sum"} or not decided or not kinds <= {"sum", "mean", "constant"}:
-            return Reduction("sum") if kinds == {"sum"} and decided else None
-        for summed in (x for x in operands if self.reduction(x).kind == "sum"):
-            if self.all_rows is None:
-                return None
-            self.write_as_mean(node, summed)
+        if short_name(node) == "where" and self.reduction(operands[0]).kind != "constant":
+            return None
+        if kinds == {"sum"}:
+            return Reduction("sum")
+        if not kinds <= {"sum", "mean", "constant"} or ("sum" in kinds and self.all_rows is None):
+            return None
+        for summed in operands:
+            if self.reduction(summed).kind == "sum":
+                self.write_as_mean(node, summed)
         return Reduction("mean")
+
+    def with_mean_as_pair(self) -> LossReduction:
+        """The graph's one loss as a mean over rows, a weighted one as a pair (sum, weight)."""
+        loss, *carry = outputs(self.graph)
+        output = self.graph.output_node()
+        reduction = self.reduction(loss)
+        if reduction.kind == "sum" and self.all_rows is not None:
+            self.write_as_mean(output, loss)
+        elif reduction.kind == "sum":
+            return LossReduction(doubt=f"{described(loss)} is a sum over rows, and no mean")
+        if reduction.sums is None:
+            return LossReduction()
+        if meta.val(loss).dtype is torch.float16:  # whose range a sum may leave
+            return LossReduction(doubt=f"{described(loss)} is a mean over targets in float16")
+        with self.graph.inserting_before(output):
+            output.args = ((*reduction.sums(), *carry),)
+        return LossReduction(targets=reduction.targets)
 
     def write_as_mean(self, user: Node, summed: Node) -> None:
         """A sum over a block as its part in the mean over blocks: S n / m, of m of n rows."""
@@ -185,39 +202,39 @@ class ReductionAnalysis:
     def count(self, node: Node) -> str:
         """An integer: "sum" where it is a multiple of the rows."""
         counts = (1, 2, 3, 5)
-        try:
-            found = [number(node, n) for n in counts]
-        except (ZeroDivisionError, TypeError, KeyError):
-            found = []
-        if found and all(n == found[0] * m for n, m in zip(found, counts, strict=True)):
-            return "sum"
+        with suppress(ZeroDivisionError, TypeError, KeyError):
+            for_one, *more = [number(node, n) for n in counts]
+            if all(n == for_one * m for n, m in zip(more, counts[1:], strict=True)):
+                return "sum"
         raise UnknownReduction(f"a number is computed from the rows ({node.target})")
 
     def of_row_values(self, node: Node, name: str, kinds: set[str]) -> Reduction:
+        """What an operator makes of values with rows."""
         given = all_arguments(node)
         if name in WEIGHTED:
             return self.weighted(node, given)
-        reduction = given.get("reduction", MEAN if name == "mean" else SUM)
         if kinds <= {"rows", "constant"}:
-            if name == "sum" or (name in MEANS and reduction == SUM and name != "mean"):
-                return Reduction("sum")
-            if name in MEANS and reduction == MEAN:
-                return Reduction("mean")
+            if name in ("sum", "mean"):
+                return Reduction(name)
+            by_number = {AtenReduction.SUM: "sum", AtenReduction.MEAN: "mean"}
+            kind = by_number.get(given.get("reduction", AtenReduction.SUM))
+            if name in MEANS and kind is not None:
+                return Reduction(kind)
         raise UnknownReduction(f"{described(node)} takes rows together")
 
     def weighted(self, node: Node, given: dict[str, Any]) -> Reduction:
         """Cross-entropy and its kin: the mean over targets that are not ignored."""
         target, weight = given["target"], given["weight"]
-        if given["reduction"] == SUM:
+        if given["reduction"] == AtenReduction.SUM:
             return Reduction("sum")
         if meta.val(target).is_floating_point():
             return Reduction("mean")  # probabilities of classes: none is left out
         learned = isinstance(weight, Node) and meta.differentiable(weight)
-        if given["reduction"] != MEAN or learned:
+        if given["reduction"] != AtenReduction.MEAN or learned:
             raise UnknownReduction(f"{described(node)} weighs rows by what they hold")
 
         def sums() -> tuple[Node, Node]:
-            arguments = {**given, "reduction": SUM}
+            arguments = {**given, "reduction": AtenReduction.SUM}
             total = self.add(node, node.target, *arguments.values())
             return total, self.weight_of(node, target, weight, given["ignore_index"])
 

@@ -1,10 +1,12 @@
-"""The state that a model keeps from call to call, and a way to run it without changing any."""
+"""The state that a model keeps from call to call, the modes of its modules, and a way to run it
+without changing any."""
 
 import itertools
 import random
 from collections import deque
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,11 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .modes import in_mode
-
 TABLES = ("_parameters", "_buffers", "_modules")  # attributes of nn.Module that hold others
 CONTAINERS = (list, tuple, dict, set, deque, SimpleNamespace)
 MAX_DEPTH = 4  # of containers in containers: chosen, not measured
+_TRAINING = attrgetter("training")
 STATE_TYPES = (Tensor, torch.Generator, bool, int, float, *CONTAINERS)  # of attributes
 
 
@@ -67,6 +68,31 @@ def tables_of(module: nn.Module) -> Iterator[dict[str, Any]]:
         table = value if isinstance(value, dict) else getattr(value, "__dict__", None)
         if isinstance(table, dict) and not isinstance(value, ModuleType):
             yield table
+
+
+def training_modes(modules: Iterable[nn.Module]) -> tuple[bool, ...]:
+    """The modes in which a training step runs the modules of a model, in their order.
+
+    Those that the modules have: a frozen batch norm stays in evaluation mode. A model of which no
+    module is in training mode (as loaders of pretrained weights leave it) is trained as `train()`
+    would set it."""
+    found = tuple(map(_TRAINING, modules))
+    return found if any(found) else (True,) * len(found)
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """The modes of a training step (`training_modes`) or of evaluation; afterwards as before."""
+    before = [(module, module.training) for module in model.modules()]
+    if not training:
+        model.eval()
+    elif not any(mode for _, mode in before):
+        model.train()
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
 
 
 @contextmanager

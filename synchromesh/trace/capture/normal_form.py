@@ -14,7 +14,7 @@ from synchromesh.trace import meta
 from synchromesh.trace.nodes import DROPOUTS, all_arguments, dim_of, same_shape, schema
 
 from .export import Untraceable
-from .sizes import Sizes
+from .flat_graph import Sizes
 
 aten = torch.ops.aten
 

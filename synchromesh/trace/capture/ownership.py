@@ -4,7 +4,7 @@ A node belongs to the component whose module was running; norms join a neighbour
 module go with what they read. Nodes that every component may compute for itself belong to none."""
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -47,21 +47,13 @@ def ownership(
     owners = with_norms_joined(graph, modules, running)
     # a norm that has joined another component does not decide that one's position
     stay = set(owners.values())
-    order = [
-        o for o in dict.fromkeys(running[n] for n in graph.nodes if n in running) if o in stay
-    ]
-    order = order or [("", 0)]
-    index = {o: i for i, o in enumerate(order)}
+    in_use = dict.fromkeys(running[n] for n in graph.nodes if n in running)
+    order = [owner for owner in in_use if owner in stay] or [("", 0)]
+    index = {owner: i for i, owner in enumerate(order)}
     own = {n: index.get(owners[n]) if n in owners else None for n in calls(graph) if n not in free}
     place_unowned(own)
-    component: dict[Node, int] = {}
-    for node, at in own.items():
-        above = [component[a] for a in node.all_input_nodes if a in component]
-        item = node.target is operator.getitem  # a tuple's items stay where the tuple is made
-        pinned = (item and above) or node in folded  # folded: no earlier than what it reads
-        component[node] = max(above) if pinned else max([at or 0, *above])
-    component = {n: at for n, at in component.items() if n not in folded}
-    names = [name_of(o, model) for o in order]
+    component = no_earlier_than_read(own, folded)
+    names = [name_of(owner, model) for owner in order]
     merged = keep_effects_together(graph, component, names)
     if merge:
         keep_unordered_rows_together(component)
@@ -74,14 +66,17 @@ def free_nodes(graph: Graph) -> set[Node]:
     mutated = {name for n in graph.nodes for name in meta.effect(n)}
     free: set[Node] = set()
     for node in graph.nodes:
-        if node.op == "placeholder":
-            unchanged = meta.role(node) == "buffer" and meta.name(node) not in mutated
-            repeatable = meta.role(node) in READ_ONLY or unchanged
-        else:
-            repeatable = node.op == "call_function" and is_pure(node)
-        if repeatable and all(a in free for a in node.all_input_nodes):
+        if is_repeatable(node, mutated) and all(a in free for a in node.all_input_nodes):
             free.add(node)
     return free
+
+
+def is_repeatable(node: Node, mutated: Container[str]) -> bool:
+    """Whether the node gives the same wherever it is computed from the same."""
+    if node.op != "placeholder":
+        return node.op == "call_function" and is_pure(node)
+    unchanged = meta.role(node) == "buffer" and meta.name(node) not in mutated
+    return meta.role(node) in READ_ONLY or unchanged
 
 
 def is_pure(node: Node) -> bool:
@@ -98,22 +93,24 @@ def folded_nodes(graph: Graph, free: set[Node]) -> set[Node]:
     folded: set[Node] = set()
     reduced: set[Node] = set()
     for node in calls(graph):
-        values = meta.values_of(node)
-        without_rows = values and all(isinstance(v, Value) and v.rows is None for v in values)
-        if not without_rows or not any(
-            a in reduced or meta.has_rows(a) for a in node.all_input_nodes
-        ):
+        inputs = node.all_input_nodes
+        if not is_rowless(node) or not any(a in reduced or meta.has_rows(a) for a in inputs):
             continue
         reduced.add(node)
         if node in free:
             continue
-        inputs = node.all_input_nodes
         foldable = all(a in free or a in folded or meta.has_rows(a) for a in inputs)
         if foldable and is_pure(node):
             folded.add(node)
         else:
             meta.reduced.set(node, True)
     return folded
+
+
+def is_rowless(node: Node) -> bool:
+    """Whether the node makes tensors, and none with rows."""
+    values = meta.values_of(node)
+    return bool(values) and all(isinstance(v, Value) and v.rows is None for v in values)
 
 
 def running_modules(
@@ -134,24 +131,32 @@ def with_norms_joined(
     graph: Graph, modules: Sequence[ComponentModule], owners: dict[Node, Owner]
 ) -> dict[Node, Owner]:
     """`owners`, with every norm in the component that it joins."""
-    by_path = {m.path: m for m in modules}
+    norms = {m.path: m for m in modules if m.norm}
     order = list(dict.fromkeys(o for n in graph.nodes if (o := owners.get(n))))
-    target: dict[Owner, Owner] = {}
+    joined: dict[Owner, Owner] = {}
     for at, owner in enumerate(order):
-        norm = by_path[owner[0]]
-        if not norm.norm:
+        norm = norms.get(owner[0])
+        if norm is None:
             continue
-        before = [o for o in order[:at] if not by_path[o[0]].norm]
-        after = [o for o in order[at + 1 :] if not by_path[o[0]].norm]
+        before = [o for o in order[:at] if o[0] not in norms]
+        after = [o for o in order[at + 1 :] if o[0] not in norms]
         if norm.group is not None:
-            siblings = {m.path for m in modules if m.group == norm.group}
-            before = [o for o in before if o[0] in siblings] or before
-            after = [o for o in after if o[0] in siblings] or (after if not before else [])
+            before, after = of_group(before, after, modules, norm.group)
         elif not norm.batch_norm and (reader := first_reader(graph, owners, owner, set(after))):
             after = [reader]
-        choices = before[::-1] + after if norm.batch_norm else after + before[::-1]
-        target[owner] = choices[0] if choices else owner
-    return {n: target.get(o, o) for n, o in owners.items()}
+        nearest_first = before[::-1] + after if norm.batch_norm else after + before[::-1]
+        joined[owner] = nearest_first[0] if nearest_first else owner
+    return {n: joined.get(o, o) for n, o in owners.items()}
+
+
+def of_group(
+    before: list[Owner], after: list[Owner], modules: Sequence[ComponentModule], group: str
+) -> tuple[list[Owner], list[Owner]]:
+    """The components of a norm's own group, before and behind it; others where it has none."""
+    siblings = {m.path for m in modules if m.group == group}
+    inside_before = [o for o in before if o[0] in siblings] or before
+    inside_after = [o for o in after if o[0] in siblings]
+    return inside_before, inside_after or ([] if inside_before else after)
 
 
 def first_reader(
@@ -179,6 +184,18 @@ def place_unowned(own: dict[Node, int | None]) -> None:
         if own[node] is None:
             below = [b for n in node.users if (b := own.get(n)) is not None]
             own[node] = min(below, default=None)
+
+
+def no_earlier_than_read(own: dict[Node, int | None], folded: set[Node]) -> dict[Node, int]:
+    """The component of every node that is not folded, no earlier than those of what it reads.
+
+    A tuple's items stay where the tuple is made; folded nodes go with what they read."""
+    component: dict[Node, int] = {}
+    for node, at in own.items():
+        read = [component[a] for a in node.all_input_nodes if a in component]
+        is_item = node.target is operator.getitem and read
+        component[node] = max(read) if is_item or node in folded else max([at or 0, *read])
+    return {n: at for n, at in component.items() if n not in folded}
 
 
 def keep_together(component: dict[Node, int], nodes: Iterable[Node]) -> None:

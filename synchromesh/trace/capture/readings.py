@@ -183,37 +183,50 @@ class Reads:
                 for key, child in value.named_children():
                     self._own(child, f"{dot}{key}.")
 
-    def _meet(self, found: Any, name: str, module: str | None = None) -> None:
+    def _meet(self, met: Any, name: str, module: str | None = None) -> None:
         """Of the loss, or of what its code names: an object, whose reads are noted, or a function
         of the same `module`, of which this is done in turn."""
-        if id(found) in self._owners or isinstance(found, (*NAMESPACES, Tensor)):
+        if id(met) in self._owners or isinstance(met, (*NAMESPACES, Tensor)):
             return
-        self._own(found, f"{name}.")
-        self._owners.setdefault(id(found), (found, f"{name}."))
-        if not isinstance(found, FunctionType):
-            for key in GIVEN if isinstance(found, partial) else ():
-                given = ReadValue(found, key, f"{name}.{key}")
-                self._read[given.place] = replace(given, value=given.now())
-                self._own(given.ask(), f"{name}.")
-            inner = [getattr(found, key, None) for key in INNER]
-            for part in (*inner, type(found).__call__ if module is None else None):
-                self._meet(part, name, module)
-        elif module in (None, found.__module__):
-            code, known = found.__code__, Globals()
-            known.__dict__ = found.__globals__
-            of_globals, names = map(sorted, names_in(code))
-            cells = zip(found.__closure__ or (), code.co_freevars, strict=True)
-            reads = [ReadValue(cell, "cell_contents", name) for cell, name in cells]
-            reads += [ReadValue(known, name, name) for name in of_globals if name in vars(known)]
-            reads += [ReadValue(found, "__defaults__", f"{found.__name__}.__defaults__")]
-            for read in reads:
-                self._read[read.place] = replace(read, value=read.now())
-                content = getattr(read.owner, read.key, None)
-                self._meet(content, read.name, found.__module__)
-                if isinstance(content, NAMESPACES) and id(content) not in self._owners:
-                    self._owners[id(content)] = content, ""
-                    own = (n for n in names if n in vars(content))
-                    reads += [ReadValue(content, n, f"{read.name}.{n}") for n in own]
+        self._own(met, f"{name}.")
+        self._owners.setdefault(id(met), (met, f"{name}."))
+        if not isinstance(met, FunctionType):
+            for inner in self._inside(met, name, module):
+                self._meet(inner, name, module)
+        elif module in (None, met.__module__):
+            self._meet_code(met, name)
+
+    def _inside(self, met: Any, name: str, module: str | None) -> list[Any]:
+        """What a call of an object calls: the function of a partial one, of a method, its class's
+        `__call__`. The arguments of a partial function are read values."""
+        if isinstance(met, partial):
+            for key in GIVEN:
+                self._own(self._read_now(ReadValue(met, key, f"{name}.{key}")), f"{name}.")
+        inner = [getattr(met, key, None) for key in INNER]
+        return [*inner, type(met).__call__] if module is None else inner
+
+    def _meet_code(self, function: FunctionType, name: str) -> None:
+        """Meets what the code of a function reads: its cells, its globals and its defaults, and
+        the names that it may look up in modules and classes."""
+        code, known = function.__code__, Globals()
+        known.__dict__ = function.__globals__
+        of_globals, names = map(sorted, names_in(code))
+        cells = zip(function.__closure__ or (), code.co_freevars, strict=True)
+        reads = [ReadValue(cell, "cell_contents", name) for cell, name in cells]
+        reads += [ReadValue(known, name, name) for name in of_globals if name in vars(known)]
+        reads += [ReadValue(function, "__defaults__", f"{function.__name__}.__defaults__")]
+        for read in reads:
+            content = self._read_now(read)
+            self._meet(content, read.name, function.__module__)
+            if isinstance(content, NAMESPACES) and id(content) not in self._owners:
+                self._owners[id(content)] = content, ""
+                own = (n for n in names if n in vars(content))
+                reads += [ReadValue(content, n, f"{read.name}.{n}") for n in own]
+
+    def _read_now(self, read: ReadValue) -> Any:
+        """Notes a value as it is now; gives it."""
+        self._read[read.place] = replace(read, value=read.now())
+        return getattr(read.owner, read.key, None)
 
     @contextmanager
     def noted(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate
 from synchromesh.trace.guards import ROWS
 from synchromesh.trace.nodes import OperatorCall, described, is_number, line_of, number
 
-from .sizes import expression
+from .flat_graph import expression
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import operator
 from contextlib import nullcontext, suppress
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.fx import Node
@@ -30,19 +30,16 @@ from synchromesh.trace.nodes import (
     same_shape,
     short_name,
 )
-from synchromesh.trace.rules.loss import MEAN
+from synchromesh.trace.rules.loss import AtenReduction
 
 from .export import Untraceable
-from .flat_graph import FlatGraph, aten
+from .flat_graph import FlatGraph, Sizes, aten, expression
 from .loss_reduction import WEIGHTED
 from .normal_form import RESIZES, SHAPED_AS, settled
 from .proofs import prove
 from .proofs.order import apart
 from .row_layout import Case, RowOperand, sizes_of
-from .sizes import Sizes, expression
 
-ORDINARY = 0.5  # where functions that have poles have none, as logarithms of x and 1 - x
-NONE = 0  # aten's number for a loss that is not reduced
 COMBINED = {"Mul": aten.mul.Tensor, "Max": aten.clamp_min.default}
 
 
@@ -51,6 +48,9 @@ autocast_on = partial(torch.autocast, cache_enabled=False)
 
 class Selections:
     """Which nodes of a flat graph stand for entries that a mask keeps, along dimension 0."""
+
+    # where functions that have poles have none, as logarithms of x and 1 - x
+    ORDINARY: ClassVar[float] = 0.5
 
     def __init__(self, flat: FlatGraph, sizes: Sizes) -> None:
         self.flat, self.sizes = flat, sizes
@@ -111,7 +111,7 @@ class Selections:
         if not has_gradients(meta.val(x).dtype):
             entries = self.filled(node, entries, keep, 0)
         elif not all(short_name(user) in (*WEIGHTED, "sym_size") for user in node.users):
-            entries = self.filled(node, entries, keep, ORDINARY)
+            entries = self.filled(node, entries, keep, self.ORDINARY)
         self.masks[entries] = keep
         self.counts[expression(meta.val(node).shape[0])] = self.make(node, aten.sum.default, keep)
         return entries
@@ -163,31 +163,35 @@ class Selections:
 
     def reduced(self, node: Node, name: str, args: Any, kwargs: Any, keep: Node) -> Node | None:
         """An operator that reduces the kept entries."""
-        given, each = all_arguments(node), args[0]
-        mean = name == "mean"
+        given = all_arguments(node)
         if name in WEIGHTED and meta.val(args[1]).dtype is torch.int64:
-            ignored = self.filled(node, args[1], keep, given["ignore_index"])
-            both = [a for a in nodes_of(args) if self.mask_of(a)] == [*args[:2]]
-            return (
-                self.flat.emit(node, node.target, (args[0], ignored, *args[2:]), kwargs)
-                if both
-                else None
-            )
-        if "reduction" in given:
-            mean, place = given["reduction"] == MEAN, list(given).index("reduction")
-            kwargs = kwargs if len(args) > place else kwargs | {"reduction": NONE}
-            args = [NONE if at == place else a for at, a in enumerate(args)]
-            each = self.make(node, node.target, *args, **kwargs)
-            if not self.is_apart(each):
+            if [a for a in nodes_of(args) if self.mask_of(a)] != [*args[:2]]:
                 return None
-        elif name not in ("sum", "mean"):
-            return None
-        shape = meta.val(each).shape
+            ignored = self.filled(node, args[1], keep, given["ignore_index"])
+            return self.flat.emit(node, node.target, (args[0], ignored, *args[2:]), kwargs)
+        if "reduction" in given:
+            each = self.unreduced(node, args, kwargs)
+            mean = given["reduction"] == AtenReduction.MEAN
+            return self.total(node, each, keep, mean) if self.is_apart(each) else None
+        if name in ("sum", "mean"):
+            return self.total(node, args[0], keep, name == "mean")
+        return None
+
+    def unreduced(self, node: Node, args: Any, kwargs: Any) -> Node:
+        """A loss of each entry."""
+        place = list(all_arguments(node)).index("reduction")
+        if len(args) <= place:
+            kwargs = kwargs | {"reduction": AtenReduction.NONE}
+        args = [AtenReduction.NONE if at == place else a for at, a in enumerate(args)]
+        return self.make(node, node.target, *args, **kwargs)
+
+    def total(self, node: Node, each: Node, keep: Node, mean: bool) -> Node:
+        """The sum, or the mean, of the kept ones of `each`, along the dimensions of `node`."""
+        given, shape = all_arguments(node), meta.val(each).shape
         dims = dims_of(given.get("dim"), len(shape)) or list(range(len(shape)))
         kept, keepdim = self.filled(node, each, keep, 0), bool(given.get("keepdim"))
-        total = self.make(
-            node, aten.sum.dim_IntList, kept, dims, keepdim, dtype=given.get("dtype")
-        )
+        dtype = given.get("dtype")
+        total = self.make(node, aten.sum.dim_IntList, kept, dims, keepdim, dtype=dtype)
         if not mean:
             return total
         count = self.make(node, aten.sum.default, keep)
@@ -208,6 +212,7 @@ def selecting(node: Node, name: str, args: Any) -> Node | None:
 
 
 def nodes_of(arguments: Any) -> list[Node]:
-    found: list[Node] = []
-    map_arg(arguments, found.append)
-    return found
+    """The nodes among arguments, a repeated one each time."""
+    nodes: list[Node] = []
+    map_arg(arguments, nodes.append)
+    return nodes

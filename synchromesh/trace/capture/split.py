@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import Reference, calls, living
+from synchromesh.trace.nodes import Reference, calls, living, outputs
 from synchromesh.values.component import Chain, Component, Edge, Parameter, Value
 
 from .components import ComponentModule
@@ -49,39 +49,53 @@ def regroup(graph: Graph, owned: Ownership) -> Graph:
 
     The outputs are the last component's, but for those with rows: a carry stays where it is made.
     """
-    (output,) = graph.find_nodes(op="output")
+    live, new = living(graph), Graph()
+    copied = {
+        node: new.node_copy(node)
+        for node in graph.find_nodes(op="placeholder")
+        if node in live or meta.role(node) == "rows"
+    }
     last = len(owned.names) - 1
-    live = living(graph)
-    new = Graph()
-    copied: dict[Node, Node] = {}
-    for node in graph.find_nodes(op="placeholder"):
-        if node in live or meta.role(node) == "rows":
-            copied[node] = new.node_copy(node)
+    local: dict[Node, Node] = {}  # a component's copies of free and folded nodes
+    for at, own in enumerate(living_groups(graph, owned, live)):
+        read = [a for n in own for a in n.all_input_nodes]
+        read += outputs(graph) if at == last else ()
+        local = {}
+        for node in with_copies(graph, own, read, owned):
+            copy = new.node_copy(node, lambda a, c=local: c.get(a) or copied[a])  # type: ignore[misc]
+            meta.component.set(copy, at)
+            rename_value(copy)
+            (copied if node in owned.component else local)[node] = copy
+    results = [local.get(n) or copied[n] for n in outputs(graph)]
+    new.output(tuple(r if ends_chain(r, last) else copy_out(new, r, last) for r in results))
+    return new
+
+
+def living_groups(graph: Graph, owned: Ownership, live: set[Node]) -> list[list[Node]]:
+    """The nodes of each component that something needs."""
     groups: list[list[Node]] = [[] for _ in owned.names]
     for node in calls(graph):
         if node in owned.component and node in live:
             groups[owned.component[node]].append(node)
-    for at, group in enumerate(groups):
-        reads = [a for n in group for a in n.all_input_nodes]
-        reads += output.all_input_nodes if at == last else []
-        local: dict[Node, Node] = {}  # this component's copies of free and folded nodes
-        needed = needed_copies(reads, owned.free | owned.folded)
-        free, own = needed & owned.free, set(group)
-        order = [n for n in calls(graph) if n in free]  # masks and the like first
-        order += [n for n in calls(graph) if n in own or (n in needed and n not in free)]
-        for node in order:
-            copy = new.node_copy(node, lambda a, c=local: c.get(a) or copied[a])  # type: ignore[misc]
-            meta.component.set(copy, at)
-            rename_value(copy)
-            (copied if node in own else local)[node] = copy
-    results = []
-    for node in output.args[0]:
-        source = local.get(node) or copied[node]
-        stays = source.op == "call_function" and meta.has_rows(source)
-        at_end = stays or meta.component(source) == last
-        results.append(source if at_end else copy_out(new, source, last))
-    new.output(tuple(results))
-    return new
+    return groups
+
+
+def with_copies(
+    graph: Graph, own: Iterable[Node], read: Iterable[Node], owned: Ownership
+) -> list[Node]:
+    """A component's nodes in their order, with the free and folded ones that it needs for what it
+    reads: the free ones first (masks and the like)."""
+    needed = needed_copies(read, owned.free | owned.folded)
+    free = needed & owned.free
+    rest = (needed - free).union(own)
+    order = calls(graph)
+    return [n for n in order if n in free] + [n for n in order if n in rest]
+
+
+def ends_chain(result: Node, last: int) -> bool:
+    """Whether an output stays where it is made: in the last component, or, with rows, in any."""
+    with_rows = result.op == "call_function" and meta.has_rows(result)
+    return with_rows or meta.component(result) == last
 
 
 def needed_copies(reads: Iterable[Node], copyable: set[Node]) -> set[Node]:
@@ -117,20 +131,18 @@ def copy_out(graph: Graph, source: Node, last: int) -> Node:
 
 def edges(graph: Graph, names: list[str]) -> tuple[Edge, ...]:
     """Leaves of the batch that components read, and values that cross from one to later ones."""
-    found = []
-    (output,) = graph.find_nodes(op="output")
-    for node in filter(meta.why_irregular, output.all_input_nodes):
+    for node in filter(meta.why_irregular, outputs(graph)):
         raise UnorderedRows(
             f"the carry {node.name} {meta.why_irregular(node)}: its rows must lie as those of the "
             "batch"
         )
+    crossing = []
     for node in graph.nodes:
-        if node.op == "output" or (node.op == "placeholder" and meta.role(node) != "leaf"):
-            continue
-        at, value = meta.component(node), meta.value(node)
-        targets = sorted({meta.component(u) for u in node.users if u.op == "call_function"} - {at})
+        of_chain = node.op == "call_function" or meta.role(node) == "leaf"
+        targets = readers_elsewhere(node) if of_chain else []
         if not targets:
             continue
+        at, value = meta.component(node), meta.value(node)
         if why := meta.why_irregular(node) if isinstance(value, Value) else "is not a tensor":
             raise UnorderedRows(
                 f"the value {node.name} between the components {names[max(at, 0)]} and "
@@ -138,8 +150,14 @@ def edges(graph: Graph, names: list[str]) -> tuple[Edge, ...]:
                 "in order along one dimension"
             )
         source = None if at < 0 else names[at]
-        found.append(Edge(value, source, tuple(names[t] for t in targets)))
-    return tuple(found)
+        crossing.append(Edge(value, source, tuple(names[t] for t in targets)))
+    return tuple(crossing)
+
+
+def readers_elsewhere(node: Node) -> list[int]:
+    """The other components that read what a node makes."""
+    readers = {meta.component(user) for user in node.users if user.op == "call_function"}
+    return sorted(readers - {meta.component(node)})
 
 
 def components(

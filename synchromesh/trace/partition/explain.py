@@ -1,6 +1,7 @@
 """An explanation: what a plan does to a model, component by component, before any process runs."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,8 +21,8 @@ from synchromesh.values.traffic import (
 )
 
 from .crossings import crossings, deliveries
-from .edges import edge_collectives
 from .local import Communication, Input, LocalComponent, Partition
+from .moves import edge_collectives
 from .shard_traffic import ShardTraffic, shard_traffic
 
 SHARDED = ("optimizer state", "gradients", "parameters")  # by a level, with all before it
@@ -110,54 +111,112 @@ def explain(
     ranks = plan.devices(world)
     if sync_batch_norm:
         made = replace(made, components=tuple(_with_norms(c, made) for c in made.components))
-    holding = _holdings(step, made, len(ranks))
-    edges = tuple(_edge(c, item, made, rows) for c in made.components for item in c.inputs)
-    used = {name for c in made.components for name in c.parameters}
-    trained = [h for n, h in holding.items() if h.tensor.trainable and n in used]
+    applied = _Applied(made, plan, rows, _holdings(step, made, len(ranks)))
     sent, local_bytes = [0] * world, [0] * world
-    micro_batches = len(plan.micro_rows(rows))
     for position, rank in enumerate(ranks):
-        local_bytes[rank] = sum(h.bytes_at(position) for h in holding.values())
-        shards = shard_traffic(made, holding, plan.schedule, micro_batches, position)
-        sent[rank] = _sent(made, trained, shards, plan, rows, position)
+        local_bytes[rank] = sum(h.bytes_at(position) for h in applied.holding.values())
+        sent[rank] = applied.sent_bytes(position)
     stages = stages_of([c.layout for c in made.components])
     components = tuple(
-        _component(made, i, holding, plan, rows, number, ranks)
-        for number, stage in enumerate(stages)
-        for i in stage
+        _component(applied, i, number, ranks) for number, stage in enumerate(stages) for i in stage
     )
     return Explanation(
-        str(plan), world, rows, components, edges, tuple(local_bytes), tuple(sent),
+        str(plan), world, rows, components,
+        tuple(_edge(c, item, made, rows) for c in made.components for item in c.inputs),
+        tuple(local_bytes), tuple(sent),
         "synchronised" if sync_batch_norm else "per row block", step.reason,
         f"{', '.join(step.coupling)}: {step.coupled}" if step.coupling else "",
-        step.merged, micro_batches, plan.schedule if len(stages) > 1 else "",
+        step.merged, len(applied.parts), plan.schedule if len(stages) > 1 else "",
     )  # fmt: skip
 
 
-def _sent(
-    made: Partition, trained: Sequence[Holding], shards: Sequence[ShardTraffic], plan: Plan,
-    rows: int, position: int,
-) -> int:  # fmt: skip
-    """Bytes that a position sends in a step."""
-    tally, messages = TrafficCount(), 0
-    here = [c for c in made.components if position in c.layout.positions]
-    between = [x for items in crossings(made).values() for x in items if x.crosses]
-    carry = [x for _, ways in deliveries(made) for x in ways if x.source.mesh != x.target.mesh]
-    for start, stop in plan.micro_rows(rows):
-        for component in here:
-            for c in component.collectives:
-                if c.kind != "send":
-                    block = _rows(c, component.layout, plan, stop - start, position)
-                    tally.add(c.kind, c.payload(block), c.ranks)
-        ranges = partial(plan.row_ranges, stop - start)
-        messages += sum(x.sent_bytes(ranges, False, position) for x in (*between, *carry))
-        messages += sum(x.sent_bytes(ranges, True, position) for x in between if x.flows)
-    for h in trained:
-        if position in h.positions and h.parts == 1:
-            tally.add("all_reduce", h.bytes_at(position), len(h.gradient_positions(position)))
-    for s in shards:
-        tally.add(s.collective.kind, s.times * s.collective.fixed_bytes, s.collective.ranks)
-    return tally.sent + messages
+@dataclass(frozen=True)
+class _Applied:
+    """A partition under a plan, with a global batch of so many rows."""
+
+    made: Partition
+    plan: Plan
+    rows: int
+    holding: Mapping[str, Holding]
+
+    @property
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """The rows [start, stop) of each micro-batch."""
+        return self.plan.micro_rows(self.rows)
+
+    def sent_bytes(self, position: int) -> int:
+        """Bytes that a position sends in a step."""
+        count = TrafficCount()
+        for kind, payload, ranks in (*self._moves(position), *self._gradients(position)):
+            count.add(kind, payload, ranks)
+        for s in self._shards(position):
+            count.add(s.collective.kind, s.times * s.collective.fixed_bytes, s.collective.ranks)
+        return count.sent + self._message_bytes(position)
+
+    def _moves(self, position: int) -> Iterator[tuple[CollectiveKind, int, int]]:
+        """What the components at a position run, with its payload and ranks."""
+        here = [c for c in self.made.components if position in c.layout.positions]
+        for start, stop in self.parts:
+            for local in here:
+                for c in local.collectives:
+                    if c.kind != "send":
+                        block = self._block(c, local.layout, stop - start, position)
+                        yield c.kind, c.payload(block), c.ranks
+
+    def _gradients(self, position: int) -> Iterator[tuple[CollectiveKind, int, int]]:
+        """The sums of gradients that a position takes part in, with payload and ranks."""
+        used = {name for c in self.made.components for name in c.parameters}
+        for name, h in self.holding.items():
+            summed = h.tensor.trainable and name in used and h.parts == 1
+            if summed and position in h.positions:
+                ranks = len(h.gradient_positions(position))
+                yield "all_reduce", h.bytes_at(position), ranks
+
+    def _message_bytes(self, position: int) -> int:
+        """Bytes of values, their gradients and the carry that go to other ranks."""
+        between = [x for items in crossings(self.made).values() for x in items if x.crosses]
+        carry = [
+            x for _, ways in deliveries(self.made) for x in ways if x.source.mesh != x.target.mesh
+        ]
+        messages = 0
+        for start, stop in self.parts:
+            ranges = partial(self.plan.row_ranges, stop - start)
+            messages += sum(x.sent_bytes(ranges, False, position) for x in (*between, *carry))
+            messages += sum(x.sent_bytes(ranges, True, position) for x in between if x.flows)
+        return messages
+
+    def _shards(self, position: int) -> tuple[ShardTraffic, ...]:
+        micro_batches = len(self.parts)
+        return shard_traffic(self.made, self.holding, self.plan.schedule, micro_batches, position)
+
+    def _block(self, collective: Collective, layout: Layout, rows: int, position: int) -> int:
+        """Rows of the data block at `position` that the payload counts; a rank without rows
+        computes one."""
+        if collective.kind == "send":  # counts rows of the blocks of another stage
+            return max(b - a for a, b in self.plan.row_ranges(rows, collective.data))
+        data = collective.data or layout.data
+        block = Layout(data, layout.devices // data, first=layout.first)
+        start, stop = self.plan.row_ranges(rows, block.data)[block.data_index(position)]
+        return stop - start if collective.data else max(1, stop - start)
+
+    def collectives(self, index: int) -> Iterator[SentCollective]:
+        """Those of a component: its moves, sums of gradients, and those of sharded states."""
+        local = self.made.components[index]
+        layout, first = local.layout, local.layout.first
+        largest = max(stop - start for start, stop in self.parts)
+        for c in local.collectives:
+            payload = c.payload(self._block(c, layout, largest, first))
+            yield SentCollective(c.kind, c.direction, payload, c.ranks, len(self.parts))
+        summed: Counter[int] = Counter()  # bytes, by number of ranks
+        for h in (self.holding[p.name] for p in local.component.parameters):
+            if h.tensor.trainable and h.summed and h.parts == 1:
+                summed[h.gradient_layout.data] += h.local_bytes
+        for ranks, size in sorted(summed.items()):
+            yield SentCollective("all_reduce", "gradient", size, ranks)
+        for s in self._shards(first):
+            if s.component == index:
+                c = s.collective
+                yield SentCollective(c.kind, c.direction, c.fixed_bytes, c.ranks, s.times)
 
 
 def _with_norms(local: LocalComponent, made: Partition) -> LocalComponent:
@@ -188,32 +247,10 @@ def _holdings(step: Step, made: Partition, devices: int) -> dict[str, Holding]:
 
 
 def _component(
-    made: Partition, index: int, holding: dict[str, Holding], plan: Plan, rows: int, stage: int,
-    ranks: Sequence[int],
-) -> ComponentExplanation:  # fmt: skip
-    local = made.components[index]
-    own = [holding[p.name] for p in local.component.parameters]
-    parts, first = plan.micro_rows(rows), local.layout.first
-    largest = max(stop - start for start, stop in parts)
-    collectives = [
-        SentCollective(c.kind, c.direction, c.payload(block), c.ranks, len(parts))
-        for c in local.collectives
-        for block in (_rows(c, local.layout, plan, largest, first),)
-    ]
-    summed: dict[int, int] = {}
-    for h in own:
-        if h.tensor.trainable and h.summed and h.parts == 1:
-            size = h.gradient_layout.data
-            summed[size] = summed.get(size, 0) + h.local_bytes
-    collectives += [
-        SentCollective("all_reduce", "gradient", n, size) for size, n in sorted(summed.items())
-    ]
-    collectives += [
-        SentCollective(c.kind, c.direction, c.fixed_bytes, c.ranks, s.times)
-        for s in shard_traffic(made, holding, plan.schedule, len(parts), first)
-        for c in (s.collective,)
-        if s.component == index
-    ]
+    applied: _Applied, index: int, stage: int, ranks: Sequence[int]
+) -> ComponentExplanation:
+    local = applied.made.components[index]
+    own = [applied.holding[p.name] for p in local.component.parameters]
     return ComponentExplanation(
         local.component.name,
         local.layout.data,
@@ -225,7 +262,7 @@ def _component(
         sum(h.tensor.bytes for h in own if h.placement.sharded and h.layout.tensor > 1),
         {h.tensor.name: "whole" if h.partial_gradient else str(h.placement) for h in own},
         dict(local.unsharded),
-        tuple(collectives),
+        tuple(applied.collectives(index)),
         stage,
         tuple(ranks[p] for p in local.layout.positions),
     )
@@ -248,20 +285,26 @@ def _edge(local: LocalComponent, item: Input, made: Partition, rows: int) -> Edg
     )  # fmt: skip
 
 
-def _rows(collective: Collective, layout: Layout, plan: Plan, rows: int, position: int) -> int:
-    """Rows of the data block at `position` that the payload counts; a rank without rows computes
-    one."""
-    if collective.kind == "send":  # counts rows of the blocks of another stage
-        return max(b - a for a, b in plan.row_ranges(rows, collective.data))
-    data = collective.data or layout.data
-    block = Layout(data, layout.devices // data, first=layout.first)
-    start, stop = plan.row_ranges(rows, block.data)[block.data_index(position)]
-    return stop - start if collective.data else max(1, stop - start)
-
-
 def text(explanation: Explanation) -> str:
     """The explanation for a reader: a line per component, what is cut how, what is sent, and why
     not."""
+    out = _head(explanation)
+    inputs: dict[str, list[EdgeExplanation]] = {}
+    for edge in explanation.edges:
+        inputs.setdefault(edge.target, []).append(edge)
+    stage = -1
+    for part in explanation.components:
+        out.append("")
+        if explanation.schedule and part.stage != stage:
+            stage = part.stage
+            out += [f"stage {stage} on ranks {', '.join(map(str, part.ranks))}", ""]
+        placements = [] if explanation.opaque else _placements(part)
+        out += _of_component(part, inputs.get(part.name, []), placements)
+    return "\n".join(out)
+
+
+def _head(explanation: Explanation) -> list[str]:
+    """What holds for the whole step."""
     out = [
         f"plan {explanation.plan} on {explanation.ranks} ranks, {explanation.rows} rows a step",
         f"parameter bytes per rank {_list(explanation.parameter_bytes_per_rank)}",
@@ -277,34 +320,31 @@ def text(explanation: Explanation) -> str:
     if explanation.micro_batches > 1:
         how = f", schedule {explanation.schedule}" if explanation.schedule else ""
         out.append(f"{explanation.micro_batches} micro-batches{how}")
-    inputs: dict[str, list[EdgeExplanation]] = {}
-    for edge in explanation.edges:
-        inputs.setdefault(edge.target, []).append(edge)
-    stage = -1
-    for part in explanation.components:
-        share = part.sharded_parameter_bytes / (part.parameter_bytes or 1)
-        over_tensor = f"{share:.0%} sharded over tensor ranks, " if part.tensor > 1 else ""
-        out.append("")
-        if explanation.schedule and part.stage != stage:
-            stage = part.stage
-            out += [f"stage {stage} on ranks {', '.join(map(str, part.ranks))}", ""]
+    return out
+
+
+def _of_component(
+    part: ComponentExplanation, inputs: Sequence[EdgeExplanation], placements: Sequence[str]
+) -> list[str]:
+    """Its layout and parameters, what it reads and sends."""
+    share = part.sharded_parameter_bytes / (part.parameter_bytes or 1)
+    over_tensor = f"{share:.0%} sharded over tensor ranks, " if part.tensor > 1 else ""
+    out = [
+        f"{part.name}  data({part.data}) x tensor({part.tensor}){_options(part)}  "
+        f"{part.parameter_bytes:,} bytes of parameters, {over_tensor}"
+        f"{part.parameter_bytes_per_rank:,} on a rank"
+    ]
+    for edge in inputs:
         out.append(
-            f"{part.name}  data({part.data}) x tensor({part.tensor}){_options(part)}  "
-            f"{part.parameter_bytes:,} bytes of parameters, {over_tensor}"
-            f"{part.parameter_bytes_per_rank:,} on a rank"
+            f"  <- {edge.value} from {edge.source}: {edge.bytes:,} bytes, {edge.have} to "
+            f"{edge.want}, collective {edge.collective}"
         )
-        for c in inputs.get(part.name, []):
-            out.append(
-                f"  <- {c.value} from {c.source}: {c.bytes:,} bytes, {c.have} to {c.want}, "
-                f"collective {c.collective}"
-            )
-        if not explanation.opaque:
-            out += _placements(part)
-        for t in part.collectives:
-            times = f", {t.times} times" if t.times > 1 else ""
-            on = "" if t.kind == "send" else f" on {t.ranks} ranks"
-            out.append(f"  {t.kind} of {t.bytes:,} bytes{on}, {t.direction}{times}")
-    return "\n".join(out)
+    out += placements
+    for c in part.collectives:
+        times = f", {c.times} times" if c.times > 1 else ""
+        on = "" if c.kind == "send" else f" on {c.ranks} ranks"
+        out.append(f"  {c.kind} of {c.bytes:,} bytes{on}, {c.direction}{times}")
+    return out
 
 
 def _options(part: ComponentExplanation) -> str:

@@ -24,8 +24,7 @@ from synchromesh.values.placement import REPLICATED as R
 from synchromesh.values.placement import Placement
 from synchromesh.values.traffic import Collective
 
-from .edges import edge_collectives
-from .kept import repeated
+from .analysis import why_replicated
 from .local import (
     CarryOutput,
     Communication,
@@ -37,9 +36,9 @@ from .local import (
     Partition,
     form_of,
     program_of,
+    repeated,
 )
-from .moves import move_collectives
-from .reasons import why_replicated
+from .moves import edge_collectives, move_collectives
 from .step_problem import Assignment, StepProblem
 from .subgraph import Subgraph, Tensor, origin, results_of, value_of
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from synchromesh.trace import meta
-from synchromesh.trace.capture.effects import normalises_batch
+from synchromesh.trace.capture.coupling import normalises_batch
 from synchromesh.trace.nodes import calls
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout, leaf_layouts

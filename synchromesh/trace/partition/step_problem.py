@@ -15,8 +15,7 @@ from synchromesh.values.layout import Layout
 from synchromesh.values.placement import Placement
 
 from .analysis import Analysis
-from .edges import edge_collectives
-from .moves import TABLE, move_collectives
+from .moves import TABLE, edge_collectives, move_collectives
 from .placement_problem import MovePrice, PlacementProblem, Port, Price, UnitOption, ValueFlow
 from .subgraph import Subgraph, Tensor, value_of
 

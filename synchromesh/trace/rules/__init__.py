@@ -1,6 +1,7 @@
 """Placement rules per operator family: `op_specs(op)` gives every valid combination of
 placements."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,6 @@ from . import (
     attention,
     convolution,
     elementwise,
-    fourier,
     indexing,
     loss,
     matrix,
@@ -25,7 +25,7 @@ from .operator import Operator, OpSpec, R, Rule, r
 
 RULES: dict[str, Rule] = {
     **matrix.RULES, **attention.RULES, **convolution.RULES, **normalise.RULES, **views.RULES,
-    **reduce.RULES, **indexing.RULES, **loss.RULES, **fourier.RULES,
+    **reduce.RULES, **indexing.RULES, **loss.RULES,
 }  # fmt: skip
 
 
@@ -44,21 +44,10 @@ def rule_of(op: Operator) -> Rule | None:
 
 
 def op_specs(op: Operator) -> list[OpSpec]:
-    """Every valid spec of the operator, each once. Replicated inputs are always among them.
-
-    A deterministic operator on replicated inputs gives replicated outputs, and as
-    vector-Jacobian products are linear in the gradient, partial gradients of the outputs give
-    partial gradients of the inputs."""
-    found = [OpSpec((R,) * len(op.inputs), (R,) * len(op.outputs))]
-    if not meta.effect(op.node) or op.name == "batch_norm":
-        if any(o.differentiable for o in op.outputs):
-            found.append(OpSpec((r,) * len(op.inputs), (r,) * len(op.outputs)))
-        rule = rule_of(op)
-        if rule is not None:
-            found += rule(op)
+    """Every valid spec of the operator, each once. Replicated inputs are always among them."""
     specs: dict[tuple[Any, Any], OpSpec] = {}
-    for each in found:
-        spec = _allowed(op, each)
+    for candidate in _candidates(op):
+        spec = _allowed(op, candidate)
         if spec is not None:
             specs.setdefault((spec.inputs, spec.outputs), spec)
     if op.name == "batch_norm" and op.constant("training"):
@@ -69,19 +58,35 @@ def op_specs(op: Operator) -> list[OpSpec]:
     return list(specs.values())
 
 
+def _candidates(op: Operator) -> Iterator[OpSpec]:
+    """All that may be valid, if sizes allow it.
+
+    A deterministic operator on replicated inputs gives replicated outputs, and as
+    vector-Jacobian products are linear in the gradient, partial gradients of the outputs give
+    partial gradients of the inputs."""
+    yield OpSpec((R,) * len(op.inputs), (R,) * len(op.outputs))
+    if meta.effect(op.node) and op.name != "batch_norm":
+        return
+    if any(o.differentiable for o in op.outputs):
+        yield OpSpec((r,) * len(op.inputs), (r,) * len(op.outputs))
+    rule = rule_of(op)
+    if rule is not None:
+        yield from rule(op)
+
+
 def _allowed(op: Operator, spec: OpSpec) -> OpSpec | None:
     """The spec with `r` where a gradient flows only; None if a tensor cannot be in its state."""
     flows = any(o.differentiable for o in op.outputs)
     inputs = tuple(
-        R if s.kind == "r" and not (flows and x.differentiable) else s
+        s if s.kind != "r" or (flows and x.differentiable) else R
         for s, x in zip(spec.inputs, op.inputs, strict=True)
     )
     outputs = tuple(
-        R if s.kind == "r" and not o.differentiable else s
+        s if s.kind != "r" or o.differentiable else R
         for s, o in zip(spec.outputs, op.outputs, strict=True)
     )
-    pairs = [*zip(inputs, op.inputs, strict=True), *zip(outputs, op.outputs, strict=True)]
-    if not all(x.allows(s, op.m) for s, x in pairs):
+    tensors, states = (*op.inputs, *op.outputs), (*inputs, *outputs)
+    if not all(x.allows(s, op.m) for x, s in zip(tensors, states, strict=True)):
         return None
     return replace(spec, inputs=inputs, outputs=outputs)
 

@@ -9,10 +9,19 @@ from torch.fx import Node
 from synchromesh.trace.nodes import by_operator, dim_of
 from synchromesh.values.placement import Placement, shard
 
-from .axis import TensorAxis
 from .elementwise import dim_state
-from .groups import group_states, spread
-from .operator import Emit, Operand, Operator, OpSpec, Replace, Rule, inside_rows
+from .operator import (
+    Emit,
+    Operand,
+    Operator,
+    OpSpec,
+    Replace,
+    Rule,
+    TensorAxis,
+    group_states,
+    inside_rows,
+    spread,
+)
 
 
 def attention(op: Operator) -> Iterator[OpSpec]:
@@ -25,35 +34,56 @@ def attention(op: Operator) -> Iterator[OpSpec]:
 
 
 def _specs(op: Operator) -> Iterator[OpSpec]:
-    q, k, v, out = op.tensor("query"), op.tensor("key"), op.tensor("value"), op.output
+    q, k, v = op.tensor("query"), op.tensor("key"), op.tensor("value")
     if len(q.shape) < 3 or not len(q.shape) == len(k.shape) == len(v.shape):
         return
-    n = len(out.shape)
-    mask = None if op.slot("attn_mask") is None else op.tensor("attn_mask")
-    heads, groups = q.shape[n - 3], k.shape[n - 3]
-    # what the mask broadcasts to
-    scores = Operand((*out.shape[:-1], k.shape[-2]), out.rows_dim, True, True)
-    for s in sorted({*out.states, *q.states, *k.states, *v.states}):
-        masked = None if mask is None or s.dim == n - 1 else dim_state(mask, scores, s)
-        if s.dim < n - 3 or (s.dim == n - 3 and heads == groups):
-            yield op.spec({"query": s, "key": s, "value": s, "attn_mask": masked}, s)
-        elif s.dim == n - 3 and s in q.states and not inside_rows(s):
-            yield op.spec({"query": s, "attn_mask": masked}, s, replace=_own_heads(op, s))
-        elif s.dim == n - 2 and not op.constant("is_causal"):
-            if s in q.states:
-                yield op.spec({"query": s, "attn_mask": masked}, s)
-        elif s.dim == n - 1 and s in v.states:
-            # every rank computes all scores, and must drop the same of them
-            yield op.spec({"value": s}, s, share=(1 + 1 / op.m) / 2, draws_alike=True)
+    for s in sorted({*op.output.states, *q.states, *k.states, *v.states}):
+        yield from _along(op, s)
+    heads, groups = q.shape[-3], k.shape[-3]
     if heads != groups and heads % groups == 0:
-        known = [(heads, x.cuts(n - 3)) for x in (q, out)]
-        known += [(groups, x.cuts(n - 3)) for x in (k, v)]
-        for s in group_states(groups, op.m, known):
-            own, read = spread(s, groups, heads, n - 3, op.m), s.at(n - 3)
-            masked = None if mask is None else dim_state(mask, scores, own)
-            yield op.spec({"query": own, "key": read, "value": read, "attn_mask": masked}, own)
+        yield from _by_groups(op, heads, groups)
     # the mask's gradient would need the scores of every value column: `r` above is its sum over
     # the shards
+
+
+def _along(op: Operator, s: Placement) -> Iterator[OpSpec]:
+    """The spec whose output is in the state `s`, where there is one."""
+    q, k, v = op.tensor("query"), op.tensor("key"), op.tensor("value")
+    masked = _mask_state(op, s)
+    match s.dim - len(op.output.shape):
+        case -1:
+            if s in v.states:
+                # every rank computes all scores, and must drop the same of them
+                yield op.spec({"value": s}, s, share=(1 + 1 / op.m) / 2, draws_alike=True)
+        case -2:
+            if s in q.states and not op.constant("is_causal"):
+                yield op.spec({"query": s, "attn_mask": masked}, s)
+        case -3 if q.shape[-3] != k.shape[-3]:
+            if s in q.states and not inside_rows(s):
+                yield op.spec({"query": s, "attn_mask": masked}, s, replace=_own_heads(op, s))
+        case _:
+            yield op.spec({"query": s, "key": s, "value": s, "attn_mask": masked}, s)
+
+
+def _by_groups(op: Operator, heads: int, groups: int) -> Iterator[OpSpec]:
+    """By groups of query heads that read one key head."""
+    dim = len(op.output.shape) - 3
+    known = [(heads, x.cuts(dim)) for x in (op.tensor("query"), op.output)]
+    known += [(groups, op.tensor(name).cuts(dim)) for name in ("key", "value")]
+    for s in group_states(groups, op.m, known):
+        own, read = spread(s, groups, heads, dim, op.m), s.at(dim)
+        masked = _mask_state(op, own)
+        yield op.spec({"query": own, "key": read, "value": read, "attn_mask": masked}, own)
+
+
+def _mask_state(op: Operator, state: Placement) -> Placement | None:
+    """That of the mask, which broadcasts to scores [.., h, L, S], where the output is in `state`;
+    None without a mask, and where the output is cut along the values' own dim."""
+    out = op.output
+    if op.slot("attn_mask") is None or state.dim == len(out.shape) - 1:
+        return None
+    scores = Operand((*out.shape[:-1], op.tensor("key").shape[-2]), out.rows_dim, True, True)
+    return dim_state(op.tensor("attn_mask"), scores, state)
 
 
 def _own_heads(op: Operator, state: Placement) -> Replace:

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from .groups import group_states, spread
-from .operator import Operator, OpSpec, P
+from .operator import Operator, OpSpec, P, group_states, spread
 
 SPATIAL = {
     "conv1d": 1, "conv2d": 2, "conv3d": 3, "conv_transpose1d": 1, "conv_transpose2d": 2,

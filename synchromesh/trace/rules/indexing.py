@@ -1,6 +1,7 @@
 """Rules for embeddings and for reading entries by index."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from math import inf, prod
 from typing import Any
 
@@ -14,8 +15,7 @@ from synchromesh.values.component import ITEM_BYTES
 from synchromesh.values.placement import shard
 from synchromesh.values.traffic import Collective
 
-from .axis import TensorAxis
-from .operator import ROWS, Emit, Operator, OpSpec, P, R, Rule
+from .operator import ROWS, Emit, Operator, OpSpec, P, R, Rule, TensorAxis
 
 
 def embedding(op: Operator) -> Iterator[OpSpec]:
@@ -56,7 +56,40 @@ def embedding_of_part(
     return found.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
-SUM, MEAN, MAX = 0, 1, 2  # aten's numbers for what becomes of the entries of a bag
+class BagMode:
+    """aten's numbers for what becomes of the entries of a bag."""
+
+    SUM, MEAN, MAX = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Which entries of a table are in which bag, as aten's embedding_bag is told."""
+
+    indices: Tensor  # of all bags, one after the other
+    offsets: Tensor  # where each bag begins
+    mode: int = BagMode.SUM
+    per_sample_weights: Tensor | None = None
+    include_last_offset: bool = False
+    padding_idx: int | None = None
+
+    @property
+    def count(self) -> int:
+        """How many bags there are."""
+        return len(self.offsets) - bool(self.include_last_offset)
+
+    def of_indices(self) -> Tensor:
+        """The bag of each index."""
+        places = torch.arange(
+            len(self.indices), dtype=self.offsets.dtype, device=self.offsets.device
+        )
+        return torch.searchsorted(self.offsets, places, right=True).to(torch.int64) - 1
+
+    def counted(self) -> Tensor:
+        """Whether each index is one of an entry, and no padding."""
+        if self.padding_idx is not None and self.padding_idx >= 0:
+            return self.indices != self.padding_idx
+        return torch.ones_like(self.indices, dtype=torch.bool)
 
 
 def embedding_bag(op: Operator) -> Iterator[OpSpec]:
@@ -64,7 +97,7 @@ def embedding_bag(op: Operator) -> Iterator[OpSpec]:
 
     The results behind the first one count indices and bags; `max_indices` has a column for each
     of the maxima."""
-    w, out, largest = op.tensor("weight"), op.output, op.constant("mode") == MAX
+    w, out, largest = op.tensor("weight"), op.output, op.constant("mode") == BagMode.MAX
     rest = (R,) * (len(op.outputs) - 1)
     for s in sorted(cut.at(1) for cut in w.cuts(1) | out.cuts(1)):
         if w.populated(s, op.m):
@@ -74,21 +107,17 @@ def embedding_bag(op: Operator) -> Iterator[OpSpec]:
         return
 
     def emit(to: Emit, given: dict[str, Any]) -> Node:
-        bags = {n: x for n, x in given.items() if n in BAG_ARGUMENTS}
+        bag_arguments = [field.name for field in fields(Bags)]
+        bags = {n: x for n, x in given.items() if n in bag_arguments}
         found = to.call(embedding_bag_of_part, to.axis, given["weight"], w.shape[0], **bags)
         return to.call(first_of, found, len(op.outputs))
 
     yield op.spec({"weight": shard(0)}, (P, *rest), replace=emit, collectives=_maxima(op))
 
 
-BAG_ARGUMENTS = (
-    "indices", "offsets", "mode", "per_sample_weights", "include_last_offset", "padding_idx",
-)  # fmt: skip
-
-
 def _maxima(op: Operator) -> tuple[Collective, ...]:
     """For the largest entries: a maximum of these and one of their places, for every column."""
-    if op.constant("mode") != MAX:
+    if op.constant("mode") != BagMode.MAX:
         return ()
     out = op.output
     count = prod(out.shape)
@@ -104,44 +133,30 @@ def first_of(x: Tensor, count: int) -> tuple[Tensor | None, ...]:
     return (x, *(None,) * (count - 1))
 
 
-def embedding_bag_of_part(
-    axis: TensorAxis,
-    weight: Tensor,
-    words: int,
-    indices: Tensor,
-    offsets: Tensor,
-    mode: int = SUM,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
-) -> Tensor:
-    """What this rank's part of a table of so many words contributes to each bag: the sums over
-    ranks are the bags.
+def embedding_bag_of_part(axis: TensorAxis, weight: Tensor, words: int, **given: Any) -> Tensor:
+    """What this rank's part of a table of so many words contributes to each of the bags (`Bags`)
+    that are given: the sums over ranks are the bags.
 
     A mean is a sum of entries over their number. A largest entry is contributed by the rank that
     has it, of equal ones by that of the first in the bag, whose gradient it gets."""
+    bags = Bags(**given)
     start, stop = shard(0).share(words, axis.size, axis.index)
-    counted = torch.ones_like(indices, dtype=torch.bool)
-    if padding_idx is not None and padding_idx >= 0:
-        counted = indices != padding_idx
-    mine = counted & (indices >= start) & (indices < stop)
-    local = (indices - start).masked_fill(~mine, 0)
-    places = torch.arange(len(indices), dtype=offsets.dtype, device=offsets.device)
-    bag = torch.searchsorted(offsets, places, right=True).to(torch.int64) - 1
-    bags = len(offsets) - bool(include_last_offset)
-    if mode == MAX:
-        return _largest_of_part(axis, F.embedding(local, weight), mine, bag, bags)
+    counted, bag = bags.counted(), bags.of_indices()
+    mine = counted & (bags.indices >= start) & (bags.indices < stop)
+    local = (bags.indices - start).masked_fill(~mine, 0)
+    if bags.mode == BagMode.MAX:
+        return _largest_of_part(axis, F.embedding(local, weight), mine, bag, bags.count)
     share = mine.to(weight.dtype)
-    if mode == MEAN:
-        entries = share.new_zeros(bags).index_add(0, bag, counted.to(share.dtype))
+    if bags.mode == BagMode.MEAN:
+        entries = share.new_zeros(bags.count).index_add(0, bag, counted.to(share.dtype))
         share = share / entries.clamp(min=1)[bag]
-    if per_sample_weights is not None:
-        share = share * per_sample_weights
-    found: Tensor = F.embedding_bag(
-        local, weight, offsets, mode="sum", per_sample_weights=share,
-        include_last_offset=include_last_offset,
+    if bags.per_sample_weights is not None:
+        share = share * bags.per_sample_weights
+    sums: Tensor = F.embedding_bag(
+        local, weight, bags.offsets, mode="sum", per_sample_weights=share,
+        include_last_offset=bags.include_last_offset,
     )  # fmt: skip
-    return found
+    return sums
 
 
 def _largest_of_part(
@@ -162,15 +177,14 @@ def _largest_of_part(
 
 def index(op: Operator) -> Iterator[OpSpec]:
     """table[.., i, j, ..]: dims of the table that no index reads; the indices are replicated."""
-    given = op.constant("indices")
-    slots = op.slots("indices")
+    given, slots = op.constant("indices"), op.slots("indices")
     read = [d for d, item in enumerate(given) if item is not None]
     table = op.tensor("self")
     if not read or read != list(range(read[0], read[-1] + 1)):
         return  # indices apart from each other: their dims move to the front
-    if any(slots[d] is None for d in read):
-        return
     chosen = [op.inputs[slot] for d in read if (slot := slots[d]) is not None]
+    if len(chosen) < len(read):
+        return
     made = max(len(x.shape) for x in chosen)
     shift = made - len(read)
     if len(op.output.shape) != len(table.shape) + shift:

@@ -12,43 +12,45 @@ from torch.fx import Node
 from synchromesh.values.placement import REPLICATED, shard
 from synchromesh.values.traffic import Collective
 
-from .axis import TensorAxis
-from .operator import ROWS, Emit, Operator, OpSpec, P
+from .operator import ROWS, Emit, Operator, OpSpec, P, TensorAxis
 from .reduce import mean_of_part
 
-MEAN, SUM = 1, 2  # aten's numbers for reductions
+
+class AtenReduction:
+    """aten's numbers for what a loss makes of its entries."""
+
+    NONE, MEAN, SUM = 0, 1, 2
 
 
 def cross_entropy(op: Operator) -> Iterator[OpSpec]:
     """By classes (replicated targets, class indices only), or by a dim behind them where nothing
     is averaged."""
-    logits, target = op.tensor("self"), op.tensor("target")
-    classes = 1 if len(logits.shape) > 1 else 0
-    if target.floating:
-        return
-    reduction = op.constant("reduction")
-    states = logits.states if op.slot("weight") is None else ()
-    if shard(classes) in states and logits.populated(shard(classes), op.m):
-
-        def emit(to: Emit, given: dict[str, Any]) -> Node:
-            return to.call(
-                cross_entropy_of_part, to.axis, given["self"], given["target"], reduction,
-                given.get("ignore_index", -100), given.get("label_smoothing", 0.0),
-                logits.shape[classes],
-            )  # fmt: skip
-
-        smooth = bool(op.constant("label_smoothing"))
-        yield op.spec(
-            {"self": shard(classes)},
-            REPLICATED,
-            replace=emit,
-            collectives=_collectives(op, smooth),
-        )
-    if reduction != MEAN and op.slot("weight") is None:
-        for s in logits.states:
+    target = op.tensor("target")
+    if not target.floating and op.slot("weight") is None:
+        yield from _by_classes(op)
+        reduction = op.constant("reduction")
+        for s in op.tensor("self").states if reduction != AtenReduction.MEAN else ():
             if s.dim > 1:
-                out = P if reduction == SUM else s.at(s.dim - 1)
+                out = P if reduction == AtenReduction.SUM else s.at(s.dim - 1)
                 yield op.spec({"self": s, "target": s.at(s.dim - 1)}, out)
+
+
+def _by_classes(op: Operator) -> Iterator[OpSpec]:
+    """Every rank has some of the classes, whose logits are [rows, classes, ...] or [classes]."""
+    logits = op.tensor("self")
+    dim = 1 if len(logits.shape) > 1 else 0
+    if shard(dim) not in logits.states or not logits.populated(shard(dim), op.m):
+        return
+
+    def emit(to: Emit, given: dict[str, Any]) -> Node:
+        return to.call(
+            cross_entropy_of_part, to.axis, given["self"], given["target"],
+            op.constant("reduction"), given.get("ignore_index", -100),
+            given.get("label_smoothing", 0.0), logits.shape[dim],
+        )  # fmt: skip
+
+    sent = _collectives(op, bool(op.constant("label_smoothing")))
+    yield op.spec({"self": shard(dim)}, REPLICATED, replace=emit, collectives=sent)
 
 
 def _collectives(op: Operator, smooth: bool) -> tuple[Collective, ...]:
@@ -94,24 +96,24 @@ def cross_entropy_of_part(
         each = each - smoothing / classes * total[2]
     ignored = target == ignore_index
     each = each.masked_fill(ignored, 0)
-    if reduction == MEAN:
+    if reduction == AtenReduction.MEAN:
         each = each.sum() / (~ignored).sum()
-    return each.sum() if reduction == SUM else each
+    return each.sum() if reduction == AtenReduction.SUM else each
 
 
 def distance(op: Operator) -> Iterator[OpSpec]:
     """mse, l1, smooth l1, huber, binary cross-entropy: elementwise, then none, sum or mean
     (partial)."""
-    reduction = op.constant("reduction", MEAN)
+    reduction = op.constant("reduction", AtenReduction.MEAN)
     x = op.inputs[0]
     if any(y.shape != x.shape for y in op.inputs):
         return
     for s in sorted({s for y in op.inputs for s in y.states}):
         same = dict.fromkeys(range(len(op.inputs)), s)
-        if reduction == MEAN and x.populated(s, op.m):
+        if reduction == AtenReduction.MEAN and x.populated(s, op.m):
             yield op.spec(same, P, replace=mean_of_part(op, x, s))
-        elif reduction != MEAN:
-            yield op.spec(same, P if reduction == SUM else s)
+        elif reduction != AtenReduction.MEAN:
+            yield op.spec(same, P if reduction == AtenReduction.SUM else s)
 
 
 DISTANCES = (

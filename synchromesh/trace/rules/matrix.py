@@ -6,7 +6,7 @@ from synchromesh.trace.nodes import by_operator
 from synchromesh.values.placement import Placement
 
 from .elementwise import dim_state
-from .operator import Operator, OpSpec, P, Rule, r
+from .operator import Operator, OpSpec, P, Rule
 
 
 def linear(op: Operator) -> Iterator[OpSpec]:
@@ -78,25 +78,25 @@ def baddbmm(op: Operator) -> Iterator[OpSpec]:
 def einsum(op: Operator) -> Iterator[OpSpec]:
     """Any letter: inputs that have it are sharded there, the others replicated; partial when it is
     summed over."""
-    equation = op.constant("equation").replace(" ", "")
-    if "." in equation or "->" not in equation:
-        return
-    left, right = equation.split("->")
-    terms = left.split(",")
+    terms, made = _einsum_terms(op)
+    for letter in sorted(set().union(*terms.values())):
+        dims = {slot: term.index(letter) for slot, term in terms.items() if letter in term}
+        for s in sorted(set().union(*(op.inputs[slot].cuts(d) for slot, d in dims.items()))):
+            output = s.at(made.index(letter)) if letter in made else P
+            yield op.spec({slot: s.at(d) for slot, d in dims.items()}, output)
+
+
+def _einsum_terms(op: Operator) -> tuple[dict[int, str], str]:
+    """The letters of each input's dims, by its slot, and of the output's; no inputs for equations
+    with an ellipsis, an implicit output or a diagonal."""
+    inputs, arrow, made = op.constant("equation").replace(" ", "").partition("->")
+    terms = inputs.split(",")
     slots = [s for s in op.slots("tensors") if s is not None]
-    if len(slots) != len(terms) or any(len(set(t)) != len(t) for t in (*terms, right)):
-        return
-    for letter in sorted({c for t in terms for c in t}):
-        found: set[Placement] = set()
-        for slot, term in zip(slots, terms, strict=True):
-            if letter in term:
-                found |= op.inputs[slot].cuts(term.index(letter))
-        for s in sorted(found):
-            states = {
-                slot: s.at(t.index(letter)) if letter in t else r
-                for slot, t in zip(slots, terms, strict=True)
-            }
-            yield op.spec(states, s.at(right.index(letter)) if letter in right else P)
+    if "." in inputs + made or not arrow or len(slots) != len(terms):
+        return {}, made
+    if any(len(set(term)) < len(term) for term in (*terms, made)):
+        return {}, made
+    return dict(zip(slots, terms, strict=True)), made
 
 
 RULES: dict[str, Rule] = by_operator({

@@ -7,8 +7,7 @@ from torch.fx import Node
 
 from synchromesh.trace.nodes import by_operator
 
-from .groups import group_states, spread
-from .operator import Emit, Operator, OpSpec, Rule
+from .operator import Emit, Operator, OpSpec, Rule, group_states, spread
 
 
 def layer_norm(op: Operator) -> Iterator[OpSpec]:

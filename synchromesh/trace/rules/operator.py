@@ -1,4 +1,5 @@
-"""An operator as placement rules see it, and its specs: valid combinations of placements.
+"""An operator as placement rules see it, and its specs: valid combinations of placements; and the
+tensor axis that local operators run on.
 
 A rule is a function from an operator to its specs. Each spec must be right for value and
 gradient: with the inputs in the states it names, the local operator gives outputs in the states
@@ -8,21 +9,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from operator import floordiv
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from synchromesh.trace.nodes import OperatorCall
 from synchromesh.values.component import ITEM_BYTES, Value
-from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement, shard
+from synchromesh.values.placement import (
+    REPLICATED,
+    REPLICATED_PARTIAL_GRADIENT,
+    Placement,
+    shard,
+    shard_units,
+)
 from synchromesh.values.traffic import Collective
-
-from .axis import TensorAxis
 
 # batch rows in concrete shapes: a prime, so that no other size is confused with it
 ROWS = 1_000_003
-MOST_SEGMENTS = 16  # of a sharded dimension: chosen, not measured; bounds the number of specs
 # types that ranks can add up: the others are counts and masks, or too coarse for a sum (float8)
 SUMMABLE = (
     "float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32",
@@ -46,6 +51,9 @@ class Operand:
     rows_proved: bool = True  # and in an order that is proved
     border: bool = False  # it comes from another component
 
+    # of a sharded dimension: chosen, not measured; bounds the number of specs
+    MOST_SEGMENTS: ClassVar[int] = 16
+
     def allows(self, state: Placement, m: int) -> bool:
         """Whether the tensor can be in `state` over m ranks (batch rows are never sharded)."""
         if state.kind == "R" or not self.sized:
@@ -54,14 +62,16 @@ class Operand:
             return self.differentiable
         if state.kind == "P":
             return self.floating
+        return self.regular and state.dim < len(self.shape) and self._divides(state, m)
+
+    def _divides(self, state: Placement, m: int) -> bool:
+        """Whether the tensor can be cut along one of its dimensions as `state` says."""
         inner = inside_rows(state)
         if inner and (self.border or not self.rows_proved):
             return False
         return (
-            self.regular
-            and state.dim < len(self.shape)
-            and (state.dim == self.rows_dim) == inner
-            and (state.segments // ROWS if inner else state.segments) <= MOST_SEGMENTS
+            (state.dim == self.rows_dim) == inner
+            and (state.segments // ROWS if inner else state.segments) <= self.MOST_SEGMENTS
             and self.shape[state.dim] > 0
             and state.fits(self.shape, m)
         )
@@ -105,6 +115,75 @@ def operand(value: Value, states: tuple[Placement, ...] = ()) -> Operand:
     rows_dim = None if value.rows is None else value.rows.dim
     floating, item = value.dtype in SUMMABLE, ITEM_BYTES[value.dtype]
     return Operand(concrete(value), rows_dim, value.differentiable, floating, item, states)
+
+
+# -- groups ------------------------------------------------------------------------------
+#
+# Dimensions that are made of equal groups of neighbours, which stay together on a rank: channels
+# of grouped operators, query heads that share a key head. A state is found for the groups; each
+# tensor's own has as many units, a group's entries in each:
+#
+#     2 groups of 3 channels on 2 ranks    groups 0 1    S(0)       channels 0 1 2 | 3 4 5    S(1)
+#     3 groups of 2 channels on 2 ranks    groups 0 1 | 2    S(0)    0 1 2 3 | 4 5    S(1, 1, 2)
+
+
+def group_states(
+    groups: int, m: int, known: Iterable[tuple[int, Iterable[Placement]]]
+) -> list[Placement]:
+    """States of a dimension with an entry for each of the groups, over m ranks.
+
+    known: lengths of dimensions that are made of the groups, and states that shard them."""
+    found = {shard(0)}
+    for length, states in known:
+        inner = length // groups
+        for s in states:
+            if s.even(length, m):
+                found.add(shard(0, s.segments))
+            elif s.unit % inner == 0:
+                found.add(shard(0, s.segments, s.unit // inner))
+    return sorted(s for s in found if s.fits((groups,), m))
+
+
+def spread(state: Placement, groups: int, length: int, dim: int, m: int) -> Placement:
+    """The state of dimension `dim`, of so many entries, in which each of m ranks has the groups
+    that it has in `state`."""
+    return shard_units(length, m, dim, state.segments, state.unit * (length // groups))
+
+
+# -- what a local operator runs on, and how it is written ---------------------------------
+
+
+class TensorAxis(Protocol):
+    """What a local graph may ask of the ranks that share its rows; the engine implements it."""
+
+    size: int  # ranks on the axis
+    index: int  # this rank's place among them
+
+    def move(self, x: Tensor, source: str, target: str, length: int = 0) -> Tensor:
+        """`x` from one placement to another, value and gradient (table in docs/design.md).
+
+        length: entries of the dimension that the source shards; 0: size times those of `x`."""
+
+    def maximum(self, x: Tensor) -> Tensor:
+        """The elementwise largest of the ranks' `x`, without gradient."""
+
+    def stream(self, key: int, sharded: bool, rows: bool) -> None:
+        """Seeds the default generator for random operator `key`; `sharded`: bits differ along
+        the axis; `rows`: and with the rows of the batch."""
+
+    def batch_norm(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        """Batch norm in training mode: the engine decides over which rows its statistics are
+        taken."""
 
 
 SECOND_FACTOR = {
@@ -219,29 +298,33 @@ class Operator(OperatorCall):
                 inputs[slot] = state
         outputs = output if isinstance(output, tuple) else (output,) * len(self.outputs)
         if share is None:
-            pairs = (
-                *zip(self.inputs, inputs, strict=True),
-                *zip(self.outputs, outputs, strict=True),
+            tensors, all_states = (*self.inputs, *self.outputs), (*inputs, *outputs)
+            shares = (
+                x.share(s, self.m)
+                for x, s in zip(tensors, all_states, strict=True)
+                if s.sharded and x.allows(s, self.m)
             )
-            share = max(
-                (x.share(s, self.m) for x, s in pairs if s.sharded and x.allows(s, self.m)),
-                default=1.0,
-            )
+            share = max(shares, default=1.0)
         return OpSpec(tuple(inputs), outputs, share, **rest)
 
     def mapped(self, dims: list[int | None], linear: bool = True, **rest: Any) -> Iterator[OpSpec]:
         """Specs of an operator whose input dim d becomes output dim `dims[d]` with all its entries
         in order; None: it works along d. linear: f(x + y) = f(x) + f(y)."""
-        states = set(self.inputs[0].states)
-        back = {to: d for d, to in enumerate(dims) if to is not None}
-        for made in self.outputs:
-            states |= {s.at(back[s.dim]) for s in made.states if s.dim in back}
-        for state in sorted(states):
+        for state in self.mapped_states(dims):
             to = dims[state.dim]
             if to is not None:
                 yield self.spec({0: state}, state.at(to), **rest)
         if linear and all(o.floating for o in self.outputs):
             yield self.spec({0: P}, P, share=1.0)
+
+    def mapped_states(self, dims: list[int | None]) -> list[Placement]:
+        """The states in question for the first input, where its dim d becomes output dim
+        `dims[d]`: its own, and those of the outputs."""
+        states = set(self.inputs[0].states)
+        back = {to: d for d, to in enumerate(dims) if to is not None}
+        for made in self.outputs:
+            states |= {s.at(back[s.dim]) for s in made.states if s.dim in back}
+        return sorted(states)
 
     def along(self, *dims: int, linear: bool = False) -> Iterator[OpSpec]:
         """Specs of an operator that works along these dims, and leaves the others apart."""

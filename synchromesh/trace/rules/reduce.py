@@ -1,4 +1,4 @@
-"""Rules for reductions and for operators along one dimension."""
+"""Rules for reductions, for operators along one dimension, and for Fourier transforms."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,33 +8,32 @@ from torch.fx import Node
 from synchromesh.trace.nodes import by_operator, dim_of, dims_of
 from synchromesh.values.placement import Placement
 
-from .axis import TensorAxis
-from .operator import Emit, Operand, Operator, OpSpec, P, Rule, local_entries
+from .operator import Emit, Operand, Operator, OpSpec, P, Rule, TensorAxis, local_entries
 
 
 def reduction(op: Operator) -> Iterator[OpSpec]:
     """Kept dims pass; a sum or mean over a sharded dim is partial."""
-    x = op.inputs[0]
-    given = op.constant("dim")
-    given = range(len(x.shape)) if given is None or given == [] else given
-    gone = set(dims_of(given, len(x.shape)))
-    keep = bool(op.constant("keepdim", False))
-    left = [d for d in range(len(x.shape)) if d not in gone]
-    dims = {d: d if keep else left.index(d) for d in left}
-    back = {to: d for d, to in dims.items()}
-    states = set(x.states)
-    for made in op.outputs:
-        states |= {s.at(back[s.dim]) for s in made.states if s.dim in back}
-    for s in sorted(states):
-        if s.dim in dims:
+    x, dims = op.inputs[0], _kept_dims(op)
+    for s in op.mapped_states(dims):
+        to = dims[s.dim]
+        if to is not None:
             if op.name not in ("var", "std") or x.populated(s, op.m):  # warnings of nothing
-                yield op.spec({0: s}, s.at(dims[s.dim]))
+                yield op.spec({0: s}, s.at(to))
         elif op.name == "sum" and op.output.floating:
             yield op.spec({0: s}, P)
         elif op.name == "mean" and x.populated(s, op.m):
             yield op.spec({0: s}, P, replace=mean_of_part(op, x, s))
     if op.name in ("sum", "mean") and op.output.floating and x.floating:
         yield op.spec({0: P}, P, share=1.0)
+
+
+def _kept_dims(op: Operator) -> list[int | None]:
+    """For every dim of the input its place in the output; None: it is reduced."""
+    dims = range(len(op.inputs[0].shape))
+    given = op.constant("dim")
+    gone = set(dims if given is None or given == [] else dims_of(given, len(dims)))
+    left = list(dims) if op.constant("keepdim", False) else [d for d in dims if d not in gone]
+    return [None if d in gone else left.index(d) for d in dims]
 
 
 def mean_of_part(
@@ -65,13 +64,29 @@ def along(op: Operator) -> Iterator[OpSpec]:
     yield from op.along(dim_of(op.constant("dim", -1), len(op.inputs[0].shape)))
 
 
+def transform(op: Operator) -> Iterator[OpSpec]:
+    """Transforms along one dim (`dim`), two or several; shifts, which move entries along `dim`."""
+    n = len(op.inputs[0].shape)
+    given, sizes = op.constant("dim"), op.constant("s")
+    if given is None:  # the last dims, as many as there are sizes
+        given = range(n) if sizes is None else range(n - len(sizes), n)
+    yield from op.on_entries(op.along(*dims_of(given, n), linear=True))
+
+
 REDUCTIONS = (
     "sum", "mean", "amax", "amin", "argmax", "argmin", "var", "std", "logsumexp", "prod", "any",
     "all", "norm",
 )  # fmt: skip
+FOURIER = [
+    f"fft_{kind}{dims}"
+    for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+    for dims in ("", "2", "n")
+]
 RULES: dict[str, Rule] = {
     **by_operator({
         along: "cumsum cumprod sort argsort topk",
+        transform: "fft_fftshift fft_ifftshift",
     }),
     **dict.fromkeys(REDUCTIONS, reduction),
+    **dict.fromkeys(FOURIER, transform),
 }  # fmt: skip

@@ -24,8 +24,7 @@ from torch.fx import Node
 from synchromesh.trace.nodes import by_operator, dim_of, dims_of
 from synchromesh.values.placement import Placement, shard
 
-from .groups import group_states, spread
-from .operator import Emit, Operator, OpSpec, P, Replace, Rule, inside_rows
+from .operator import Emit, Operator, OpSpec, P, Replace, Rule, group_states, inside_rows, spread
 
 aten = torch.ops.aten
 SIZES = ("size", "shape", "sizes")  # names of the argument, of one view or another

@@ -20,7 +20,7 @@ from synchromesh.planner.demand import collectives_of
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.planner.uniform import Uniform, uniform
 from synchromesh.trace.capture.capture import trace
-from synchromesh.trace.partition.edges import edge_collectives
+from synchromesh.trace.partition.moves import edge_collectives
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout

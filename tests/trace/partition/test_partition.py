@@ -21,9 +21,10 @@ from torch.nn import functional as F
 
 from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.nodes import draws
-from synchromesh.trace.partition.edges import edge_collectives
+from synchromesh.trace.partition.analysis import obstacle
 from synchromesh.trace.partition.local import structure
 from synchromesh.trace.partition.localise import localise
+from synchromesh.trace.partition.moves import edge_collectives
 from synchromesh.trace.partition.partition import (
     Analysis,
     Partition,
@@ -32,7 +33,6 @@ from synchromesh.trace.partition.partition import (
     problem_of,
 )
 from synchromesh.trace.partition.placement_problem import Price
-from synchromesh.trace.partition.reasons import obstacle
 from synchromesh.trace.partition.step_problem import StepProblem
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout

@@ -11,7 +11,7 @@ from torch import Tensor
 from synchromesh.trace.nodes import by_operator, dims_of
 
 from ..row_layout import Case, Irregular, RowLayout
-from .identities import evaluated
+from .trial import evaluated
 
 NOTHING = torch.empty(0, dtype=torch.int64)
 

@@ -12,15 +12,8 @@ from torch.fx import Node
 from synchromesh.trace import meta
 from synchromesh.trace.nodes import by_operator, dims_of
 
-from ..masks import evaluate
 from ..row_layout import Case, RowLayout, RowOperand
-from .identities import evaluated
-
-
-def known(node: Node, rows: int) -> Tensor | None:
-    """What a tensor holds that depends on the number of rows alone."""
-    found = evaluate(node.graph, node, {}, rows)
-    return None if found is None else found.cpu()
+from .trial import evaluated, known
 
 
 def content(case: Case, operand: RowOperand, rows: int) -> Tensor:

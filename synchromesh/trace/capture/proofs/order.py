@@ -21,7 +21,7 @@ from synchromesh.trace.nodes import all_arguments, by_operator, described, short
 from synchromesh.trace.rules.elementwise import FILLING
 
 from ..row_layout import Case, Irregular, Order, RowLayout, RowOperand
-from .indexing import known
+from .trial import known
 
 Found = RowLayout | Order | None  # in order, in another one, or not proved
 Prove = Callable[[Case], RowLayout]
@@ -142,38 +142,57 @@ def put_back(case: Case) -> Found:
     (base, _, values), order = case.operands, order_of_index(case)
     if order is None or order.kind != "places" or values.rank != base.rank:
         return None
-    found, count = in_order(values, order), order.layout.count
+    made = in_order(values, order)
     if case.constant("accumulate") or case.name == "index_add":
-        if not found or not isinstance(base.rows, RowLayout) or case.constant("alpha", 1) != 1:
-            return None
-        segments = {s for s in base.layout.segments & found.segments if not count // s % order.per}
-        return case.result.with_segments(segments) if segments and not base.layout.dim else None
-    if order.per > 1 or found is not None:
-        return found if order.per == 1 else None
+        return None if made is None else added(case, base, made, order)
+    if order.per > 1:
+        return None
+    return made or (replace(order, kind="inverse") if are_places(values, order) else None)
+
+
+def added(case: Case, base: RowOperand, made: RowLayout, order: Order) -> Found:
+    """Values in order, some for each entry of `base`, are added to that entry."""
+    if not isinstance(base.rows, RowLayout) or case.constant("alpha", 1) != 1 or base.layout.dim:
+        return None
+    count = order.layout.count
+    segments = {s for s in base.layout.segments & made.segments if not count // s % order.per}
+    return case.result.with_segments(segments) if segments else None
+
+
+def are_places(values: RowOperand, order: Order) -> bool:
+    """Whether values are 0, 1, ... for all entries of an order, whatever the number of rows."""
     for rows in (1, 2, 3):
         line = known(values.node, rows)
-        if line is None or not torch.equal(line, torch.arange(count * rows)):
-            return None
-    return replace(order, kind="inverse")
+        if line is None or not torch.equal(line, torch.arange(order.layout.count * rows)):
+            return False
+    return True
 
 
 def grouped(case: Case) -> Found:
     """grouped_mm: each entry by the weight of its own group, where entries are sorted by group and
     the groups end where running counts of the same ids 0, 1, ... say."""
-    if not isinstance(ends := case.arguments.get("offs"), Node):
+    order, ends = case.first.order, case.arguments.get("offs")
+    if not isinstance(ends, Node) or order is None or order.kind != "values":
         return None
-    order, total = case.first.order, content_of(ends)
-    counts = content_of(total.args[0]) if short_name(total) == "cumsum" else total
-    wanted = short_name(counts) == "histc" and counts is not total
-    if order is None or order.kind != "values" or not wanted:
+    total = content_of(ends)
+    counts = content_of(total.args[0]) if short_name(total) == "cumsum" else None
+    if counts is None or short_name(counts) != "histc":
         return None
-    given, by = all_arguments(counts), order.by
-    ids, groups = content_of(given["self"]), int(case.operands[1].sizes[0])
-    same = ids is by.args[0] or (ids.target is operator.getitem and ids.args == (by, 0))
-    bounds = [given[name] for name in ("bins", "min", "max")] == [groups, 0, groups - 1]
-    others = any(e.rows is not None for e in case.operands[1:]) or all_arguments(by)["descending"]
-    meta.grouped.set(case.node, same and bounds and not others)
+    groups = int(case.operands[1].sizes[0])
+    others = any(e.rows is not None for e in case.operands[1:])
+    descending = all_arguments(order.by)["descending"]
+    meta.grouped.set(
+        case.node, counts_sorted(counts, order.by, groups) and not (others or descending)
+    )
     return order if meta.grouped(case.node) else None
+
+
+def counts_sorted(counts: Node, by: Node, groups: int) -> bool:
+    """Whether a histogram has a bin for each of the groups, and is of the ids that `by` sorts."""
+    given = all_arguments(counts)
+    ids = content_of(given["self"])
+    same = ids is by.args[0] or (ids.target is operator.getitem and ids.args == (by, 0))
+    return same and [given[name] for name in ("bins", "min", "max")] == [groups, 0, groups - 1]
 
 
 def content_of(node: Any) -> Node:

@@ -1,27 +1,129 @@
-"""The proof of last resort: an operator of no known family is tried on random tensors.
+"""Proofs by trial: an operator is run on small tensors, for several numbers of rows.
 
-Of three rows it must compute what it computes of the first alone, and of the other two."""
+One that only takes entries from one place to another is run on row identities, which hold the
+number of the row in place of its content: how they lie in what it makes is how the rows lie.
 
+The last resort, for an operator of no known family, are random tensors: of three rows it must
+compute what it computes of the first alone, and of the other two."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
 from synchromesh.trace import meta
 
+from ..masks import evaluate
 from ..row_layout import Case, RowLayout, RowOperand
-from .indexing import known
 
-ROWS = 3
-BLOCKS = ((0, 1), (1, 3))
-MOST_ENTRIES = 2**24  # of the tensors that are tried, all together: chosen, not measured
+Run = Callable[[dict[int, Tensor], int], Any]  # identities by operand, rows -> the result
+
+
+@dataclass(frozen=True)
+class TrialSizes:
+    """On how much an operator is tried. Chosen, not measured."""
+
+    rows: tuple[int, ...] = (2, 3, 5)  # of identities, and a number beyond all constants
+    most_rows: int = 1009  # however large these constants are
+    combinations: int = 64  # of the inputs' numbers of segments; one of each input where more
+    of_all: int = 3  # rows of random tensors
+    blocks: tuple[tuple[int, int], ...] = ((0, 1), (1, 3))  # of those rows, from and to
+    most_entries: int = 2**24  # of the random tensors, all together
+
+
+SIZES = TrialSizes()
+
+
+def known(node: Node, rows: int) -> Tensor | None:
+    """What a tensor holds that depends on the number of rows alone."""
+    found = evaluate(node.graph, node, {}, rows)
+    return None if found is None else found.cpu()
+
+
+def identities(layout: RowLayout, segments: int, rank: int, rows: int) -> Tensor:
+    """The numbers of rows along the dim of the rows, size 1 along all others."""
+    shape = [-1 if d == layout.dim else 1 for d in range(rank)]
+    return line(layout.count, segments, rows).reshape(shape)
+
+
+def line(count: int, segments: int, rows: int) -> Tensor:
+    """segments x rows x inner numbers of rows."""
+    return torch.arange(rows).repeat_interleave(count // segments).repeat(segments)
+
+
+def read(found: Tensor, layout: RowLayout, rows: int) -> int | None:
+    """In how many segments the identities lie; None where they lie otherwise."""
+    lines = found.movedim(layout.dim, -1).reshape(-1, found.shape[layout.dim])
+    if lines.shape[1] != layout.count * rows or not bool((lines == lines[:1]).all()):
+        return None
+    for segments in sorted(layout.in_any_order.segments):
+        if torch.equal(lines[0], line(layout.count, segments, rows)):
+            return segments
+    return None
+
+
+def evaluated(case: Case, run: Run, operands: list[RowOperand]) -> RowLayout | None:
+    """The layout that `run` shows whatever the number of rows, None where it shows none.
+
+    operands: those whose identities `run` takes, all with rows."""
+    choices = [sorted(e.layout.segments) for e in operands]
+    if prod(map(len, choices)) > SIZES.combinations:
+        choices = [c[:1] for c in choices]
+    shown = {n for each in product(*choices) if (n := segments_of(case, run, operands, each))}
+    return case.result.with_segments(shown) if shown else None
+
+
+def segments_of(
+    case: Case, run: Run, operands: list[RowOperand], given: tuple[int, ...]
+) -> int | None:
+    """In how many segments the rows of the result lie, where those of the operands lie in `given`
+    segments; None where that depends on the number of rows, or they lie otherwise."""
+    seen = set()
+    for rows in (*SIZES.rows, beyond(case)):
+        tensors = {
+            id(e): identities(e.layout, s, e.rank, rows)
+            for e, s in zip(operands, given, strict=True)
+        }
+        try:
+            with torch.no_grad():
+                found = run(tensors, rows)
+        except (RuntimeError, IndexError, TypeError, ValueError):
+            return None  # it does not work on dimensions of size 1
+        if isinstance(found, tuple | list):
+            found = found[case.index]
+        seen.add(read(found, case.result, rows) if found.dim() == case.rank else None)
+    return seen.pop() if len(seen) == 1 else None
+
+
+def beyond(case: Case) -> int:
+    """A number of rows above all constants of the operator, where that is possible."""
+    largest = max((abs(c) for c in constants(case.arguments)), default=5)
+    return min(SIZES.most_rows, 2 + largest)
+
+
+def constants(given: Any) -> Iterator[int]:
+    """The integers among an operator's arguments, but for those that stand for no bound."""
+    if isinstance(given, dict):
+        given = list(given.values())
+    if isinstance(given, list | tuple):
+        for each in given:
+            yield from constants(each)
+    elif isinstance(given, int) and not isinstance(given, bool) and abs(given) < SIZES.most_rows:
+        yield given
+
+
+# -- random tensors ----------------------------------------------------------------------
 
 
 def tried(case: Case) -> RowLayout:
     """The layout that the inputs have in common, if what is made of blocks confirms it."""
     regular = [e for e in case.with_rows if isinstance(e.rows, RowLayout)]
-    if not regular or sum(prod(e.shape(ROWS)) for e in case.operands) > MOST_ENTRIES:
+    if not regular or sum(prod(e.shape(SIZES.of_all)) for e in case.operands) > SIZES.most_entries:
         raise case.unproved()
     layout = case.shared_layout(regular)
     for segments in layout.segments:
@@ -37,8 +139,8 @@ def blocks_agree(case: Case, segments: int) -> bool:
     """Whether the operator makes of each block of rows that block of what it makes of all."""
     generator = torch.Generator().manual_seed(0)
     drawn = {id(e): random_of(e, generator) for e in case.operands}
-    of_all = run(case, drawn, ROWS)
-    for start, stop in BLOCKS:
+    of_all = run(case, drawn, SIZES.of_all)
+    for start, stop in SIZES.blocks:
         inputs = {
             id(e): part(drawn[id(e)], e.rows, segments, start, stop)
             if isinstance(e.rows, RowLayout)
@@ -54,7 +156,7 @@ def blocks_agree(case: Case, segments: int) -> bool:
 
 def random_of(operand: RowOperand, generator: torch.Generator) -> Tensor:
     """Random entries for an operand, zeros and ones for counts and masks."""
-    val, shape = meta.val(operand.node), operand.shape(ROWS)
+    val, shape = meta.val(operand.node), operand.shape(SIZES.of_all)
     if val.dtype.is_floating_point:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
     return torch.randint(0, 2, shape, generator=generator).to(val.dtype)
@@ -62,7 +164,7 @@ def random_of(operand: RowOperand, generator: torch.Generator) -> Tensor:
 
 def part(x: Tensor, layout: RowLayout, segments: int, start: int, stop: int) -> Tensor:
     """The rows [start, stop)."""
-    apart: Tensor = x.unflatten(layout.dim, (segments, ROWS, layout.count // segments))
+    apart: Tensor = x.unflatten(layout.dim, (segments, SIZES.of_all, layout.count // segments))
     return apart[(slice(None),) * (layout.dim + 1) + (slice(start, stop),)].flatten(
         layout.dim, layout.dim + 2
     )

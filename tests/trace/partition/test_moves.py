@@ -3,7 +3,7 @@ sends."""
 
 import pytest
 
-from synchromesh.trace.partition.edges import edge_collectives
+from synchromesh.trace.partition.moves import edge_collectives
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import parse
