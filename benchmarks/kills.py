@@ -22,8 +22,9 @@ import torch
 import torch.distributed as dist
 
 from synchromesh.checkpoint.checkpoint import load, save, verify
-from synchromesh.checkpoint.local_tensor import LocalTensor, full_box
+from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.engine.groups import World
+from synchromesh.values.boxes import full_box
 from synchromesh.values.placement import shard
 
 SHAPE = (256, 512)

@@ -8,8 +8,8 @@
 
 A shard is a box, so that any ranks can load from any: loading is intersecting the wanted boxes
 with the stored ones. A box that several ranks have is written by one of them. Nothing that is
-read is trusted: the manifest is checked first, then the index (index.py), and pickled objects
-are refused. torch's own tools read these folders too (`torch.distributed.checkpoint.load`,
+read is trusted: the manifest is checked first, then the index (stored_boxes.py), and pickled
+objects are refused. torch's own tools read these folders too (`torch.distributed.checkpoint.load`,
 `format_utils.dcp_to_torch_save`)."""
 
 import json
@@ -28,10 +28,9 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from synchromesh.checkpoint import manifest
 from synchromesh.checkpoint.agreement import agreed, on_first
-from synchromesh.checkpoint.box_plans import BoxReader, BoxWriter
-from synchromesh.checkpoint.index import IndexReader, described
 from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.manifest import CheckpointError, check_writable, newest, verify
+from synchromesh.checkpoint.stored_boxes import BoxReader, BoxWriter, IndexReader, described
 from synchromesh.engine.groups import Group, World
 
 __all__ = ["CheckpointError", "check_writable", "load", "newest", "read_extra", "save", "verify"]

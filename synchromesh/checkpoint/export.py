@@ -22,11 +22,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from synchromesh.checkpoint.local_tensor import LocalTensor, full_box
+from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.manifest import CheckpointError, sync
 from synchromesh.checkpoint.switch import redistribute
 from synchromesh.values import document
-from synchromesh.values.placement import Box
+from synchromesh.values.boxes import Box, full_box
 
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",

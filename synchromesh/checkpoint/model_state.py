@@ -10,16 +10,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from synchromesh.checkpoint.initial import initial_values
-from synchromesh.checkpoint.local_tensor import LocalTensor, box_view, full_box, local_shape
+from synchromesh.checkpoint.local_tensor import LocalTensor, box_view
 from synchromesh.checkpoint.optimizer_state import OptimizerState, first_state
 from synchromesh.checkpoint.switch import Move, TransferStats, move, redistribute
 from synchromesh.engine.batches import fingerprint
 from synchromesh.engine.groups import World
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.programs.model import Model
+from synchromesh.values.boxes import Box, full_box, local_shape
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
-from synchromesh.values.placement import REPLICATED_PARTIAL_GRADIENT, Box
+from synchromesh.values.placement import REPLICATED_PARTIAL_GRADIENT
 
 Sides = tuple[tuple[Box, ...], ...]  # boxes of each rank of the world
 

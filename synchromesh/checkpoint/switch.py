@@ -1,25 +1,34 @@
 """A switch: tensors move from one set of boxes to another, a few megabytes at a time.
 
 Every rank knows the boxes of all ranks, so each computes the same list of chunks and the same
-rounds of at most 16 MB per rank; nothing is negotiated. A tensor's old shard is freed as soon
-as its new one is complete; shrinking tensors go first (the smallest first) and growing ones
-last (the largest first), so that memory stays near that of the larger of the two layouts."""
+rounds of at most 16 MB per rank (`RoundSizes`); nothing is negotiated. A tensor's old shard is
+freed as soon as its new one is complete; shrinking tensors go first (the smallest first) and
+growing ones last (the largest first), so that memory stays near that of the larger of the two
+layouts."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from synchromesh.checkpoint.local_tensor import box_view, local_shape, split
+from synchromesh.checkpoint.local_tensor import box_view
 from synchromesh.engine.groups import Group
-from synchromesh.values.placement import Box
-from synchromesh.values.transfer import BoxCopy, transfer, volume
-
-ROUND_BYTES = 16 * 2**20  # that one rank sends and receives at once
-CHUNK_BYTES = ROUND_BYTES // 4
+from synchromesh.values.boxes import Box, BoxCopy, local_shape, split, transfer, volume
 
 Sides = Sequence[Sequence[Box]]  # boxes of each rank of the group
+
+
+@dataclass(frozen=True)
+class RoundSizes:
+    """Bytes of the chunks in which tensors move; chosen."""
+
+    most: int = 16 * 2**20  # that one rank sends and receives at once
+    chunk: int = 4 * 2**20  # of one box copy
+
+
+SIZES = RoundSizes()
 
 
 @dataclass
@@ -30,9 +39,7 @@ class Move:
     shape: tuple[int, ...]
     have: Sides
     want: Sides
-    current: Callable[
-        [], Tensor
-    ]  # the local tensor; an empty one of its dtype where there is none
+    current: Callable[[], Tensor]  # the local tensor; where there is none, an empty one
     replace: Callable[[Tensor], None]
 
     @property
@@ -78,6 +85,22 @@ class _Open:
     new: Tensor
     kept: bool  # this rank's boxes do not change
 
+    @classmethod
+    def begin(cls, m: Move, index: int) -> "_Open":
+        """At rank `index` of the group, with room for what it is to have."""
+        old = m.current().detach()
+        kept = list(m.have[index]) == list(m.want[index])
+        new = old if kept else old.new_empty(local_shape(m.want[index], len(m.shape)))
+        return cls(m, old, new, kept)
+
+    def given(self, part: BoxCopy) -> Tensor:
+        """What the source of `part` gives."""
+        return box_view(self.old, self.move.have[part.source], part.box)
+
+    def place(self, part: BoxCopy) -> Tensor:
+        """Where the target of `part` has it."""
+        return box_view(self.new, self.move.want[part.target], part.box)
+
 
 @dataclass
 class _Round:
@@ -86,7 +109,17 @@ class _Round:
     chunks: list[tuple[int, BoxCopy]] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    load: dict[int, int] = field(default_factory=dict)  # bytes that each rank sends and receives
+    load: Counter[int] = field(default_factory=Counter)  # bytes that a rank sends and receives
+
+    def fits(self, part: BoxCopy, size: int) -> bool:
+        """Whether `part` of `size` bytes leaves both of its ranks within a round's bytes."""
+        busiest = max(self.load[part.source], self.load[part.target])
+        return part.stays or busiest + size <= SIZES.most
+
+    def add(self, move: int, part: BoxCopy, size: int) -> None:
+        self.chunks.append((move, part))
+        if not part.stays:
+            self.load.update({part.source: size, part.target: size})
 
 
 def move(moves: Iterable[Move], group: Group) -> TransferStats:
@@ -96,9 +129,9 @@ def move(moves: Iterable[Move], group: Group) -> TransferStats:
     opened: dict[int, _Open] = {}
     for batch in _rounds(ordered):
         for i in batch.begins:
-            opened[i] = _begin(ordered[i], group.index)
-        out, in_ = _exchange(batch, opened, group)
-        sent, received = sent + out, received + in_
+            opened[i] = _Open.begin(ordered[i], group.index)
+        moved = _exchange(batch, opened, group)
+        sent, received = sent + moved.sent, received + moved.received
         for i in batch.ends:
             done = opened.pop(i)
             if not done.kept:
@@ -135,65 +168,52 @@ def _rounds(moves: Sequence[Move]) -> Iterator[_Round]:
     for i, m in enumerate(moves):
         item = m.current().element_size()
         batch.begins.append(i)
-        for part in transfer(m.have, m.want):
-            if part.stays:
-                batch.chunks.append((i, part))
-                continue
-            for box in split(part.box, CHUNK_BYTES // item):
-                size = volume(box) * item
-                ends = (part.source, part.target)
-                if max(batch.load.get(r, 0) for r in ends) + size > ROUND_BYTES:
-                    yield batch
-                    batch = _Round()
-                batch.chunks.append((i, BoxCopy(part.source, part.target, box)))
-                for r in ends:
-                    batch.load[r] = batch.load.get(r, 0) + size
+        for part in _chunks(m, SIZES.chunk // item):
+            size = volume(part.box) * item
+            if not batch.fits(part, size):
+                yield batch
+                batch = _Round()
+            batch.add(i, part, size)
         batch.ends.append(i)
         opened += item * max(sum(map(volume, boxes)) for boxes in m.want)
-        if opened > ROUND_BYTES:
+        if opened > SIZES.most:
             yield batch
             batch, opened = _Round(), 0
     if batch.begins or batch.chunks or batch.ends:
         yield batch
 
 
-def _begin(m: Move, index: int) -> _Open:
-    old = m.current().detach()
-    kept = list(m.have[index]) == list(m.want[index])
-    new = old if kept else old.new_empty(local_shape(m.want[index], len(m.shape)))
-    return _Open(m, old, new, kept)
+def _chunks(m: Move, most: int) -> Iterator[BoxCopy]:
+    """The copies of a move; those that are sent in parts of at most `most` elements."""
+    for part in transfer(m.have, m.want):
+        boxes = [part.box] if part.stays else split(part.box, most)
+        yield from (replace(part, box=box) for box in boxes)
 
 
-def _exchange(batch: _Round, opened: dict[int, _Open], group: Group) -> tuple[int, int]:
-    """Sends, receives and copies the chunks of a round; returns the bytes sent and received."""
-    me = group.index
+def _exchange(batch: _Round, opened: dict[int, _Open], group: Group) -> TransferStats:
+    """Sends, receives and copies the chunks of a round."""
     sends: list[tuple[int, Tensor]] = []
     receives: list[tuple[int, Tensor]] = []
     landing: list[tuple[Tensor, Tensor]] = []
     for i, part in batch.chunks:
-        if me not in (part.source, part.target):
-            continue
         state = opened[i]
-        if part.source == me:
-            source = box_view(state.old, state.move.have[me], part.box)
-        if part.target == me:
-            target = box_view(state.new, state.move.want[me], part.box)
-        if part.stays:
+        if part.stays and part.source == group.index:
             if not state.kept:
-                target.copy_(source)
-        elif part.source == me:
-            sends.append((part.target, source.contiguous()))
-        else:
-            buffer = (
-                target
-                if target.is_contiguous()
-                else torch.empty_like(target, memory_format=torch.contiguous_format)
-            )
+                state.place(part).copy_(state.given(part))
+        elif part.source == group.index:
+            sends.append((part.target, state.given(part).contiguous()))
+        elif part.target == group.index:
+            target = state.place(part)
+            buffer = target if target.is_contiguous() else _room_for(target)
             receives.append((part.source, buffer))
-            if buffer is not target:
-                landing.append((target, buffer))
+            landing.append((target, buffer))
     group.exchange(sends, receives)
     for target, buffer in landing:
-        target.copy_(buffer)
-    sent, received = (sum(x.nbytes for _, x in side) for side in (sends, receives))
-    return sent, received
+        if buffer is not target:
+            target.copy_(buffer)
+    return TransferStats(*(sum(x.nbytes for _, x in side) for side in (sends, receives)))
+
+
+def _room_for(x: Tensor) -> Tensor:
+    """A contiguous tensor of the shape of `x`, to receive what it is to hold."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -7,9 +7,9 @@ An all-reduce of n bytes on K ranks has each of them receive 2 (K - 1) / K n byt
 from math import prod
 
 from synchromesh.cost.step_time import PlannedStep
+from synchromesh.values.boxes import intersection, volume
 from synchromesh.values.holding import Holding
 from synchromesh.values.profile import Pattern, Profile
-from synchromesh.values.transfer import intersection, volume
 
 
 def most_received(

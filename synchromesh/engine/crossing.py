@@ -11,11 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synchromesh.engine.change import Message as Letter
-from synchromesh.engine.change import assembled, empty, receives, rows_back, rows_first, sends
+from synchromesh.engine.batches import GlobalRows
+from synchromesh.engine.exchange import (
+    Message,
+    assembled,
+    depart,
+    empty,
+    receives,
+    rows_back,
+    rows_first,
+    sends,
+)
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.values.exchange import Border, Exchange
-from synchromesh.values.routes import Ranges, shape_of_rows, shape_rows_first
+from synchromesh.values.exchange import (
+    Border,
+    Exchange,
+    Ranges,
+    shape_of_rows,
+    shape_rows_first,
+)
 
 Rows = Callable[[int], Ranges]  # global rows of each data index, by data degree
 
@@ -28,18 +42,18 @@ def send(
     groups: PlanGroups,
 ) -> Any:
     """Begins to send what this rank has of `items`, or their gradients; what to wait for."""
-    letters: list[Letter] = []
+    messages: list[Message] = []
     for item in items:
         if not gradient:
-            letters += outward(item, tensors[item.made], gradient, rows, groups)
+            messages += outward(item, tensors[item.made], gradient, rows, groups)
         elif item.flows:
-            letters += outward(item, tensors[item.read], gradient, rows, groups)
-    return groups.everyone.post(letters, [])
+            messages += outward(item, tensors[item.read], gradient, rows, groups)
+    return groups.everyone.post(messages, [])
 
 
 def outward(
     item: Exchange, x: Tensor, gradient: bool, rows: Rows, groups: PlanGroups
-) -> list[Letter]:
+) -> list[Message]:
     """What this rank sends of `x`, its part of a value or of a gradient, by receiver."""
     position = _position(groups)
     x = x.detach()
@@ -60,7 +74,7 @@ class Arrival:
     gradient: bool
     rows: Rows
     groups: PlanGroups
-    inward: list[Letter] = field(init=False)
+    inward: list[Message] = field(init=False)
     whole: list[int] = field(init=False)  # who sends all of it as it lies here
 
     def __post_init__(self) -> None:
@@ -112,13 +126,42 @@ class Receipt:
         self._arrivals = [
             Arrival(item, gradient, rows, groups) for item in items if item.flows or not gradient
         ]
-        inward = [letter for arrival in self._arrivals for letter in arrival.inward]
+        inward = [m for arrival in self._arrivals for m in arrival.inward]
         self._wait = groups.everyone.post([], inward)
 
     def wait(self) -> list[tuple[Border, Tensor]]:
         """Returns when all has come."""
         self._wait.wait()
         return [(arrival.border, arrival.tensor()) for arrival in self._arrivals]
+
+
+Ways = Sequence[tuple[str, Sequence[Exchange]]]  # of each leaf, to the ranks of each stage
+
+
+def deliver(
+    made: Mapping[str, Tensor], ways: Ways, rows: GlobalRows, groups: PlanGroups
+) -> dict[str, Tensor]:
+    """The leaves of a (micro-)batch's carry that this rank reads next, of its own rows.
+
+    made: what this rank's components made, of one row where it has none. Every rank of the plan
+    calls, in equal order."""
+    position = groups.position
+    leaves: dict[str, Tensor] = {}
+    arrivals: list[tuple[str, Arrival]] = []
+    messages: list[Message] = []
+    for leaf, exchanges in ways:
+        for way in exchanges:
+            if position in way.source.positions:
+                if way.crosses:
+                    messages += outward(way, made[leaf], False, rows.ranges, groups)
+                elif way.source.mesh == way.target.mesh:
+                    leaves[leaf] = made[leaf]
+                else:
+                    leaves[leaf] = depart(made[leaf], way, groups, rows.ranges)()
+            elif position in way.target.positions:
+                arrivals.append((leaf, Arrival(way, False, rows.ranges, groups)))
+    groups.everyone.exchange(messages, [m for _, a in arrivals for m in a.inward])
+    return leaves | {leaf: arrival.tensor() for leaf, arrival in arrivals}
 
 
 def _position(groups: PlanGroups) -> int:

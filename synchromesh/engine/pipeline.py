@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.crossing import Receipt, send
-from synchromesh.engine.delivery import deliver
+from synchromesh.engine.crossing import Receipt, deliver, send
 from synchromesh.engine.groups import Posted
 from synchromesh.engine.opaque import OpaqueProgram
 from synchromesh.engine.plan_groups import PlanGroups

@@ -19,7 +19,7 @@ from synchromesh.engine.groups import World
 from synchromesh.trace.capture.batch import take_parts
 from synchromesh.trace.capture.carry import Start, carry_leaves, join, started, with_leaves
 from synchromesh.training.active_plan import ActivePlan
-from synchromesh.values.placement import Box
+from synchromesh.values.boxes import Box
 
 
 class Carry:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from synchromesh.values.boxes import Box
 from synchromesh.values.component import Parameter
 from synchromesh.values.layout import STATES, Layout, ShardStates
 from synchromesh.values.placement import (
     REPLICATED,
     REPLICATED_PARTIAL_GRADIENT,
-    Box,
     Placement,
     shard,
 )

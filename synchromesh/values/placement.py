@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-Box = tuple[tuple[int, int], ...]  # [start, stop) along each dimension, in global coordinates
+from synchromesh.values.boxes import Box, full_box
+
 Kind = Literal["R", "r", "P", "S"]
 
 
@@ -97,7 +98,7 @@ class Placement:
     def boxes(self, shape: tuple[int, ...], size: int, index: int) -> tuple[Box, ...]:
         """The boxes of the tensor of global `shape` that rank `index` of `size` holds, in local
         order."""
-        full = tuple((0, n) for n in shape)
+        full = full_box(shape)
         if self.kind != "S":
             return (full,)
         segment = shape[self.dim] // self.segments

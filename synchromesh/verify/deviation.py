@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synchromesh.checkpoint.local_tensor import full_box
 from synchromesh.checkpoint.switch import redistribute
 from synchromesh.training.trainer import Trainer
+from synchromesh.values.boxes import full_box
 from synchromesh.verify.reference import Computed
 
 KINDS = ("loss", "gradient", "buffer", "parameter")

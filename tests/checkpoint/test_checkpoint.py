@@ -19,10 +19,11 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-from synchromesh.checkpoint import box_plans, checkpoint, manifest
+from synchromesh.checkpoint import checkpoint, manifest, stored_boxes
 from synchromesh.checkpoint.checkpoint import CheckpointError, load, newest, save, verify
-from synchromesh.checkpoint.local_tensor import LocalTensor, box_view, full_box, local_shape
+from synchromesh.checkpoint.local_tensor import LocalTensor, box_view
 from synchromesh.engine.groups import World
+from synchromesh.values.boxes import full_box, local_shape
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement, shard
 from tests.ranks import run
@@ -136,7 +137,7 @@ def test_torch_reads_it(tmp_path: Path) -> None:
 
 
 def test_large_boxes_are_stored_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(box_plans, "BOX_BYTES", 500)
+    monkeypatch.setattr(stored_boxes.BoxWriter, "BOX_BYTES", 500)
     write_alone(tmp_path / "c")
     assert correct(read_alone(tmp_path / "c")[0])
 
@@ -383,14 +384,14 @@ def failing(path: str) -> tuple[str, bool]:
     world = World.open(device="cpu")
     tensors = local_tensors(Layout(1, 2), shard(0), world.rank, True)
     save(path, tensors, None, world)
-    original = box_plans.BoxWriter.resolve_data
+    original = stored_boxes.BoxWriter.resolve_data
 
     def full(self: Any, item: Any) -> Any:
         if world.rank == 1:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return original(self, item)
 
-    box_plans.BoxWriter.resolve_data = full  # type: ignore[method-assign]
+    stored_boxes.BoxWriter.resolve_data = full  # type: ignore[method-assign]
     try:
         save(path, tensors, None, world)
         raised = ""

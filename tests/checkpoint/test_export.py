@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from synchromesh.checkpoint.export import load_safetensors, save_safetensors
-from synchromesh.checkpoint.local_tensor import LocalTensor, box_view, full_box, local_shape
+from synchromesh.checkpoint.local_tensor import LocalTensor, box_view
 from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.engine.groups import World
+from synchromesh.values.boxes import full_box, local_shape
 from synchromesh.values.placement import shard
 from tests.ranks import run
 

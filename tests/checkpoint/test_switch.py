@@ -5,16 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from synchromesh.checkpoint import switch
-from synchromesh.checkpoint.local_tensor import LocalTensor, box_view, local_shape, split
+from synchromesh.checkpoint.local_tensor import LocalTensor, box_view
 from synchromesh.checkpoint.switch import Move, in_order, move, redistribute
 from synchromesh.engine.groups import World
+from synchromesh.values.boxes import Box, intersection, local_shape, volume
 from synchromesh.values.layout import Layout
-from synchromesh.values.placement import REPLICATED, Box, Placement, shard
-from synchromesh.values.transfer import intersection, volume
+from synchromesh.values.placement import REPLICATED, Placement, shard
 from tests.ranks import run
 
 Side = tuple[Layout, Placement]
@@ -69,7 +67,7 @@ def test_every_layout_becomes_every_other() -> None:
 
 def many_tensors() -> tuple[bool, int, int, int]:
     """Tensors of several shapes in small rounds; the bytes reported are those of the ledger."""
-    switch.ROUND_BYTES, switch.CHUNK_BYTES = 1000, 250
+    switch.SIZES = switch.RoundSizes(1000, 250)
     world = World.open(device="cpu")
     old, new = (Layout(2, 2), shard(0)), (Layout(1, 4), shard(1))
     wholes = {f"w{i}": torch.randn(8 * i, 12, dtype=torch.float64) for i in range(1, 6)}
@@ -167,16 +165,6 @@ def test_what_does_not_change_is_not_touched() -> None:
     world = World.open(device="cpu")
     still = Move("x", (4,), side, side, lambda: torch.empty(4), refuse)
     assert move([still], world.everyone).sent == 0
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=3), st.integers(1, 50))
-def test_split_tiles_a_box_in_small_parts(sizes: list[int], most: int) -> None:
-    box = tuple((i, i + n) for i, n in enumerate(sizes))
-    parts = split(box, most)
-    assert sum(map(volume, parts)) == volume(box)
-    assert all(volume(p) <= most for p in parts)
-    assert not any(intersection(a, b) for a, b in itertools.combinations(parts, 2))
 
 
 def test_segments_in_a_local_tensor_as_a_picture() -> None:

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from synchromesh.engine.exchange import Exchange, depart
+from synchromesh.engine.exchange import depart
 from synchromesh.engine.groups import World
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.programs.collectives import part
 from synchromesh.trace.partition.moves import edge_collectives
 from synchromesh.values.component import Rows, Value
+from synchromesh.values.exchange import Exchange
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement, parse
-from synchromesh.values.routes import Side, nested, routes
 from synchromesh.values.traffic import TrafficCount
 from tests.ranks import run
 
@@ -293,28 +293,3 @@ def _integers() -> None:
 
 def test_integers_and_flags_move_forward() -> None:
     run(2, _integers)
-
-
-def test_routes_as_drawn() -> None:
-    R = Placement("R")
-    source = Side(1, ((0, 2), (2, 4), (4, 6), (6, 8)), R)
-    target = Side(2, ((0, 4), (4, 8)), R)
-    assert nested(source, target) == 2 and nested(target, source) == 0
-    moves = {
-        (r.sender, r.receiver, *at, *to)
-        for r in routes(source, target, ())
-        for at, to in r.parts
-        if r.sender != r.receiver
-    }
-    both = (0, 2)  # first row, number of rows at the sender
-    assert moves == {
-        (1, 0, both, (2, 2)), (0, 1, both, (0, 2)), (3, 2, both, (2, 2)), (2, 3, both, (0, 2))
-    }  # fmt: skip
-
-
-def test_rows_nest_only_where_blocks_are_equal_and_meet() -> None:
-    R = Placement("R")
-    coarse = Side(2, ((0, 4), (4, 8)), R)
-    assert nested(Side(1, ((0, 3), (3, 4), (4, 6), (6, 8)), R), coarse) == 0
-    assert nested(Side(1, ((0, 0), (0, 0), (0, 0), (0, 0)), R), Side(2, ((0, 0),) * 2, R)) == 0
-    assert nested(Side(1, ((0, 2), (2, 4), (4, 6)), R), coarse) == 0

@@ -5,11 +5,11 @@ from math import prod
 
 import pytest
 
+from synchromesh.values.boxes import volume
 from synchromesh.values.component import Parameter
 from synchromesh.values.holding import Holding, holdings
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement, shard
-from synchromesh.values.transfer import volume
 
 WEIGHT = Parameter("weight", (12, 8), "float32")
 PLACEMENTS = (REPLICATED, REPLICATED_PARTIAL_GRADIENT, shard(0), shard(1), shard(0, 3))

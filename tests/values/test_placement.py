@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synchromesh.values.boxes import intersection, volume
 from synchromesh.values.placement import PARTIAL, REPLICATED, Placement, parse, shard, shard_units
-from synchromesh.values.transfer import intersection, volume
 
 
 def test_text_forms() -> None:

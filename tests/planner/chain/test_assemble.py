@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.cost.step_time import Unmeasured, step_time
-from synchromesh.engine.exchange import Exchange, depart
+from synchromesh.engine.exchange import depart
 from synchromesh.engine.groups import Group, World
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.planner.candidate import planned_step
@@ -23,6 +23,7 @@ from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.moves import edge_collectives
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Rows, Value
+from synchromesh.values.exchange import Exchange
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import parse
 from synchromesh.values.plan import Plan

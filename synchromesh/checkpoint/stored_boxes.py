@@ -1,12 +1,23 @@
-"""Plans of saves and loads in torch's distributed checkpoints: which rank writes which box, and
-which stored boxes fill the wanted ones."""
+"""Stored boxes: the files of torch's distributed checkpoints. Which rank writes which box, which
+stored boxes fill the wanted ones, and their index (`.metadata`), read without trusting it.
+
+torch reads the index with `pickle.load`, which executes what it names. Here it is unpickled from
+an allow-list of the classes that an index consists of, and must then be a list of boxes of tensors
+that lie in files of the manifest: pickled objects (BYTE_IO), paths that lead elsewhere and places
+outside a file are refused."""
 
 import io
+import pathlib
+import pickle
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint import metadata
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -26,17 +37,15 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from synchromesh.checkpoint.index import box_of, boxes_of, described
-from synchromesh.checkpoint.local_tensor import LocalTensor, full_box, split
-from synchromesh.checkpoint.manifest import CheckpointError
-from synchromesh.values.placement import Box
-from synchromesh.values.transfer import intersection, volume
-
-BOX_BYTES = 32 * 2**20  # larger boxes are stored in parts: a reader has one part at a time
+from synchromesh.checkpoint.local_tensor import LocalTensor
+from synchromesh.checkpoint.manifest import CheckpointError, FileEntry, plain
+from synchromesh.values.boxes import Box, full_box, intersection, place, split, volume
 
 
 class BoxWriter(SavePlanner):
     """Plans a save: each rank lists its boxes, rank 0 keeps one writer for each."""
+
+    BOX_BYTES: ClassVar[int] = 32 * 2**20  # larger boxes are stored in parts, read one at a time
 
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
@@ -49,10 +58,10 @@ class BoxWriter(SavePlanner):
         items = []
         for name, local in self.tensors.items():
             properties = TensorProperties.create_from_tensor(local.tensor.detach())
-            most = max(1, BOX_BYTES // local.dtype.itemsize)
+            most = max(1, self.BOX_BYTES // local.dtype.itemsize)
             for box in (part for outer in local.boxes for part in split(outer, most)):
                 data = TensorWriteData(_chunk(box), properties, torch.Size(local.shape))
-                index = MetadataIndex(name, torch.Size(a for a, _ in box))
+                index = _at_corner(name, box)
                 items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
         return SavePlan(items)
 
@@ -78,8 +87,7 @@ class BoxWriter(SavePlanner):
             entry = stored.setdefault(
                 key[0], TensorStorageMetadata(data.properties, data.size, [])
             )
-            # a hint where the chunk stands in the tensor's list
-            index = MetadataIndex(item.index.fqn, item.index.offset, len(entry.chunks))
+            index = _at_corner(*key, len(entry.chunks))
             entry.chunks.append(data.chunk)
             chosen[rank].append(replace(item, index=index))
         for name, entry in stored.items():
@@ -138,7 +146,6 @@ class BoxReader(LoadPlanner):
         return LoadPlan(items)
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
         return global_plan
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
@@ -165,14 +172,117 @@ class BoxReader(LoadPlanner):
 
 
 def _read_item(name: str, number: int, box: Box, there: Box, shared: Box) -> ReadItem:
+    """Reads `shared` of the wanted `box` from the stored one, `there`, the tensor's `number`th."""
+
     def offsets(outer: Box) -> torch.Size:
-        return torch.Size(a - b for (a, _), (b, _) in zip(shared, outer, strict=True))
+        return torch.Size(first for first, _ in place(shared, [outer]))
 
     return ReadItem(
         LoadItemType.TENSOR,
-        dest_index=MetadataIndex(name, torch.Size(a for a, _ in box)),
+        dest_index=_at_corner(name, box),
         dest_offsets=offsets(box),
-        storage_index=MetadataIndex(name, torch.Size(a for a, _ in there), number),
+        storage_index=_at_corner(name, there, number),
         storage_offsets=offsets(there),
         lengths=torch.Size(b - a for a, b in shared),
     )
+
+
+def _at_corner(name: str, box: Box, number: int | None = None) -> MetadataIndex:
+    """What torch calls a box of a tensor by; number: its place in the tensor's list, a hint."""
+    return MetadataIndex(name, torch.Size(a for a, _ in box), number)
+
+
+def box_of(chunk: ChunkStorageMetadata) -> Box:
+    """The box of a chunk that torch describes by offsets and sizes."""
+    return tuple((a, a + n) for a, n in zip(chunk.offsets, chunk.sizes, strict=True))
+
+
+def boxes_of(stored: TensorStorageMetadata) -> list[Box]:
+    """The boxes of a stored tensor, in the order of its chunks."""
+    return [box_of(chunk) for chunk in stored.chunks]
+
+
+def described(index: Metadata) -> dict[str, TensorStorageMetadata]:
+    """The tensors of an index by name; it has nothing else once it was read here."""
+    entries = index.state_dict_metadata.items()
+    return {n: entry for n, entry in entries if isinstance(entry, TensorStorageMetadata)}
+
+
+class IndexReader(FileSystemReader):
+    """torch's reader with an index that is checked against the manifest's `files`."""
+
+    def __init__(self, path: Path, files: Mapping[str, FileEntry]) -> None:
+        super().__init__(path)
+        self.files = files
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The index; CheckpointError with the faults of one that is damaged or asks for more than
+        a checkpoint of tensors has."""
+        where = Path(self.path) / ".metadata"
+        try:
+            found = _Unpickler(io.BytesIO(where.read_bytes())).load()
+        except CheckpointError as error:
+            raise CheckpointError(f"{where}: {error}") from None
+        except Exception as error:
+            raise CheckpointError(
+                f"{where}: is no index: {type(error).__name__}: {error}"
+            ) from None
+        if not isinstance(found, Metadata):
+            raise CheckpointError(f"{where}: is no index of a checkpoint")
+        faults = _faults(found, self.files)
+        if faults:
+            raise CheckpointError(f"{where}: {'; '.join(faults[:5])}")
+        return found
+
+
+def _faults(found: Metadata, files: Mapping[str, FileEntry]) -> list[str]:
+    """What in an index is not as a checkpoint of tensors has it."""
+    faults = []
+    for name, entry in found.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            faults.append(f"{name!r} is a pickled object (BYTE_IO), which is not read")
+            continue
+        for chunk in entry.chunks:
+            if MetadataIndex(name, chunk.offsets) not in found.storage_data:
+                faults.append(f"{name!r} has a box at {tuple(chunk.offsets)} without a place")
+    for info in found.storage_data.values():
+        path = str(info.relative_path)
+        if not plain(path) or path not in files:
+            faults.append(f"the path {path[:80]!r} is no file of this checkpoint")
+        elif not 0 <= info.offset <= info.offset + info.length <= files[path].bytes:
+            faults.append(f"a box lies outside {path}")
+        elif getattr(info, "transform_descriptors", None):
+            faults.append(f"{path} is transformed, which is not read")
+    return faults
+
+
+_CLASSES: tuple[Any, ...] = (
+    metadata.Metadata,
+    metadata.MetadataIndex,
+    metadata.StorageMeta,
+    metadata.TensorProperties,
+    metadata.TensorStorageMetadata,
+    metadata.BytesStorageMetadata,
+    metadata.ChunkStorageMetadata,
+    metadata._MEM_FORMAT_ENCODING,
+    _StorageInfo,
+)
+_ALLOWED: dict[tuple[str, str], Any] = {
+    **{(c.__module__, c.__qualname__): c for c in _CLASSES},
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    ("pathlib", "PosixPath"): pathlib.PurePosixPath,
+    ("pathlib._local", "PosixPath"): pathlib.PurePosixPath,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows the names that an index needs and refuses every other."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED:
+            return _ALLOWED[module, name]
+        dtype = getattr(torch, name, None) if module == "torch" and name.isidentifier() else None
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        raise CheckpointError(f"names {module}.{name}, which no index needs: it is not loaded")

@@ -1,6 +1,18 @@
-"""A transfer: which rank sends which box of a tensor to whom, so that it gets other boxes.
+"""Boxes: the parts of a tensor that ranks have, and the copies that give them other parts.
 
-Boxes of a tensor of 4 rows and 4 columns; digits are the ranks that hold an element:
+What is cut and who needs what are questions about boxes everywhere: in an exchange between two
+layouts (`values/exchange.py`), in a switch of plans, in a checkpoint's files, and in the prices of
+the first two. All ask here.
+
+A rank's local tensor is its boxes one after the other along the one dimension in which they differ
+(`place`, `local_shape`): rank 1 of 2 has rows 2-3 and 6-7 of a tensor of two segments as a local
+tensor of 4 rows.
+
+    global rows    0 1 2 3 | 4 5 6 7        local rows    2 3 6 7
+    rank           0 0 1 1 | 0 0 1 1
+
+A transfer says which rank sends which box to whom. Digits are the ranks that hold an element of a
+tensor of 4 rows and 4 columns:
 
     have: columns over 2 ranks      want: rows over 2 ranks       copies (source -> target)
         0 0 1 1                         0 0 0 0                       0->0 0->0 1->0 1->0
@@ -9,37 +21,29 @@ Boxes of a tensor of 4 rows and 4 columns; digits are the ranks that hold an ele
         0 0 1 1                         1 1 1 1                       0->1 0->1 1->1 1->1
 
 A copy whose source is its target stays where it is: it is listed (whoever builds the new local
-tensor copies it) and costs no traffic. The network executes a transfer for a switch of plans and
-for an edge between two layouts; a checkpoint is one whose `have` lies on disk."""
+tensor copies it) and costs no traffic. A switch carries a transfer out. An exchange has routes of
+its own, for a value's rows are dealt out by shares and partial sums are added up where they
+arrive; a checkpoint reads the intersections of wanted and stored boxes from its files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from synchromesh.values.placement import Box
-
+Box = tuple[tuple[int, int], ...]  # [start, stop) along each dimension, in global coordinates
 Boxes = tuple[tuple[Box, ...], ...]  # the boxes of each rank, disjoint within a rank
+Slices = tuple[tuple[int, int], ...]  # (first, length) along each dimension of a local tensor
 Holders = tuple[int, ...]  # ranks that hold the same box
-
-
-@dataclass(frozen=True, order=True)
-class BoxCopy:
-    """Rank `source` gives `box` (in global coordinates) to rank `target`."""
-
-    source: int
-    target: int
-    box: Box
-
-    @property
-    def stays(self) -> bool:
-        """Whether nothing is sent."""
-        return self.source == self.target
 
 
 def volume(box: Box) -> int:
     """Elements in a box; a 0-d tensor is one box without ranges and has one element."""
     return prod(stop - start for start, stop in box)
+
+
+def full_box(shape: Sequence[int]) -> Box:
+    """The box that is all of a tensor."""
+    return tuple((0, n) for n in shape)
 
 
 def intersection(a: Box, b: Box) -> Box | None:
@@ -67,6 +71,67 @@ def difference(a: Box, b: Box) -> tuple[Box, ...]:
         if high < stop:
             peeled.append((*around[0], (high, stop), *around[1]))
     return tuple(peeled)
+
+
+def split(box: Box, most: int) -> list[Box]:
+    """`box` in parts of at most `most` elements, halved along its first divisible dimension."""
+    if volume(box) <= most:
+        return [box]
+    d = next(i for i, (start, stop) in enumerate(box) if stop - start > 1)
+    start, stop = box[d]
+    middle = (start + stop) // 2
+    halves = (*box[:d], (start, middle), *box[d + 1 :]), (*box[:d], (middle, stop), *box[d + 1 :])
+    return [part for half in halves for part in split(half, most)]
+
+
+def join_dim(boxes: Sequence[Box]) -> int:
+    """The dimension along which the local tensor of `boxes` is put together."""
+    differing = {
+        d
+        for box in boxes[1:]
+        for d, (side, first) in enumerate(zip(box, boxes[0], strict=True))
+        if side != first
+    }
+    assert len(differing) <= 1, f"boxes {boxes} differ in dimensions {sorted(differing)}"
+    return differing.pop() if differing else 0
+
+
+def local_shape(boxes: Sequence[Box], dims: int) -> tuple[int, ...]:
+    """Shape of the local tensor of `boxes`; without boxes it is empty."""
+    if not boxes:
+        return (0,) * max(dims, 1)
+    shape = [stop - start for start, stop in boxes[0]]
+    if shape:
+        d = join_dim(boxes)
+        shape[d] = sum(box[d][1] - box[d][0] for box in boxes)
+    return tuple(shape)
+
+
+def place(box: Box, boxes: Sequence[Box]) -> Slices:
+    """Where the local tensor of `boxes`, one of which contains `box`, has it."""
+    joined, before = join_dim(boxes), 0
+    for outer in boxes:
+        if all(a <= start and stop <= b for (a, b), (start, stop) in zip(outer, box, strict=True)):
+            return tuple(
+                (start - a + (before if d == joined else 0), stop - start)
+                for d, ((a, _), (start, stop)) in enumerate(zip(outer, box, strict=True))
+            )
+        before += outer[joined][1] - outer[joined][0]
+    raise AssertionError(f"{box} is in none of {boxes}")
+
+
+@dataclass(frozen=True, order=True)
+class BoxCopy:
+    """Rank `source` gives `box` (in global coordinates) to rank `target`."""
+
+    source: int
+    target: int
+    box: Box
+
+    @property
+    def stays(self) -> bool:
+        """Whether nothing is sent."""
+        return self.source == self.target
 
 
 def transfer(have: Sequence[Sequence[Box]], want: Sequence[Sequence[Box]]) -> tuple[BoxCopy, ...]:

@@ -1,15 +1,28 @@
-"""A transfer: pictures of moves, and laws on random boxes."""
+"""Boxes: pictures of transfers, and laws on random boxes."""
 
 import itertools
 from math import prod
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from synchromesh.values.boxes import (
+    Box,
+    BoxCopy,
+    difference,
+    full_box,
+    intersection,
+    join_dim,
+    local_shape,
+    place,
+    split,
+    transfer,
+    volume,
+)
 from synchromesh.values.layout import Layout
-from synchromesh.values.placement import REPLICATED, Box, Placement, shard
-from synchromesh.values.transfer import BoxCopy, difference, intersection, transfer, volume
+from synchromesh.values.placement import REPLICATED, Placement, shard
 
 
 def held(shape: tuple[int, ...], layout: Layout, placement: Placement) -> list[tuple[Box, ...]]:
@@ -168,3 +181,46 @@ def test_difference_and_intersection_divide_a_box(data: st.DataObject) -> None:
     parts = [*difference(a, b), *filter(None, [intersection(a, b)])]
     assert sum(map(volume, parts)) == volume(a) == len(set().union(*map(elements, parts), set()))
     assert prod(b - a for a, b in a) == volume(a)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=3), st.integers(1, 50))
+def test_split_tiles_a_box_in_small_parts(sizes: list[int], most: int) -> None:
+    box = tuple((i, i + n) for i, n in enumerate(sizes))
+    parts = split(box, most)
+    assert sum(map(volume, parts)) == volume(box)
+    assert all(volume(p) <= most for p in parts)
+    assert not any(intersection(a, b) for a, b in itertools.combinations(parts, 2))
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[Box, ...]]:
+    """The shape of a tensor, and the boxes of a rank under a random placement."""
+    shape = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)))
+    dim, size = draw(st.integers(0, len(shape) - 1)), draw(st.integers(1, 4))
+    segments = draw(st.sampled_from([n for n in (1, 2, 3) if shape[dim] % n == 0]))
+    return shape, shard(dim, segments).boxes(shape, size, draw(st.integers(0, size - 1)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(tensors(), st.data())
+def test_places_of_boxes_are_those_of_a_tensor_joined_of_them(
+    tensor: tuple[tuple[int, ...], tuple[Box, ...]], data: st.DataObject
+) -> None:
+    shape, boxes = tensor
+    whole = torch.arange(volume(full_box(shape))).view(shape)
+    parts = [whole[tuple(slice(a, b) for a, b in box)] for box in boxes]
+    local = torch.cat(parts, join_dim(boxes))
+    assert tuple(local.shape) == local_shape(boxes, len(shape))
+    cut = st.tuples(*(st.tuples(st.integers(0, n), st.integers(0, n)) for n in shape))
+    wanted = tuple((min(pair), max(pair)) for pair in data.draw(cut))
+    for outer in boxes:
+        shared = intersection(outer, wanted)
+        if shared is not None:
+            there = local[tuple(slice(at, at + n) for at, n in place(shared, boxes))]
+            assert there.equal(whole[tuple(slice(a, b) for a, b in shared)])
+
+
+def test_a_place_outside_of_all_boxes_is_refused() -> None:
+    with pytest.raises(AssertionError, match="is in none of"):
+        place(((3, 5),), [((0, 4),), ((6, 8),)])

@@ -1,11 +1,12 @@
-"""A delivery: whoever makes a leaf of the carry, those that read it have it of their own rows."""
+"""A crossing: the other stage's ranks have a value as they read it, its makers the gradient, and
+whoever reads a leaf of the carry has it of its own rows, whoever made it."""
 
 from itertools import pairwise
 
 import torch
 
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.delivery import deliver
+from synchromesh.engine.crossing import Receipt, deliver, send
 from synchromesh.engine.groups import World
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.values.component import Rows, Value
@@ -62,3 +63,47 @@ def test_readers_have_their_rows_whoever_made_them() -> None:
             start, stop = list(pairwise(ends))[reader.data_index(rank)]
             if start < stop:
                 assert found[number]["h"] == list(map(float, range(start + 1, stop + 1)))
+
+
+X = Value("x", (1, 4), "float64", Rows(), True)
+# of the stage that makes a value and of the one that reads it
+STAGES = (
+    (Layout(2, 1), Layout(2, 1, first=2)),  # as it lies
+    (Layout(2, 1), Layout(1, 2, first=2)),
+    (Layout(1, 2), Layout(2, 1, first=2)),
+)
+
+
+def crossed() -> list[tuple[list[list[float]], list[list[float]]]]:
+    """Of each pair of stages, the value and the gradient that this rank has in the end."""
+    world = World.open("cpu")
+    values = torch.arange(ROWS * 4.0).double().view(ROWS, 4)
+    answers = []
+    for source, target in STAGES:
+        groups = PlanGroups(world, (0, 1, 2, 3), {source, target})
+        rows = GlobalRows.of(ROWS, 2, Plan.parse("data")).ranges
+        item = Exchange(X, REPLICATED, REPLICATED, source, target)
+        makes = world.rank in source.positions
+        mesh = source if makes else target
+        start, stop = rows(mesh.data)[mesh.data_index(world.rank)]
+        own = values[start:stop].contiguous()
+        if makes:
+            value = own
+            send([item], {item.made: own}, False, rows, groups).wait()
+            ((border, gradient),) = Receipt([item], True, rows, groups).wait()
+            assert border == item.made
+        else:
+            ((border, value),) = Receipt([item], False, rows, groups).wait()
+            assert border == item.read
+            gradient = -own
+            send([item], {item.read: gradient}, True, rows, groups).wait()
+        assert torch.equal(value, own)
+        answers.append((value.tolist(), gradient.tolist()))
+    world.close()
+    return answers
+
+
+def test_values_cross_and_their_gradients_come_back() -> None:
+    for answers in run(4, crossed):
+        for value, gradient in answers:
+            assert gradient == (-torch.tensor(value)).tolist()
