@@ -21,9 +21,9 @@ from synchromesh.programs.batch_norm import BatchNormPolicy
 from synchromesh.programs.borders import local_part, tiled
 from synchromesh.programs.clock import clock
 from synchromesh.programs.collectives import GroupAxis
+from synchromesh.programs.communicator import SilentGroup
 from synchromesh.programs.memory import LiveBytes, storage_bytes
 from synchromesh.programs.random import RandomStreams
-from synchromesh.programs.silent_group import SilentGroup
 from synchromesh.programs.walk import walking
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step

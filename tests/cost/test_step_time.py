@@ -18,8 +18,8 @@ from synchromesh.engine.batches import GlobalRows
 from synchromesh.programs.batch_norm import BatchNormPolicy
 from synchromesh.programs.borders import StandIns, local_part, record, tiled
 from synchromesh.programs.collectives import GroupAxis
+from synchromesh.programs.communicator import SilentGroup
 from synchromesh.programs.random import RandomStreams
-from synchromesh.programs.silent_group import SilentGroup
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.local import Communication, Computation
 from synchromesh.values.component import Rows
