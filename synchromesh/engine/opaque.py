@@ -21,7 +21,7 @@ from synchromesh.engine.groups import Group
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Completing, ForwardResult, RankOutputs, share
 from synchromesh.engine.sharding import Sharding
-from synchromesh.programs.batch_norm import BatchNormPolicy
+from synchromesh.programs.batch_norm import BatchNormPolicy, NormArguments
 from synchromesh.programs.model import Model
 from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.gradients import OwnLeaves, refuse_foreign
@@ -226,6 +226,7 @@ class _BatchNorm(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        return self.policy.apply(
-            input, weight, bias, running_mean, running_var, training, momentum, eps, real=True
+        given = NormArguments(
+            input, weight, bias, running_mean, running_var, training, momentum, eps
         )
+        return self.policy.apply(given, real=True)

@@ -29,7 +29,7 @@ from synchromesh.engine.exchange import depart
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.recomputation import Recomputation
 from synchromesh.engine.sharding import Sharding, signal
-from synchromesh.programs.collectives import TensorAxis
+from synchromesh.programs.collectives import GroupAxis
 from synchromesh.programs.random import RandomStreams
 from synchromesh.programs.walk import Walk, pauses, run_forwards, walking
 from synchromesh.trace import meta
@@ -133,7 +133,7 @@ class Program:
         groups: PlanGroups,
         tensors: Mapping[str, Tensor],
         holdings: Mapping[str, Holding],
-        make_axis: Callable[[Layout, RandomStreams], TensorAxis],
+        make_axis: Callable[[Layout, RandomStreams], GroupAxis],
         streams: RandomStreams,
         sharding: Sharding | None = None,
     ) -> None:
@@ -356,7 +356,7 @@ class Program:
         return RankOutputs(self.step.outputs, outputs, *covers, carry)
 
     def _recomputation(
-        self, part: BoundComponent, axis: TensorAxis, rows: int, inputs: Sequence[Tensor],
+        self, part: BoundComponent, axis: GroupAxis, rows: int, inputs: Sequence[Tensor],
         tensors: Sequence[Tensor], at: Callable[[], None],
     ) -> Recomputation:  # fmt: skip
         """A second walk, in backward, which draws what the first one draws and changes no buffer.
@@ -383,7 +383,7 @@ class Program:
         return tuple(signal(own, partial(self.sharding.enter, index, turns, ends)))
 
     def _fetch(
-        self, fetch: Exchange, axis: TensorAxis, x: Tensor, rows: GlobalRows
+        self, fetch: Exchange, axis: GroupAxis, x: Tensor, rows: GlobalRows
     ) -> Generator[None, None, Tensor]:
         if fetch.source.mesh == fetch.target.mesh:
             length = fetch.value.shape[fetch.have.dim] if fetch.have.sharded else 0
@@ -398,7 +398,7 @@ class Lane:
     """What one micro-batch has of its own: random streams, an axis for each component."""
 
     streams: RandomStreams
-    axes: Mapping[int, TensorAxis]  # by place in the chain
+    axes: Mapping[int, GroupAxis]  # by place in the chain
 
 
 def share(layout: Layout, position: int, rows: GlobalRows) -> tuple[int, bool]:

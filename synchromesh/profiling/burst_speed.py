@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from synchromesh.engine.groups import World
-from synchromesh.profiling.settled import mean_and_error, settled
-from synchromesh.programs.clock import clock
+from synchromesh.programs.clock import clock, mean_and_error, settled
 from synchromesh.values.device_model import BurstSpeed, DeviceModel
 
 

@@ -30,7 +30,7 @@ from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Program
 from synchromesh.programs.batch_norm import BatchNormPolicy
 from synchromesh.programs.clock import clock
-from synchromesh.programs.collectives import TensorAxis
+from synchromesh.programs.collectives import GroupAxis
 from synchromesh.programs.compute import Bench
 from synchromesh.programs.model import Model
 from synchromesh.programs.random import RandomStreams
@@ -93,8 +93,8 @@ def _trivial(world: World, components: int, now: Callable[[], float]) -> tuple[f
     tensors = {p.name: torch.ones(1, device=device, requires_grad=True) for p in described}
     groups = PlanGroups(world, (world.rank,), (_ALONE,))
 
-    def axis(layout: Layout, streams: RandomStreams) -> TensorAxis:
-        return TensorAxis(groups.tensor_group(layout), streams, BatchNormPolicy(None))
+    def axis(layout: Layout, streams: RandomStreams) -> GroupAxis:
+        return GroupAxis(groups.tensor_group(layout), streams, BatchNormPolicy(None))
 
     placed = holdings(described, made.placements, 1)
     program = Program(step, made, groups, tensors, placed, axis, RandomStreams(0, device))

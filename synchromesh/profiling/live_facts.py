@@ -48,11 +48,19 @@ from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.optimizer import coupled
 from synchromesh.values.plan import Plan
-from synchromesh.values.profile import Calls, Compute, Profile
+from synchromesh.values.profile import Calls, Compute, Curve, Pattern, Profile
 
-# Seconds of traffic that show overlap: usually, and under a CPU quota, for several of its periods.
-# One collective alone gave rates from 0.4 to 1.0, several in a row 0.6 to 0.7 (docs/design.md).
-TRAFFIC_SECONDS, QUOTA_TRAFFIC_SECONDS = 0.1, 0.4
+
+@dataclass(frozen=True)
+class TrafficTuning:
+    """The traffic that shows overlap. One collective alone gave rates from 0.4 to 1.0, several in
+    a row 0.6 to 0.7 (docs/design.md)."""
+
+    seconds: float = 0.1
+    quota_seconds: float = 0.4  # under a CPU quota, for several of its periods
+
+
+TRAFFIC = TrafficTuning()
 T = TypeVar("T")
 
 
@@ -106,12 +114,8 @@ class LiveFacts:
     @property
     def present(self) -> list[Tensor]:
         """The tensors that this rank has before anything is measured."""
-        given = [p for group in self.optimizer.param_groups for p in group["params"]]
-        gradients = [p.grad for p in given if p.grad is not None]
-        state = (x for s in self.optimizer.state.values() for x in s.values())
-        tensors = (x for x in state if isinstance(x, Tensor))
-        found = [*self.tensors.values(), *given, *gradients, *tensors]
-        return [x for x in found if not x.is_meta and x.layout == torch.strided]
+        tensors = [*self.tensors.values(), *_tensors_of(self.optimizer)]
+        return [x for x in tensors if not x.is_meta and x.layout == torch.strided]
 
     def solved(self, step: Step, plan: Plan) -> Partition | None:
         """The partition of `step` under `plan`, where it was needed before."""
@@ -137,24 +141,15 @@ class LiveFacts:
         quick: the memory of programs that are known for fewer rows is not watched where there is
         plenty."""
         began = time.perf_counter()
-        world, rows = self.world, rows or self.problem.rows
-        where = range(world.size) if ranks is None else ranks
+        rows = rows or self.problem.rows
+        where = range(self.world.size) if ranks is None else ranks
         parts = list(partitions)
         demands = [d for p in parts for d in collectives_of(p, rows, len(where))] + list(besides)
-        kinds = {kind for kind, _, _ in demands}
         profile = self._besides(where) if known is None else known
-        if kinds - set(profile.overlap):
-            seconds = QUOTA_TRAFFIC_SECONDS if profile.device.burst.credit else TRAFFIC_SECONDS
-            more = overlap(world, where, kinds - set(profile.overlap), seconds, profile.overlap)
-            profile = replace(profile, overlap={**profile.overlap, **more})
+        profile = self._with_overlap(profile, where, {kind for kind, _, _ in demands})
         wanted = self._unknown(parts, profile, rows, quick, micro_batches)
         compute, missing = self.timed(where, wanted, profile) if wanted else ({}, [])
-        links = profile.network
-        new = [d for d in demands if d[:2] not in links or not network.reaches(links[d[:2]], d[2])]
-        for pattern in sorted({x for p in parts for x in scattering(p)}):
-            for group in pattern.groups(len(where)):  # as the engine makes them
-                world.add_ring(tuple(where[i] for i in group))
-        found = network.collectives(world, where, new)
+        links = self._links(parts, where, demands, profile.network)
         old = profile.compute
         return replace(
             profile,
@@ -162,10 +157,34 @@ class LiveFacts:
                 **old,
                 **{k: old[k].joined(c) if k in old else c for k, c in compute.items()},
             },
-            network={**profile.network, **found},
+            network={**profile.network, **links},
             missing=tuple(dict.fromkeys((*profile.missing, *missing))),
             seconds=profile.seconds + time.perf_counter() - began,
         )
+
+    def _with_overlap(self, known: Profile, ranks: Sequence[int], kinds: set[str]) -> Profile:
+        """`known` with the overlap of all these kinds of collective."""
+        lacking = kinds - set(known.overlap)
+        if not lacking:
+            return known
+        quota = known.device.burst.credit > 0.0
+        seconds = TRAFFIC.quota_seconds if quota else TRAFFIC.seconds
+        more = overlap(self.world, ranks, lacking, seconds, known.overlap)
+        return replace(known, overlap={**known.overlap, **more})
+
+    def _links(
+        self,
+        partitions: Iterable[Partition],
+        ranks: Sequence[int],
+        demands: Iterable[Demand],
+        known: Mapping[tuple[str, Pattern], Curve],
+    ) -> dict[tuple[str, Pattern], Curve]:
+        """Curves of what is demanded and not known, or not for such payloads."""
+        new = [d for d in demands if d[:2] not in known or not network.reaches(known[d[:2]], d[2])]
+        for pattern in sorted({x for p in partitions for x in scattering(p)}):
+            for group in pattern.groups(len(ranks)):  # as the engine makes them
+                self.world.add_ring(tuple(ranks[i] for i in group))
+        return network.collectives(self.world, ranks, new)
 
     def _unknown(
         self, partitions: Sequence[Partition], known: Profile, total: int, quick: bool,
@@ -175,18 +194,23 @@ class LiveFacts:
         wanted: dict[str, Wanted] = {}
         for partition in partitions:
             for local in partition.components:
-                key = local.program
-                found = known.compute.get(key)
-                low, reach = (found.fewest, found.reach) if found else (float("inf"), 0.0)
                 rows = program_rows(total, local.layout, micro_batches)
-                far = TUNING.extrapolate
-                if rows[-1] <= far * reach and low <= far * rows[0]:
-                    continue
-                fits = self.refused.get(key, rows[-1] + 1)
-                if new := tuple(n for n in rows if n < fits and not low <= n <= reach):
-                    memory = known_memory(known, key) if quick else None
-                    wanted.setdefault(key, Wanted(partition, local, new, memory))
+                if new := self._unknown_rows(local.program, known, rows):
+                    memory = known_memory(known, local.program) if quick else None
+                    wanted.setdefault(local.program, Wanted(partition, local, new, memory))
         return wanted
+
+    def _unknown_rows(self, key: str, known: Profile, rows: Sequence[int]) -> tuple[int, ...]:
+        """Those of `rows`, ascending, that a program is to be timed with; none where what is known
+        of it tells, or memory does not hold them."""
+        fits = self.refused.get(key, rows[-1] + 1)
+        before = known.compute.get(key)
+        if before is None:
+            return tuple(n for n in rows if n < fits)
+        low, reach, far = before.fewest, before.reach, TUNING.extrapolate
+        if rows[-1] <= far * reach and low <= far * rows[0]:
+            return ()
+        return tuple(n for n in rows if n < fits and not low <= n <= reach)
 
     def timed(
         self,
@@ -208,19 +232,22 @@ class LiveFacts:
             else:
                 numbers_here = ((key, {}) for key in wanted)
             everyone = collect_timings(world, numbers_here, waits=len(ranks) < world.size)
+        self._refuse(everyone)
+        # an idle rank takes what the first one does, at its own slowdown
         first, relative = ranks[0], known.relative_slowdowns
-        rows, slowdowns = [], []
-        for r in range(world.size):
-            idle = r not in ranks  # takes what the first one does, at its own slowdown
-            rows.append(everyone[first if idle else r])
-            for key, numbers in everyone[r].items():
+        rows = [everyone[r if r in ranks else first] for r in range(world.size)]
+        slowdowns = [device.slowdown_of(r) for r in range(world.size)]
+        if len(relative) == world.size:
+            for r in set(range(world.size)) - set(ranks):
+                slowdowns[r] = slowdowns[first] * relative[r] / relative[first]
+        return joined(wanted, rows, slowdowns)
+
+    def _refuse(self, everyone: Iterable[Mapping[str, Numbers]]) -> None:
+        """Notes with how many rows each program does not fit, on any rank."""
+        for of_rank in everyone:
+            for key, numbers in of_rank.items():
                 if "lacking" in numbers:
                     self.refused[key] = min(numbers["lacking"], self.refused.get(key, 1 << 62))
-            if idle and len(relative) == world.size:
-                slowdowns.append(device.slowdown_of(first) * relative[r] / relative[first])
-            else:
-                slowdowns.append(device.slowdown_of(r))
-        return joined(wanted, rows, slowdowns)
 
     def _timings(
         self, wanted: Mapping[str, Wanted], least: float
@@ -275,6 +302,17 @@ class LiveFacts:
             return (0.0,) * 7, first_line(error)
         seconds = t.once, t.byte, t.tensor, t.copy_byte
         return (*seconds, t.state_factor, t.work_largest, t.work_byte), ""
+
+
+def _tensors_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Parameters, their gradients and state."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+    for state in optimizer.state.values():
+        yield from (x for x in state.values() if isinstance(x, Tensor))
 
 
 def broadcast(world: World, find: Callable[[], Any]) -> Any:

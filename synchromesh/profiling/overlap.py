@@ -27,7 +27,7 @@ import torch
 
 from synchromesh.engine.groups import Group, World
 from synchromesh.profiling.collectives import Pair, begun, choose_way, largest, slowest
-from synchromesh.profiling.settled import settled
+from synchromesh.programs.clock import settled
 from synchromesh.values.profile import LEAST_RATE, Overlap, Pattern
 from synchromesh.values.traffic import MESSAGES
 

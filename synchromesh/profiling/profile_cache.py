@@ -9,16 +9,21 @@ profile of another day is of no use, and compute or network is measured anew."""
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import median
 from typing import Any
 
 from synchromesh.profiling.live_facts import LiveFacts
-from synchromesh.profiling.profile_folder import ProfileFolder, StoredProfile
-from synchromesh.profiling.profile_key import ProfileKey, profile_key
+from synchromesh.profiling.profile_folder import (
+    ProfileFolder,
+    ProfileKey,
+    StoredProfile,
+    profile_key,
+)
 from synchromesh.profiling.reprofile import TUNING as SAMPLING
 from synchromesh.profiling.reprofile import reprofile
 from synchromesh.trace.partition.local import Partition
-from synchromesh.values.profile import Profile
+from synchromesh.values.profile import Curve, Profile
 
 
 @dataclass(frozen=True)
@@ -112,35 +117,31 @@ def off(known: Profile, sampled: Profile) -> list[float]:
 
     compute: where it differs most. network: by the median over kinds and patterns, at the smallest
     size or at the largest: single collectives come out twice as long by chance."""
-    compute = [
-        [
-            c
-            for found in p.compute.values()
-            for side in (found.forward, found.backward)
-            for c in side
-        ]
-        for p in (known, sampled)
-    ]
-    programs = [
-        _factor(seconds, after(size))
-        for before, after in zip(*compute, strict=True)
-        for size, seconds in before.points
-    ]
+    return [_programs_off(known, sampled), _links_off(known, sampled)]
+
+
+def _programs_off(known: Profile, sampled: Profile) -> float:
+    if not known.compute:
+        return 1.0
+    if sampled.compute is known.compute:
+        return inf
+    pairs = zip(_program_curves(known), _program_curves(sampled), strict=True)
+    return max(_factor(y, after(x)) for before, after in pairs for x, y in before.points)
+
+
+def _program_curves(profile: Profile) -> list[Curve]:
+    return [c for x in profile.compute.values() for side in (x.forward, x.backward) for c in side]
+
+
+def _links_off(known: Profile, sampled: Profile) -> float:
+    if not known.network:
+        return 1.0
+    if sampled.network is known.network:
+        return inf
     curves = [(curve, sampled.network[key]) for key, curve in known.network.items()]
-    links = [
-        median(_factor(before(at), after(at)) for before, after, at in ends)
-        for ends in (
-            [(before, after, before.points[0][0]) for before, after in curves],
-            [(before, after, before.reach) for before, after in curves],
-        )
-        if ends
-    ]
-    lost = bool(known.compute) and sampled.compute is known.compute
-    cut = bool(known.network) and sampled.network is known.network
-    return [
-        float("inf") if lost else max(programs, default=1.0),
-        float("inf") if cut else max(links, default=1.0),
-    ]
+    smallest = median(_factor(b(b.points[0][0]), a(b.points[0][0])) for b, a in curves)
+    largest = median(_factor(b(b.reach), a(b.reach)) for b, a in curves)
+    return max(smallest, largest)
 
 
 def _factor(one: float, other: float) -> float:
@@ -156,7 +157,7 @@ def reuse_text(stored: StoredProfile, found: Profile, compute: float, network: f
     """A sentence on what was reused and what was not."""
     took = f"sampled in {found.seconds:.1f} s"
     lost = [
-        f"{what} ({'not sampled' if x == float('inf') else f'off by a factor of {x:.1f}'})"
+        f"{what} ({'not sampled' if x == inf else f'off by a factor of {x:.1f}'})"
         for what, x in (("programs", compute), ("links", network))
         if x > TUNING.most
     ]

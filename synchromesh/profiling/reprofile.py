@@ -216,53 +216,79 @@ def _on(kind: str, pattern: Pattern, devices: int) -> bool:
 
 
 def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
-    """`known` with links as they are now. Every pattern is sampled by one kind of collective and
-    every kind on the most ranks. With D seconds more a sent byte, of that kind r and of these
-    ranks w, another kind k on another pattern p takes
+    """`known` with links as they are now (see `_LinkSamples`). Overlap stretches as the largest
+    collective does."""
+    if not any(_on(*key, len(ranks)) for key in known.network):
+        return known
+    samples = _LinkSamples.take(world, ranks, known)
+    network = {key: samples.curve(*key, before) for key, before in known.network.items()}
+    rates = {
+        kind: o.stretched(samples.of(kind, samples.widest_of(kind)).ratio)
+        for kind, o in known.overlap.items()
+    }
+    ((_, host),) = confirmed(lambda: [(0.0, agreement_seconds(world))], lambda _: known.host)
+    return replace(known, network=network, overlap=rates, host=host)
+
+
+@dataclass(frozen=True)
+class _LinkSamples:
+    """Every pattern sampled by one kind of collective, and every kind on the most ranks. With D
+    seconds more a sent byte, of that kind r and of these ranks w, another kind k on another
+    pattern p takes
 
         D(k, p)  =  D(k, w) D(r, p) / D(r, w)        C'(k, p, x)  =  C(k, p, x) + D(k, p) sent(x)
 
-    and no less than in proportion: what bounds it where links are quick has not become quicker.
-    Overlap stretches as the largest collective does."""
-    here = [k for k in sorted(known.network) if _on(*k, len(ranks))]
-    if not here:
-        return known
-    widest = {kind: max(p for k, p in here if k == kind) for kind, _ in here}
-    by = {p: min((k for k, q in here if q == p), key=lambda k: k != "all_reduce") for _, p in here}
-    taken = {}
-    for kind, pattern in sorted({*widest.items(), *((k, p) for p, k in by.items())}):
-        before = known.network[kind, pattern]
-        sizes = [int(size) for size, _ in before.points if size >= TUNING.link_bytes]
-        again = partial(network.sampled, world, ranks, kind, pattern, sizes, TUNING.link_seconds)
-        now = confirmed(again, before)
-        taken[kind, pattern] = _Sample.of(kind, pattern.size, before, now)
+    and no less than in proportion: what bounds it where links are quick has not become quicker."""
 
-    def sample(kind: str, pattern: Pattern) -> _Sample:
-        if (kind, pattern) in taken:
-            return taken[kind, pattern]
-        wide = widest.get(kind, max(by))
-        by_kind = taken.get((kind, wide), taken[by[wide], wide])
-        by_pattern = taken[by[pattern], pattern] if pattern in by else by_kind
-        base = taken.get((by.get(pattern, kind), wide))
+    taken: Mapping[tuple[str, Pattern], _Sample]
+    widest: Mapping[str, Pattern]  # on which a kind was sampled
+    kinds: Mapping[Pattern, str]  # by which a pattern was
+
+    @classmethod
+    def take(cls, world: World, ranks: Sequence[int], known: Profile) -> "_LinkSamples":
+        here = [key for key in sorted(known.network) if _on(*key, len(ranks))]
+        widest = {kind: max(p for k, p in here if k == kind) for kind, _ in here}
+        kinds = {
+            pattern: min((k for k, p in here if p == pattern), key=lambda k: k != "all_reduce")
+            for _, pattern in here
+        }
+        taken = {}
+        for kind, pattern in sorted({*widest.items(), *((k, p) for p, k in kinds.items())}):
+            before = known.network[kind, pattern]
+            sizes = [int(size) for size, _ in before.points if size >= TUNING.link_bytes]
+            again = partial(
+                network.sampled, world, ranks, kind, pattern, sizes, TUNING.link_seconds
+            )
+            now = confirmed(again, before)
+            taken[kind, pattern] = _Sample.of(kind, pattern.size, before, now)
+        return cls(taken, widest, kinds)
+
+    def widest_of(self, kind: str) -> Pattern:
+        """The pattern of most ranks on which a kind was sampled; if none, on which any was."""
+        return self.widest.get(kind, max(self.kinds))
+
+    def of(self, kind: str, pattern: Pattern) -> _Sample:
+        """The sample of a kind on a pattern, or what others say of it."""
+        if (kind, pattern) in self.taken:
+            return self.taken[kind, pattern]
+        wide = self.widest_of(kind)
+        by_kind = self.taken.get((kind, wide), self.taken[self.kinds[wide], wide])
+        sampled = pattern in self.kinds
+        by_pattern = self.taken[self.kinds[pattern], pattern] if sampled else by_kind
+        base = self.taken.get((self.kinds.get(pattern, kind), wide))
         if base is None or not base.changed or by_pattern.more * base.more <= 0.0:
             return by_pattern
         ratio = by_kind.ratio * by_pattern.ratio / base.ratio
         return _Sample(by_pattern.late, by_kind.more * by_pattern.more / base.more, ratio)
 
-    links = {}
-    for (kind, pattern), curve in known.network.items():
-        found = sample(kind, pattern)
-        links[kind, pattern] = Curve.of(
-            (x, max(y + found.late + found.more * _sent(kind, x, pattern.size),
-                    y * min(1.0, found.ratio)))
-            for x, y in curve.points
+    def curve(self, kind: str, pattern: Pattern, before: Curve) -> Curve:
+        """What a kind on a pattern takes now."""
+        now = self.of(kind, pattern)
+        return Curve.of(
+            (x, max(y + now.late + now.more * _sent(kind, x, pattern.size),
+                    y * min(1.0, now.ratio)))
+            for x, y in before.points
         )  # fmt: skip
-    rates = {
-        kind: o.stretched(sample(kind, widest.get(kind, max(by))).ratio)
-        for kind, o in known.overlap.items()
-    }
-    ((_, host),) = confirmed(lambda: [(0.0, agreement_seconds(world))], lambda _: known.host)
-    return replace(known, network=links, overlap=rates, host=host)
 
 
 @dataclass(frozen=True)
@@ -289,18 +315,11 @@ def probe_idle(
     it is larger than that of those, or the links. Steps of the others tell nothing of either.
 
     usual: seconds of all-reduces by payload, where they are not what `known` says."""
-    slowdown = [known.device.slowdown_of(r) for r in range(world.size)]
-    least = min(slowdown[r] for r in active)
-    limit = PROBING.quicker * least
-    slow = [r for r in range(world.size) if r not in active and slowdown[r] > limit]
-    devices = 1.0
-    if slow:
-        now = measure_device_model(world, 1)
-        devices = max(slowdown[r] / now.slowdown_of(r) for r in slow)
-    everyone = ("all_reduce", Pattern(world.size))
-    if devices > PROBING.quicker or everyone not in known.network:
+    devices = _idle_devices(world, active, known.device)
+    everyone = known.network.get(("all_reduce", Pattern(world.size)))
+    if devices > PROBING.quicker or everyone is None:
         return IdleProbe(devices)
-    points = known.network[everyone].points
+    points = everyone.points
     size, seconds = max((p for p in points if p[1] <= PROBING.seconds), default=points[0])
     payload = int(size)
     calls = [
@@ -309,3 +328,13 @@ def probe_idle(
     ]
     links = usual.get(payload, seconds) / max(1e-9, *calls)
     return IdleProbe(devices, links, (payload, max(calls)))
+
+
+def _idle_devices(world: World, active: Sequence[int], known: DeviceModel) -> float:
+    """How many times as quick as known an idle rank computes that was slower than all others."""
+    limit = PROBING.quicker * min(map(known.slowdown_of, active))
+    idle = [r for r in range(world.size) if r not in active and known.slowdown_of(r) > limit]
+    if not idle:
+        return 1.0
+    now = measure_device_model(world, 1)
+    return max(known.slowdown_of(r) / now.slowdown_of(r) for r in idle)

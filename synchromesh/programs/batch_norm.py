@@ -9,7 +9,7 @@ Synchronised, with n values per channel over all ranks:
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,44 +30,48 @@ class DataRanks(Protocol):
         """The sum over the ranks, in place."""
 
 
+class NormArguments(NamedTuple):
+    """What batch norm is called with (`trace.rules.axis`); x: (rows, channels, ...)."""
+
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    training: bool
+    momentum: float
+    eps: float
+
+
 @dataclass(frozen=True)
 class BatchNormPolicy:
     """What the statistics cover: the row block (None) or all rows over `data`, the data ranks."""
 
     data: DataRanks | None = None
 
-    def apply(
-        self,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        training: bool,
-        momentum: float,
-        eps: float,
-        *,
-        real: bool,
-    ) -> Tensor:
-        """Normalises `x` (rows, channels, ...); in training it updates the running statistics.
+    def apply(self, given: NormArguments, *, real: bool) -> Tensor:
+        """Normalises `given.x`; in training it updates the running statistics.
 
         real: whether the rows are of the batch; stand-ins are normalised but leave no trace."""
-        if training and self.data is not None and self.data.size > 1:
+        if given.training and self.data is not None and self.data.size > 1:
             y: Tensor = _Synchronised.apply(
-                x, weight, bias, running_mean, running_var, momentum, eps, real, self.data
+                given.x, given.weight, given.bias, given, real, self.data
             )
             return y
-        if training:
-            values = x.numel() // x.shape[1]
-            if real and values == 1 and running_mean is not None:
-                # one value has no unbiased variance: torch would write NaN
-                running_mean.lerp_(x.detach().reshape(-1).to(running_mean.dtype), momentum)
-            if not real or values == 1:
-                running_mean = running_var = None
-        cudnn = torch.backends.cudnn.enabled
-        return torch.batch_norm(
-            x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn
-        )
+        if given.training:
+            given = _of_a_block(given, real)
+        return torch.batch_norm(*given, torch.backends.cudnn.enabled)
+
+
+def _of_a_block(given: NormArguments, real: bool) -> NormArguments:
+    """Without the running statistics, where torch must not update them."""
+    x, mean = given.x, given.running_mean
+    values = x.numel() // x.shape[1]
+    if real and values > 1:
+        return given
+    if real and mean is not None:  # one value has no unbiased variance: torch would write NaN
+        mean.lerp_(x.detach().reshape(-1).to(mean.dtype), given.momentum)
+    return given._replace(running_mean=None, running_var=None)
 
 
 class _Synchronised(torch.autograd.Function):
@@ -77,10 +81,7 @@ class _Synchronised(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        momentum: float,
-        eps: float,
+        given: NormArguments,
         real: bool,
         group: DataRanks,
     ) -> Tensor:
@@ -91,10 +92,11 @@ class _Synchronised(torch.autograd.Function):
                 f"batch norm in training mode needs at least 2 values per channel (the global "
                 f"batch, or its micro-batch, has {count}); give it more rows"
             )
-        if running_mean is not None and running_var is not None:
-            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-            running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
-        scale = torch.rsqrt(var + eps)
+        if given.running_mean is not None and given.running_var is not None:
+            unbiased = var * (count / (count - 1))
+            given.running_mean.lerp_(mean.to(given.running_mean.dtype), given.momentum)
+            given.running_var.lerp_(unbiased.to(given.running_var.dtype), given.momentum)
+        scale = torch.rsqrt(var + given.eps)
         normal = (x.to(exact) - _channels(mean, x)) * _channels(scale, x)
         ctx.save_for_backward(normal, weight, scale)
         dtypes = [None if p is None else p.dtype for p in (weight, bias)]
@@ -133,7 +135,7 @@ class _Synchronised(torch.autograd.Function):
                 (dweight, dbias), dtypes, ctx.needs_input_grad[1:3], strict=True
             )
         ]
-        return dx, *own, None, None, None, None, None, None
+        return dx, *own, None, None, None
 
 
 def _statistics(x: Tensor, real: bool, group: DataRanks) -> tuple[Tensor, Tensor, int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from synchromesh.programs.async_move import async_move
-from synchromesh.programs.batch_norm import BatchNormPolicy
+from synchromesh.programs.batch_norm import BatchNormPolicy, NormArguments
 from synchromesh.programs.communicator import Communicator, Finish
 from synchromesh.programs.random import RandomStreams
 from synchromesh.values.placement import Placement, parse, shard
@@ -244,8 +244,7 @@ def depart(
     length = length or (x.shape[source.dim] * group.size if source.sharded else 0)
     if not (x.requires_grad and torch.is_grad_enabled()):
         return (lambda: x) if forward is _identity else forward(x, group, source, target, length)
-    along = source.sharded and target.sharded and source.dim == target.dim
-    back_length = length if along else x.shape[target.dim] if target.sharded else 0
+    back_length = _length_back(x, source, target, length)
     if forward in QUIET and back in QUIET:
         return lambda: _Move.apply(x, group, source, target, (length, back_length))
     return async_move(
@@ -255,6 +254,14 @@ def depart(
     )
 
 
+def _length_back(x: Tensor, source: Placement, target: Placement, length: int) -> int:
+    """Entries of the dimension that `target` shards, `length` being those of `source`'s."""
+    if not target.sharded:
+        return 0
+    along = source.sharded and source.dim == target.dim
+    return length if along else x.shape[target.dim]
+
+
 def move(
     x: Tensor, group: Communicator, source: Placement, target: Placement, length: int = 0
 ) -> Tensor:
@@ -262,8 +269,8 @@ def move(
     return depart(x, group, source, target, length)()
 
 
-class TensorAxis:
-    """The tensor axis of one layout on this rank; implements `trace.partition.axis.Axis`."""
+class GroupAxis:
+    """The tensor axis of one layout over a group; implements `trace.rules.axis.TensorAxis`."""
 
     def __init__(self, group: Communicator, streams: RandomStreams, norm: BatchNormPolicy) -> None:
         self.group, self.streams, self.norm = group, streams, norm
@@ -294,4 +301,4 @@ class TensorAxis:
 
     def batch_norm(self, *arguments: Any) -> Tensor:
         """Batch norm as its policy says; arguments as of the protocol."""
-        return self.norm.apply(*arguments, real=self.real_rows > 0)
+        return self.norm.apply(NormArguments(*arguments), real=self.real_rows > 0)

@@ -20,10 +20,10 @@ from torch import Tensor
 from synchromesh.programs.batch_norm import BatchNormPolicy
 from synchromesh.programs.borders import local_part, tiled
 from synchromesh.programs.clock import clock
-from synchromesh.programs.collectives import TensorAxis
+from synchromesh.programs.collectives import GroupAxis
+from synchromesh.programs.communicator import SilentGroup
 from synchromesh.programs.memory import LiveBytes, storage_bytes
 from synchromesh.programs.random import RandomStreams
-from synchromesh.programs.silent_group import SilentGroup
 from synchromesh.programs.walk import walking
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
@@ -85,7 +85,7 @@ class Bench:
         self.device, self.rows = device, rows
         self._clock = clock(device) or time.perf_counter
         size = local.layout.tensor
-        self.axis = TensorAxis(SilentGroup(size), RandomStreams(0, device), BatchNormPolicy(None))
+        self.axis = GroupAxis(SilentGroup(size), RandomStreams(0, device), BatchNormPolicy(None))
         self.axis.real_rows = rows
         self.walk = walking(local.graph)
         self.operators = sum(n.op == "call_function" for n in local.graph.graph.nodes)

@@ -29,6 +29,23 @@ def describe(name: str, tensor: Tensor) -> Parameter:
     return Parameter(name, shape, dtype, trainable=False, buffer=True)
 
 
+def _slots(module: nn.Module, names: Mapping[int, str]) -> Iterator[tuple[nn.Module, str, str]]:
+    """Module, attribute and name of every reference to a parameter or buffer; names: by id."""
+    for part in module.modules():
+        for key, tensor in (*part._parameters.items(), *part._buffers.items()):
+            if tensor is not None:
+                yield part, key, names[id(tensor)]
+
+
+def _running_statistics(module: nn.Module) -> Iterator[tuple[Tensor, bool]]:
+    """Means and variances of norms, and whether these are of single rows (instance norm)."""
+    for norm in module.modules():
+        if isinstance(norm, nn.modules.batchnorm._NormBase) and norm.track_running_stats:
+            instance = isinstance(norm, nn.modules.instancenorm._InstanceNorm)
+            both = (norm.running_mean, norm.running_var)
+            yield from ((x, instance) for x in both if x is not None)
+
+
 class Model:
     """A module with the global description of its tensors; shared tensors have their first name
     only.
@@ -49,43 +66,32 @@ class Model:
         self.described = {name: describe(name, tensor) for name, tensor in tensors.items()}
         names = {id(p): n for n, p in self.parameters.items()}
         names |= {id(b): n for n, b in self.buffers.items()}
-        self.slots: list[tuple[nn.Module, str, str]] = []  # module, attribute, name of a reference
-        persistent = set()
-        for _, part in module.named_modules():
-            for table in (part._parameters, part._buffers):
-                for key, tensor in table.items():
-                    if tensor is None:
-                        continue
-                    self.slots.append((part, key, names[id(tensor)]))
-                    if table is part._parameters or key not in part._non_persistent_buffers_set:
-                        persistent.add(names[id(tensor)])
-        references = [
+        # module, attribute, name of a reference
+        self.slots: list[tuple[nn.Module, str, str]] = list(_slots(module, names))
+        self._references: Any = self._standing() or [[]] * 4
+        self.persistent = frozenset(  # names that state_dict and checkpoints carry
+            name for part, key, name in self.slots if key not in part._non_persistent_buffers_set
+        )
+        self.aliases: dict[str, str] = {
+            n: names[id(t)] for n, t in module.state_dict(keep_vars=True).items() if id(t) in names
+        }
+        statistics = [(names[id(x)], instance) for x, instance in _running_statistics(module)]
+        self.statistics = tuple(name for name, _ in statistics)  # of norms, of this rank's rows
+        self.never_synchronised = tuple(name for name, instance in statistics if instance)
+
+    def _standing(self) -> list[list[Any]]:
+        """Tables of modules, keys in them, paths, and which objects stand there."""
+        parameters = [
             (part._parameters, key, name, id(self.parameters[name]))
             for part, key, name in self.slots
             if name in self.parameters
         ]
-        references += [
+        children = [
             (part._modules, key, f"{path}.{key}".lstrip("."), id(child))
-            for path, part in module.named_modules()
+            for path, part in self.module.named_modules()
             for key, child in part._modules.items()
         ]
-        # tables of modules, keys in them, paths, and which objects stand there
-        self._references: Any = [*map(list, zip(*references, strict=True))] or [[]] * 4
-        self.persistent = frozenset(persistent)  # names that state_dict and checkpoints carry
-        self.aliases: dict[str, str] = {
-            n: names[id(t)] for n, t in module.state_dict(keep_vars=True).items() if id(t) in names
-        }
-
-        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
-        found = [
-            (names[id(b)], isinstance(norm, nn.modules.instancenorm._InstanceNorm))
-            for norm in norms
-            if norm.track_running_stats
-            for b in (norm.running_mean, norm.running_var)
-            if b is not None
-        ]
-        self.statistics = tuple(name for name, _ in found)  # of norms, of this rank's rows
-        self.never_synchronised = tuple(name for name, instance in found if instance)
+        return [*map(list, zip(*parameters, *children, strict=True))]
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -205,17 +211,7 @@ class Model:
     ) -> Iterator[nn.Module]:
         """The module with tensors of the global shapes, on the meta device where this rank has a
         shard. buffers: global ones to take instead, by name."""
-        full: dict[str, Tensor] = {}
-        for name, d in self.described.items():
-            local = self.local(name)
-            if tuple(local.shape) == d.shape and local.device == device:
-                continue
-            if buffers is not None and name in buffers:
-                full[name] = buffers[name].to(device)
-                continue
-            empty = torch.empty(d.shape, dtype=local.dtype, device="meta")
-            is_parameter = name in self.parameters
-            full[name] = nn.Parameter(empty, d.trainable) if is_parameter else empty
+        full = dict(self._full(device, buffers or {}))
         kept = [(part, key, getattr(part, key)) for part, key, name in self.slots if name in full]
         try:
             for part, key, name in self.slots:
@@ -226,6 +222,21 @@ class Model:
         finally:
             for part, key, tensor in kept:
                 setattr(part, key, tensor)
+
+    def _full(
+        self, device: torch.device, buffers: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """What stands in for each tensor that is not here whole on `device`, by name."""
+        for name, d in self.described.items():
+            local = self.local(name)
+            if tuple(local.shape) == d.shape and local.device == device:
+                continue
+            if name in buffers:
+                yield name, buffers[name].to(device)
+                continue
+            empty = torch.empty(d.shape, dtype=local.dtype, device="meta")
+            is_parameter = name in self.parameters
+            yield name, nn.Parameter(empty, d.trainable) if is_parameter else empty
 
     @contextmanager
     def open(self) -> Iterator[nn.Module]:

@@ -9,7 +9,7 @@ from synchromesh.engine.opaque import OpaqueProgram
 from synchromesh.engine.program import Program
 from synchromesh.engine.sharding import Sharding
 from synchromesh.programs.batch_norm import BatchNormPolicy
-from synchromesh.programs.collectives import TensorAxis
+from synchromesh.programs.collectives import GroupAxis
 from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.partition.crossings import deliveries
@@ -108,9 +108,9 @@ class Programs:
                 options.sync_batch_norm, active.step.changed, options.autocast,
             )  # fmt: skip
 
-        def axis(layout: Layout, streams: RandomStreams) -> TensorAxis:
+        def axis(layout: Layout, streams: RandomStreams) -> GroupAxis:
             group = groups.data_group(layout) if options.sync_batch_norm else None
-            return TensorAxis(groups.tensor_group(layout), streams, BatchNormPolicy(group))
+            return GroupAxis(groups.tensor_group(layout), streams, BatchNormPolicy(group))
 
         tensors = {**model.parameters, **model.buffers, **self.sharding.whole}
         return Program(

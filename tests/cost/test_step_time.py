@@ -17,9 +17,9 @@ from synchromesh.engine import program
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.programs.batch_norm import BatchNormPolicy
 from synchromesh.programs.borders import StandIns, local_part, record, tiled
-from synchromesh.programs.collectives import TensorAxis
+from synchromesh.programs.collectives import GroupAxis
+from synchromesh.programs.communicator import SilentGroup
 from synchromesh.programs.random import RandomStreams
-from synchromesh.programs.silent_group import SilentGroup
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.local import Communication, Computation
 from synchromesh.values.component import Rows
@@ -227,9 +227,9 @@ class Order:
                 tensors[n].requires_grad_()
         stage = SimpleNamespace(position=0)
 
-        def axis(layout: Layout, streams: RandomStreams) -> TensorAxis:
+        def axis(layout: Layout, streams: RandomStreams) -> GroupAxis:
             group = SilentGroup(layout.tensor)
-            return TensorAxis(cast(Any, group), streams, BatchNormPolicy(None))
+            return GroupAxis(cast(Any, group), streams, BatchNormPolicy(None))
 
         monkeypatch.setattr(program, "depart", self.depart)
         self.program = program.Program(

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.engine.groups import World
-from synchromesh.programs.batch_norm import BatchNormPolicy
+from synchromesh.programs.batch_norm import BatchNormPolicy, NormArguments
 from synchromesh.values.traffic import batch_norm_collectives, sent_bytes
 from tests.ranks import run
 
@@ -35,7 +35,7 @@ def _synchronised(shape: tuple[int, ...], affine: bool, cuts: tuple[int, ...]) -
     weight = norm.weight.detach().clone().requires_grad_() if affine else None
     bias = norm.bias.detach().clone().requires_grad_() if affine else None
     policy = BatchNormPolicy(world.everyone)
-    y = policy.apply(rows, weight, bias, mean, var, True, 0.3, norm.eps, real=real)
+    y = policy.apply(NormArguments(rows, weight, bias, mean, var, True, 0.3, norm.eps), real=real)
     y.backward(dy[own] if real else torch.zeros_like(y))
     predicted = batch_norm_collectives(shape[1], 8, world.size)
     assert world.ledger.sent == sum(
@@ -76,7 +76,9 @@ def test_a_row_block_is_torchs_own() -> None:
     x, _, norm = _whole((6, 3, 2, 2), True)
     mean, var = norm.running_mean.clone(), norm.running_var.clone()
     policy = BatchNormPolicy()
-    y = policy.apply(x, norm.weight, norm.bias, mean, var, True, 0.3, norm.eps, real=True)
+    y = policy.apply(
+        NormArguments(x, norm.weight, norm.bias, mean, var, True, 0.3, norm.eps), real=True
+    )
     assert torch.equal(y, norm(x))
     assert torch.equal(mean, norm.running_mean) and torch.equal(var, norm.running_var)
 
@@ -85,9 +87,13 @@ def test_stand_ins_and_single_values_do_not_spoil_running_statistics() -> None:
     x, _, norm = _whole((1, 3), True)
     mean, var = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     policy = BatchNormPolicy()
-    policy.apply(x, norm.weight, norm.bias, mean, var, True, 0.5, norm.eps, real=False)
+    policy.apply(
+        NormArguments(x, norm.weight, norm.bias, mean, var, True, 0.5, norm.eps), real=False
+    )
     assert not mean.any() and torch.equal(var, torch.ones(3))
-    y = policy.apply(x, norm.weight, norm.bias, mean, var, True, 0.5, norm.eps, real=True)
+    y = policy.apply(
+        NormArguments(x, norm.weight, norm.bias, mean, var, True, 0.5, norm.eps), real=True
+    )
     torch.testing.assert_close(mean, x[0] / 2)
     assert torch.equal(var, torch.ones(3)) and y.isfinite().all()
 
@@ -96,7 +102,8 @@ def _too_few() -> str:
     world = World.open("cpu")
     try:
         BatchNormPolicy(world.everyone).apply(
-            torch.ones(1, 2), None, None, None, None, True, 0.1, 1e-5, real=world.rank == 0
+            NormArguments(torch.ones(1, 2), None, None, None, None, True, 0.1, 1e-5),
+            real=world.rank == 0,
         )
     except ValueError as error:
         return str(error)
@@ -116,7 +123,7 @@ def test_half_precision_keeps_its_dtype() -> None:
         x = torch.randn(4, 2, 3, dtype=torch.bfloat16).requires_grad_()
         w = torch.ones(2, requires_grad=True)
         y = BatchNormPolicy(world.everyone).apply(
-            x, w, None, None, None, True, 0.1, 1e-5, real=True
+            NormArguments(x, w, None, None, None, True, 0.1, 1e-5), real=True
         )
         y.sum().backward()
         return str(y.dtype), str(x.grad.dtype), str(w.grad.dtype)

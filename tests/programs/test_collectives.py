@@ -8,7 +8,7 @@ from torch import Tensor
 
 from synchromesh.engine.groups import World
 from synchromesh.programs.batch_norm import BatchNormPolicy
-from synchromesh.programs.collectives import TABLE, TensorAxis, join, move, part
+from synchromesh.programs.collectives import TABLE, GroupAxis, join, move, part
 from synchromesh.programs.random import RandomStreams
 from synchromesh.values.placement import Placement, parse
 from tests.ranks import run
@@ -136,7 +136,7 @@ def test_no_gradient_no_backward_traffic() -> None:
 
 def _integers_and_scalars() -> None:
     world = World.open("cpu")
-    axis = TensorAxis(world.everyone, RandomStreams(0), BatchNormPolicy())
+    axis = GroupAxis(world.everyone, RandomStreams(0), BatchNormPolicy())
     ids = torch.arange(8).view(2, 4)
     mine = axis.move(ids, "R", "S(1)")
     assert mine.tolist() == ids[:, 2 * world.rank :][:, :2].tolist()
