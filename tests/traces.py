@@ -25,7 +25,7 @@ from synchromesh.trace.capture.readings import ReadValue, Same, frozen, same
 from synchromesh.trace.partition import partition as partitioning
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
-from synchromesh.training import execution, trace_check
+from synchromesh.training import active_plan, trace_check
 from synchromesh.training import traces as making
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import Placement
@@ -147,7 +147,7 @@ def known(name: Hashable) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(making, "capture", capture)
         patch.setattr(trace_check, "compare", _compared)
-        patch.setattr(execution, "partition", _partition)
+        patch.setattr(active_plan, "partition", _partition)
         yield
 
 

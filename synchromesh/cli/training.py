@@ -20,8 +20,7 @@ from synchromesh.runs.tensorboard import TensorBoard
 from synchromesh.runs.utilisation import Utilisation
 from synchromesh.training import events
 from synchromesh.training.events import FitEvent
-from synchromesh.training.loop import fit
-from synchromesh.training.stop import SIGNALS
+from synchromesh.training.loop import SIGNALS, fit
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import Stopped
 

@@ -174,32 +174,39 @@ def hand_over(
 ) -> None:
     """Parameters, buffers and attributes of these names come from one rank of the group to others;
     all its ranks call."""
-    places = {n: (table, key) for n, table, key in attributes_of(model.module)}
-    tensors: dict[str, Tensor] = dict(model.parameters)
-    tensors |= {n: t[k] for n, (t, k) in places.items() if isinstance(t[k], Tensor)}
-    moving = [n for n in sorted(names) if n in tensors]
-    numbers = {n: places[n][0][places[n][1]] for n in names if n in places and n not in tensors}
-    stuck = next((n for n, value in numbers.items() if isinstance(value, CONTAINERS)), None)
+    values = {n: table[key] for n, table, key in attributes_of(model.module)}
+    values |= dict(model.parameters)
+    changed = {n: values[n] for n in names if n in values}
+    others = {n: x for n, x in changed.items() if not isinstance(x, Tensor)}
+    moving = [changed[n] for n in sorted(changed.keys() - others.keys())]
+    _refuse_containers(others)
+    with group.world.ledger.paused(), torch.no_grad():
+        received = group.broadcast_json(others, giver)
+        if group.index == giver:
+            group.exchange([(p, x.contiguous()) for p in takers for x in moving], [])
+        elif group.index in takers:
+            for name, table, key in attributes_of(model.module):
+                table[key] = received.get(name, table[key])
+            _receive(moving, group, giver)
+
+
+def _refuse_containers(attributes: Mapping[str, Any]) -> None:
+    """ValueError for an attribute that no message could carry."""
+    stuck = next((n for n, value in attributes.items() if isinstance(value, CONTAINERS)), None)
     if stuck is not None:
         raise ValueError(
             f"the forward changes {stuck}, a container that ranks which did not run it cannot "
             "take over from the others: keep such state in buffers"
         )
-    with group.world.ledger.paused(), torch.no_grad():
-        received = group.broadcast_json(numbers, giver)
-        if group.index == giver:
-            group.exchange([(p, tensors[n].contiguous()) for p in takers for n in moving], [])
-        elif group.index in takers:
-            for name, value in received.items():
-                table, key = places[name]
-                table[key] = value
-            landing = {
-                n: torch.empty_like(tensors[n], memory_format=torch.contiguous_format)
-                for n in moving
-            }
-            group.exchange([], [(giver, landing[n]) for n in moving])
-            for name, value in landing.items():
-                tensors[name].copy_(value)
+
+
+def _receive(tensors: Sequence[Tensor], group: Group, giver: int) -> None:
+    """Fills tensors of any strides with what the giver sends of them."""
+    whole = torch.contiguous_format
+    landing = [torch.empty_like(x, memory_format=whole) for x in tensors]
+    group.exchange([], [(giver, x) for x in landing])
+    for tensor, received in zip(tensors, landing, strict=True):
+        tensor.copy_(received)
 
 
 class _BatchNorm(TorchFunctionMode):

@@ -1,26 +1,56 @@
-"""The active plan: the plan in force with its trace, partition, ranks and layouts."""
+"""The active plan: the plan in force and all that follows from it; what a plan must meet to become
+it, and what a user may choose besides."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import torch
+from torch import nn
+
+from synchromesh.checkpoint.model_state import ModelState
+from synchromesh.engine import batches
 from synchromesh.engine.agreement import RowAgreement
 from synchromesh.engine.batches import GlobalRows, Ranges
+from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.trace.partition.partition import Partition
+from synchromesh.planning.session import PlanningSession
+from synchromesh.trace.capture.carry import Start
+from synchromesh.trace.partition.partition import Partition, partition, unsharded
 from synchromesh.trace.step import Step
+from synchromesh.training.notices import Notices
+from synchromesh.values.holding import Holding, holdings
 from synchromesh.values.layout import Layout, leaf_layout_at
+from synchromesh.values.optimizer import coupled
 from synchromesh.values.plan import Plan
+
+Loss = Callable[[nn.Module, Any], Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may choose besides the plan; see `prepare`."""
+
+    seed: int = 0
+    sync_batch_norm: bool = False
+    autocast: torch.dtype | None = None
+    weights: Path | None = None  # a checkpoint, or safetensors, to begin with
+    carry: Start | None = None  # at the beginning of streams
+    headroom: str | None = None  # of each device; None: `planner.headroom`
+    say: Callable[[str], None] = lambda _: None  # receives a sentence about each measurement
 
 
 @dataclass(frozen=True)
 class ActivePlan:
-    """The plan in force and what follows from it."""
+    """The plan in force and what follows from it; `PlanCheck` makes them."""
 
     plan: Plan
     step: Step
     partition: Partition
     groups: PlanGroups
     layouts: Mapping[str, Layout]  # of each component of the training step
+    holdings: Mapping[str, Holding]  # where the model's tensors lie
     agree: RowAgreement
     fingerprint: int
 
@@ -60,6 +90,77 @@ class ActivePlan:
         layout = self.leaf_layout
         start, stop = rows.ranges(layout.data)[layout.data_index(position)]
         return stop - start
+
+
+class PlanCheck:
+    """Whether a plan can become the active one, before anything changes.
+
+    Every question that may refuse it is asked in `passed`, in this order alone, and who would
+    make another plan the active one needs what `passed` returns. All ranks ask alike."""
+
+    def __init__(
+        self, state: ModelState, planning: PlanningSession, notices: Notices, carries: bool
+    ) -> None:
+        """carries: whether a step reads what the one before has made."""
+        self._state, self._planning, self._notices = state, planning, notices
+        self._model, self._optimizer, self._world = state.model, state.optimizer, state.world
+        self._carries = carries
+
+    def passed(self, plan: Plan, step: Step, known: Partition | None = None) -> ActivePlan:
+        """`plan` with all that follows from it. known: the partition of `step` under it, where
+        there is one. ValueError, on all ranks, where it does not fit."""
+        rows, ranks = self._planning.rows, plan.devices(self._world.size)
+        plan.check_rows(rows)
+        refuse_parts(step, plan.micro_batches)
+        refuse_untraced(step, plan)
+        stated = self._stated(plan, step)
+        layouts = step.undivided(stated)
+        pins = unsharded(step, layouts) if coupled(self._optimizer) else {}
+        made = known or partition(step, layouts, rows=rows, pins=pins)
+        placed = holdings(self._model.described.values(), made.placements, len(ranks))
+        self._refuse_optimizer(placed)
+        mark = self._agreed_mark(plan, step, placed)
+        self._planning.check_held(plan, placed)
+        self._notices.partitioned(plan, stated, made, step, self._model.parameters)
+        self._notices.undivided(stated, made, step, rows)
+        undivided = {Layout(1, x.devices, first=x.first) for x in layouts}  # of a metric, maybe
+        groups = PlanGroups(self._world, ranks, {*layouts, *undivided}, placed.values())
+        agree = RowAgreement(
+            self._world.everyone, ranks, made.leaf_layouts.values(), plan, self._world.device,
+            self._carries,
+        )  # fmt: skip
+        of_components = dict(zip(step.chain.names, layouts, strict=True))
+        return ActivePlan(plan, step, made, groups, of_components, placed, agree, mark)
+
+    def _stated(self, plan: Plan, step: Step) -> tuple[Layout, ...]:
+        """The layout of each component as the plan states it. ValueError with the reason, where
+        the plan names what was made one component."""
+        inside = self._model.inside(step.chain.names)
+        try:
+            return plan.layouts(step.chain.names, self._world.size, inside)
+        except ValueError as error:
+            why = step.merged or step.reason
+            raise ValueError(f"{error} ({why})" if why else str(error)) from None
+
+    def _refuse_optimizer(self, placed: Mapping[str, Holding]) -> None:
+        """ValueError for an optimizer that could not update the parts of a tensor."""
+        sharded = [n for n, h in placed.items() if h.placement.sharded or h.parts > 1]
+        check_optimizer(self._optimizer, bool(sharded))
+        for name in sharded:
+            self._state.optimizer_state.refuse_pieces(name)
+
+    def _agreed_mark(self, plan: Plan, step: Step, placed: Mapping[str, Holding]) -> int:
+        """A fingerprint of what ranks must have come to alike. ValueError where they have not."""
+        order = [(c.name, [p.name for p in c.parameters]) for c in step.chain.components]
+        places = sorted((n, str(h)) for n, h in placed.items())
+        mark = batches.fingerprint((str(plan), step.opaque, order, places))
+        if len(set(self._world.everyone.all_gather_json(mark))) > 1:
+            raise ValueError(
+                f"ranks came to different partitions of the model under {str(plan)!r}: start "
+                "every rank with the same "
+                "script, arguments and versions of torch and synchromesh"
+            )
+        return mark
 
 
 def checked_plan(plan: Plan | str) -> Plan:

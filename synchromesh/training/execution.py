@@ -18,34 +18,29 @@ from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.checkpoint.switch import TransferStats
 from synchromesh.engine import batches
-from synchromesh.engine.agreement import MODELS_DIFFER, Marks, RowAgreement
+from synchromesh.engine.agreement import MODELS_DIFFER, Marks
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.buckets import Summed
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import World
 from synchromesh.engine.interleaving import Interleaving
 from synchromesh.engine.opaque import OpaqueProgram, hand_over
-from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.engine.pipeline import MicroBatch
-from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Program
 from synchromesh.engine.sharding import Sharding
 from synchromesh.planning.session import PlanningSession
 from synchromesh.programs.model import Model
 from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.batch import take
-from synchromesh.trace.partition.partition import Partition, overlaps, partition, unsharded
+from synchromesh.trace.partition.partition import Partition, overlaps
 from synchromesh.trace.step import Step
-from synchromesh.training.active_plan import ActivePlan, refuse_parts, refuse_untraced
+from synchromesh.training.active_plan import ActivePlan, Loss, Options, PlanCheck
 from synchromesh.training.carry import Carry
 from synchromesh.training.notices import Notices
-from synchromesh.training.options import Loss, Options
 from synchromesh.training.programs import Programs
 from synchromesh.training.traces import KEPT, Traces
 from synchromesh.training.trainer_state import TrainerState
-from synchromesh.values.holding import holdings
-from synchromesh.values.layout import Layout, stages_of
-from synchromesh.values.optimizer import coupled
+from synchromesh.values.layout import stages_of
 from synchromesh.values.plan import Plan
 from synchromesh.values.sharding import units
 
@@ -68,6 +63,8 @@ class Execution:
         self.sync = GradientSync([])
         self.state = ModelState(model, optimizer, world)
         self.carry = Carry(options.carry, world)
+        self._check = PlanCheck(self.state, planning, self.notices, bool(options.carry))
+        self._active: ActivePlan | None = None
         self._earlier: deque[ActivePlan] = deque(maxlen=KEPT)
         self.unsettled_rows = 0  # computed with on this rank since `settle` was called
         weights = () if options.weights is None else model.persistent
@@ -85,6 +82,16 @@ class Execution:
         elif plan.open_cuts:
             plan = self._cut(plan, step)
         self._adopt(plan, step, first=True)
+
+    @property
+    def active(self) -> ActivePlan:
+        """RuntimeError where none is, for a switch failed when state had moved already."""
+        if self._active is None:
+            raise RuntimeError(
+                "no plan is in force, for a switch to another one failed when state had moved "
+                "already: close this trainer, prepare another and resume a checkpoint"
+            )
+        return self._active
 
     def _start(self) -> None:
         """Gives tensors of the meta device their values, and all of them those of given
@@ -108,13 +115,13 @@ class Execution:
         """Makes another plan the active one; nothing has moved where it does not fit
         (ValueError)."""
         cuts, step = self.traces.cuts, self.active.step
-        made = None if plan.open_cuts else self.planning.solved(step, plan)
+        known = None if plan.open_cuts else self.planning.solved(step, plan)
         try:
             if plan.open_cuts:
                 plan = self._cut(plan, step)
-            elif made is None and plan.cuts(self.model.paths()) != cuts:
+            elif known is None and plan.cuts(self.model.paths()) != cuts:
                 step = self.traces.training_step(plan)
-            return self._adopt(plan, step, made=made)
+            return self._adopt(plan, step, known=known)
         except ValueError:
             self.traces.cuts = cuts
             raise
@@ -127,78 +134,33 @@ class Execution:
         return plan
 
     def _adopt(
-        self, plan: Plan, step: Step, first: bool = False, made: Partition | None = None
+        self, plan: Plan, step: Step, first: bool = False, known: Partition | None = None
     ) -> TransferStats:
-        """Makes `plan` the active one; tensors move to their new places.
+        """Makes `plan` the active one; tensors move to their new places. Where it does not fit
+        (ValueError) the one before goes on. known: its partition of `step`, where there is one."""
+        return self._commit(self._check.passed(plan, step, known), first)
 
-        made: the partition of `step` under `plan`, where it is known."""
-        ranks, rows = plan.devices(self.world.size), self.planning.rows
-        plan.check_rows(rows)
-        refuse_parts(step, plan.micro_batches)
-        refuse_untraced(step, plan)
-        stated = self._stated(plan, step)
-        layouts = step.undivided(stated)
-        pins = unsharded(step, layouts) if coupled(self.optimizer) else {}
-        made = made or partition(step, layouts, rows=rows, pins=pins)
-        placed = holdings(self.model.described.values(), made.placements, len(ranks))
-        sharded = [n for n, h in placed.items() if h.placement.sharded or h.parts > 1]
-        check_optimizer(self.optimizer, bool(sharded))
-        for name in sharded:
-            self.state.optimizer_state.refuse_pieces(name)
-        order = [(c.name, [p.name for p in c.parameters]) for c in step.chain.components]
-        places = sorted((n, str(h)) for n, h in placed.items())
-        mark = batches.fingerprint((str(plan), step.opaque, order, places))
-        if len(set(self.world.everyone.all_gather_json(mark))) > 1:
-            raise ValueError(
-                f"ranks came to different partitions of the model under {str(plan)!r}: start "
-                "every rank with the same "
-                "script, arguments and versions of torch and synchromesh"
-            )
-        self.planning.check_held(plan, placed)
-        self.notices.partitioned(plan, stated, made, step, self.model.parameters)
-        self.notices.undivided(stated, made, step, rows)
-        undivided = {Layout(1, x.devices, first=x.first) for x in layouts}  # of a metric, maybe
-        groups = PlanGroups(self.world, ranks, {*layouts, *undivided}, placed.values())
+    def _commit(self, new: ActivePlan, first: bool) -> TransferStats:
+        """State moves to where `new` has it, and what runs the plan is made anew. There is no way
+        back from here: until all of it is done no plan is in force."""
+        self._active = None
         self.sync.close()
-        moved = self.state.move(placed, groups)
+        moved = self.state.move(new.holdings, new.groups)
         if first:
             self._start()
-        leaves = made.leaf_layouts.values()
-        everyone, device, carries = (
-            self.world.everyone,
-            self.world.device,
-            bool(self.options.carry),
-        )
-        agree = RowAgreement(everyone, ranks, leaves, plan, device, carries)
-        of_components = dict(zip(step.chain.names, layouts, strict=True))
-        self.active = ActivePlan(plan, step, made, groups, of_components, agree, mark)
-        self._earlier.append(self.active)
-        self.sharding = self._sharding()
-        self._renew_programs()
-        # batch norms of a model that runs as it is come in no order that buckets could keep
-        late = step.opaque and self.options.sync_batch_norm
-        # a gradient that stages share: another stage's last backward may wait for this one's
-        late = late or (self.world.blocking and plan.stage_count > 1)
-        self.sync = GradientSync(self._summed(), late=late)
-        turns = overlaps(step, made) and plan.stage_count == 1
-        self.interleaving = Interleaving(self.world.everyone, turns, plan.pieces)
+        self.sharding = self._sharding(new)
+        self.programs = self._programs(new)
+        self.sync = self._gradient_sync(new)
+        turns = overlaps(new.step, new.partition) and new.plan.stage_count == 1
+        self.interleaving = Interleaving(self.world.everyone, turns, new.plan.pieces)
+        self._earlier.append(new)
+        self._active = new
         return moved
 
-    def _stated(self, plan: Plan, step: Step) -> tuple[Layout, ...]:
-        """The layout of each component as the plan states it. ValueError with the reason, where
-        the plan names what was made one component."""
-        inside = self.model.inside(step.chain.names)
-        try:
-            return plan.layouts(step.chain.names, self.world.size, inside)
-        except ValueError as error:
-            why = step.merged or step.reason
-            raise ValueError(f"{error} ({why})" if why else str(error)) from None
-
-    def _sharding(self) -> Sharding:
+    def _sharding(self, active: ActivePlan) -> Sharding:
         """The parameters of which ranks keep parts."""
-        active, holdings = self.active, self.state.holdings
         parameters = (
-            [holdings[p.name] for p in component.parameters]
+            [active.holdings[p.name] for p in component.parameters]
             for component in active.step.chain.components
         )
         return Sharding(
@@ -206,25 +168,34 @@ class Execution:
             active.groups.sum_group,
         )  # fmt: skip
 
-    def _summed(self) -> list[Summed]:
+    def _programs(self, active: ActivePlan) -> Programs:
+        return Programs(active, self.traces, self.state, self.streams, self.sharding)
+
+    def _gradient_sync(self, active: ActivePlan) -> GradientSync:
+        # batch norms of a model that runs as it is come in no order that buckets could keep
+        late = active.step.opaque and self.options.sync_batch_norm
+        # a gradient that stages share: another stage's last backward may wait for this one's
+        late = late or (self.world.blocking and active.plan.stage_count > 1)
+        return GradientSync(self._summed(active), late=late)
+
+    def _summed(self, active: ActivePlan) -> list[Summed]:
         """Trained parameters of this rank in the order of the chain, each with the ranks that sum
         its gradient."""
-        groups, locals_ = self.active.groups, self.active.partition.components
+        groups, locals_ = active.groups, active.partition.components
         users: dict[str, list[int]] = {}
         for number, stage in enumerate(stages_of([local.layout for local in locals_])):
             for described in (p for i in stage for p in locals_[i].component.parameters):
-                holding = self.state.holdings[described.name]
+                holding = active.holdings[described.name]
                 if described.trainable and groups.position in holding.positions:
                     users.setdefault(described.name, []).append(number)
-        found = []
+        summed = []
         for name, stages in users.items():
-            holding, whole = self.state.holdings[name], self.sharding.whole.get(name)
-            group = groups.sum_group(holding)
-            found.append(Summed(
-                self.model.parameters[name], group, whole, holding.part_placement,
+            holding, whole = active.holdings[name], self.sharding.whole.get(name)
+            summed.append(Summed(
+                self.model.parameters[name], groups.sum_group(holding), whole, holding.part_placement,
                 holding.each_backward, tuple(dict.fromkeys(stages)), holding.local_bytes,
             ))  # fmt: skip
-        return found
+        return summed
 
     # Changes of the model
 
@@ -244,8 +215,8 @@ class Execution:
         buffers = dict(self.state.gathered(local))
         plan = self.active.plan
         step = self.traces.training_step(plan, buffers=buffers)
-        known = (a.partition for a in self._earlier if a.step is step and a.plan == plan)
-        self._adopt(plan, step, made=next(known, None))
+        earlier = (a.partition for a in self._earlier if a.step is step and a.plan == plan)
+        self._adopt(plan, step, known=next(earlier, None))
 
     def share_attributes(self) -> None:
         """What the forward of a model that runs as it is keeps in attributes comes to idle ranks,
@@ -380,13 +351,11 @@ class Execution:
     def reseed(self, seed: int) -> None:
         """Random streams of another seed, as of a checkpoint."""
         self.streams = RandomStreams(seed, self.world.device)
-        self._renew_programs()
-
-    def _renew_programs(self) -> None:
-        self.programs = Programs(self.active, self.traces, self.state, self.streams, self.sharding)
+        self.programs = self._programs(self.active)
 
     def close(self) -> None:
         """Ends hooks and programs; the groups are the world's."""
         self.sync.close()
         self.sharding = Sharding()
-        self._renew_programs()
+        if self._active is not None:
+            self.programs = self._programs(self._active)

@@ -5,12 +5,18 @@
 Every rank of the run calls `fit` alike, under torchrun or in a single process."""
 
 import math
+import os
+import signal
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from types import FrameType
+from typing import Any, ClassVar
 
 import torch
 
@@ -23,13 +29,12 @@ from synchromesh.training import events
 from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult
 from synchromesh.training.prepare import prepare
-from synchromesh.training.stop import Stop
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.plan import Plan
 from synchromesh.workloads.workload import Workload, is_stream
 
-WARM_UP_STEPS = 13  # not timed: twelve may be trials (engine/interleaving.py)
-READ_EVERY = 10  # steps between readings of the loss, each of which waits for the device
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+REQUEST = "request"  # to stop, by the caller, where no signal is the cause
 
 
 def fit(
@@ -67,24 +72,9 @@ def fit(
     checkpoint could not be written."""
     if not isinstance(workload, Workload):
         raise ValueError(f"fit trains a synchromesh.Workload, not {type(workload).__name__}")
-    faults = []
-    if epochs is not None and steps is not None:
-        faults.append(f"epochs ({epochs}) and steps ({steps}) exclude each other")
     numbers = {"epochs": epochs, "steps": steps, "checkpoint_every": checkpoint_every}
-    asked = {name: number for name, number in numbers.items() if number is not None}
-    faults += [
-        f"{name} must be a whole number of at least 1, not {n!r}"
-        for name, n in asked.items()
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1
-    ]
-    if autocast is not None and not isinstance(autocast, torch.dtype):
-        faults.append(f"autocast must be a torch.dtype like torch.bfloat16, not {autocast!r}")
-    for name, function in {"on_event": on_event, "stop": stop, "say": say}.items():
-        if function is not None and not callable(function):
-            faults.append(f"{name} must be a function, not {function!r}")
-    if checkpoint_every is not None and checkpoints is None:
-        faults.append("checkpoint_every needs a folder: checkpoints=...")
-    if faults:
+    functions = {"on_event": on_event, "stop": stop, "say": say}
+    if faults := [*_faults(numbers, functions, autocast, checkpoints)]:
         raise ValueError(f"fit: {'; '.join(faults)}")
     workload.check_batch()
     plan = checked_plan(plan)
@@ -109,9 +99,77 @@ def fit(
             trainer.close()
 
 
+def _faults(
+    numbers: Mapping[str, Any], functions: Mapping[str, Any], autocast: Any, folder: Any
+) -> Iterator[str]:
+    """What is wrong with arguments of `fit`, in sentences; None: not given."""
+    given = {name: number for name, number in numbers.items() if number is not None}
+    if given.keys() >= {"epochs", "steps"}:
+        yield f"epochs ({given['epochs']}) and steps ({given['steps']}) exclude each other"
+    for name, n in given.items():
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            yield f"{name} must be a whole number of at least 1, not {n!r}"
+    if not isinstance(autocast, torch.dtype | None):
+        yield f"autocast must be a torch.dtype like torch.bfloat16, not {autocast!r}"
+    for name, function in functions.items():
+        if not (function is None or callable(function)):
+            yield f"{name} must be a function, not {function!r}"
+    if "checkpoint_every" in given and folder is None:
+        yield "checkpoint_every needs a folder: checkpoints=..."
+
+
+class Stop:
+    """Requests to stop: asked of any rank, one ends the run on all at the same step boundary.
+
+    Every rank calls `ask` before a step and `answer` after it; what ranks ask for travels with
+    what they agree on in each step. requested: is asked before each step, on each rank."""
+
+    REPEATED_SECONDS: ClassVar = 1.0  # signals that come sooner after each other are one; chosen
+
+    def __init__(self, trainer: Trainer, requested: Callable[[], bool] | None = None) -> None:
+        self.trainer = trainer
+        self.received = 0  # the signal's number
+        self._received_at = 0.0
+        self._requested = requested or (lambda: False)
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Inside, SIGTERM and SIGINT ask for a stop and a second one ends this process at once;
+        but in another thread than the main one, where Python has no signal handlers. Whoever
+        signals all processes of a job, and a launcher that passes it on, are one request."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self.received:
+            self.received, self._received_at = number, time.monotonic()
+        elif time.monotonic() > self._received_at + self.REPEATED_SECONDS:
+            os._exit(128 + number)
+
+    def ask(self) -> None:
+        """Says what this rank asks for."""
+        self.trainer.stop_request = 2 * self.received + int(self._requested())
+
+    def answer(self) -> str:
+        """The name of a signal that some rank had received before `ask`, or REQUEST; empty where
+        the run goes on."""
+        number, requested = divmod(self.trainer.agreed_stop_request, 2)
+        return signal.Signals(number).name if number else REQUEST if requested else ""
+
+
 @dataclass
 class _Loop:
     """How far `fit` is."""
+
+    WARM_UP_STEPS: ClassVar = 13  # not timed: twelve may be trials (engine/interleaving.py)
+    READ_EVERY: ClassVar = 10  # steps between readings of the loss, each waits for the device
 
     workload: Workload
     trainer: Trainer
@@ -131,11 +189,6 @@ class _Loop:
     ended: EpochEnded | None = None  # the last epoch
     step_seconds: list[float] = field(default_factory=list)  # of full-size steps after warm-up
     aside: float = 0.0  # seconds of this epoch in which whoever sees the events did something
-
-    def _agreed(self, path: Path | None) -> Path | None:
-        """Rank 0's path: those with a time in their name differ."""
-        text = self.trainer.world.everyone.broadcast_json(None if path is None else str(path))
-        return None if text is None else Path(text)
 
     def _require_alike(self, resume: Path | None, adapt: bool) -> None:
         """ValueError where ranks were asked for what would end, or be saved, at other steps."""
@@ -180,7 +233,9 @@ class _Loop:
         """Trains to the end; resume: a checkpoint, or a folder of them, to go on from."""
         trainer, w = self.trainer, self.workload
         self._require_alike(resume, adapt)
-        self.folder = self._agreed(self.folder)
+        # rank 0's: those with a time in their name differ
+        folder = trainer.world.everyone.broadcast_json(self.folder and str(self.folder))
+        self.folder = None if folder is None else Path(folder)
         self.loader = trainer.loader(
             w.train_data, w.batch_size, shuffle=not (is_stream(w.train_data) or self._carries),
             seed=self.seed, collate=w.collate, continuing=self._carries, **w.loading,
@@ -191,9 +246,8 @@ class _Loop:
             self.best = None if best is None else float(best)
         trainer.on_event = self._decided
         self.emit(events.Started(trainer, resume, self.loader.cursor.epoch, self._more()))
-        if self.folder is not None:
-            folder = self.folder
-            on_first(trainer.world.everyone, lambda: check_writable(folder), "")
+        if folder is not None:
+            on_first(trainer.world.everyone, lambda: check_writable(Path(folder)), "")
         if adapt:
             trainer.adapt()
         began = time.monotonic()
@@ -262,14 +316,14 @@ class _Loop:
         if trainer.world.device.type == "cuda":
             torch.cuda.synchronize(trainer.world.device)
         seconds = time.perf_counter() - began
-        warm_up = min(WARM_UP_STEPS, (self.steps or WARM_UP_STEPS) // 2)
+        warm_up = min(self.WARM_UP_STEPS, (self.steps or self.WARM_UP_STEPS) // 2)
         if full and trainer.steps > warm_up and len(trainer.decisions) == decisions:
             self.step_seconds.append(seconds)
         return seconds
 
     def _after_step(self, epoch: int, done: int, rows: int, seconds: float, waited: float) -> None:
         step, every = self.trainer.steps, self.checkpoint_every
-        read = step % READ_EVERY == 0
+        read = step % self.READ_EVERY == 0
         if read:
             self._read(epoch)
         loss = self.losses[-1] if read else None

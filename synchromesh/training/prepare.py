@@ -20,8 +20,7 @@ from synchromesh.engine.groups import World
 from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.carry import joined
-from synchromesh.training.active_plan import checked_plan
-from synchromesh.training.options import Loss, Options
+from synchromesh.training.active_plan import Loss, Options, checked_plan
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.optimizer import needed_arguments
 from synchromesh.values.plan import Plan

@@ -20,7 +20,7 @@ from synchromesh.trace.capture.comparison import compare
 from synchromesh.trace.capture.state_changes import changes
 from synchromesh.trace.guards import at_least
 from synchromesh.trace.step import Step
-from synchromesh.training.options import Loss, Options
+from synchromesh.training.active_plan import Loss, Options
 from synchromesh.values.size import readable
 
 # Times the bytes of its trained parameters that a comparison needs besides them: gradients of two

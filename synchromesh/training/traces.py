@@ -24,9 +24,8 @@ from synchromesh.trace.capture.masks import digest
 from synchromesh.trace.capture.model_snapshot import training_modes
 from synchromesh.trace.capture.readings import Readings
 from synchromesh.trace.step import Step
-from synchromesh.training.active_plan import ActivePlan
+from synchromesh.training.active_plan import ActivePlan, Loss, Options
 from synchromesh.training.notices import Notices
-from synchromesh.training.options import Loss, Options
 from synchromesh.training.trace_check import TraceCheck
 from synchromesh.values.plan import Plan
 

@@ -38,10 +38,9 @@ from synchromesh.trace.capture.batch import take_parts
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
 from synchromesh.training.accumulation import Accumulation, forget_gradients
-from synchromesh.training.active_plan import checked_plan
+from synchromesh.training.active_plan import Loss, Options, checked_plan
 from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
-from synchromesh.training.options import Loss, Options
 from synchromesh.training.trainer_state import TrainerState
 from synchromesh.values.plan import Plan
 
