@@ -1,44 +1,42 @@
 """The figures of metrics: accuracy and others against epochs and against seconds."""
 
-from synchromesh.report.drawing import LINE, Drawing
-from synchromesh.report.figure import PageFigure
-from synchromesh.report.lines import legend, legend_rows, style
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from synchromesh.report.drawing import SIZES, Drawing
+from synchromesh.report.figure import PageFigure, Subject
+from synchromesh.report.lines import below_legend, style
 from synchromesh.report.numbers import devices, metric, seconds, spread
-from synchromesh.report.subject import Subject
+from synchromesh.report.palette import StrategyMark
 from synchromesh.results.groups import MetricPoint
 
-MARKED = 12  # points of a line at most that get a marker
-HEIGHT = 280  # pixels
+Curve = tuple[MetricPoint, ...]
 
 
-def figures(subject: Subject) -> tuple[PageFigure, ...]:
+def figures(subject: Subject) -> Iterator[PageFigure]:
     """One for each metric, of the number of devices on which most strategies were evaluated."""
-    return tuple(
-        figure
-        for i, name in enumerate(subject.comparison.metrics)
-        if (figure := _figure(subject, name, f"metric-{i}"))
-    )
+    for i, name in enumerate(subject.comparison.metrics):
+        yield from _figure(subject, name, f"metric-{i}")
 
 
-def _figure(subject: Subject, name: str, kind: str) -> PageFigure | None:
+def _figure(subject: Subject, name: str, kind: str) -> Iterator[PageFigure]:
     number = subject.comparison.most_devices(lambda group: group.curve(name))
     if number is None:
-        return None
-    curves = [(g, c) for g in subject.comparison.groups if (c := g.curve(name))]
+        return
+    curves = subject.known(lambda group: group.curve(name) or None)
     shown = {g.first.strategy: c for g, c in curves if g.first.devices == number}
-    for group, curve in curves:  # what ran on one device alone
-        if group.first.devices == 1:
+    for group, curve in curves:
+        if group.first.devices == 1:  # what ran on one device alone
             shown.setdefault(group.first.strategy, curve)
-    ends = {strategy: curve[-1].spread.mean for strategy, curve in shown.items()}
+    ends = [curve[-1].spread.mean for curve in shown.values()]
     seeds = max(len(group.done) for group, _ in curves)
     noun = name.capitalize()
-    return subject.figure(
+    yield subject.figure(
         kind,
         f"{noun} on {devices(number)}",
         f"Lines of {name} against epochs and against seconds of training, one for each strategy. "
-        f"At the end they lie between {metric(min(ends.values()))} and "
-        f"{metric(max(ends.values()))}.",
-        lambda width: _draw(width, subject, name, shown),
+        f"At the end they lie between {metric(min(ends))} and {metric(max(ends))}.",
+        lambda width: _draw(width, name, shown, subject.marks),
         subject.table(
             f"{noun} at the end of training, on any number of devices",
             ("epochs", name, "seconds of training", "seeds"),
@@ -54,35 +52,36 @@ def _cells(end: MetricPoint) -> tuple[str, ...]:
 
 
 def _draw(
-    width: int, subject: Subject, name: str, shown: dict[str, tuple[MetricPoint, ...]]
-) -> Drawing:
-    stacked = Drawing(width, 1).narrow
-    rows = legend_rows(list(shown), width)
-    sheet = Drawing(width, (2 * HEIGHT if stacked else HEIGHT) + LINE * rows + 12)
-    top = legend(sheet, subject.marks, list(shown), 0) + 8
-    left, tall = 48, HEIGHT - LINE - 44
-    if stacked:
-        wide = float(width - left - 14)
-        places = [(float(left), top + LINE + 8), (float(left), top + HEIGHT + LINE + 8)]
-    else:
-        wide = (width - 2 * left - 38) / 2
-        places = [(float(left), top + LINE + 8), (2 * left + 24 + wide, top + LINE + 8)]
-    lowest = min(p.spread.mean for curve in shown.values() for p in curve)
-    for i, (x, y) in enumerate(places):
-        axes = sheet.axes(x, y, wide, tall)
+    width: int, name: str, shown: Mapping[str, Curve], marks: Mapping[str, StrategyMark],
+    height: int = 280,
+) -> Drawing:  # fmt: skip
+    """Two pictures `height` pixels tall: side by side, or one below the other on narrow sheets."""
+    narrow, left = width < SIZES.wide, 48
+    sheet, top = below_legend(width, (2 if narrow else 1) * height + 4, marks, list(shown))
+    wide = width - left - 14 if narrow else (width - 2 * left - 38) / 2
+    right, below = (left, height) if narrow else (2 * left + 24 + wide, 0)
+    lowest = min(point.spread.mean for curve in shown.values() for point in curve)
+    for against, x, y in (("epochs", left, top), ("seconds of training", right, top + below)):
+        axes = sheet.axes(x, y + SIZES.line + 8, wide, height - SIZES.line - 44)
         for strategy, curve in shown.items():
-            mark, across = subject.marks[strategy], [p.seconds if i else p.epoch for p in curve]
-            means = [p.spread.mean for p in curve]
-            low = [p.spread.mean - p.spread.deviation for p in curve]
-            high = [p.spread.mean + p.spread.deviation for p in curve]
-            axes.fill_between(across, low, high, color=mark.ink.paint, alpha=0.15, linewidth=0)
-            every = max(-(-len(curve) // MARKED), 1)
-            axes.plot(across, means, **style(mark), markevery=every)
+            across = [p.epoch if against == "epochs" else p.seconds for p in curve]
+            _line(axes, across, curve, marks[strategy])
         axes.grid(True)
         axes.set_xlim(left=0)
-        axes.set_xlabel("seconds of training" if i else "epochs")
+        axes.set_xlabel(against)
         if lowest >= 0:
             axes.set_ylim(bottom=max(axes.get_ylim()[0], 0))
         axes.locator_params(axis="x", nbins=5)
-        sheet.text(x - left, y - 12, name, "muted")
+        sheet.text(x - left, y + SIZES.line - 4, name, "muted")
     return sheet
+
+
+def _line(
+    axes: Any, across: list[float], curve: Curve, mark: StrategyMark, marked: int = 12
+) -> None:
+    """Means and a band of a deviation; at most so many points get a marker."""
+    means = [point.spread.mean for point in curve]
+    low = [point.spread.mean - point.spread.deviation for point in curve]
+    high = [point.spread.mean + point.spread.deviation for point in curve]
+    axes.fill_between(across, low, high, color=mark.ink.paint, alpha=0.15, linewidth=0)
+    axes.plot(across, means, **style(mark), markevery=max(-(-len(curve) // marked), 1))

@@ -6,7 +6,7 @@ DejaVu Sans, which is wider than what browsers take."""
 
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,16 +14,27 @@ from xml.etree import ElementTree
 
 from synchromesh.report.palette import INKS, Fill, StrategyMark
 
-WIDE, NARROW = 720, 350  # pixels: of the page's column, of a phone's screen
-TEXT, SMALL = 12.0, 11.0  # pixels
-BOLD = 0.86  # width of a text over that of the same in bold letters
-LINE = 18  # pixels between lines of text
+
+@dataclass(frozen=True)
+class DrawingSizes:
+    """What all drawings of the page have in common, in pixels; chosen by eye."""
+
+    wide: int = 720  # a drawing as wide as the page's column
+    narrow: int = 350  # and as a phone's screen
+    text: float = 12.0
+    small: float = 11.0
+    line: int = 18  # between lines of text
+    bold: float = 0.86  # width of a text over that of the same in bold letters, in browsers
+
+
+SIZES = DrawingSizes()
 Box = tuple[float, float, float, float]
 _SVG = "{http://www.w3.org/2000/svg}"
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "synchromesh", "text.parse_math": False,
-    "font.family": ["DejaVu Sans"], "font.size": SMALL, "axes.titlesize": TEXT,
-    "axes.labelsize": SMALL, "xtick.labelsize": SMALL, "ytick.labelsize": SMALL,
+    "font.family": ["DejaVu Sans"], "font.size": SIZES.small,
+    "axes.titlesize": SIZES.text, "axes.labelsize": SIZES.small,
+    "xtick.labelsize": SIZES.small, "ytick.labelsize": SIZES.small,
     "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
     "axes.facecolor": "none", "figure.facecolor": "none", "figure.dpi": 72,
     "hatch.linewidth": 0.8, "lines.linewidth": 1.8, "grid.linewidth": 0.8,
@@ -36,14 +47,20 @@ _STYLE: Any = {
 
 
 class Drawing:
-    """A sheet of so many pixels, on which axes are placed from its upper left corner."""
+    """A sheet of so many pixels, on which axes are placed from its upper left corner.
 
-    def __init__(self, width: int, height: float) -> None:
+    fills: a legend above the sheet's `height`; `top` is where what is below it begins."""
+
+    def __init__(self, width: int, height: float, fills: Sequence[Fill] = ()) -> None:
         from matplotlib.figure import Figure
 
-        self.width, self.height = width, height
-        self.narrow = width < WIDE
-        self.figure: Any = Figure(figsize=(width / 72, height / 72), dpi=72)
+        places, self.top = flow([fill.label for fill in fills], 22, width)
+        self.width, self.height = width, self.top + height
+        self.narrow = width < SIZES.wide
+        self.figure: Any = Figure(figsize=(width / 72, self.height / 72), dpi=72)
+        for fill, (x, y) in zip(fills, places, strict=True):
+            self._swatch(fill, x, y)
+            self.text(x + 22, y + 11, fill.label)
 
     def axes(self, left: float, top: float, width: float, height: float) -> Any:
         """Axes whose frame has this place, in pixels."""
@@ -52,23 +69,27 @@ class Drawing:
 
     def text(self, x: float, y: float, words: str, ink: str = "text", **style: Any) -> None:
         """A line whose base line is `y` pixels from above."""
-        style = {"fontsize": SMALL, "va": "baseline", **style}
+        style = {"fontsize": SIZES.small, "va": "baseline", **style}
         paint = INKS[ink].paint
         self.figure.text(x / self.width, 1 - y / self.height, words, color=paint, **style)
 
-    def legend(self, fills: Iterable[Fill], top: float) -> None:
-        """Swatches with labels, in rows from `top` on; `legend_height` says how many."""
+    def line(self, xs: Sequence[float], ys: Sequence[float], **look: Any) -> None:
+        """A line, or markers, at places in pixels."""
+        from matplotlib.lines import Line2D
+
+        w, h = self.width, self.height
+        across, up = [x / w for x in xs], [1 - y / h for y in ys]
+        place = self.figure.transFigure
+        self.figure.add_artist(Line2D(across, up, transform=place, **look))
+
+    def _swatch(self, fill: Fill, x: float, y: float) -> None:
         from matplotlib.patches import Rectangle
 
-        for fill, x, y in _flow(list(fills), self.width):
-            self.figure.add_artist(
-                Rectangle(
-                    (x / self.width, 1 - (top + y + 12) / self.height), 16 / self.width,
-                    11 / self.height, transform=self.figure.transFigure, linewidth=0,
-                    **filled(fill),
-                )
-            )  # fmt: skip
-            self.text(x + 22, top + y + 11, fill.label)
+        corner = (x / self.width, 1 - (y + 12) / self.height)
+        wide, tall, place = 16 / self.width, 11 / self.height, self.figure.transFigure
+        self.figure.add_artist(
+            Rectangle(corner, wide, tall, transform=place, linewidth=0, **filled(fill))
+        )
 
 
 def drawn(name: str, paint: Callable[[int], Drawing]) -> tuple[str, str]:
@@ -77,8 +98,8 @@ def drawn(name: str, paint: Callable[[int], Drawing]) -> tuple[str, str]:
 
     with matplotlib.rc_context(_STYLE):
         return (
-            _svg(paint(WIDE), f"{name}-w", "wide"),
-            _svg(paint(NARROW), f"{name}-n", "narrow"),
+            _svg(paint(SIZES.wide), f"{name}-w", "wide"),
+            _svg(paint(SIZES.narrow), f"{name}-n", "narrow"),
         )
 
 
@@ -120,13 +141,8 @@ def marker(mark: StrategyMark, size: float = 7.0) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def legend_height(fills: Iterable[Fill], width: int) -> float:
-    """Pixels that `Drawing.legend` takes."""
-    return max((y for _, _, y in _flow(list(fills), width)), default=-LINE) + LINE
-
-
 @cache
-def width_of(words: str, fontsize: float = SMALL) -> float:
+def width_of(words: str, fontsize: float = SIZES.small) -> float:
     """Pixels of a line of text."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
@@ -135,7 +151,7 @@ def width_of(words: str, fontsize: float = SMALL) -> float:
     return float(text_to_path.get_text_width_height_descent(words, font, ismath=False)[0])
 
 
-def fitted(words: str, width: float, fontsize: float = SMALL) -> str:
+def fitted(words: str, width: float, fontsize: float = SIZES.small) -> str:
     """As much of a text as so many pixels hold, `…` where some is left out; "" if nothing is."""
     words = " ".join(words.split())
     if width_of(words, fontsize) <= width:
@@ -157,15 +173,19 @@ def labels(names: Sequence[str], width: float) -> dict[str, str]:
     return found
 
 
-def _flow(fills: Sequence[Fill], width: int) -> list[tuple[Fill, float, float]]:
-    placed, x, y = [], 0.0, 0.0
-    for fill in fills:
-        wide = 22 + width_of(fill.label)
+def flow(
+    names: Sequence[str], swatch: float, width: float
+) -> tuple[list[tuple[float, float]], float]:
+    """Upper left corners of a legend's entries, in rows, each a swatch so wide and its name; and
+    the pixels that they take, with a gap below them."""
+    places, x, y = [], 0.0, 0.0
+    for name in names:
+        wide = swatch + width_of(name)
         if x and x + wide > width:
-            x, y = 0.0, y + LINE
-        placed.append((fill, x, y))
+            x, y = 0.0, y + SIZES.line
+        places.append((x, y))
         x += wide + 18
-    return placed
+    return places, y + SIZES.line + 8 if places else 0.0
 
 
 def _svg(drawing: Drawing, prefix: str, kind: str) -> str:
@@ -183,6 +203,23 @@ def _svg(drawing: Drawing, prefix: str, kind: str) -> str:
 def _clean(element: ElementTree.Element) -> None:
     """Leaves out what says nothing: metadata, groups, invisible frames, digits; inks by name."""
     element.tag = element.tag.removeprefix(_SVG)
+    element[:] = _kept(element)
+    element.tail = None
+    if not (element.text or "").strip():
+        element.text = None
+    if element.tag == "g":
+        element.attrib.pop("id", None)
+    for key, value in list(element.attrib.items()):
+        if key in _WRITTEN:
+            element.set(key, _WRITTEN[key](value))
+        elif key.endswith("}href"):
+            element.set("href", element.attrib.pop(key))
+    if element.get("transform", "").startswith("rotate(0 "):
+        del element.attrib["transform"]
+
+
+def _kept(element: ElementTree.Element) -> list[ElementTree.Element]:
+    """Its children, cleaned; in place of a group that says nothing what is in it."""
     kept: list[ElementTree.Element] = []
     for child in element:
         _clean(child)
@@ -192,83 +229,12 @@ def _clean(element: ElementTree.Element) -> None:
             kept.extend(child)
         else:
             kept.append(child)
-    element[:] = kept
-    element.tail = None
-    if not (element.text or "").strip():
-        element.text = None
-    if element.tag == "g":
-        element.attrib.pop("id", None)
-    for key, value in list(element.attrib.items()):
-        if key == "style":
-            element.set(key, _inked(value))
-        elif key in ("fill", "stroke"):
-            element.set(key, _PAINTS.get(value, value))
-        elif key == "d":
-            element.set(key, _shorter(_rounded(value)))
-        elif key in ("x", "y", "transform", "width", "height"):
-            element.set(key, _rounded(value))
-        elif key.endswith("}href"):
-            element.set("href", element.attrib.pop(key))
-    if element.get("transform", "").startswith("rotate(0 "):
-        del element.attrib["transform"]
+    return kept
 
 
 def _invisible(element: ElementTree.Element) -> bool:
     style = element.get("style", "")
     return element.tag == "path" and "fill:none" in style and "stroke:" not in style
-
-
-def stacked(axes: Any, bars: Iterable[tuple[float, dict[Fill, float]]], half: float) -> None:
-    """Bars at some places, half of whose width is `half`, of parts one above the other."""
-    places: dict[Fill, list[Box]] = {}
-    for x, parts in bars:
-        bottom = 0.0
-        for fill, value in parts.items():
-            if value > 0:
-                places.setdefault(fill, []).append((x - half, x + half, bottom, bottom + value))
-                bottom += value
-    for fill, found in places.items():
-        boxes(axes, fill, found)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Panels in rows, in pixels: what is left of all, how tall one is, and what is below each."""
-
-    left: int
-    tall: int
-    below: int
-    gap: int = 14
-
-
-def small_multiples(
-    width: int, fills: Sequence[Fill], titles: Sequence[str], unit: str, grid: Grid
-) -> tuple[Drawing, list[tuple[Any, bool]]]:
-    """A legend, and below it axes under each title, with `unit` below the last ones of a column;
-    of each axes whether they are the first ones of a row."""
-    across = 2 if width < WIDE else 4
-    top = legend_height(fills, width) + 8
-    wide = (width - grid.left - grid.gap * (across - 1)) / across
-    tall = grid.tall + LINE + grid.below
-    sheet = Drawing(width, top + -(-len(titles) // across) * tall)
-    sheet.legend(fills, 0)
-    places = []
-    for i, title in enumerate(titles):
-        x, y = grid.left + (i % across) * (wide + grid.gap), top + (i // across) * tall
-        axes = sheet.axes(x, y + LINE + 2, wide, grid.tall)
-        sheet.text(x, y + 12, fitted(title, BOLD * wide), fontweight="bold")
-        if i >= len(titles) - across:
-            axes.set_xlabel(unit, labelpad=1)
-        places.append((axes, i % across == 0))
-    return sheet, places
-
-
-def round_numbers(most: float, count: int) -> list[float]:
-    """About so many round numbers from 0 to `most`, for an axis."""
-    from matplotlib.ticker import MaxNLocator
-
-    found = MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(0, most)
-    return [float(tick) for tick in found if tick <= most * (1 + 1e-9)]
 
 
 def _rounded(value: str) -> str:
@@ -304,6 +270,7 @@ def _shorter(path: str) -> str:
 
 
 _PAINTS = {ink.paint: f"var(--{ink.name})" for ink in INKS.values()}
+_STYLED = re.compile(r' style="([^"]*)"')
 _DROPPED = ("font-family", "stroke-linejoin", "stroke-linecap")
 
 
@@ -315,6 +282,17 @@ def _inked(style: str) -> str:
         if key and key not in _DROPPED:
             kept.append(f"{key}:{_PAINTS.get(value, value)}")
     return ";".join(kept)
+
+
+def _painted(value: str) -> str:
+    return _PAINTS.get(value, value)
+
+
+_WRITTEN: dict[str, Callable[[str], str]] = {  # attributes that become shorter
+    "style": _inked, "fill": _painted, "stroke": _painted,
+    "d": lambda path: _shorter(_rounded(path)),
+    **dict.fromkeys(("x", "y", "transform", "width", "height"), _rounded),
+}  # fmt: skip
 
 
 def _rename(root: ElementTree.Element, prefix: str) -> None:
@@ -330,3 +308,28 @@ def _rename(root: ElementTree.Element, prefix: str) -> None:
             if "#" in value:
                 pattern = r"(url\(#|^#)([\w-]+)"
                 element.set(key, re.sub(pattern, lambda m: m[1] + names.get(m[2], m[2]), value))
+
+
+class SharedStyles:
+    """The styles of a page's drawings: a class for each, written once.
+
+    <path style="fill:none;stroke:var(--grid)" .../>   ->   <path class="s3" .../>"""
+
+    def __init__(self) -> None:
+        self._classes: dict[str, str] = {}
+
+    def classed(self, drawing: str) -> str:
+        """An SVG element with classes for its styles; those with an id in them stay."""
+
+        def named(match: re.Match[str]) -> str:
+            style = match[1]
+            if "#" in style:
+                return match[0]
+            known = self._classes
+            return f' class="{known.setdefault(style, f"s{len(known)}")}"'
+
+        return _STYLED.sub(named, drawing)
+
+    def rules(self) -> str:
+        """The style sheet of all classes so far."""
+        return "\n".join(f".chart .{name}{{{style}}}" for style, name in self._classes.items())

@@ -1,11 +1,10 @@
-"""Lines of strategies: their style, and their names beside the last points."""
+"""Lines of strategies: their style, and their names in a legend or beside the last points."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from synchromesh.report.drawing import LINE, Drawing, labels, marker, width_of
-from synchromesh.report.palette import INKS, StrategyMark, marks
-from synchromesh.report.subject import Subject
+from synchromesh.report.drawing import SIZES, Drawing, flow, labels, marker, width_of
+from synchromesh.report.palette import INKS, StrategyMark
 
 Point = tuple[float, float]
 
@@ -18,25 +17,18 @@ def style(mark: StrategyMark) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def legend(
-    sheet: Drawing, drawn: Mapping[str, StrategyMark], names: Sequence[str], top: float
-) -> float:
-    """Markers with names, in rows from `top` on; the pixels below them."""
-    x, y = 0.0, top
-    short = labels(names, sheet.width / 2 - 24)
-    for name in names:
-        wide = width_of(short[name]) + 36
-        if x and x + wide - 18 > sheet.width:
-            x, y = 0.0, y + LINE
-        sheet.figure.add_artist(_dot(sheet, x + 6, y + 7, drawn[name]))
+def below_legend(
+    width: int, height: float, marks: Mapping[str, StrategyMark], names: Sequence[str]
+) -> tuple[Drawing, float]:
+    """A sheet with the markers and names of strategies, and `height` pixels below them; where
+    those begin."""
+    short = labels(names, width / 2 - 24)
+    places, top = flow([short[name] for name in names], 18, width)
+    sheet = Drawing(width, top + height)
+    for name, (x, y) in zip(names, places, strict=True):
+        _dot(sheet, x + 6, y + 7, marks[name])
         sheet.text(x + 15, y + 11, short[name])
-        x += wide
-    return y + LINE
-
-
-def legend_rows(names: Sequence[str], width: int) -> int:
-    """How many rows `legend` takes."""
-    return round(legend(Drawing(width, 100), marks(names), names, 0) / LINE)
+    return sheet, top
 
 
 def label_room(names: list[str], width: float) -> float:
@@ -45,8 +37,9 @@ def label_room(names: list[str], width: float) -> float:
 
 
 def end_labels(
-    sheet: Drawing, axes: Any, lines: dict[str, list[Point]], subject: Subject, room: float
-) -> None:
+    sheet: Drawing, axes: Any, lines: Mapping[str, Sequence[Point]],
+    marks: Mapping[str, StrategyMark], room: float,
+) -> None:  # fmt: skip
     """The name of each line beside its last point, moved apart where they would overlap."""
     box = axes.get_window_extent()
     right, height = box.x1, sheet.height
@@ -56,15 +49,16 @@ def end_labels(
     places = spaced([y for y, _ in wanted], height - box.y1, height - box.y0 + 10)
     short = labels([name for _, name in wanted], room - 22)
     for (at, name), y in zip(wanted, places, strict=True):
-        mark = subject.marks[name]
         end = axes.transData.transform(lines[name][-1])[0]
         faint = {"color": INKS["grid"].paint, "linewidth": 1, "zorder": 0}
-        _line(sheet, (end, right + 5), (at, y), **faint)
-        sheet.figure.add_artist(_dot(sheet, right + 11, y, mark))
+        sheet.line((end, right + 5), (at, y), **faint)
+        _dot(sheet, right + 11, y, marks[name])
         sheet.text(right + 20, y + 4, short[name])
 
 
-def spaced(wanted: list[float], first: float, last: float, gap: float = LINE - 2) -> list[float]:
+def spaced(
+    wanted: list[float], first: float, last: float, gap: float = SIZES.line - 2
+) -> list[float]:
     """Places as near to the wanted ones (ascending) as a gap between them allows, from `first`
     on, and up to `last` if there is room."""
     places: list[float] = []
@@ -77,20 +71,5 @@ def spaced(wanted: list[float], first: float, last: float, gap: float = LINE - 2
     return places
 
 
-def _dot(sheet: Drawing, x: float, y: float, mark: StrategyMark) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D(
-        [x / sheet.width], [1 - y / sheet.height], linestyle="", marker=mark.marker,
-        transform=sheet.figure.transFigure, **marker(mark, 6),
-    )  # fmt: skip
-
-
-def _line(sheet: Drawing, xs: Point, ys: Point, **look: Any) -> None:
-    from matplotlib.lines import Line2D
-
-    w, h = sheet.width, sheet.height
-    sheet.figure.add_artist(
-        Line2D([x / w for x in xs], [1 - y / h for y in ys],
-               transform=sheet.figure.transFigure, **look)
-    )  # fmt: skip
+def _dot(sheet: Drawing, x: float, y: float, mark: StrategyMark) -> None:
+    sheet.line((x,), (y,), linestyle="", marker=mark.marker, **marker(mark, 6))

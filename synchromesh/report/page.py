@@ -5,24 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from synchromesh.report import (
-    communication,
-    curves,
-    memory,
-    predictions,
-    scaling,
-    speedup,
-    steps,
-    strips,
-    training_time,
-)
+from synchromesh.report import curves, memory, predictions, scaling, steps, strips, times
 from synchromesh.report.answer import answer
-from synchromesh.report.figure import PageFigure, Section
+from synchromesh.report.drawing import SharedStyles
+from synchromesh.report.figure import PageFigure, Section, Subject
 from synchromesh.report.method import method, notices
 from synchromesh.report.numbers import NONE, devices
 from synchromesh.report.palette import StrategyMark, marks, style
-from synchromesh.report.shared_styles import SharedStyles
-from synchromesh.report.subject import Subject
 from synchromesh.report.summary import Summary, summary
 from synchromesh.results.groups import RunComparison, comparisons
 from synchromesh.results.study import StudyResults
@@ -30,21 +19,20 @@ from synchromesh.results.study import StudyResults
 if TYPE_CHECKING:
     import jinja2
 
-MOST = 2_000_000  # bytes of a page
 NOT_TIMED = "No run has timed steps."
 SHARES = "No run was traced, so shares of communication are not known."
-SECTIONS: tuple[tuple[str, str, Callable[[Subject], tuple[PageFigure, ...]], str], ...] = (
-    ("time", "Training time", training_time.figures, NOT_TIMED),
-    ("speedup", "Speedup", speedup.figures,
+SECTIONS: tuple[tuple[str, str, Callable[[Subject], Iterator[PageFigure]], str], ...] = (
+    ("time", "Training time", times.training_time, NOT_TIMED),
+    ("speedup", "Speedup", scaling.speedup,
      "Nothing ran on one device, or nothing on several, to compare."),
-    ("communication", "Computation and communication", communication.figures, SHARES),
+    ("communication", "Computation and communication", times.communication, SHARES),
     ("metrics", "Accuracy", curves.figures,
      "Only speed was measured: no run evaluated a metric on validation data."),
     ("memory", "Memory", memory.figures, "Peak memory was not measured."),
     ("layouts", "Layouts", strips.figures,
      "No run is under a plan of ours that says the layout of each component."),
     ("predicted", "Predicted and measured", predictions.figures, "Nothing was predicted."),
-    ("scaling", "What more devices cost", scaling.figures,
+    ("scaling", "What more devices cost", scaling.scaling,
      "A run on one device and shares of communication on several would show it."),
     ("steps", "The timeline of a step", steps.figures, "No step was recorded."),
 )  # fmt: skip
@@ -61,10 +49,10 @@ class Chapter:
     summaries: tuple[tuple[str, Summary], ...]
 
 
-def page(results: StudyResults) -> str:
+def page(results: StudyResults, most: int = 2_000_000) -> str:
     """The report as one HTML page: it asks the network for nothing and runs no script.
 
-    ValueError where it would be larger than 2 MB."""
+    ValueError where it would have more than `most` bytes."""
     found = comparisons(results)
     drawn, shared = marks(run.strategy for run in results.runs), SharedStyles()
     workloads = list(dict.fromkeys(c.workload for c in found))
@@ -78,9 +66,9 @@ def page(results: StudyResults) -> str:
         unknown=NONE,
     )  # fmt: skip
     size = len(text.encode())
-    if size > MOST:
+    if size > most:
         raise ValueError(
-            f"the page would have {size:,} bytes, more than {MOST:,}: report on fewer runs at "
+            f"the page would have {size:,} bytes, more than {most:,}: report on fewer runs at "
             f"once ({len(results.runs)} of {len(workloads)} workloads are in it)"
         )
     return text
@@ -104,12 +92,12 @@ def _chapter(
         workload,
         tuple((s.place, answer(s.comparison)) for s in subjects),
         sections,
-        tuple((s.place, summary(s)) for s in subjects),
+        tuple((s.place, summary(s.comparison)) for s in subjects),
     )
 
 
 def _figures(
-    subjects: list[Subject], make: Callable[[Subject], tuple[PageFigure, ...]],
+    subjects: list[Subject], make: Callable[[Subject], Iterator[PageFigure]],
     shared: SharedStyles,
 ) -> Iterator[PageFigure]:  # fmt: skip
     for subject in subjects:

@@ -1,61 +1,64 @@
 """The figure of predicted beside measured step times."""
 
+from collections.abc import Iterator
 from math import exp, log
 
-from synchromesh.report.drawing import LINE, Drawing, marker
-from synchromesh.report.figure import PageFigure
-from synchromesh.report.lines import legend, legend_rows
+from synchromesh.report.drawing import SIZES, Drawing, marker
+from synchromesh.report.figure import PageFigure, Subject
+from synchromesh.report.lines import below_legend
 from synchromesh.report.memory import peak
 from synchromesh.report.numbers import plain, seconds, share, size
 from synchromesh.report.palette import INKS
-from synchromesh.report.subject import Subject
 from synchromesh.results.groups import RunGroup
 
+Times = tuple[float, float]  # predicted and measured, of a step
 
-def figures(subject: Subject) -> tuple[PageFigure, ...]:
+
+def figures(subject: Subject) -> Iterator[PageFigure]:
     """One; none where nothing was predicted, or all was."""
-    known = [(g, *pair) for g in subject.comparison.groups if (pair := _times(g))]
-    if not known or subject.comparison.predicted:
-        return ()
-    errors = [abs(predicted / measured - 1) for _, predicted, measured in known]
+    times = subject.known(_times)
+    if not times or subject.comparison.predicted:
+        return
+    errors = [abs(predicted / measured - 1) for _, (predicted, measured) in times]
     mean = sum(errors) / len(errors)
-    return (
-        subject.figure(
-            "predicted",
-            "Predicted and measured step time",
-            f"Points of predicted against measured step time of {len(known)} plans, with the line "
-            f"on which both are equal. The mean absolute error is {share(mean)}.",
-            lambda width: _draw(width, subject, known),
-            subject.table(
-                "Step time and peak memory, predicted before the first step and measured",
-                ("predicted", "measured", "predicted / measured", "memory predicted",
-                 "memory measured"),
-                ((g, (seconds(p), seconds(m), plain(p / m),
-                      size(g.median(lambda r: r.predicted_peak_bytes)), size(g.median(peak))))
-                 for g, p, m in known),
-            ),
-            f"Mean absolute error {share(mean)}. On the line both are equal.",
+    yield subject.figure(
+        "predicted",
+        "Predicted and measured step time",
+        f"Points of predicted against measured step time of {len(times)} plans, with the line "
+        f"on which both are equal. The mean absolute error is {share(mean)}.",
+        lambda width: _draw(width, subject, times),
+        subject.table(
+            "Step time and peak memory, predicted before the first step and measured",
+            ("predicted", "measured", "predicted / measured", "memory predicted",
+             "memory measured"),
+            ((group, _cells(group, *pair)) for group, pair in times),
         ),
+        f"Mean absolute error {share(mean)}. On the line both are equal.",
     )  # fmt: skip
 
 
-def _times(group: RunGroup) -> tuple[float, float] | None:
+def _cells(group: RunGroup, predicted: float, measured: float) -> tuple[str, ...]:
+    memory = (group.median(lambda run: run.predicted_peak_bytes), group.median(peak))
+    times = (seconds(predicted), seconds(measured), plain(predicted / measured))
+    return (*times, *map(size, memory))
+
+
+def _times(group: RunGroup) -> Times | None:
     predicted, step = group.median(lambda run: run.predicted_step_seconds), group.step_seconds
     if predicted is None or step is None or min(predicted, step.median) <= 0:
         return None
     return predicted, step.median
 
 
-def _draw(width: int, subject: Subject, known: list[tuple[RunGroup, float, float]]) -> Drawing:
-    names = list(dict.fromkeys(group.first.strategy for group, _, _ in known))
+def _draw(width: int, subject: Subject, times: list[tuple[RunGroup, Times]]) -> Drawing:
+    names = list(dict.fromkeys(group.first.strategy for group, _ in times))
     side = min(width - 58 - 14, 380)
-    sheet = Drawing(width, side + LINE * (1 + legend_rows(names, width)) + 60)
-    top = legend(sheet, subject.marks, names, 0) + 8
-    axes = sheet.axes(58, top + LINE + 8, side, side)
-    values = [value for _, *pair in known for value in pair]
+    sheet, top = below_legend(width, side + SIZES.line + 52, subject.marks, names)
+    axes = sheet.axes(58, top + SIZES.line + 8, side, side)
+    values = [value for _, pair in times for value in pair]
     ends = min(values) / 1.3, max(values) * 1.3
     axes.plot(ends, ends, color=INKS["muted"].paint, linewidth=1.2)
-    for group, predicted, measured in known:
+    for group, (predicted, measured) in times:
         mark = subject.marks[group.first.strategy]
         axes.plot(predicted, measured, linestyle="", marker=mark.marker, **marker(mark))
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)

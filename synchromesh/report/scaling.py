@@ -1,82 +1,125 @@
-"""The figure of T_1/N + T_comm against N: a panel for each strategy.
+"""The figures of scaling: the speedup, and T_1/N + T_comm, over the number of devices.
 
 T_N = T_1 / N + T_comm      [results/breakdown.py has the equations of the parts]"""
 
-from typing import Any
+from collections.abc import Iterator
 
-from synchromesh.report.drawing import Drawing, Grid, lines, small_multiples, stacked
-from synchromesh.report.figure import PageFigure
-from synchromesh.report.numbers import seconds
-from synchromesh.report.palette import PARTS, Fill
-from synchromesh.report.subject import Subject
+from synchromesh.report.drawing import SIZES, Drawing
+from synchromesh.report.figure import PageFigure, Subject
+from synchromesh.report.lines import Point, end_labels, label_room, style
+from synchromesh.report.numbers import devices, plain, seconds, share
+from synchromesh.report.palette import INKS, PARTS, Fill
+from synchromesh.report.panels import ColumnPanel, ColumnPanels
 from synchromesh.results.breakdown import Overhead, overhead
 from synchromesh.results.groups import RunGroup
 
 IDEAL = Fill(PARTS["computation"].ink, "", "T₁/N: one device's step, divided")
 LEGEND = (IDEAL, PARTS["transfer"], PARTS["waiting"], PARTS["other"])
-GRID = Grid(left=46, tall=150, below=38)
+PANELS = ColumnPanels(
+    left=46, tall=150, below=38, half=0.33, line=1.5, unit="N devices", number=seconds
+)
+SCALING = {
+    "weak": "Weak scaling: samples per second over those of one device, each device with the same "
+    "rows.",
+    "strong": "Strong scaling: step time of one device over that of N, with the same batch.",
+}
 
 
-def figures(subject: Subject) -> tuple[PageFigure, ...]:
-    """One; none where nothing ran on one device, or nothing on several."""
-    comparison = subject.comparison
-    found = [
-        (g, parts)
-        for g in comparison.groups
-        if (parts := overhead(g, comparison.one_device, comparison.weak))
-    ]
-    known = [(g, parts) for g, parts in found if g.first.devices > 1]
-    if not known:
-        return ()
-    group, most = max(known, key=lambda pair: pair[1].total / pair[1].step)
-    return (
-        subject.figure(
-            "scaling",
-            "T₁/N + T_comm against N devices",
-            "A panel for each strategy, in it a bar for each number of devices: one device's "
-            "step time divided by N, and above it exposed transfer, waiting and other. T_comm "
-            f"is the largest part of a step with {group.first.strategy} on "
-            f"{group.first.devices} devices: {seconds(most.total)} of {seconds(most.step)}.",
-            lambda width: _draw(width, known),
-            subject.table(
-                "Step time as T₁/N + T_comm, and the parts of T_comm",
-                ("step", "T₁/N", "T_comm", "exposed transfer", "waiting", "other"),
-                ((g, _cells(parts)) for g, parts in known),
-            ),
-            "T_comm = T_N − T₁/N. Other is computation beyond T₁/N and overhead; where it is "
-            "negative, N devices compute in less than T₁/N, and the bar of T₁/N is cut at the "
-            "line that marks it.",
+def speedup(subject: Subject) -> Iterator[PageFigure]:
+    """Over one device; none where nothing ran on one device, or nothing on several."""
+    speedups = subject.known(lambda g: g.median(lambda run: run.speedup))
+    if len({group.first.devices for group, _ in speedups}) < 2:
+        return
+    best, most = max(speedups, key=lambda pair: pair[1])
+    kind = "weak" if subject.comparison.weak else "strong"
+    yield subject.figure(
+        "speedup",
+        "Speedup over one device",
+        f"Lines of the speedup against the number of devices, one for each strategy, and the "
+        f"ideal line. The highest is {plain(most)}: {best.first.strategy} on "
+        f"{devices(best.first.devices)}.",
+        lambda width: _lines(width, subject, speedups),
+        subject.table(
+            f"Speedup and efficiency, {kind} scaling",
+            ("speedup", "efficiency"),
+            ((g, (plain(s), share(s / g.first.devices))) for g, s in speedups),
         ),
-    )  # fmt: skip
+        f"Dashed: ideal, as many times as there are devices. {SCALING[kind]}",
+    )
 
 
-def _cells(parts: Overhead) -> tuple[str, ...]:
-    times = (parts.step, parts.ideal, parts.total, parts.transfer, parts.waiting, parts.other)
-    return tuple(map(seconds, times))
-
-
-def _draw(width: int, known: list[tuple[RunGroup, Overhead]]) -> Drawing:
-    panels: dict[str, list[tuple[int, Overhead]]] = {}
-    for group, parts in known:
-        panels.setdefault(group.first.strategy, []).append((group.first.devices, parts))
-    numbers = sorted({n for bars in panels.values() for n, _ in bars})
-    sheet, places = small_multiples(width, LEGEND, list(panels), "N devices", GRID)
-    most = max(max(parts.step, parts.ideal) for _, parts in known) * 1.05
-    for (axes, first), found in zip(places, panels.values(), strict=True):
-        _bars(axes, [(numbers.index(n), parts) for n, parts in found])
-        axes.set(xlim=(-0.6, len(numbers) - 0.4), ylim=(0, most))
-        axes.set_xticks(range(len(numbers)), [str(n) for n in numbers])
-        axes.grid(True, axis="y")
-        ticks = [t for t in axes.get_yticks() if 0 <= t <= most]
-        axes.set_yticks(ticks, [seconds(t) if first else "" for t in ticks])
+def _lines(width: int, subject: Subject, speedups: list[tuple[RunGroup, float]]) -> Drawing:
+    points: dict[str, list[Point]] = {}
+    for group, value in speedups:
+        points.setdefault(group.first.strategy, []).append((group.first.devices, value))
+    one = [p for p in points.get("single", []) if p[0] == 1]
+    drawn = {name: sorted(of if name == "single" else one + of) for name, of in points.items()}
+    numbers = sorted({group.first.devices for group, _ in speedups} | {1})
+    most, top, tall = numbers[-1], max(value for _, value in speedups), 330
+    room = label_room(list(points), width)
+    sheet = Drawing(width, tall)
+    axes = sheet.axes(34, SIZES.line + 8, width - 34 - room, tall - SIZES.line - 8 - 44)
+    axes.plot((1, most), (1, most), "--", color=INKS["muted"].paint, linewidth=1.2)
+    for name, of in drawn.items():
+        axes.plot(*zip(*of, strict=True), **style(subject.marks[name]))
+    axes.grid(True)
+    axes.set(xscale="log", ylim=(0, max(top * 1.08, 1.1)), xlim=(0.94, most))
+    axes.set_xticks(numbers, [str(n) for n in numbers])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("devices")
+    sheet.text(0, 12, "times as fast as one device", "muted")
+    end_labels(sheet, axes, drawn, subject.marks, room)
     return sheet
 
 
-def _bars(axes: Any, found: list[tuple[int, Overhead]]) -> None:
-    bars = []
-    for x, parts in found:
-        start = min(parts.ideal, parts.step - parts.transfer - parts.waiting)
-        values = (start, parts.transfer, parts.waiting, parts.other)
-        bars.append((x, dict(zip(LEGEND, values, strict=True))))
-    stacked(axes, bars, 0.33)
-    lines(axes, [(x - 0.42, x + 0.42, p.ideal, p.ideal) for x, p in found], linewidth=1.5)
+def scaling(subject: Subject) -> Iterator[PageFigure]:
+    """T_1/N + T_comm against N, a panel for each strategy; none where nothing ran on one device,
+    or nothing on several."""
+    comparison = subject.comparison
+    every = subject.known(lambda g: overhead(g, comparison.one_device, comparison.weak))
+    several = [(g, parts) for g, parts in every if g.first.devices > 1]
+    if not several:
+        return
+    group, most = max(several, key=lambda pair: pair[1].total / pair[1].step)
+    yield subject.figure(
+        "scaling",
+        "T₁/N + T_comm against N devices",
+        "A panel for each strategy, in it a bar for each number of devices: one device's "
+        "step time divided by N, and above it exposed transfer, waiting and other. T_comm "
+        f"is the largest part of a step with {group.first.strategy} on "
+        f"{group.first.devices} devices: {seconds(most.total)} of {seconds(most.step)}.",
+        lambda width: _columns(width, several),
+        subject.table(
+            "Step time as T₁/N + T_comm, and the parts of T_comm",
+            ("step", "T₁/N", "T_comm", "exposed transfer", "waiting", "other"),
+            ((g, map(seconds, (p.step, p.ideal, p.total, p.transfer, p.waiting, p.other)))
+             for g, p in several),
+        ),
+        "T_comm = T_N − T₁/N. Other is computation beyond T₁/N and overhead; where it is "
+        "negative, N devices compute in less than T₁/N, and the bar of T₁/N is cut at the "
+        "line that marks it.",
+    )  # fmt: skip
+
+
+def _columns(width: int, several: list[tuple[RunGroup, Overhead]]) -> Drawing:
+    numbers = sorted({group.first.devices for group, _ in several})
+    names = {i: str(number) for i, number in enumerate(numbers)}
+    by_strategy: dict[str, list[tuple[int, Overhead]]] = {}
+    for group, parts in several:
+        of_strategy = by_strategy.setdefault(group.first.strategy, [])
+        of_strategy.append((numbers.index(group.first.devices), parts))
+    panels = [
+        ColumnPanel(
+            strategy, [(x, _stack(parts)) for x, parts in of_strategy], names,
+            [(x - 0.42, x + 0.42, p.ideal, p.ideal) for x, p in of_strategy], len(numbers),
+        )
+        for strategy, of_strategy in by_strategy.items()
+    ]  # fmt: skip
+    most = max(max(parts.step, parts.ideal) for _, parts in several) * 1.05
+    return PANELS.draw(width, LEGEND, panels, most)
+
+
+def _stack(parts: Overhead) -> dict[Fill, float]:
+    start = min(parts.ideal, parts.step - parts.transfer - parts.waiting)
+    values = (start, parts.transfer, parts.waiting, parts.other)
+    return dict(zip(LEGEND, values, strict=True))

@@ -4,29 +4,31 @@ the model   embeddings | layer.0 | layer.1 | ...   | classifier |    wide as the
 auto        ===data===================== xx hybrid:tensor=2 xx ///
             stage 0                    | stage 1"""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
-from synchromesh.report.drawing import (
-    BOLD,
-    LINE,
-    SMALL,
-    Drawing,
-    filled,
-    fitted,
-    legend_height,
-    width_of,
-)
-from synchromesh.report.figure import PageFigure, PageTable
+from synchromesh.report.drawing import SIZES, Drawing, filled, fitted, width_of
+from synchromesh.report.figure import PageFigure, PageTable, Subject
 from synchromesh.report.numbers import NONE, devices, listed, seconds, size
-from synchromesh.report.palette import INKS, LAYOUTS, layout_fill
-from synchromesh.report.subject import Subject
+from synchromesh.report.palette import INKS, LAYOUTS, Fill, layout_fill
+from synchromesh.results.groups import RunGroup
 from synchromesh.results.run import ComponentLayout, Layouts, RunResult
 
-STRIP = 24  # pixels
-LEAST = 2.5  # pixels of a component at least
-STAGE_GAP = 3.0  # pixels between stages
+Components = tuple[ComponentLayout, ...]
+
+
+@dataclass(frozen=True)
+class StripSizes:
+    """Of a strip, in pixels; chosen by eye."""
+
+    tall: int = 24
+    least: float = 2.5  # of a component
+    gap: float = 3.0  # between stages
+
+
+STRIP = StripSizes()
 
 
 @dataclass(frozen=True)
@@ -35,65 +37,75 @@ class Strip:
 
     title: str
     layouts: Layouts
-    subtitle: str
+
+    @property
+    def components(self) -> Components:
+        return self.layouts.components
+
+    @property
+    def staged(self) -> bool:
+        return any(c.stage for c in self.components)
 
 
-def figures(subject: Subject) -> tuple[PageFigure, ...]:
+def figures(subject: Subject) -> Iterator[PageFigure]:
     """One; none where no run says its layouts."""
-    found = strips(subject)
-    if not found:
-        return ()
-    model = found[0].layouts.components
-    switches = sum(strip.layouts.step > 0 for strip in found)
-    kinds = sorted({c.layout for strip in found for c in strip.layouts.components})
-    return (
-        subject.figure(
-            "layouts",
-            "The layout of every component",
-            f"A strip along the model for each of {len(found)} plans, with a field for each of "
-            f"{len(model)} components as wide as its share of the parameters, coloured by its "
-            f"layout: {listed(kinds)}."
-            + (f" Plans were switched {switches} times." if switches else ""),
-            lambda width: _draw(width, found),
-            _table(found),
-            "A field is as wide as the component's share of all parameters, the smallest a "
-            f"little wider. Gaps divide pipeline stages.{_reasons(found)}",
-        ),
+    plans = strips(subject)
+    if not plans:
+        return
+    switches = sum(strip.layouts.step > 0 for strip in plans)
+    kinds = sorted({c.layout for strip in plans for c in strip.components})
+    yield subject.figure(
+        "layouts",
+        "The layout of every component",
+        f"A strip along the model for each of {len(plans)} plans, with a field for each of "
+        f"{len(plans[0].components)} components as wide as its share of the parameters, coloured "
+        f"by its layout: {listed(kinds)}."
+        + (f" Plans were switched {switches} times." if switches else ""),
+        lambda width: _draw(width, plans),
+        _table(plans),
+        "A field is as wide as the component's share of all parameters, the smallest a "
+        f"little wider. Gaps divide pipeline stages.{_reasons(plans)}",
     )
 
 
 def strips(subject: Subject) -> list[Strip]:
     """Of each strategy on most devices, of `auto` on any number; seeds where they differ."""
-    comparison = subject.comparison
-    found: list[Strip] = []
-    for group in comparison.groups:
-        strategy, number = group.first.strategy, group.first.devices
-        runs = [run for run in group.done if any(s.components for s in run.layouts)]
-        alike = [g for g in comparison.groups if g.first.strategy == strategy]
-        known = [g.first.devices for g in alike if any(run.layouts for run in g.done)]
-        if not runs or (number < max(known) and strategy != "auto"):
-            continue
-        different = {tuple(s.plan for s in run.layouts): run for run in reversed(runs)}
-        for run in sorted(different.values(), key=lambda run: run.seed):
-            seed = f", seed {run.seed}" if len(different) > 1 else ""
-            found += _of_run(run, f"{strategy} on {devices(number)}{seed}")
-    return found
+    groups = subject.comparison.groups
+    most: dict[str, int] = {}
+    for group in groups:
+        if any(run.layouts for run in group.done):
+            strategy, number = group.first.strategy, group.first.devices
+            most[strategy] = max(number, most.get(strategy, 0))
+    return [
+        strip
+        for group in groups
+        if group.first.strategy == "auto" or group.first.devices == most.get(group.first.strategy)
+        for strip in _of_group(group)
+    ]
 
 
-def _of_run(run: RunResult, title: str) -> list[Strip]:
+def _of_group(group: RunGroup) -> Iterator[Strip]:
+    """Of its runs that differ in their plans."""
+    runs = [run for run in group.done if any(s.components for s in run.layouts)]
+    different = {tuple(s.plan for s in run.layouts): run for run in reversed(runs)}
+    for run in sorted(different.values(), key=lambda run: run.seed):
+        seed = f", seed {run.seed}" if len(different) > 1 else ""
+        yield from _of_run(run, f"{run.strategy} on {devices(run.devices)}{seed}")
+
+
+def _of_run(run: RunResult, title: str) -> Iterator[Strip]:
     stretches = [s for s in run.layouts if s.components]
-    found = []
-    for i, stretch in enumerate(stretches):
-        until = f"until step {stretches[i + 1].step}" if i + 1 < len(stretches) else ""
+    ends = [f"until step {later.step}" for later in stretches[1:]] + [""]
+    for stretch, until in zip(stretches, ends, strict=True):
         since = f"from step {stretch.step + 1}" if stretch.step else ""
         when = " ".join(part for part in (since, until) if part)
-        found.append(Strip(f"{title}, {when}" if when else title, stretch, stretch.plan))
-    return found
+        yield Strip(f"{title}, {when}" if when else title, stretch)
 
 
-def _reasons(found: list[Strip]) -> str:
+def _reasons(plans: Sequence[Strip]) -> str:
+    """Why plans were switched, and what it took."""
     said = []
-    for strip in found:
+    for strip in plans:
         at = strip.layouts
         if not at.step:
             continue
@@ -104,18 +116,16 @@ def _reasons(found: list[Strip]) -> str:
     return "".join(dict.fromkeys(said))
 
 
-def _table(found: list[Strip]) -> PageTable:
-    names = list(dict.fromkeys(c.name for strip in found for c in strip.layouts.components))
-    of = [{c.name: c for c in strip.layouts.components} for strip in found]
-    staged = [any(c.stage for c in strip.layouts.components) for strip in found]
+def _table(plans: Sequence[Strip]) -> PageTable:
+    named = [(strip, {c.name: c for c in strip.components}) for strip in plans]
     rows = []
-    for name in names:
-        sizes = [by[name].parameter_bytes for by in of if name in by]
-        cells = [_cell(by.get(name), s) for by, s in zip(of, staged, strict=True)]
+    for name in dict.fromkeys(name for _, by_name in named for name in by_name):
+        sizes = [by_name[name].parameter_bytes for _, by_name in named if name in by_name]
+        cells = [_cell(by_name.get(name), strip.staged) for strip, by_name in named]
         rows.append((name, size(max(sizes)), *cells))
     return PageTable(
         "Layout of each component under each plan; with pipeline stages, its stage",
-        ("component", "parameters", *(strip.title for strip in found)),
+        ("component", "parameters", *(strip.title for strip in plans)),
         tuple(rows),
     )
 
@@ -126,41 +136,44 @@ def _cell(component: ComponentLayout | None, staged: bool) -> str:
     return component.layout + (f", stage {component.stage}" if staged else "")
 
 
-def _draw(width: int, found: list[Strip]) -> Drawing:
-    fills = list(dict.fromkeys(layout_fill(c.layout) for s in found for c in s.layouts.components))
-    fills.sort(key=lambda fill: [*LAYOUTS.values(), fill].index(fill))
-    top = legend_height(fills, width) + 14
-    heights = [_height(strip) for strip in found]
-    sheet = Drawing(width, top + LINE + STRIP + 10 + sum(heights))
-    sheet.legend(fills, 0)
+def _fills(plans: Sequence[Strip]) -> list[Fill]:
+    """Those of the plans' layouts, in the order of the palette."""
+    fills = list(dict.fromkeys(layout_fill(c.layout) for s in plans for c in s.components))
+    return sorted(fills, key=lambda fill: [*LAYOUTS.values(), fill].index(fill))
+
+
+def _draw(width: int, plans: Sequence[Strip]) -> Drawing:
+    heights = [_height(strip) for strip in plans]
+    model = SIZES.line + STRIP.tall + 10
+    sheet = Drawing(width, 6 + model + sum(heights), _fills(plans))
     axes = sheet.axes(0, 0, width, sheet.height)
     axes.set(xlim=(0, width), ylim=(sheet.height, 0))
     axes.axis("off")
-    sheet.text(0, top + 12, "the model, in order", fontweight="bold")
-    _model(sheet, axes, found[0].layouts.components, top + LINE)
-    y = top + LINE + STRIP + 10
-    for strip, height in zip(found, heights, strict=True):
-        title = fitted(strip.title, BOLD * width, SMALL + 1)
+    y = sheet.top + 6
+    sheet.text(0, y + 12, "the model, in order", fontweight="bold")
+    _model(sheet, axes, plans[0].components, y + SIZES.line)
+    y += model
+    for strip, height in zip(plans, heights, strict=True):
+        title = fitted(strip.title, SIZES.bold * width, SIZES.small + 1)
         sheet.text(0, y + 14, title, fontweight="bold")
-        wide = width_of(title) / BOLD + 12
-        plan = fitted(strip.subtitle, width - wide)
+        wide = width_of(title) / SIZES.bold + 12
+        plan = fitted(strip.layouts.plan, width - wide)
         if plan:
             sheet.text(wide, y + 14, plan, "muted")
-        _strip(sheet, axes, strip.layouts.components, y + LINE + 4)
+        _strip(sheet, axes, strip.components, y + SIZES.line + 4)
         y += height
     return sheet
 
 
-def _height(strip: Strip) -> float:
-    staged = any(c.stage for c in strip.layouts.components)
-    return LINE + STRIP + 16 + (14 if staged else 0)
+def _height(strip: Strip) -> int:
+    return SIZES.line + STRIP.tall + 16 + (14 if strip.staged else 0)
 
 
-def _widths(components: tuple[ComponentLayout, ...], width: float) -> list[float]:
-    """Pixels of each component: as its parameters, but at least `LEAST`, where there is room.
+def _widths(components: Components, width: float) -> list[float]:
+    """Pixels of each component: as its parameters, at least `STRIP.least` where there is room.
 
     width_i = least + (width - n least) bytes_i / sum of bytes"""
-    least = min(LEAST, width / len(components) / 2)
+    least = min(STRIP.least, width / len(components) / 2)
     total = sum(c.parameter_bytes for c in components)
     rest = width - least * len(components)
     if not total:
@@ -168,7 +181,7 @@ def _widths(components: tuple[ComponentLayout, ...], width: float) -> list[float
     return [least + rest * c.parameter_bytes / total for c in components]
 
 
-def _model(sheet: Drawing, axes: Any, model: tuple[ComponentLayout, ...], y: float) -> None:
+def _model(sheet: Drawing, axes: Any, model: Components, y: float) -> None:
     widths = _widths(model, sheet.width)
     _field(axes, 0, y, sheet.width, facecolor=INKS["grid"].paint)
     x = 0.0
@@ -182,9 +195,9 @@ def _model(sheet: Drawing, axes: Any, model: tuple[ComponentLayout, ...], y: flo
     _borders(axes, widths, y)
 
 
-def _strip(sheet: Drawing, axes: Any, plan: tuple[ComponentLayout, ...], y: float) -> None:
+def _strip(sheet: Drawing, axes: Any, plan: Components, y: float) -> None:
     stages = sum(1 for _ in groupby(plan, key=lambda c: c.stage))
-    widths = _widths(plan, sheet.width - STAGE_GAP * (stages - 1))
+    widths = _widths(plan, sheet.width - STRIP.gap * (stages - 1))
     x, i = 0.0, 0
     for stage, in_stage in groupby(plan, key=lambda c: c.stage):
         start = x
@@ -195,29 +208,27 @@ def _strip(sheet: Drawing, axes: Any, plan: tuple[ComponentLayout, ...], y: floa
             _borders(axes, widths[i : i + count], y, x)
             if width_of(layout) + 12 <= wide:
                 middle, half = x + wide / 2, width_of(layout) / 2 + 4
-                axes.add_patch(_box(middle - half, y + 4, 2 * half, STRIP - 8))
+                axes.add_patch(_box(middle - half, y + 4, 2 * half, STRIP.tall - 8))
                 sheet.text(middle, y + 16, layout, ha="center")
             x, i = x + wide, i + count
         if stages > 1:
             label = f"stage {stage}" if width_of(f"stage {stage}") + 8 < x - start else str(stage)
-            if width_of(label) + 4 <= x - start + STAGE_GAP:
-                sheet.text(start, y + STRIP + 12, label, "muted")
-        x += STAGE_GAP
+            if width_of(label) + 4 <= x - start + STRIP.gap:
+                sheet.text(start, y + STRIP.tall + 12, label, "muted")
+        x += STRIP.gap
 
 
 def _field(axes: Any, x: float, y: float, wide: float, **style: Any) -> None:
     from matplotlib.patches import Rectangle
 
-    axes.add_patch(Rectangle((x, y), wide, STRIP, linewidth=0, **style))
+    axes.add_patch(Rectangle((x, y), wide, STRIP.tall, linewidth=0, **style))
 
 
 def _box(x: float, y: float, wide: float, tall: float) -> Any:
     from matplotlib.patches import FancyBboxPatch
 
-    style = "round,pad=0,rounding_size=3"
-    return FancyBboxPatch(
-        (x, y), wide, tall, boxstyle=style, linewidth=0, facecolor=INKS["ground"].paint
-    )
+    style, ground = "round,pad=0,rounding_size=3", INKS["ground"].paint
+    return FancyBboxPatch((x, y), wide, tall, boxstyle=style, linewidth=0, facecolor=ground)
 
 
 def _borders(axes: Any, widths: list[float], y: float, start: float = 0.0) -> None:
@@ -229,6 +240,6 @@ def _borders(axes: Any, widths: list[float], y: float, start: float = 0.0) -> No
         x += wide
         if min(wide, following) > 1.5:
             xs += [x, x, float("nan")]
-            ys += [y, y + STRIP, float("nan")]
+            ys += [y, y + STRIP.tall, float("nan")]
     if xs:
         axes.plot(xs, ys, color=INKS["ground"].paint, linewidth=0.8)

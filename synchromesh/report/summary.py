@@ -1,5 +1,6 @@
 """The summary: a row for each group of runs with all that was measured, and for each failure."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from synchromesh.report.memory import peak
@@ -14,12 +15,12 @@ from synchromesh.report.numbers import (
     size,
     spread,
 )
-from synchromesh.report.subject import Subject
 from synchromesh.results.breakdown import overhead
 from synchromesh.results.derive import throughput
-from synchromesh.results.groups import RunGroup
+from synchromesh.results.groups import RunComparison, RunGroup
+from synchromesh.results.run import RunResult
 
-REASON = 600  # characters that are shown
+Cell = Callable[[RunGroup], str]  # what a column says of the runs of a group
 
 
 @dataclass(frozen=True)
@@ -46,101 +47,118 @@ class Summary:
         return sum(len(names) for _, names in self.groups)
 
 
-def summary(subject: Subject) -> Summary:
+def summary(comparison: RunComparison) -> Summary:
     """Of all runs of a comparison; columns of which nothing is known are left out."""
-    groups = [group for group in subject.comparison.groups if group.done]
-    columns = [(label, name) for label, names in _columns(subject).items() for name in names]
-    rows = [_cells(subject, group) for group in groups]
-    assert all(len(row) == len(columns) for row in rows)
-    kept = [
-        i
-        for i, (label, _) in enumerate(columns)
-        if label == "Run" or any(row[i] != NONE for row in rows)
-    ]
-    labels = dict.fromkeys(columns[i][0] for i in kept)
+    groups = [group for group in comparison.groups if group.done]
+    texts = {
+        (label, name): [cell(group) for group in groups]
+        for label, columns in _columns(comparison).items()
+        for name, cell in columns.items()
+    }
+    kept = [key for key in texts if key[0] == "Run" or any(text != NONE for text in texts[key])]
+    labels = dict.fromkeys(label for label, _ in kept)
     return Summary(
-        tuple(
-            (label, tuple(columns[i][1] for i in kept if columns[i][0] == label))
-            for label in labels
-        ),
-        tuple(tuple(row[i] for i in kept) for row in rows),
-        tuple(
-            RunRemark(
-                run.strategy,
-                run.devices,
-                run.seed,
-                run.status == "failed",
-                short(run.reason or "no reason is known", REASON),
-            )
-            for group in subject.comparison.groups
-            for run in group.runs
-            if run.status == "failed" or run.reason
-        ),
+        tuple((label, tuple(name for of, name in kept if of == label)) for label in labels),
+        tuple(zip(*(texts[key] for key in kept), strict=True)),
+        tuple(_remarks(comparison)),
     )
 
 
-def _columns(subject: Subject) -> dict[str, tuple[str, ...]]:
+def _remarks(comparison: RunComparison, most: int = 600) -> Iterator[RunRemark]:
+    """Of a reason `most` characters are shown."""
+    for run in (run for group in comparison.groups for run in group.runs):
+        failed = run.status == "failed"
+        if failed or run.reason:
+            text = short(run.reason or "no reason is known", most)
+            yield RunRemark(run.strategy, run.devices, run.seed, failed, text)
+
+
+def _columns(comparison: RunComparison) -> dict[str, dict[str, Cell]]:
+    """The columns by the label above them."""
     return {
-        "Run": ("strategy", "devices", "plan", "batch", "seeds"),
-        "Time": (
-            "step, median", "quartiles", "timed steps", "samples/s", "waiting for data",
-            "epoch", "training",
-        ),
-        "Scaling": ("speedup", "efficiency", "T_comm"),
-        "Share of a step": (
-            "computation", "communication exposed", "communication hidden",
-            "waiting for slower devices",
-        ),
-        "Devices": (
-            _utilisation(subject), "model FLOPs utilisation", "peak memory",
-            "sent in a step, most",
-        ),
-        "Predicted": ("step (predicted)", "peak memory (predicted)"),
-        "Metrics at the end": subject.comparison.metrics,
-        "To target": ("target", "epochs", "time", "dollars"),
-        "Cost": ("of the run",),
-    }  # fmt: skip
+        "Run": {
+            "strategy": lambda g: g.first.strategy,
+            "devices": lambda g: str(g.first.devices),
+            "plan": _plans,
+            "batch": lambda g: str(g.first.batch),
+            "seeds": lambda g: str(len(g.done)),
+        },
+        "Time": {
+            "step, median": lambda g: seconds(g.step_seconds.median if g.step_seconds else None),
+            "quartiles": _quartiles,
+            "timed steps": lambda g: str(sum(run.timed_steps for run in g.done) or NONE),
+            "samples/s": _median(plain, throughput),
+            "waiting for data": _median(share, lambda r: r.data_waiting_share),
+            "epoch": lambda g: seconds(g.epoch_seconds.median if g.epoch_seconds else None),
+            "training": _median(seconds, lambda r: r.seconds),
+        },
+        "Scaling": {
+            "speedup": _median(plain, lambda r: r.speedup),
+            "efficiency": _median(share, lambda r: r.efficiency),
+            "T_comm": lambda g: seconds(_beyond_ideal(comparison, g)),
+        },
+        "Share of a step": {
+            "computation": _median(share, lambda r: r.computation_share),
+            "communication exposed": _median(share, lambda r: r.exposed_share),
+            "communication hidden": _median(share, lambda r: r.hidden_share),
+            "waiting for slower devices": _median(share, lambda r: r.waiting_share),
+        },
+        "Devices": {
+            _utilisation(comparison): _median(share, lambda r: r.utilisation),
+            "model FLOPs utilisation": _median(share, lambda r: r.flops_utilisation),
+            "peak memory": _median(size, peak),
+            "sent in a step, most": _median(
+                size, lambda r: max(r.sent_bytes_per_step, default=None)
+            ),
+        },
+        "Predicted": {
+            "step (predicted)": _median(seconds, lambda r: r.predicted_step_seconds),
+            "peak memory (predicted)": _median(size, lambda r: r.predicted_peak_bytes),
+        },
+        "Metrics at the end": {name: _end(name) for name in comparison.metrics},
+        "To target": {name: _target(i) for i, name in enumerate(TARGET)},
+        "Cost": {"of the run": _median(dollars, lambda r: r.dollars)},
+    }
 
 
-def _utilisation(subject: Subject) -> str:
+def _median(write: Callable[[float | None], str], of: Callable[[RunResult], float | None]) -> Cell:
+    return lambda group: write(group.median(of))
+
+
+def _end(metric: str) -> Cell:
+    return lambda group: spread(group.ends(metric))
+
+
+def _quartiles(group: RunGroup) -> str:
+    step = group.step_seconds
+    return NONE if step is None else f"{seconds(step.q1)} to {seconds(step.q3)}"
+
+
+def _beyond_ideal(comparison: RunComparison, group: RunGroup) -> float | None:
+    """T_comm, on several devices."""
+    if group.first.devices == 1:
+        return None
+    found = overhead(group, comparison.one_device, comparison.weak)
+    return None if found is None else found.total
+
+
+def _utilisation(comparison: RunComparison) -> str:
     """The column's name, with what it is a share of where all say the same."""
-    runs = [run for group in subject.comparison.groups for run in group.done]
+    runs = [run for group in comparison.groups for run in group.done]
     of = {run.utilisation_of for run in runs if run.utilisation is not None}
     return f"utilisation: {short(of.pop(), 60)}" if len(of) == 1 else "utilisation"
-
-
-def _cells(subject: Subject, group: RunGroup) -> tuple[str, ...]:
-    epoch = group.epoch_seconds
-    run, step, comparison = group.first, group.step_seconds, subject.comparison
-    cost = overhead(group, comparison.one_device, comparison.weak) if run.devices > 1 else None
-    return (
-        run.strategy, str(run.devices), _plans(group), str(run.batch), str(len(group.done)),
-        seconds(step.median if step else None),
-        NONE if step is None else f"{seconds(step.q1)} to {seconds(step.q3)}",
-        str(sum(r.timed_steps for r in group.done) or NONE),
-        plain(group.median(throughput)), share(group.median(lambda r: r.data_waiting_share)),
-        seconds(epoch.median if epoch else None),
-        seconds(group.median(lambda r: r.seconds)),
-        plain(group.median(lambda r: r.speedup)), share(group.median(lambda r: r.efficiency)),
-        seconds(cost.total if cost else None),
-        share(group.median(lambda r: r.computation_share)),
-        share(group.median(lambda r: r.exposed_share)),
-        share(group.median(lambda r: r.hidden_share)),
-        share(group.median(lambda r: r.waiting_share)),
-        share(group.median(lambda r: r.utilisation)),
-        share(group.median(lambda r: r.flops_utilisation)),
-        size(group.median(peak)),
-        size(group.median(lambda r: max(r.sent_bytes_per_step, default=None))),
-        seconds(group.median(lambda r: r.predicted_step_seconds)),
-        size(group.median(lambda r: r.predicted_peak_bytes)),
-        *(spread(group.ends(name)) for name in comparison.metrics),
-        *_targets(group), dollars(group.median(lambda r: r.dollars)),
-    )  # fmt: skip
 
 
 def _plans(group: RunGroup) -> str:
     plans = dict.fromkeys(run.plan for run in group.done if run.plan)
     return "; or ".join(plans) or NONE
+
+
+TARGET = ("target", "epochs", "time", "dollars")
+
+
+def _target(column: int) -> Cell:
+    return lambda group: _targets(group)[column]
 
 
 def _targets(group: RunGroup) -> tuple[str, str, str, str]:

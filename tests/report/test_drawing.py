@@ -4,9 +4,9 @@ import re
 from itertools import pairwise
 
 from synchromesh.report.drawing import (
-    NARROW,
-    WIDE,
+    SIZES,
     Drawing,
+    SharedStyles,
     _shorter,
     boxes,
     drawn,
@@ -16,9 +16,8 @@ from synchromesh.report.drawing import (
 )
 from synchromesh.report.lines import spaced
 from synchromesh.report.palette import PARTS
-from synchromesh.report.shared_styles import SharedStyles
 from synchromesh.report.steps import merged
-from synchromesh.report.strips import LEAST, _widths
+from synchromesh.report.strips import STRIP, _widths
 from synchromesh.results.run import ComponentLayout, TimelineSpan
 
 
@@ -32,7 +31,9 @@ def picture(width: int) -> Drawing:
 
 def test_a_drawing_is_small_and_has_the_inks_of_the_page() -> None:
     wide, narrow = drawn("name", picture)
-    assert f'viewBox="0 0 {WIDE} 80"' in wide and f'viewBox="0 0 {NARROW} 80"' in narrow
+    assert (
+        f'viewBox="0 0 {SIZES.wide} 80"' in wide and f'viewBox="0 0 {SIZES.narrow} 80"' in narrow
+    )
     assert "var(--transfer)" in wide and "var(--text)" in wide
     assert not re.search(r"#[0-9a-f]{6}", wide), "each colour is an ink"
     assert "&lt;b&gt;$x$ &amp; y" in wide
@@ -60,8 +61,8 @@ def test_labels_are_moved_apart_and_stay_inside() -> None:
 def test_widths_are_shares_of_parameters_with_a_least() -> None:
     parts = tuple(ComponentLayout(n, "data", 0, b) for n, b in (("a", 0), ("b", 30), ("c", 10)))
     widths = _widths(parts, 100)
-    assert abs(sum(widths) - 100) < 1e-9 and widths[0] == LEAST
-    assert (widths[1] - LEAST) / (widths[2] - LEAST) == 3
+    assert abs(sum(widths) - 100) < 1e-9 and widths[0] == STRIP.least
+    assert (widths[1] - STRIP.least) / (widths[2] - STRIP.least) == 3
     assert _widths(parts[:1], 50) == [50]
     assert min(_widths(parts * 100, 100)) > 0
 

@@ -5,23 +5,12 @@ from statistics import median
 
 import pytest
 
-from synchromesh.report import (
-    communication,
-    curves,
-    memory,
-    predictions,
-    scaling,
-    speedup,
-    steps,
-    strips,
-    subject,
-    summary,
-    training_time,
-)
-from synchromesh.report.figure import PageFigure
+from synchromesh.report import curves, memory, predictions, scaling, steps, strips, times
+from synchromesh.report.figure import PageFigure, Subject
 from synchromesh.report.numbers import plain, seconds, share, size
+from synchromesh.report.page import SECTIONS
 from synchromesh.report.palette import marks
-from synchromesh.report.subject import Subject
+from synchromesh.report.summary import summary
 from synchromesh.results.groups import comparisons
 from synchromesh.results.run import RunResult
 from tests.report import sample
@@ -31,23 +20,12 @@ STUDY = sample.full()
 SUBJECT = Subject(COMPARISON, marks(run.strategy for run in STUDY.runs), "name")
 EMPTY = Subject(comparisons(sample.minimal())[0], marks(["data", "auto"]), "name")
 AUTO = [run for run in STUDY.runs if run.strategy == "auto" and run.devices == 8]
-MODULES = (
-    training_time,
-    speedup,
-    communication,
-    curves,
-    memory,
-    strips,
-    predictions,
-    scaling,
-    steps,
-)
 
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are looked at in `test_chromium.py`."""
-    monkeypatch.setattr(subject, "drawn", lambda name, paint: (name,))
+    monkeypatch.setattr("synchromesh.report.figure.drawn", lambda name, paint: (name,))
 
 
 def row(figure: PageFigure, *heads: str) -> dict[str, str]:
@@ -66,32 +44,31 @@ def step(run: RunResult) -> float:
 
 
 def test_every_table_has_as_many_cells_as_columns() -> None:
-    for module in MODULES:
-        for figure in module.figures(SUBJECT):
+    for _, _, figures, _ in SECTIONS:
+        for figure in figures(SUBJECT):
             assert figure.alternative and figure.table.rows
             assert {len(r) for r in figure.table.rows} == {len(figure.table.columns)}
 
 
 def test_where_nothing_was_measured_there_is_no_figure() -> None:
-    names = {module.__name__: module.figures(EMPTY) for module in MODULES}
-    assert [n.rpartition(".")[2] for n, figures in names.items() if figures] == ["training_time"]
+    assert [name for name, _, figures, _ in SECTIONS if list(figures(EMPTY))] == ["time"]
 
 
 def test_times_speedups_and_shares_are_those_of_the_runs() -> None:
-    (figure,) = training_time.figures(SUBJECT)
+    (figure,) = times.training_time(SUBJECT)
     assert row(figure, "auto", "8")["median"] == seconds(of_auto(step) * sample.STEPS)
-    (figure,) = speedup.figures(SUBJECT)
+    (figure,) = scaling.speedup(SUBJECT)
     alone = {run.seed: step(run) for run in STUDY.runs if run.strategy == "single"}
     one = median(alone.values())
     ratio = median(alone[run.seed] / step(run) for run in AUTO)  # a seed's runs take turns
     assert row(figure, "auto", "8")["speedup"] == plain(ratio)
     assert row(figure, "auto", "8")["efficiency"] == share(ratio / 8)
-    (figure,) = communication.figures(SUBJECT)
+    (figure,) = times.communication(SUBJECT)
     cells = row(figure, "auto", "8")
     assert cells["share of communication, exposed"] == "25.0 %"
     assert cells["waiting"] == seconds(0.25 * 0.25 * of_auto(step))
     assert cells["of it with hidden communication"] == seconds(0.13 * of_auto(step))
-    (figure,) = scaling.figures(SUBJECT)
+    (figure,) = scaling.scaling(SUBJECT)
     cells = row(figure, "auto", "8")
     assert cells["T₁/N"] == seconds(one / 8)
     assert cells["T_comm"] == seconds(of_auto(step) - one / 8)
@@ -139,7 +116,7 @@ def test_the_quickest_timelines_are_shown() -> None:
 
 
 def test_the_summary_has_all_groups_and_what_failed() -> None:
-    found = summary.summary(SUBJECT)
+    found = summary(COMPARISON)
     names = [name for _, columns in found.groups for name in columns]
     assert len(found.rows) == len(COMPARISON.groups) and found.columns == len(names)
     cells = dict(zip(names, next(r for r in found.rows if r[:2] == ("auto", "8")), strict=True))
@@ -147,5 +124,5 @@ def test_the_summary_has_all_groups_and_what_failed() -> None:
     assert cells["peak memory"] == size(AUTO[0].peak_memory_bytes[0].total)
     (failed,) = found.remarks
     assert (failed.strategy, failed.devices, failed.seed, failed.failed) == ("tensor", 8, 2, True)
-    slim = [name for _, columns in summary.summary(EMPTY).groups for name in columns]
+    slim = [name for _, columns in summary(EMPTY.comparison).groups for name in columns]
     assert "speedup" not in slim and "strategy" in slim

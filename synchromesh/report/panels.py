@@ -1,0 +1,199 @@
+"""Panels of bars: rows of horizontal bars below one another, columns of stacked ones beside."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from synchromesh.report.drawing import (
+    SIZES,
+    Box,
+    Drawing,
+    boxes,
+    fitted,
+    labels,
+    lines,
+    marker,
+    width_of,
+)
+from synchromesh.report.numbers import devices, seconds
+from synchromesh.report.palette import INKS, Fill, StrategyMark
+from synchromesh.results.groups import RunGroup
+
+
+@dataclass(frozen=True)
+class RowPanels:
+    """Panels below one another under a title each, whose rows lie along one axis from 0; pixels.
+
+    row: of a row. between: the rows of a panel and the next title. below: the last panel."""
+
+    row: int
+    between: int
+    below: int
+    title: float = SIZES.small
+
+    def height(self, counts: Iterable[int]) -> int:
+        """Of panels of so many rows each."""
+        return self.below + sum(SIZES.line + self.between + self.row * n for n in counts)
+
+    def on(
+        self, sheet: Drawing, panels: Iterable[tuple[str, int]], left: float, width: float,
+        longest: float,
+    ) -> Iterator[tuple[Any, list[float]]]:  # fmt: skip
+        """Of each panel (title and number of rows) its axes up to `longest`, and the base lines of
+        texts beside its rows."""
+        top = sheet.top
+        for title, count in panels:
+            sheet.text(0, top + 12, title, fontsize=self.title, fontweight="bold")
+            first, tall = top + SIZES.line + 2, self.row * count
+            axes = sheet.axes(left, first, width, tall)
+            axes.set(xlim=(0, longest), ylim=(count - 0.5, -0.5), yticks=[])
+            axes.grid(True, axis="x")
+            yield axes, [first + tall * (row + 0.5) / count + 4 for row in range(count)]
+            top += SIZES.line + self.between + tall
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The parts of a bar from its left end on, its label; whiskers where it has any."""
+
+    strategy: str
+    parts: tuple[tuple[Fill, float], ...]
+    label: str
+    whiskers: tuple[float, float] | None = None
+
+    @property
+    def end(self) -> float:
+        """Where it ends, with its whiskers."""
+        return max(sum(value for _, value in self.parts), *(self.whiskers or (0.0,)))
+
+
+BARS = RowPanels(row=24, between=20, below=18, title=SIZES.small + 1)
+
+
+def bars(
+    width: int, found: Sequence[tuple[RunGroup, Bar]], legend: Sequence[Fill],
+    marks: Mapping[str, StrategyMark],
+) -> Drawing:  # fmt: skip
+    """Bars of seconds, in a panel for each number of devices."""
+    panels: dict[str, list[Bar]] = {}
+    for group, bar in found:
+        panels.setdefault(devices(group.first.devices), []).append(bar)
+    names = list(dict.fromkeys(bar.strategy for _, bar in found))
+    name_width = min(max(map(width_of, names)), 0.30 * width) + 6
+    short = labels(names, name_width - 6)
+    left = name_width + 18
+    inner = width - left - max(width_of(bar.label) for _, bar in found) - 12
+    longest = max(bar.end for _, bar in found) or 1.0
+    counts = [(title, len(of_panel)) for title, of_panel in panels.items()]
+    sheet = Drawing(width, BARS.height(n for _, n in counts), legend)
+    ticks = round_numbers(longest, 3 if sheet.narrow else 5)
+    placed = BARS.on(sheet, counts, left, inner, longest)
+    for (axes, texts), of_panel in zip(placed, panels.values(), strict=True):
+        _panel(axes, of_panel, marks, longest)
+        for bar, y in zip(of_panel, texts, strict=True):
+            sheet.text(name_width, y, short[bar.strategy], ha="right")
+            sheet.text(left + inner * bar.end / longest + 7, y, bar.label, "muted")
+        axes.tick_params(labelbottom=False, bottom=False)
+        axes.set_xticks(ticks, ["" for _ in ticks])
+    axes.tick_params(labelbottom=True, bottom=True)  # below the last panel
+    axes.set_xticks(ticks, [seconds(tick) for tick in ticks])
+    return sheet
+
+
+def _panel(
+    axes: Any, of_panel: Sequence[Bar], marks: Mapping[str, StrategyMark], longest: float
+) -> None:
+    axes.spines["bottom"].set_visible(False)
+    axes.spines["left"].set_color(INKS["muted"].paint)
+    pieces: dict[Fill, list[Box]] = {}
+    ends: list[Box] = []
+    for y, bar in enumerate(of_panel):
+        start = 0.0
+        for fill, value in bar.parts:
+            pieces.setdefault(fill, []).append((start, start + value, y - 0.31, y + 0.31))
+            start += value
+        if bar.whiskers:
+            ends.append((*bar.whiskers, y, y))
+            ends += [(end, end, y - 0.14, y + 0.14) for end in bar.whiskers]
+        mark = marks[bar.strategy]
+        outside = -9 * longest / axes.get_window_extent().width
+        axes.plot(outside, y, mark.marker, clip_on=False, **marker(mark))
+    for fill, places in pieces.items():
+        boxes(axes, fill, places)
+    lines(axes, ends, linewidth=1.2)
+
+
+@dataclass(frozen=True)
+class ColumnPanel:
+    """Stacks of parts at places of an axis, from the bottom up, names below places, lines across.
+
+    end: of the axis, in places."""
+
+    title: str
+    stacks: Sequence[tuple[int, Mapping[Fill, float]]]
+    names: Mapping[int, str]
+    lines: Sequence[Box]
+    end: int
+
+
+@dataclass(frozen=True)
+class ColumnPanels:
+    """Panels of stacks in rows, all on one axis of values from 0; pixels.
+
+    left: of all panels. tall: a panel. below: each. half: of a stack's width, in places. line: how
+    thick lines are. unit: of places, below the last panels. number: how a value is written."""
+
+    left: int
+    tall: int
+    below: int
+    half: float
+    line: float
+    unit: str
+    number: Callable[[float], str]
+    gap: int = 14
+
+    def draw(
+        self, width: int, fills: Sequence[Fill], panels: Sequence[ColumnPanel], most: float,
+        ticks: Sequence[float] = (),
+    ) -> Drawing:  # fmt: skip
+        """The panels below a legend, with values up to `most`; without `ticks` matplotlib's."""
+        across = 2 if width < SIZES.wide else 4
+        wide = (width - self.left - self.gap * (across - 1)) / across
+        tall = self.tall + SIZES.line + self.below
+        sheet = Drawing(width, -(-len(panels) // across) * tall, fills)
+        for i, panel in enumerate(panels):
+            row, column = divmod(i, across)
+            x, y = self.left + column * (wide + self.gap), sheet.top + row * tall
+            axes = sheet.axes(x, y + SIZES.line + 2, wide, self.tall)
+            sheet.text(x, y + 12, fitted(panel.title, SIZES.bold * wide), fontweight="bold")
+            if i >= len(panels) - across:
+                axes.set_xlabel(self.unit, labelpad=1)
+            stacked(axes, panel.stacks, self.half)
+            lines(axes, panel.lines, linewidth=self.line)
+            axes.set(xlim=(-0.6, panel.end - 0.4), ylim=(0, most))
+            axes.set_xticks(list(panel.names), list(panel.names.values()))
+            axes.grid(True, axis="y")
+            shown = ticks or [tick for tick in axes.get_yticks() if 0 <= tick <= most]
+            axes.set_yticks(shown, ["" if column else self.number(tick) for tick in shown])
+        return sheet
+
+
+def stacked(axes: Any, stacks: Iterable[tuple[float, Mapping[Fill, float]]], half: float) -> None:
+    """Stacks at some places, half of whose width is `half`, of parts one above the other."""
+    places: dict[Fill, list[Box]] = {}
+    for x, parts in stacks:
+        bottom = 0.0
+        for fill, value in parts.items():
+            if value > 0:
+                places.setdefault(fill, []).append((x - half, x + half, bottom, bottom + value))
+                bottom += value
+    for fill, found in places.items():
+        boxes(axes, fill, found)
+
+
+def round_numbers(most: float, count: int) -> list[float]:
+    """About so many round numbers from 0 to `most`, for an axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    ticks = MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(0, most)
+    return [float(tick) for tick in ticks if tick <= most * (1 + 1e-9)]

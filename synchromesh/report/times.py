@@ -1,0 +1,104 @@
+"""The figures of time: what an epoch or a step takes, and where the time of a step goes."""
+
+from collections.abc import Iterator
+
+from synchromesh.report.figure import PageFigure, Subject
+from synchromesh.report.numbers import devices, seconds, share
+from synchromesh.report.palette import PARTS, Fill
+from synchromesh.report.panels import Bar, bars
+from synchromesh.results.breakdown import StepParts, step_parts
+from synchromesh.results.groups import RunGroup
+from synchromesh.results.run import Quartiles
+
+PARTS_OF_A_STEP = (
+    "step", "computation", "of it with hidden communication", "exposed transfer", "waiting",
+    "other", "share of communication, exposed", "share, hidden",
+)  # fmt: skip
+
+
+def training_time(subject: Subject) -> Iterator[PageFigure]:
+    """Of an epoch (else of a step) by strategy and devices; none where nothing was timed."""
+    by_epoch = any(group.epoch_seconds for group in subject.comparison.groups)
+    times = subject.known(lambda g: g.epoch_seconds if by_epoch else g.step_seconds)
+    if not times:
+        return
+    times.sort(key=_devices)
+    quickest, least = min(times, key=lambda pair: pair[1].median)
+    unit = "an epoch" if by_epoch else "a step"
+    drawn = [(group, _time(subject, group, time)) for group, time in times]
+    yield subject.figure(
+        "time",
+        f"Seconds of {unit}",
+        f"Bars of the time of {unit} by strategy and number of devices. The shortest is "
+        f"{seconds(least.median)}: {quickest.first.strategy} on "
+        f"{devices(quickest.first.devices)}.",
+        lambda width: bars(width, drawn, (), subject.marks),
+        subject.table(
+            f"Time of {unit}: median and quartiles",
+            ("median", "first quartile", "third quartile"),
+            ((group, map(seconds, (t.median, t.q1, t.q3))) for group, t in times),
+        ),
+        "Whiskers are quartiles." + " Without validation and checkpoints." * by_epoch,
+    )
+
+
+def _devices(pair: tuple[RunGroup, object]) -> int:
+    return pair[0].first.devices
+
+
+def _time(subject: Subject, group: RunGroup, time: Quartiles) -> Bar:
+    strategy = group.first.strategy
+    fill = Fill(subject.marks[strategy].ink, "", strategy)
+    whiskers = (time.q1, time.q3) if time.q1 < time.q3 else None
+    return Bar(strategy, ((fill, time.median),), seconds(time.median), whiskers)
+
+
+def communication(subject: Subject) -> Iterator[PageFigure]:
+    """Computation and communication in a step; none where their shares are not known."""
+    steps = subject.known(step_parts)
+    if not steps:
+        return
+    steps.sort(key=_devices)
+    most, parts = max(steps, key=lambda pair: _exposed(pair[1]))
+    used = [fill for name, fill in PARTS.items() if any(_part(parts, name) for _, parts in steps)]
+    drawn = [(group, _step(group, parts)) for group, parts in steps]
+    yield subject.figure(
+        "communication",
+        "Where a step's time goes",
+        "Stacked bars of the parts of a step by strategy and number of devices. The largest "
+        f"share of exposed communication is {share(_exposed(parts))}: {most.first.strategy} "
+        f"on {most.first.devices} devices.",
+        lambda width: bars(width, drawn, used, subject.marks),
+        subject.table(
+            "Parts of a step, in seconds and as shares, as the mean over devices",
+            PARTS_OF_A_STEP,
+            ((group, _cells(parts)) for group, parts in steps),
+        ),
+        "Exposed: a device computes nothing meanwhile. Hidden: it computes while messages "
+        "are in flight, so hidden communication costs no time of its own.",
+    )
+
+
+def _exposed(parts: StepParts) -> float:
+    return (parts.transfer + parts.waiting) / parts.step if parts.step else 0.0
+
+
+def _part(parts: StepParts, name: str) -> float:
+    if name == "computation":
+        return max(parts.computation - parts.hidden, 0.0)
+    return float(getattr(parts, name))
+
+
+def _step(group: RunGroup, parts: StepParts) -> Bar:
+    pieces = ((fill, _part(parts, name)) for name, fill in PARTS.items())
+    seen = tuple(piece for piece in pieces if piece[1] > 0)
+    return Bar(group.first.strategy, seen, seconds(parts.step))
+
+
+def _cells(parts: StepParts) -> Iterator[str]:
+    yield from map(
+        seconds,
+        (parts.step, parts.computation, parts.hidden, parts.transfer, parts.waiting, parts.other),
+    )
+    yield share(_exposed(parts))
+    yield share(parts.hidden / parts.step if parts.step else 0.0)
