@@ -44,23 +44,22 @@ def coupling(graph: Graph, doubt: str = "") -> Coupling:
     operators = dict(coupling_operators(graph))
     if not operators and not doubt:
         return Coupling()
-    found = {meta.component(node) for node in operators}
+    of_all_rows = {meta.component(node) for node in operators}
     if doubt:
-        found.add(max(map(meta.component, calls(graph))))
+        of_all_rows.add(max(map(meta.component, calls(graph))))
     crossings = [
         {meta.component(node), meta.component(user)}
-        for node in graph.nodes
-        if meta.reduced(node)
+        for node in filter(meta.reduced, graph.nodes)
         for user in node.users
         if user.op != "output"
     ]
     before = 0
-    while len(found) != before:  # what rows were reduced to is made and read of the same rows
-        before = len(found)
-        found = found.union(*(ends for ends in crossings if ends & found))
+    while len(of_all_rows) != before:  # what rows were reduced to is made and read of the same
+        before = len(of_all_rows)
+        of_all_rows = of_all_rows.union(*(ends for ends in crossings if ends & of_all_rows))
     ahead_of_masks = *filter(meta.differentiable, operators), *operators
     why = operators[ahead_of_masks[0]] if operators else doubt
-    return Coupling(why, frozenset(found), not operators)
+    return Coupling(why, frozenset(of_all_rows), not operators)
 
 
 def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str]]:
@@ -74,11 +73,12 @@ def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str]]:
         if node not in live or meta.value(node) is None:
             continue
         content = [] if fills(node) else node.all_input_nodes
-        read, rows = any(a in reduced for a in content), any(map(meta.has_rows, content))
-        if why := why_coupled(node, read and (rows or meta.has_rows(node))):
+        reads_reduced = not reduced.isdisjoint(content)
+        reads_rows = any(map(meta.has_rows, content))
+        if why := why_coupled(node, reads_reduced and (reads_rows or meta.has_rows(node))):
             yield node, why
-        counted = any(is_number(a) and a in of_rows for a in content)
-        if not meta.has_rows(node) and (read or rows or counted):
+        counts = any(is_number(n) for n in of_rows.intersection(content))
+        if not meta.has_rows(node) and (reads_reduced or reads_rows or counts):
             reduced.add(node)
 
 
@@ -128,17 +128,17 @@ def normalises_batch(node: Node) -> bool:
 def dependent_on_rows(graph: Graph) -> set[Node]:
     """Nodes whose values depend on which rows there are, or on how many."""
     buffers = {meta.name(n): n for n in meta.placeholders(graph, "buffer")}
-    found: set[Node] = set(meta.placeholders(graph, "rows"))
-    found |= set(filter(meta.has_rows, meta.placeholders(graph, "leaf")))
+    dependent: set[Node] = set(meta.placeholders(graph, "rows"))
+    dependent |= set(filter(meta.has_rows, meta.placeholders(graph, "leaf")))
     before = -1
-    while len(found) != before:  # a buffer that rows were written to carries them on
-        before = len(found)
+    while len(dependent) != before:  # a buffer that rows were written to carries them on
+        before = len(dependent)
         for node in graph.nodes:
-            if any(a in found for a in node.all_input_nodes):
-                found.add(node)
+            if any(a in dependent for a in node.all_input_nodes):
+                dependent.add(node)
                 if short_name(node) not in NORMS:
-                    found |= {buffers[n] for n in meta.effect(node) if n in buffers}
-    return found
+                    dependent |= {buffers[n] for n in meta.effect(node) if n in buffers}
+    return dependent
 
 
 def row_dependent_buffers(graph: Graph) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Flattening: the exported program as one graph without regions, asserts, in-place operators."""
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -22,6 +23,7 @@ from synchromesh.trace.nodes import (
     written,
 )
 
+from .coupling import NORMS
 from .export import Export, Untraceable
 from .flat_graph import Autocast, Cell, Environment, FlatGraph, Sizes, cell_of
 from .normal_form import ASSERTS, LIFTS, changes_nothing, other_defaults, out_of_place, settled
@@ -177,31 +179,31 @@ class Flattener:
         """What an exported call stands for: a cell, or a tuple of them for a region."""
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return self.region(node, env)
-        val = meta.val(node)
         if node.target is operator.getitem and isinstance(env[node.args[0]], tuple):  # type: ignore[index]
             return env[node.args[0]][node.args[1]]  # type: ignore[index]
-        if is_operator(node) and short_name(node) == "broadcast_tensors":
+        name, val = short_name(node), meta.val(node)
+        if name == "broadcast_tensors":
             return self.broadcast(node, env)
-        if isinstance(val, (torch.SymBool, bool)):
+        if name in ASSERTS or isinstance(val, (torch.SymBool, bool)):
             return Cell(None)
         if isinstance(val, (int, torch.SymInt)):
-            item = cell_of(node.args[0], env) if node.target is aten.item.default else None
-            return Cell(
-                self.selections.number(node, item.node if item else None) or self.sizes(val)
-            )
-        if not is_operator(node):
-            return self.item(node, env)
-        name = short_name(node)
-        if name in ASSERTS:
-            return Cell(None)
-        if isinstance(val, (torch.SymFloat, float)):
+            return self.integer(node, env)
+        if isinstance(val, (torch.SymFloat, float)) and is_operator(node):
             raise Untraceable(
                 f"{line_of(node)} makes a Python number of a tensor: compute with the tensor, "
                 "or train the model as it is under the plan 'data'"
             )
+        if not is_operator(node):
+            return self.item(node, env)
         if same := self.identity(node, name, env):
             return same
         return self.write(node, name, env) if writes(node) else self.operator(node, name, env)
+
+    def integer(self, node: Node, env: Environment) -> Cell:
+        """A number of selected entries, or one that is computed from the rows."""
+        item = cell_of(node.args[0], env) if node.target is aten.item.default else None
+        selected = self.selections.number(node, item.node if item else None)
+        return Cell(selected or self.sizes(meta.val(node)))
 
     def operator(self, node: Node, name: str, env: Environment) -> Cell:
         """An operator without in-place effects, those of running statistics aside."""
@@ -214,11 +216,10 @@ class Flattener:
             cell.share(source)
             if name in ("select", "slice"):
                 cell.part_of = (source, name, args[1:])
-        if name in ("batch_norm", "instance_norm") and cell.node.args[5]:
+        if name in NORMS and cell.node.args[5]:
             # in training it updates its running statistics, which its schema does not say
             running = [a for a in cell.node.args[3:5] if isinstance(a, Node)]
-            buffers = tuple(meta.name(a) for a in running if meta.role(a) == "buffer")
-            if buffers:
+            if buffers := buffers_among(running):
                 meta.effect.set(cell.node, buffers)
         return cell
 
@@ -330,14 +331,9 @@ class Flattener:
         if self.selections.mask_of(cell.node) is not None:
             raise Untraceable(f"{line_of(node)} changes selected entries: return new ones")
         roots = [c.node for c in cell.storage.cells if c.node.op == "placeholder"]
-        for root in roots if not cell.storage.fresh else ():
-            if meta.role(root) in ("parameter", "constant"):
-                raise Untraceable(
-                    f"{line_of(node)} changes {meta.name(root)}, which is no buffer, in place "
-                    f"({node.target}): a trace follows changes of buffers alone, so make it one "
-                    "(register_buffer), or train the model as it is under the plan 'data'"
-                )
-        if buffers := tuple(meta.name(r) for r in roots if meta.role(r) == "buffer"):
+        if not cell.storage.fresh:
+            refuse_lost_writes(node, roots)
+        if buffers := buffers_among(roots):
             if self.no_grad:  # else the buffer would remember how its content was computed
                 args, kwargs = map_arg((args, kwargs), self.flat.detach)
             made = self.flat.emit(node, node.target, args, kwargs)
@@ -381,3 +377,19 @@ class Flattener:
                     f"{line_of(node)} changes a tensor in place ({node.target}) of which a view "
                     "is read afterwards: use an operator that returns a new tensor"
                 )
+
+
+def buffers_among(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """Names of the buffers of the model among nodes."""
+    return tuple(meta.name(n) for n in nodes if meta.role(n) == "buffer")
+
+
+def refuse_lost_writes(node: Node, roots: Iterable[Node]) -> None:
+    """Untraceable where `node` changes memory of a parameter or a constant in place."""
+    for root in roots:
+        if meta.role(root) in ("parameter", "constant"):
+            raise Untraceable(
+                f"{line_of(node)} changes {meta.name(root)}, which is no buffer, in place "
+                f"({node.target}): a trace follows changes of buffers alone, so make it one "
+                "(register_buffer), or train the model as it is under the plan 'data'"
+            )

@@ -72,60 +72,66 @@ class KnownValues(TorchFunctionMode):
         if mode is None or slot is None:
             return None if is_fake(tensor) else tensor
         target: Node = slot.proxy.node
-        needed = history(target)
-        names = {
-            place.proxy.node: name
-            for name, buffer in self.model.named_buffers()
-            if (place := get_proxy_slot(buffer, mode.tracer, None)) is not None
-        }
+        needed, names = history(target), self._buffer_names(mode.tracer)
         root = getattr(mode.tracer, "root", None)
-        known = {n: self._held(n, names, root) for n in needed if n.op != CALL}
-        if any(x is None for x in known.values()) or not bounded(needed):
+        inputs: dict[Node, Tensor] = {}
+        for node in needed:
+            if node.op != CALL:
+                held = self._held(node, names, root)
+                if held is None:
+                    return None
+                inputs[node] = held
+        if not bounded(needed):
             return None
         with outside_the_trace(), torch.no_grad():
-            low, high = (computed(target, needed, known, draw) for draw in (0.0, 1.0))
+            low, high = (computed(target, needed, inputs, draw) for draw in (0.0, 1.0))
             if not torch.equal(low, high):  # which number is drawn matters
                 return None
             self.read |= {names[n]: digest(self.buffers[names[n]]) for n in needed if n in names}
         return low
 
+    def _buffer_names(self, tracer: Any) -> dict[Node, str]:
+        """Names of the model's buffers, by their nodes in the trace."""
+        slots = ((n, get_proxy_slot(b, tracer, None)) for n, b in self.model.named_buffers())
+        return {slot.proxy.node: name for name, slot in slots if slot is not None}
+
     def _held(
         self, node: Node, names: Mapping[Node, str], root: nn.Module | None
     ) -> Tensor | None:
         """What a buffer or a constant holds; None for other inputs of the trace."""
-        found = self.buffers.get(names.get(node, ""))
+        held = self.buffers.get(names.get(node, ""))
         if node.op == "get_attr":
-            found = getattr(root, str(node.target), None)
-        return None if not isinstance(found, Tensor) or is_fake(found) else found
+            held = getattr(root, str(node.target), None)
+        return None if not isinstance(held, Tensor) or is_fake(held) else held
 
 
 def computed(
-    target: Node, needed: set[Node], known: Mapping[Node, Tensor | None], draw: float
+    target: Node, needed: set[Node], inputs: Mapping[Node, Tensor], draw: float
 ) -> Tensor:
     """The value of a node, where every random number is `draw`."""
-    values: dict[Node, Any] = {n: x.clone() for n, x in known.items() if x is not None}
+    values: dict[Node, Any] = {n: x.clone() for n, x in inputs.items()}
     for node in target.graph.nodes:
         if node in needed and node.op == CALL:
             args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)
             if is_random(node):
                 values[node] = torch.full_like(values[node], draw)
-    found: Tensor = values[target]
-    return found
+    made: Tensor = values[target]
+    return made
 
 
 def bounded(needed: set[Node]) -> bool:
     """Whether no number is drawn, or one between 0 and 1 that is compared with others: where both
     ends give the same answer, so does all between (layers that are dropped with probability 0)."""
-    random = {n for n in needed if n.op == CALL and is_random(n)}
+    random = [n for n in needed if n.op == CALL and is_random(n)]
     if not random:
         return True
-    if len(random) > 1 or short_name(*random) != "rand":
+    if len(random) > 1 or short_name(random[0]) != "rand":
         return False
     drawn = set(random)
-    for node in next(iter(random)).graph.nodes:
-        above = [a for a in node.all_input_nodes if a in drawn]
-        if node in needed and above:
+    for node in random[0].graph.nodes:
+        above = drawn.intersection(node.all_input_nodes) if node in needed else ()
+        if above:
             if len(above) > 1 or short_name(node) not in MONOTONE:
                 return False
             drawn.add(node)

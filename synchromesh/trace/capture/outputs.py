@@ -25,19 +25,8 @@ def flat_outputs(result: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
     """Names and 0-d tensors of what the loss returned: a loss, (sum, weight), or metrics; without
     the carry, where there is one."""
     result = result.result if isinstance(result, WithCarry) else result
-    names: tuple[str, ...]
-    if isinstance(result, Tensor):
-        names, values = ("loss",), [result]
-    elif isinstance(result, (tuple, list)) and len(result) == 2:
-        names, values = ("sum", "weight"), list(result)
-    elif isinstance(result, dict) and result:
-        names, values = tuple(str(k) for k in result), list(result.values())
-    else:
-        raise BadOutput(
-            f"the loss returned {type(result).__name__}: it should return a scalar tensor, a pair "
-            "(sum, weight), or for metrics a dict of scalar tensors"
-        )
-    like = next((v for v in values if isinstance(v, Tensor)), None)
+    by_name = named(result)
+    like = next((v for v in by_name.values() if isinstance(v, Tensor)), None)
     if like is None:
         raise BadOutput(
             f"the loss or metric returned no tensor but {result!r}: return the tensor itself, "
@@ -45,19 +34,33 @@ def flat_outputs(result: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
         )
     tensors = [
         v if isinstance(v, Tensor) else torch.full((), v, dtype=like.dtype, device=like.device)
-        for v in values
+        for v in by_name.values()
     ]
-    for name, value in zip(names, tensors, strict=True):
+    for name, value in zip(by_name, tensors, strict=True):
         if value.dim() > 0:
             raise BadOutput(
                 f"{name} has {value.dim()} dimensions: return a scalar (0-d tensor), for example "
                 "a mean over rows"
             )
-    return names, tuple(tensors)
+    return tuple(by_name), tuple(tensors)
+
+
+def named(result: Any) -> dict[str, Any]:
+    """The loss, the pair (sum, weight) or the metrics that were returned, by name."""
+    if isinstance(result, Tensor):
+        return {"loss": result}
+    if isinstance(result, (tuple, list)) and len(result) == 2:
+        return dict(zip(("sum", "weight"), result, strict=True))
+    if isinstance(result, dict) and result:
+        return {str(name): value for name, value in result.items()}
+    raise BadOutput(
+        f"the loss returned {type(result).__name__}: it should return a scalar tensor, a pair "
+        "(sum, weight), or for metrics a dict of scalar tensors"
+    )
 
 
 def carried(result: Any) -> dict[str, Tensor]:
-    """The carry's leaves of what a loss or metric returned; none where it has no carry."""
+    """The leaves of the carry that a loss or metric returned; none where it has no carry."""
     return result.leaves if isinstance(result, WithCarry) else {}
 
 

@@ -118,13 +118,13 @@ def running_modules(
 ) -> dict[Node, Owner]:
     """The innermost component module that was running, for the other nodes."""
     paths = {m.path for m in modules}
-    found: dict[Node, Owner] = {}
+    running: dict[Node, Owner] = {}
     for node in calls(graph):
         if node not in without:
             inside = [owner for owner in meta.owner(node) if owner[0] in paths]
             if inside:
-                found[node] = inside[-1]
-    return found
+                running[node] = inside[-1]
+    return running
 
 
 def with_norms_joined(
@@ -133,7 +133,7 @@ def with_norms_joined(
     """`owners`, with every norm in the component that it joins."""
     norms = {m.path: m for m in modules if m.norm}
     order = list(dict.fromkeys(o for n in graph.nodes if (o := owners.get(n))))
-    joined: dict[Owner, Owner] = {}
+    joined = dict(zip(order, order, strict=True))
     for at, owner in enumerate(order):
         norm = norms.get(owner[0])
         if norm is None:
@@ -142,11 +142,11 @@ def with_norms_joined(
         after = [o for o in order[at + 1 :] if o[0] not in norms]
         if norm.group is not None:
             before, after = of_group(before, after, modules, norm.group)
-        elif not norm.batch_norm and (reader := first_reader(graph, owners, owner, set(after))):
-            after = [reader]
-        nearest_first = before[::-1] + after if norm.batch_norm else after + before[::-1]
-        joined[owner] = nearest_first[0] if nearest_first else owner
-    return {n: joined.get(o, o) for n, o in owners.items()}
+        elif not norm.batch_norm:
+            after = first_reader(graph, owners, owner, set(after)) or after
+        nearest = before[::-1] + after if norm.batch_norm else after + before[::-1]
+        joined[owner] = (*nearest, owner)[0]
+    return {n: joined[o] for n, o in owners.items()}
 
 
 def of_group(
@@ -161,8 +161,9 @@ def of_group(
 
 def first_reader(
     graph: Graph, owners: dict[Node, Owner], norm: Owner, candidates: set[Owner]
-) -> Owner | None:
-    """The first component that reads what the norm made, directly or through nodes of none."""
+) -> list[Owner]:
+    """The first component that reads what the norm made, directly or through nodes of none; or
+    nothing."""
     downstream: set[Node] = set()
     for node in calls(graph):
         if owners.get(node) == norm:
@@ -170,8 +171,8 @@ def first_reader(
         elif any(a in downstream for a in node.all_input_nodes):
             downstream.add(node)
             if owners.get(node) in candidates:
-                return owners[node]
-    return None
+                return [owners[node]]
+    return []
 
 
 def place_unowned(own: dict[Node, int | None]) -> None:
@@ -254,9 +255,7 @@ def join_without_parameters(
 ) -> tuple[dict[Node, int], list[str]]:
     """Components without a parameter join the one before (the first ones: the one after)."""
     with_parameters = {
-        i
-        for n, i in component.items()
-        if any(meta.role(a) == "parameter" for a in n.all_input_nodes)
+        i for n, i in component.items() if "parameter" in map(meta.role, n.all_input_nodes)
     }
     kept = sorted(with_parameters) or [0]
     joined = [max((r for r in kept if r <= i), default=kept[0]) for i in range(len(names))]

@@ -27,8 +27,6 @@ from .row_layout import (
     unproved_layout,
 )
 
-MANY = 64  # rows, where one is too few for a size
-
 
 def annotate(graph: Graph, symbols: set[sympy.Symbol]) -> None:
     """Gives nodes `meta.value`; `meta.irregular` where their rows are not proved to be apart, and
@@ -78,7 +76,7 @@ class Annotation:
             return self.rows[source, item]
         case = Case(node, at, sizes, layout, self.operand)
         if layout is None:
-            if case.name not in order.COUNTS and any(e.order for e in case.operands):
+            if order.matters(case):
                 meta.coupling.set(node, order.dependent(case))
             return None
         if isinstance(layout, Irregular):
@@ -118,9 +116,9 @@ def value_of(node: Node, tensor: Tensor, sizes: tuple[sympy.Expr, ...], rows: Ro
     )
 
 
-def size_of_a_row(size: sympy.Expr) -> int:
+def size_of_a_row(size: sympy.Expr, many: int = 64) -> int:
     """The size for a batch of one row; a share of many rows' where one row is too few for it."""
     try:
         return int(size.subs({ROWS: 1}))
     except ZeroDivisionError:
-        return max(1, int(size.subs({ROWS: MANY})) // MANY)
+        return max(1, int(size.subs({ROWS: many})) // many)

@@ -25,10 +25,11 @@ from .coupling import coupling_operators
 from .loss_reduction import WEIGHTED, LossReduction, ReductionAnalysis, aten, reduce_to_sums
 from .ownership import free_nodes
 
-Found = tuple[Graph, LossReduction, Graph | None]  # the step's, its loss, that of its totals
+# the step's graph, its loss, the graph of its totals
+Reduced = tuple[Graph, LossReduction, Graph | None]
 
 
-def with_loss_reduced(graph: Graph, count: int) -> Found:
+def with_loss_reduced(graph: Graph, count: int) -> Reduced:
     """The step with its loss, the first `count` outputs, as a mean or a pair of sums; where rows
     would stay together, and would not with them, with totals as leaves and with the graph that
     computes those of a block of rows."""
@@ -40,10 +41,10 @@ def with_loss_reduced(graph: Graph, count: int) -> Found:
     write_fractions(copy)
     summed = dict(sums_of_batch(copy))
     totals = graph_of(copy, summed)
-    found = reduce_to_sums(copy, count, replace_by_leaves(copy, summed))
-    if found.doubt or any(coupling_operators(copy)):
+    with_totals = reduce_to_sums(copy, count, replace_by_leaves(copy, summed))
+    if with_totals.doubt or any(coupling_operators(copy)):
         return graph, reduction, None
-    return copy, found, totals
+    return copy, with_totals, totals
 
 
 def names(count: int) -> tuple[str, ...]:
@@ -69,21 +70,23 @@ def sums_of_batch(graph: Graph) -> Iterator[tuple[Node, str]]:
     free, analysis = free_nodes(graph), ReductionAnalysis(graph)
     coupled = dict(coupling_operators(graph)).keys()
     for node in calls(graph):
-        value = meta.value(node)
-        if node not in free or not isinstance(value, Value) or value.rows is not None:
-            continue
-        if value.dtype.startswith("complex") or all(user.op == "output" for user in node.users):
+        if node not in free or not reduces_rows(node):
             continue
         reduction, made_of = analysis.known_reduction(node), ancestors(node)
-        if (
-            reduction is None
-            or "buffer" in map(meta.role, made_of)
-            or not coupled.isdisjoint(made_of)
-            or not any(map(meta.has_rows, node.all_input_nodes))
-        ):
-            continue
-        if reduction.kind in ("sum", "mean"):
+        apart = coupled.isdisjoint(made_of) and "buffer" not in map(meta.role, made_of)
+        if apart and reduction is not None and reduction.kind in ("sum", "mean"):
             yield node, reduction.kind
+
+
+def reduces_rows(node: Node) -> bool:
+    """Whether something else than an output reads a real number, or several, that the node makes
+    of values with rows."""
+    value = meta.value(node)
+    if not isinstance(value, Value) or value.rows is not None:
+        return False
+    is_read = any(user.op != "output" for user in node.users)
+    real = not value.dtype.startswith("complex")
+    return real and is_read and any(map(meta.has_rows, node.all_input_nodes))
 
 
 def graph_of(graph: Graph, summed: Mapping[Node, str]) -> Graph:

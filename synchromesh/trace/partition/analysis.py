@@ -2,7 +2,7 @@
 
 Strategies are every valid combination of placements that a component's operators have."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -31,9 +31,6 @@ from .subgraph import (
 Reader = tuple[int, int]  # an operator of a component, and which of the tensors that it reads
 
 
-MOST_PASSES = 20  # over a component's operators, until no state is new: chosen, not measured
-
-
 @dataclass(frozen=True)
 class Strategies:
     """The specs of every operator of a component on m ranks, and the operators."""
@@ -52,14 +49,15 @@ class Strategies:
         }
 
 
-def strategies(subgraph: Subgraph, m: int) -> Strategies:
+def strategies(subgraph: Subgraph, m: int, most_passes: int = 20) -> Strategies:
     """The specs of a component's operators.
 
     Sharding in segments (a fused q-k-v weight) is found by passing the states that one operator
-    asks for on to its neighbours, forwards and backwards, until nothing is new."""
+    asks for on to its neighbours, forwards and backwards, until nothing is new. most_passes: over
+    the operators (chosen, not measured)."""
     states = KnownStates(subgraph, m)
     nodes = subgraph.nodes
-    replicated = cheap_nodes(subgraph)
+    replicated = set(nodes) if m == 1 else cheap_nodes(subgraph)
     specs: list[tuple[OpSpec, ...]] = [()] * len(nodes)
     operators = [states.operator(n) for n in nodes]
     tensors = [[*read, *results_of(n)] for n, read in zip(nodes, subgraph.reads, strict=True)]
@@ -68,20 +66,19 @@ def strategies(subgraph: Subgraph, m: int) -> Strategies:
         for tensor in own:
             users.setdefault(tensor, set()).add(i)
     pending = set(range(len(nodes)))
-    for turn in range(MOST_PASSES):
+    for turn in range(most_passes):
         order = sorted(pending, reverse=bool(turn % 2))
         pending = set()
         for i in order:
             pending.discard(i)
             operators[i] = states.operator(nodes[i])
-            found = op_specs(operators[i])
-            if m == 1 or nodes[i] in replicated:
-                specs[i] = tuple(s for s in found if {*s.inputs, *s.outputs} <= {R})[:1]
+            valid = op_specs(operators[i])
+            if nodes[i] in replicated:
+                specs[i] = tuple(s for s in valid if {*s.inputs, *s.outputs} <= {R})[:1]
                 continue
-            specs[i] = tuple(found)
-            for spec in found:
-                for tensor in states.add(tensors[i], (*spec.inputs, *spec.outputs)):
-                    pending |= users[tensor] - {i}
+            specs[i] = tuple(valid)
+            for tensor in states.add_all(tensors[i], valid):
+                pending |= users[tensor] - {i}
         if not pending:
             break
     return Strategies(tuple(specs), tuple(operators))
@@ -111,14 +108,14 @@ class KnownStates:
 
         return Operator(node, self.m, operand, tuple(map(self.operand, results_of(node))))
 
-    def add(self, tensors: list[Tensor], placements: tuple[Placement, ...]) -> list[Tensor]:
-        """Adds the sharded placements of tensors; gives those for which one is new."""
-        changed = []
-        for tensor, state in zip(tensors, placements, strict=True):
-            if state.sharded and state not in self.states[tensor]:
-                self.states[tensor].add(state)
-                changed.append(tensor)
-        return changed
+    def add_all(self, tensors: list[Tensor], specs: Sequence[OpSpec]) -> Iterator[Tensor]:
+        """Adds the sharded placements that specs have of an operator's tensors; gives those for
+        which one is new."""
+        for spec in specs:
+            for tensor, state in zip(tensors, (*spec.inputs, *spec.outputs), strict=True):
+                if state.sharded and state not in self.states[tensor]:
+                    self.states[tensor].add(state)
+                    yield tensor
 
 
 def cheap_nodes(subgraph: Subgraph) -> set[Node]:
@@ -129,11 +126,10 @@ def cheap_nodes(subgraph: Subgraph) -> set[Node]:
     cheap: set[Node] = set()
     for node in subgraph.nodes:
         differentiable = any(v and v.differentiable for v in meta.values_of(node))
-        if meta.effect(node) or draws(node) or differentiable:
-            continue
-        sources = [n for n, _ in reads(node) if n not in cheap]
-        if all(meta.role(n) in ("leaf", "constant", "buffer") for n in sources):
-            cheap.add(node)
+        if not (meta.effect(node) or draws(node) or differentiable):
+            sources = [n for n, _ in reads(node) if n not in cheap]
+            if all(meta.role(n) in ("leaf", "constant", "buffer") for n in sources):
+                cheap.add(node)
     return cheap
 
 
@@ -178,28 +174,28 @@ class Analysis:
 def obstacle(step: Step, component: int, degree: int) -> str | None:
     """Why no parameter of the component can be sharded over `degree` ranks; None where one can."""
     analysis = Analysis(step)
-    subgraph, found = analysis.subgraphs[component], analysis.strategies(component, degree)
-    if any(s.sharded for n in subgraph.parameters for s in found.states_read(subgraph, n)):
+    subgraph, known = analysis.subgraphs[component], analysis.strategies(component, degree)
+    if any(s.sharded for n in subgraph.parameters for s in known.states_read(subgraph, n)):
         return None
     if not subgraph.parameters:
         return "it has no parameters"
-    reasons = {why_replicated(subgraph, found, n, degree) for n in subgraph.parameters}
+    reasons = {why_replicated(subgraph, known, n, degree) for n in subgraph.parameters}
     return "; ".join(sorted(reasons))
 
 
-def why_replicated(subgraph: Subgraph, found: Strategies, parameter: Node, degree: int) -> str:
+def why_replicated(subgraph: Subgraph, known: Strategies, parameter: Node, degree: int) -> str:
     """A sentence for a parameter that is not sharded."""
     value = value_of((parameter, 0))
-    readers = [i for i, n in enumerate(subgraph.nodes) if parameter in n.all_input_nodes]
-    operators = [found.operators[i] for i in readers]
-    if any(s.sharded for s in found.states_read(subgraph, parameter)):
+    if any(s.sharded for s in known.states_read(subgraph, parameter)):
         return (
             f"sharding its {value.bytes(1)} bytes would cost traffic or keep another tensor whole"
         )
-    if unruled := sorted({op.name for op in operators if rule_of(op) is None}):
+    nodes = zip(subgraph.nodes, known.operators, strict=True)
+    readers = [op for node, op in nodes if parameter in node.all_input_nodes]
+    if unruled := sorted({op.name for op in readers if rule_of(op) is None}):
         return f"no rule shards {', '.join('aten.' + n for n in unruled)}"
-    sizes = " and ".join(str(n) for n in value.shape) or "a scalar"
-    names = ", ".join(sorted({op.name for op in operators}))
     if max(value.shape, default=1) < 2:
+        sizes = " and ".join(str(n) for n in value.shape) or "a scalar"
         return f"{sizes} has one entry"
+    names = ", ".join(sorted({op.name for op in readers}))
     return f"{names} of shape {list(value.shape)} has no sharded form over {degree} ranks"

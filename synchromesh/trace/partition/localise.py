@@ -10,7 +10,6 @@ A move stands before its first reader and serves all readers of that state in th
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from operator import getitem
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -18,7 +17,7 @@ from torch.fx.node import map_arg
 
 from synchromesh.trace import meta
 from synchromesh.trace.nodes import arguments, draws
-from synchromesh.trace.rules.operator import Emit
+from synchromesh.trace.rules.operator import Emit, OpSpec
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED as R
 from synchromesh.values.placement import Placement
@@ -41,6 +40,9 @@ from .local import (
 from .moves import edge_collectives, move_collectives
 from .step_problem import Assignment, StepProblem
 from .subgraph import Subgraph, Tensor, origin, results_of, value_of
+
+# the states that a value is had and read in, and what brings it from one to the other
+Crossing = tuple[Placement, Placement, tuple[Collective, ...]]
 
 
 class Borders:
@@ -108,39 +110,50 @@ class Borders:
         state: Placement,
         moved: set[tuple[str, Layout, Placement]],
     ) -> None:
-        problem, target = self.problem, self.problem.layout(subgraph)
-        source = problem.source(tensor, target)
-        value, made = value_of(tensor), self.made.get(tensor, R)
+        target = self.problem.layout(subgraph)
+        source = self.problem.source(tensor, target)
+        value, index = value_of(tensor), subgraph.index
         maker = self.maker(tensor) if tensor in self.analysis.makers else None
-        flows = tensor in problem.flow.needs
-        collectives: tuple[Collective, ...] | None
         if source == target:
-            made_there = maker is not None and (tensor, state) in self.needed[maker]
-            have, want = state if made_there else made, state
-            gradient = self.gradient(tensor, target, want)
-            collectives = move_collectives(value, have, want, target.tensor, gradient)
+            have, want, collectives = self._along_axis(tensor, maker, state, target)
         else:
-            want = self.assignment.crossing[tensor, target]
-            route = problem.route(tensor, made, want, source, target)
-            assert route is not None, f"{tensor} does not cross as {want}"
-            have = route[0]
-            if maker is not None and have != made:
-                self.needed[maker][tensor, have] = None
-            if flows:
-                self._live(tensor, source, have)
-                self._live(tensor, target, want)
-            collectives = edge_collectives(value, have, want, source, target, flows)
+            have, want, collectives = self._over_edge(tensor, maker, source, target)
         if want != have or source != target:
             key = (value.name, target, want)
             if key not in moved:
                 moved.add(key)
                 pauses = source.positions == target.positions
-                moves = Communication(tuple(collectives or ()), pauses)
-                self.moves[subgraph.index].append(moves)
-        item = Input(value, maker, have, want, flows)
-        if (tensor, item) not in self.inputs[subgraph.index]:
-            self.inputs[subgraph.index].append((tensor, item))
+                self.moves[index].append(Communication(collectives, pauses))
+        item = Input(value, maker, have, want, tensor in self.problem.flow.needs)
+        if (tensor, item) not in self.inputs[index]:
+            self.inputs[index].append((tensor, item))
         self._hand(tensor, have)
+
+    def _along_axis(
+        self, tensor: Tensor, maker: int | None, want: Placement, layout: Layout
+    ) -> Crossing:
+        """How a value comes to a component of its maker's layout: moved there, where the maker
+        itself reads it in the wanted state."""
+        made_there = maker is not None and (tensor, want) in self.needed[maker]
+        have = want if made_there else self.made.get(tensor, R)
+        flows = self.gradient(tensor, layout, want)
+        return have, want, move_collectives(value_of(tensor), have, want, layout.tensor, flows)
+
+    def _over_edge(
+        self, tensor: Tensor, maker: int | None, source: Layout, target: Layout
+    ) -> Crossing:
+        """How a value comes to a component of another layout, by the cheapest route."""
+        made, want = self.made.get(tensor, R), self.assignment.crossing[tensor, target]
+        route = self.problem.route(tensor, made, want, source, target)
+        assert route is not None, f"{tensor} does not cross as {want}"
+        have, flows = route[0], tensor in self.problem.flow.needs
+        if maker is not None and have != made:
+            self.needed[maker][tensor, have] = None
+        if flows:
+            self._live(tensor, source, have)
+            self._live(tensor, target, want)
+        collectives = edge_collectives(value_of(tensor), have, want, source, target, flows)
+        return have, want, collectives or ()
 
     def gradient(self, tensor: Tensor, layout: Layout, state: Placement) -> bool:
         """Whether a gradient flows through this form of the tensor."""
@@ -264,27 +277,8 @@ class LocalGraphWriter:
     def add_operators(self) -> None:
         """The component's operators in order, and the output."""
         specs = self.assignment.specs[self.subgraph.index]
-        for i, (node, spec) in enumerate(zip(self.subgraph.nodes, specs, strict=True)):
-            states = iter(spec.inputs)
-
-            def mapped(n: Node, states: Any = states) -> Node:
-                tensor = bool(meta.values_of(n))
-                return self.form(origin(n), next(states)) if tensor else self.number(n)
-
-            given = {name: map_arg(x, mapped) for name, x in arguments(node).items()}
-            if draws(node):
-                key = (self.axis, i, spec.draws_apart, meta.has_rows(node))
-                self.graph.call_method("stream", key)
-            emit = Emit(self.graph, self.axis)
-            made = spec.replace(emit, given) if spec.replace else emit.original(node, given)
-            self.computed += self.strategies.operators[i].work * spec.share
-            if spec.collectives:
-                self.communicate(made, spec.collectives, pauses=False)
-            if isinstance(meta.value(node), tuple):
-                self.forms[(node, -1), R] = made
-            else:
-                self.forms[(node, 0), spec.outputs[0]] = made
-            self.made |= zip(results_of(node), spec.outputs, strict=True)
+        for i, spec in enumerate(specs):
+            self.add_operator(i, spec)
         handed = self.borders.handed[self.subgraph.index]
         self.graph.output(tuple(self.form(t, s) for t, s in handed))
         self.finish_computation()
@@ -293,6 +287,29 @@ class LocalGraphWriter:
                 event = self.events[self.sent_by[node]]
                 assert isinstance(event, Communication)
                 self.events[self.sent_by[node]] = replace(event, repeated=True)
+
+    def add_operator(self, i: int, spec: OpSpec) -> None:
+        """The component's i-th operator, its inputs moved to the states of its spec."""
+        node, states = self.subgraph.nodes[i], iter(spec.inputs)
+
+        def mapped(n: Node) -> Node:
+            is_tensor = bool(meta.values_of(n))
+            return self.form(origin(n), next(states)) if is_tensor else self.number(n)
+
+        given = {name: map_arg(x, mapped) for name, x in arguments(node).items()}
+        if draws(node):
+            key = (self.axis, i, spec.draws_apart, meta.has_rows(node))
+            self.graph.call_method("stream", key)
+        emit = Emit(self.graph, self.axis)
+        made = spec.replace(emit, given) if spec.replace else emit.original(node, given)
+        self.computed += self.strategies.operators[i].work * spec.share
+        if spec.collectives:
+            self.communicate(made, spec.collectives, pauses=False)
+        if isinstance(meta.value(node), tuple):
+            self.forms[(node, -1), R] = made
+        else:
+            self.forms[(node, 0), spec.outputs[0]] = made
+        self.made |= zip(results_of(node), spec.outputs, strict=True)
 
     def written(self) -> Written:
         """The finished graph."""

@@ -19,6 +19,8 @@ import random
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
 
 import numpy as np
 
@@ -94,6 +96,10 @@ class ValueFlow:
     crosses: bool = False  # to another degree, which costs traffic in an equal state too
     count: int = 0
 
+    def move_price(self, made: Placement, read: Placement) -> float | None:
+        """That of a move to a reader; None: not allowed."""
+        return 0.0 if made == read and not self.crosses else self.price(made, read)
+
 
 @dataclass
 class PlacementProblem:
@@ -130,7 +136,7 @@ class PlacementProblem:
             return True
         a = self.options[maker][taken[maker]].makes[output]
         b = self.options[unit][taken[unit]].reads[slot]
-        return (a == b and not flow.crosses) or flow.price(a, b) is not None
+        return flow.move_price(a, b) is not None
 
 
 class InfeasiblePlacement(AssertionError):
@@ -183,30 +189,32 @@ class IntegerProgram:
     def add_flow(self, flow: ValueFlow, priced: bool) -> None:
         """Columns and constraints of a value's moves from its maker to its readers."""
         made = self.by_state(*flow.maker, made=True)
+        price = cache(flow.move_price)
         shared: dict[tuple[Placement, Placement], int] = {}
-        prices: dict[tuple[Placement, Placement], float | None] = {}
         for reader in flow.readers:
             read = self.by_state(*reader, made=False)
             out: dict[Placement, dict[int, float]] = {a: {} for a in made}
             into: dict[Placement, dict[int, float]] = {b: {} for b in read}
-            for a in made:
-                for b in read:
-                    if (a, b) not in prices:
-                        free = a == b and not flow.crosses
-                        prices[a, b] = 0.0 if free else flow.price(a, b)
-                    price = prices[a, b]
-                    if price is None:
-                        continue
-                    each = len(flow.readers) == 1 or price < LIMITS.shared_move
-                    g = self.column(price * flow.count if priced and each else 0.0)
-                    out[a][g] = into[b][g] = 1.0
-                    if priced and not each:
-                        if (a, b) not in shared:
-                            shared[a, b] = self.column(price * flow.count)
-                        self.row({shared[a, b]: 1.0, g: -1.0}, 0, np.inf)
-            for flows, columns in ((out, made), (into, read)):
-                for state in columns:
-                    self.row({**flows[state], **dict.fromkeys(columns[state], -1.0)}, 0, 0)
+            for a, b in product(made, read):
+                cost = price(a, b)
+                if cost is None:
+                    continue
+                alone = len(flow.readers) == 1 or cost < LIMITS.shared_move
+                g = self.column(cost * flow.count if priced and alone else 0.0)
+                out[a][g] = into[b][g] = 1.0
+                if priced and not alone:
+                    if (a, b) not in shared:
+                        shared[a, b] = self.column(cost * flow.count)
+                    self.row({shared[a, b]: 1.0, g: -1.0}, 0, np.inf)
+            self._balance(out, made)
+            self._balance(into, read)
+
+    def _balance(
+        self, flows: dict[Placement, dict[int, float]], options: dict[Placement, list[int]]
+    ) -> None:
+        """What flows out of, or into, each state is the sum of the options that have it."""
+        for state, columns in options.items():
+            self.row({**flows[state], **dict.fromkeys(columns, -1.0)}, 0, 0)
 
     def solve(self) -> list[int]:
         """The chosen option of each unit."""
@@ -260,18 +268,13 @@ def sample(problem: PlacementProblem, chance: random.Random) -> list[int]:
 
     Where nothing fits, the unit takes any option and its neighbours draw again."""
     options = problem.options
-    rigid = [flow for flow in problem.flows.values() if flow.rigid]
-    makers = {flow.maker[0] for flow in rigid}
-    pairs: list[list[tuple[ValueFlow, Port]]] = [[] for _ in options]  # by unit
-    for flow in rigid:
-        for reader in flow.readers:
-            pairs[flow.maker[0]].append((flow, reader))
-            pairs[reader[0]].append((flow, reader))
+    moves = _rigid_moves(problem)
+    makers = {flow.maker[0] for flow in problem.flows.values() if flow.rigid}
     taken: dict[int, int] = {}
 
     def fits(unit: int, k: int) -> bool:
         tried = ChainMap({unit: k}, taken)
-        return all(problem.agree(*pair, tried) for pair in pairs[unit])
+        return all(problem.agree(*move, tried) for move in moves[unit])
 
     waiting = sorted(range(len(options)), key=lambda i: (i not in makers, chance.random()))
     for _ in range(LIMITS.attempts):
@@ -280,10 +283,21 @@ def sample(problem: PlacementProblem, chance: random.Random) -> list[int]:
         unit = waiting.pop()
         fitting = [k for k in range(len(options[unit])) if fits(unit, k)]
         if not fitting:  # its neighbours disagree: they draw again, after it
-            around = {i for flow, reader in pairs[unit] for i in (flow.maker[0], reader[0])}
-            for other in sorted(around - {unit}):
-                if taken.pop(other, None) is not None:
-                    waiting.append(other)
+            around = {i for flow, reader in moves[unit] for i in (flow.maker[0], reader[0])}
+            again = sorted(i for i in around - {unit} if i in taken)
+            waiting += again
+            for other in again:
+                del taken[other]
             fitting = list(range(len(options[unit])))
         taken[unit] = chance.choice(fitting)
     raise InfeasiblePlacement("no random assignment found")
+
+
+def _rigid_moves(problem: PlacementProblem) -> list[list[tuple[ValueFlow, Port]]]:
+    """The moves, of which some are forbidden, from and to each unit."""
+    moves: list[list[tuple[ValueFlow, Port]]] = [[] for _ in problem.options]
+    for flow in problem.flows.values():
+        for reader in flow.readers if flow.rigid else ():
+            moves[flow.maker[0]].append((flow, reader))
+            moves[reader[0]].append((flow, reader))
+    return moves

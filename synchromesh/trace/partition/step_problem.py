@@ -4,7 +4,8 @@ solution."""
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, ClassVar
 
 from torch.fx import Node
 
@@ -19,7 +20,6 @@ from .moves import TABLE, edge_collectives, move_collectives
 from .placement_problem import MovePrice, PlacementProblem, Port, Price, UnitOption, ValueFlow
 from .subgraph import Subgraph, Tensor, value_of
 
-PENALTY = 1e9  # bytes sent: the price of moving a pinned parameter, where nothing else is valid
 # of parameters: no traffic, and no rank holds a parameter twice
 FREE_MOVES = {("R", "P"), ("r", "P"), ("r", "R")}
 
@@ -49,6 +49,9 @@ class StepProblem:
     pins: Mapping[tuple[str, Layout], Placement]
     price: Price
     problem: PlacementProblem = field(default_factory=PlacementProblem)
+
+    # bytes sent: the price of moving a pinned parameter, where nothing else is valid
+    PENALTY: ClassVar[float] = 1e9
 
     def __post_init__(self) -> None:
         self.step, self.flow = self.analysis.step, self.analysis.flow
@@ -121,23 +124,26 @@ class StepProblem:
     def _placeholder_options(
         self, node: Node, layout: Layout, states: set[Placement]
     ) -> list[UnitOption]:
-        value, m = value_of((node, 0)), layout.tensor
-        pinned, is_parameter = self.pin(node, layout), meta.role(node) == "parameter"
+        value, pinned = value_of((node, 0)), self.pin(node, layout)
         placements = {R}
-        if is_parameter or node in self.flow.mutated:
+        if meta.role(node) == "parameter" or node in self.flow.mutated:
             placements |= {s for s in states if s.sharded}
-            if value.differentiable and m > 1:
+            if value.differentiable and layout.tensor > 1:
                 placements.add(r)
-        options = []
-        for s in sorted(placements) if pinned is None else [pinned]:
-            # of ranks on average: a part in whole heads is as good as one in single entries
-            held_bytes = value.bytes(1) / (m if s.sharded else 1) if is_parameter else 0.0
-            largest = s.padded_bytes(value.bytes(1), value.shape, m) / (m if s.sharded else 1)
-            price = self.price.held_byte * largest if is_parameter else 0.0
-            if s.kind == "r" and (node, 0) in self.flow.needs:  # its gradient's all-reduce
-                price += self.price.byte * 2 * (m - 1) / m * value.bytes(1)
-            options.append(UnitOption((), (s,), price, held_bytes))
-        return options
+        chosen = sorted(placements) if pinned is None else [pinned]
+        return [self._placeholder_option(node, s, layout.tensor) for s in chosen]
+
+    def _placeholder_option(self, node: Node, state: Placement, m: int) -> UnitOption:
+        """A parameter, buffer or constant in a state over m ranks, with what it costs there."""
+        value, is_parameter = value_of((node, 0)), meta.role(node) == "parameter"
+        parts, size = m if state.sharded else 1, value.bytes(1)
+        # of ranks on average: a part in whole heads is as good as one in single entries
+        held_bytes = size / parts if is_parameter else 0.0
+        largest = state.padded_bytes(size, value.shape, m) / parts
+        price = self.price.held_byte * largest if is_parameter else 0.0
+        if state.kind == "r" and (node, 0) in self.flow.needs:  # its gradient's all-reduce
+            price += self.price.byte * 2 * (m - 1) / m * size
+        return UnitOption((), (state,), price, held_bytes)
 
     def must_shard(self, unit: int) -> bool:
         """Whether the unit is a parameter that must be sharded if it can be."""
@@ -174,29 +180,34 @@ class StepProblem:
     # -- flows -----------------------------------------------------------------------------
 
     def _add_flows(self) -> None:
-        found, outputs = self.analysis.readers, self.analysis.outputs
-        for tensor in [*found, *(t for t in outputs if t not in found)]:
+        readers, outputs = self.analysis.readers, self.analysis.outputs
+        for tensor in [*readers, *(t for t in outputs if t not in readers)]:
             by_component = {
-                c: [(self.unit(self.subgraphs[c], i), slot) for i, slot in readers]
-                for c, readers in found.get(tensor, {}).items()
+                c: [(self.unit(self.subgraphs[c], i), slot) for i, slot in read]
+                for c, read in readers.get(tensor, {}).items()
             }
-            if meta.role(tensor[0]) == "leaf":
-                for stage in {self.layouts[c].positions: None for c in by_component}:
-                    here = {
-                        c: x for c, x in by_component.items() if self.layouts[c].positions == stage
-                    }
-                    self._add_value(tensor, here, False)
-                continue
-            if meta.role(tensor[0]) not in ("parameter", "buffer", "constant"):
-                self._add_value(tensor, by_component, tensor in outputs)
-                continue
-            for c, readers in by_component.items():
-                layout = self.layouts[c]
-                if layout.tensor > 1:
-                    unit = self._units["placeholder", tensor[0], layout]
-                    move = self._placeholder_move(tensor[0], layout)
-                    made = partial(ValueFlow, price=move, rigid=True)
-                    self.problem.flow("placeholder", (unit, 0), readers, made)
+            match meta.role(tensor[0]):
+                case "leaf":
+                    self._add_leaf(tensor, by_component)
+                case "parameter" | "buffer" | "constant":
+                    self._add_placeholder_flows(tensor[0], by_component)
+                case _:
+                    self._add_value(tensor, by_component, tensor in outputs)
+
+    def _add_leaf(self, tensor: Tensor, by_component: dict[int, list[Port]]) -> None:
+        """A leaf of the batch is there on the devices of each stage that reads it."""
+        for stage in dict.fromkeys(self.layouts[c].positions for c in by_component):
+            here = {c: x for c, x in by_component.items() if self.layouts[c].positions == stage}
+            self._add_value(tensor, here, False)
+
+    def _add_placeholder_flows(self, node: Node, by_component: dict[int, list[Port]]) -> None:
+        for c, readers in by_component.items():
+            layout = self.layouts[c]
+            if layout.tensor > 1:
+                unit = self._units["placeholder", node, layout]
+                move = self._placeholder_move(node, layout)
+                made = partial(ValueFlow, price=move, rigid=True)
+                self.problem.flow("placeholder", (unit, 0), readers, made)
 
     def _value_flow(
         self, tensor: Tensor, layout: Layout, maker: Port, readers: tuple[Port, ...]
@@ -215,33 +226,39 @@ class StepProblem:
         source = self.source(tensor, *(self.layouts[c] for c in by_component))
         maker = self._maker(tensor)
         same: list[Port] = []
-        other: dict[Layout, list[int]] = {}  # layout -> components
+        other: dict[Layout, dict[int, list[Port]]] = {}  # layout -> component -> readers
         for c, readers in by_component.items():
             if self.layouts[c] == source:
                 same += readers
             else:
-                other.setdefault(self.layouts[c], []).append(c)
+                other.setdefault(self.layouts[c], {})[c] = readers
         if is_output and source.tensor > 1:
             same.append((self._fixed_unit(("output", maker), UnitOption((R,), ())), 0))
         if same and source.tensor > 1:
             self.problem.flow("value", maker, same, partial(self._value_flow, tensor, source))
-        for target, components in other.items():
-            states = {R} | {
-                option.reads[slot]
-                for c in components
-                for unit, slot in by_component[c]
-                for option in self.problem.options[unit]
-            }
-            wanted = [w for w in sorted(states) if self.route(tensor, R, w, source, target)]
-            border = self.problem.unit([UnitOption((w,), (w,)) for w in wanted])
-            self.problem.counts[border] = 1
-            self._units["border", tensor, target] = border
-            cross = self._cross_price(tensor, source, target)
-            crossing = partial(ValueFlow, price=cross, rigid=True, crosses=True)
-            self.problem.flow("border", maker, [(border, 0)], crossing)
-            inside = partial(ValueFlow, price=self._move_price(tensor, target))
-            for c in components:
-                self.problem.flow(("border", c), (border, 0), by_component[c], inside)
+        for target, reading in other.items():
+            self._add_border(tensor, maker, source, target, reading)
+
+    def _add_border(
+        self, tensor: Tensor, maker: Port, source: Layout, target: Layout,
+        reading: dict[int, list[Port]],
+    ) -> None:  # fmt: skip
+        """The unit that has a value under another layout, and flows to it and to its readers."""
+        states = {R} | {
+            option.reads[slot]
+            for unit, slot in chain.from_iterable(reading.values())
+            for option in self.problem.options[unit]
+        }
+        wanted = [w for w in sorted(states) if self.route(tensor, R, w, source, target)]
+        border = self.problem.unit([UnitOption((w,), (w,)) for w in wanted])
+        self.problem.counts[border] = 1
+        self._units["border", tensor, target] = border
+        cross = self._cross_price(tensor, source, target)
+        crossing = partial(ValueFlow, price=cross, rigid=True, crosses=True)
+        self.problem.flow("border", maker, [(border, 0)], crossing)
+        inside = partial(ValueFlow, price=self._move_price(tensor, target))
+        for c, readers in reading.items():
+            self.problem.flow(("border", c), (border, 0), readers, inside)
 
     def source(self, tensor: Tensor, *readers: Layout) -> Layout:
         """The layout in which a value is made; a leaf of the batch is there on the devices of its
@@ -270,7 +287,7 @@ class StepProblem:
             full = move(a, b)
             if (a.kind, b.kind) in FREE_MOVES if is_parameter else a.kind == "R":
                 return full and self.price.local_byte * value.bytes(1)
-            return PENALTY + full if pinned and full is not None else None
+            return self.PENALTY + full if pinned and full is not None else None
 
         return price
 
@@ -284,16 +301,16 @@ class StepProblem:
                 return None
             if (a.kind, b.kind) not in TABLE or not self.analysis.operand(tensor).allows(b, m):
                 return None
-            found = move_collectives(value, a, b, m, backward)
+            sent = move_collectives(value, a, b, m, backward)
             local = self.price.partial_byte if b.kind == "P" else self.price.local_byte
-            return self.price.collectives(found, rows) + local * bytes_
+            return self.price.collectives(sent, rows) + local * bytes_
 
         return price
 
     def _cross_price(self, tensor: Tensor, source: Layout, target: Layout) -> MovePrice:
         def price(a: Placement, b: Placement) -> float | None:
-            found = self.route(tensor, a, b, source, target)
-            return None if found is None else found[1]
+            route = self.route(tensor, a, b, source, target)
+            return None if route is None else route[1]
 
         return price
 
@@ -309,10 +326,10 @@ class StepProblem:
             if not self.analysis.operand(tensor).allows(have, source.tensor):
                 continue
             before = 0.0 if have == made else move(made, have)
-            found = edge_collectives(value, have, want, source, target, backward)
-            if before is None or found is None:
+            sent = edge_collectives(value, have, want, source, target, backward)
+            if before is None or sent is None:
                 continue
-            total = before + self.price.collectives(found, self.rows / source.data)
+            total = before + self.price.collectives(sent, self.rows / source.data)
             if best is None or total < best[1] - 1e-9:
                 best = have, total
         return best

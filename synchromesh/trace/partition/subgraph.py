@@ -4,7 +4,7 @@ Components of equal `signature` compute the same function of other tensors; they
 once, share the variables of the integer program, and come out with equal placements."""
 
 import operator
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
@@ -51,15 +51,9 @@ def value_of(tensor: Tensor) -> Value:
 
 def reads(node: Node) -> list[Tensor]:
     """The tensors a node reads, in call order, a repeated one each time."""
-    found: list[Tensor] = []
-
-    def visit(n: Node) -> Node:
-        if meta.value(n) is not None:
-            found.append(origin(n))
-        return n
-
-    map_arg((node.args, node.kwargs), visit)
-    return found
+    read: list[Node] = []
+    map_arg((node.args, node.kwargs), read.append)
+    return [origin(n) for n in read if meta.value(n) is not None]
 
 
 def operand_of(tensor: Tensor, states: tuple[Placement, ...] = ()) -> Operand:
@@ -67,14 +61,14 @@ def operand_of(tensor: Tensor, states: tuple[Placement, ...] = ()) -> Operand:
     and not behind the rows where their order is not proved."""
     node, k = tensor
     proved = meta.why_irregular(node, k) is None
-    found = replace(operand(value_of(tensor), states), rows_proved=proved)
+    value = value_of(tensor)
+    described = replace(operand(value, states), rows_proved=proved)
     val = meta.val(node)
     val = val[k] if isinstance(val, list | tuple) else val
-    if val is None or (sizes := _sizes(val)) == found.shape:
-        return found
-    value = value_of(tensor)
+    if val is None or (sizes := _sizes(val)) == described.shape:
+        return described
     known = prod(value.shape) * (ROWS**value.rows.power if value.rows else 1)
-    return replace(found, regular=False, sized=prod(sizes) == known)
+    return replace(described, regular=False, sized=prod(sizes) == known)
 
 
 def _sizes(val: torch.Tensor) -> tuple[int, ...]:
@@ -116,18 +110,17 @@ def gradient_flow(step: Step) -> GradientFlow:
     backward = step.outputs in (("loss",), ("sum", "weight"))
     needs: set[Tensor] = set()
     for node in reversed(step.graph.nodes) if backward else ():
-        if node.op == "output" or any(t in needs and _differentiable(t) for t in results_of(node)):
-            needs |= {t for t in reads(node) if _differentiable(t)}
-    mutated: set[Node] = set()
-    for node in calls(step.graph):
-        if meta.effect(node):
-            mutated |= {n for n, _ in reads(node) if meta.role(n) == "buffer"}
+        if node.op == "output" or _differentiable(results_of(node)) & needs:
+            needs |= _differentiable(reads(node))
+    changing = filter(meta.effect, calls(step.graph))
+    mutated = {n for node in changing for n, _ in reads(node) if meta.role(n) == "buffer"}
     return GradientFlow(frozenset(needs), frozenset(mutated), backward)
 
 
-def _differentiable(tensor: Tensor) -> bool:
-    value: Value | None = value_of(tensor)
-    return value is not None and value.differentiable
+def _differentiable(tensors: Iterable[Tensor]) -> set[Tensor]:
+    """Those of some tensors that a gradient may flow through."""
+    described = ((t, value_of(t)) for t in tensors)
+    return {t for t, value in described if value is not None and value.differentiable}
 
 
 def subgraphs(step: Step, flow: GradientFlow) -> tuple[Subgraph, ...]:
@@ -150,8 +143,8 @@ def _subgraph(index: int, nodes: tuple[Node, ...], flow: GradientFlow) -> Subgra
             borders[maker, k] = None
     names: dict[Tensor, Hashable] = {
         (n, 0): (kind, i, n in flow.mutated)
-        for kind, found in kinds.items()
-        for i, n in enumerate(found)
+        for kind, holders in kinds.items()
+        for i, n in enumerate(holders)
     }
     names |= {t: ("border", i) for i, t in enumerate(borders)}
     signature: list[Hashable] = [(names[t], _type_of(t, flow)) for t in names]

@@ -41,12 +41,13 @@ def through(
     for dim, size in enumerate(target):
         if before > outer:
             return None
-        segments = outer // before if before and outer % before == 0 else 0
-        if segments and even and size % (segments * m) == 0:
-            return shard(dim, segments)
-        after = prod(target[dim + 1 :])
-        if segments and not even and size % segments == 0 and entries % after == 0:
-            return shard(dim, segments, entries // after)
+        segments, rest = divmod(outer, before) if before else (0, 0)
+        if segments and not rest:
+            after = prod(target[dim + 1 :])
+            if even and size % (segments * m) == 0:
+                return shard(dim, segments)
+            if not even and size % segments == 0 and entries % after == 0:
+                return shard(dim, segments, entries // after)
         before *= size
     return None
 

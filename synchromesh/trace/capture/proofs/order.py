@@ -37,6 +37,11 @@ def concerns(case: Case) -> bool:
     return permutes or any(e.order for e in case.operands)
 
 
+def matters(case: Case) -> bool:
+    """Whether a reduction may depend on an order that its operands' rows are in."""
+    return case.name not in COUNTS and any(e.order for e in case.operands)
+
+
 def carried(case: Case, prove: Prove) -> RowLayout:
     """The layout of what is computed of values in another order; raises Irregular."""
     rule = RULES.get(case.name)
