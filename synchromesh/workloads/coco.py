@@ -117,8 +117,8 @@ def _workload(name: str, folder: Path | None, synthetic: bool) -> Workload:
     data: tuple[MapDataset, MapDataset]
     if synthetic:
         form = _form(net.size)
-        train = SyntheticImages(form, len(CLASSES), per_pixel=True)
-        data = train, replace(train, seed=1)
+        rows = SyntheticImages(form, len(CLASSES), per_pixel=True)
+        data = rows, replace(rows, seed=1)
     else:
         folder = data_files.needed(folder, f"coco/{name}", coco_files.LAYOUTS)
         data = masks(folder, net.size)
