@@ -27,8 +27,8 @@ import synchromesh as sm
 from benchmarks.machine import machine
 from synchromesh.training.trainer import Trainer
 from synchromesh.verify.verify import cast, cast_model
-from synchromesh.workloads.continuing_text import ContinuingText
 from synchromesh.workloads.target import load
+from synchromesh.workloads.text import ContinuingText
 from synchromesh.workloads.workload import Workload
 from tests.ranks import run
 from tests.real_data import DATA

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synchromesh.trace.capture.batch import take
-from synchromesh.workloads.continuing_text import ContinuingText
+from synchromesh.workloads.text import ContinuingText
 from synchromesh.workloads.workload import Workload
 
 WORDS, WIDTH, ROWS, STEPS, LENGTH = 11, 4, 6, 6, 3

@@ -7,19 +7,27 @@ middle of an epoch:
 
     order          7 2 9 0 | 4 1 8 3 | 6 5        10 samples, global batch 4
     rank 0 of 2    7 2       4 1       6
-    rank 1 of 2        9 0       8 3     5"""
+    rank 1 of 2        9 0       8 3     5
 
+What reading samples draws at random depends on their place in the data alone: Python's, numpy's
+and torch's own generators are seeded for every reading and are the caller's again behind it. Ranks
+that read the same rows draw the same, others draw others, and a resumed run draws what it would
+have drawn, whichever process reads."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from synchromesh.values import document
 
 Table = tuple[tuple[int, ...], ...]
-MOST = 2**63
 
 
 @dataclass(frozen=True)
@@ -53,11 +61,10 @@ class StreamPlace:
         """The inverse of `to_dict`. ValueError for anything else."""
         keys = ("read", "worker", "states")
         item = document.mapping(value, name, keys, keys)
+        tables = (document.sequence(row, name) for row in document.sequence(item["read"], name))
         read = tuple(
-            tuple(
-                document.integer(n, f"{name}: read", 0, MOST) for n in document.sequence(row, name)
-            )
-            for row in document.sequence(item["read"], name)
+            tuple(document.integer(n, f"{name}: read", 0, Cursor.MOST) for n in row)
+            for row in tables
         )
         rows = document.sequence(item["states"], name)
         states = tuple(tuple(document.sequence(row, name)) for row in rows)
@@ -77,6 +84,7 @@ class Cursor:
     position: int = 0
     stream: StreamPlace | None = None
     samples: int | None = None  # of the data set, where a checkpoint says it
+    MOST: ClassVar[int] = 2**63  # of a number in a document
 
     def order(self, samples: int, shuffle: bool = True) -> Tensor:
         """The indices of an epoch's samples in order, int64; the same on every rank."""
@@ -103,21 +111,41 @@ class Cursor:
 
     def to_dict(self) -> dict[str, Any]:
         """As checkpoints keep it."""
-        found = {"seed": self.seed, "epoch": self.epoch, "position": self.position}
+        place = {"seed": self.seed, "epoch": self.epoch, "position": self.position}
         if self.samples is not None:
-            found["samples"] = self.samples
-        return found if self.stream is None else {**found, "stream": self.stream.to_dict()}
+            place["samples"] = self.samples
+        return place if self.stream is None else {**place, "stream": self.stream.to_dict()}
 
     @classmethod
     def from_dict(cls, value: Any, name: str = "cursor") -> "Cursor":
         """The inverse of `to_dict`. ValueError for anything else; `name` is what it calls it."""
         keys = ("seed", "epoch", "position")
         item = document.mapping(value, name, (*keys, "samples", "stream"), keys)
-        least = {"seed": -MOST, "epoch": 0, "position": 0}
-        numbers = {k: document.integer(item[k], f"{name}: {k}", least[k], MOST) for k in keys}
+        least = {"seed": -cls.MOST, "epoch": 0, "position": 0}
+        numbers = {k: document.integer(item[k], f"{name}: {k}", least[k], cls.MOST) for k in keys}
         place = item.get("stream")
         stream = None if place is None else StreamPlace.from_dict(place, f"{name}: stream")
         samples = item.get("samples")
         if samples is not None:
-            samples = document.integer(samples, f"{name}: samples", 0, MOST)
+            samples = document.integer(samples, f"{name}: samples", 0, cls.MOST)
         return cls(**numbers, stream=stream, samples=samples)
+
+
+@contextmanager
+def own_draws() -> Iterator[None]:
+    """Inside, `draw_from` may be called; afterwards all three generators are as they were."""
+    python, numbers, host = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numbers)
+        torch.set_rng_state(host)
+
+
+def draw_from(*place: int) -> None:
+    """Seeds all three by a place."""
+    seed = Cursor.mixed(*place)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)

@@ -27,7 +27,7 @@ class Request:
     rows: Ranges  # of the global batch, that are this rank's
     size: int  # rows of the global batch
     what: Any  # as the reader understands it; None: nothing, for the turn of a worker
-    place: tuple[int, ...] = ()  # from which samples draw (draws.py)
+    place: tuple[int, ...] = ()  # from which samples draw (cursor.py)
 
 
 def within(row: int, ranges: Ranges) -> bool:
@@ -36,14 +36,14 @@ def within(row: int, ranges: Ranges) -> bool:
 
 
 @dataclass(frozen=True)
-class Fault:
+class ReadingFault:
     """Why samples could not be read. A value: ending a worker that raised takes torch 5 s."""
 
     sentence: str
     traceback: str
 
     @classmethod
-    def of(cls, what: str, error: Exception) -> "Fault":
+    def of(cls, what: str, error: Exception) -> "ReadingFault":
         """`what` cannot be read because of `error`."""
         sentence = f"{what} cannot be read: {type(error).__name__}: {message(error)}"
         return cls(sentence, "".join(format_exception(error)))
@@ -67,7 +67,7 @@ class Reading:
 
     batch: Any = None
     made: int = 0
-    fault: Fault | None = None
+    fault: ReadingFault | None = None
     counts: tuple[int, ...] = ()
     items: tuple[list[Any], ...] = ()
     states: tuple[Any, ...] = field(default=())
@@ -88,10 +88,10 @@ class Reading:
         row for each sample."""
         if self.fault is not None:
             raise self.fault.error()
-        found = sorted({x.shape[0] for x in pytree.tree_leaves(self.batch) if _has_rows(x)})
-        if found != [self.made]:
+        rows = sorted({x.shape[0] for x in pytree.tree_leaves(self.batch) if _has_rows(x)})
+        if rows != [self.made]:
             raise ValueError(
-                f"collate made {' and '.join(map(str, found)) or 'no'} rows of {self.made} "
+                f"collate made {' and '.join(map(str, rows)) or 'no'} rows of {self.made} "
                 "samples: dimension 0 of every tensor of a batch should be its rows"
             )
         if count:

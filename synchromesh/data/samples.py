@@ -5,9 +5,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from synchromesh.data.cursor import Cursor
-from synchromesh.data.draws import draw_from, own_draws
-from synchromesh.data.reading import Collate, Fault, OwnRows, Reading, Request
+from synchromesh.data.cursor import Cursor, draw_from, own_draws
+from synchromesh.data.reading import Collate, OwnRows, Reading, ReadingFault, Request
 from synchromesh.engine.batches import count_of
 
 
@@ -26,7 +25,7 @@ class SampleReader(Dataset[Reading]):
                 return Reading(fault=fault)
             return Reading(self.collate(samples), len(samples))
 
-    def _samples(self, indices: Sequence[int]) -> tuple[list[Any], Fault | None]:
+    def _samples(self, indices: Sequence[int]) -> tuple[list[Any], ReadingFault | None]:
         """All at once where the data set can do that, as Hugging Face's do."""
         together = getattr(self.dataset, "__getitems__", None)
         if together is None:
@@ -39,15 +38,15 @@ class SampleReader(Dataset[Reading]):
         except Exception as error:
             _, fault = self._one_by_one(indices)  # which tells the one at fault
             many = f"{len(indices)} samples of the data set at once (__getitems__)"
-            return [], fault or Fault.of(many, error)
+            return [], fault or ReadingFault.of(many, error)
 
-    def _one_by_one(self, indices: Sequence[int]) -> tuple[list[Any], Fault | None]:
+    def _one_by_one(self, indices: Sequence[int]) -> tuple[list[Any], ReadingFault | None]:
         samples = []
         for index in indices:
             try:
                 samples.append(self.dataset[index])
             except Exception as error:
-                return [], Fault.of(f"sample {index} of the data set", error)
+                return [], ReadingFault.of(f"sample {index} of the data set", error)
         return samples, None
 
 

@@ -16,12 +16,13 @@ epoch begins and is part of the place in it: other ranks, or another plan, go on
 batches. A substream that ends leaves its rows of later batches empty."""
 
 import copy
+import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch.utils import _pytree as pytree
@@ -29,17 +30,26 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils import worker as torch_worker
 
 from synchromesh.checkpoint import json_state
-from synchromesh.data.draws import draw_from, own_draws
-from synchromesh.data.reading import Collate, Fault, Reading, Request
-from synchromesh.engine.batches import checksum
+from synchromesh.data.cursor import Cursor, StreamPlace, draw_from, own_draws
+from synchromesh.data.reading import (
+    Collate,
+    OwnRows,
+    Reading,
+    ReadingFault,
+    Request,
+    SampleError,
+    within,
+)
+from synchromesh.engine.batches import checksum, count_of
 
-ENDED = -1  # in place of a number of items: this substream has no more
+Agree = Callable[[Any], list[Any]]  # a value of this rank -> those of all, as JSON has them
 
 
 @dataclass(frozen=True)
 class StreamBlock:
     """What a request to a stream is about: the next items of the substreams of one worker."""
 
+    ENDED: ClassVar[int] = -1  # in place of a number of items: this substream has no more
     epoch: int
     worker: int
     workers: int
@@ -85,21 +95,19 @@ class Substream:
         with self._undivided():
             if hasattr(part, "set_epoch"):
                 part.set_epoch(block.epoch)
-            if state is not None and _stateful(part):
-                part.load_state_dict(state)
+            _restore(part, state)
             self._items = iter(part)
             items: Any = self._items
             self._stateful = next((x for x in (items, part) if _stateful(x)), None)
-            if state is not None and _stateful(items):
-                items.load_state_dict(state)
+            _restore(items, state)
             if state is None or self._stateful is None:
                 self._skip(self.position)
 
     def _skip(self, count: int) -> None:
-        found = sum(1 for _ in islice(self._items, count))
-        if found < count:
+        skipped = sum(1 for _ in islice(self._items, count))
+        if skipped < count:
             raise ValueError(
-                f"the stream ends after {found} items, of which {count} were read before: it is "
+                f"the stream ends after {skipped} items, of which {count} were read before: it is "
                 "not the stream that it was"
             )
 
@@ -143,6 +151,11 @@ def _stateful(x: Any) -> bool:
     return hasattr(x, "state_dict") and hasattr(x, "load_state_dict")
 
 
+def _restore(x: Any, state: Any) -> None:
+    if state is not None and _stateful(x):
+        x.load_state_dict(state)
+
+
 class StreamReader(Dataset[Reading]):
     """Reads the blocks that requests are about; substreams stay open between them."""
 
@@ -162,39 +175,42 @@ class StreamReader(Dataset[Reading]):
                 return self._read(request, block)
             except Exception as error:
                 self._open.clear()  # what raised has ended
-                return Reading(fault=Fault.of(what, error))
+                return Reading(fault=ReadingFault.of(what, error))
 
     def _read(self, request: Request, block: StreamBlock) -> Reading:
-        counts, items, states = [], list[list[Any]](), []
+        counts, states, items = [], [], list[list[Any]]()
         own: list[Any] = []
-        short = False
-        for index, (first, last) in enumerate(bounds(request.size, len(block.read))):
-            found: list[Any] = []
-            state = None
-            if block.read[index] == ENDED:
-                counts.append(0)
-                short = True
-            elif any(max(start, first) < min(stop, last) for start, stop in request.rows):
-                place = (*request.place, index)
-                substream = self._substream(block, index, place)
-                draw_from(*place, block.read[index])
-                found = substream.read(last - first)
-                counts.append(len(found))
-                state = substream.state()
-                short |= len(found) < last - first
-                for start, stop in request.rows:
-                    own += found[max(start - first, 0) : max(stop - first, 0)]
-            else:
-                counts.append(-1)
-            items.append(found)
+        edges = bounds(request.size, len(block.read))
+        for index, (first, _) in enumerate(edges):
+            count, given, state = self._given(request, block, index)
+            for start, stop in request.rows:
+                own += given[max(start - first, 0) : max(stop - first, 0)]
+            counts.append(count)
+            items.append(given)
             states.append(state)
         self._sample = next((x[:1] for x in items if x), self._sample)
         draw_from(*request.place, *block.read, request.rows[0][0])  # in `collate`
         numbers = {"counts": tuple(counts), "states": tuple(states), "digest": digest(items)}
-        if short:
+        if any(0 <= n < last - first for n, (first, last) in zip(counts, edges, strict=True)):
             return Reading(items=(*items, self._one(block)), **numbers)  # type: ignore[arg-type]
         own = own or self._one(block)
         return Reading(self.collate(own) if own else None, len(own), **numbers)  # type: ignore[arg-type]
+
+    def _given(
+        self, request: Request, block: StreamBlock, index: int
+    ) -> tuple[int, list[Any], Any]:
+        """How many items a substream gives, these, and its state behind them; -1 and none where no
+        row of it is asked for."""
+        first, last = bounds(request.size, len(block.read))[index]
+        if block.read[index] == StreamBlock.ENDED:
+            return 0, [], None
+        if not any(max(start, first) < min(stop, last) for start, stop in request.rows):
+            return -1, [], None
+        place = (*request.place, index)
+        substream = self._substream(block, index, place)
+        draw_from(*place, block.read[index])
+        items = substream.read(last - first)
+        return len(items), items, substream.state()
 
     def _substream(self, block: StreamBlock, index: int, place: tuple[int, ...]) -> Substream:
         key = (block.workers, len(block.read), block.worker, index)
@@ -222,3 +238,151 @@ def digest(items: Sequence[list[Any]]) -> int:
         elif isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf":
             total = zlib.crc32(np.ascontiguousarray(leaf.reshape(-1)[:1024]).tobytes(), total)
     return total
+
+
+class StreamSource:
+    """The batches of a stream from a cursor on; `cursor` stands behind what was taken.
+
+    What substreams give is not known before they are read, so ranks tell each other with each
+    batch. All ranks take alike."""
+
+    def __init__(
+        self, place: StreamPlace, cursor: Cursor, size: int, own_rows: OwnRows,
+        agree: Agree, collate: Collate, drop_last: bool,
+    ) -> None:  # fmt: skip
+        """size: rows of a global batch."""
+        self.cursor, self.size, self.drop_last = cursor, size, drop_last
+        self.workers, self.blocks = place.shape
+        self._own_rows, self._agree, self._collate = own_rows, agree, collate
+        self._read = [list(row) for row in place.read]
+        self._states = [list(row) for row in place.states]
+        self._over = [[False] * self.blocks for _ in range(self.workers)]
+        self._worker = place.worker
+        self._compared = False
+        if self.blocks > size:
+            raise ValueError(
+                f"the batch size ({size}) is smaller than the number of parts that the stream is "
+                f"divided into ({self.blocks}) in this epoch: choose a larger one"
+            )
+
+    @property
+    def ended(self) -> bool:
+        """Whether all substreams have ended."""
+        return all(over for row in self._over for over in row)
+
+    def requests(self) -> Iterator[Request]:
+        """Of all batches to come, without an end; this rank's rows are asked for one by one. First
+        come as many that ask nothing as bring the turn to the right worker."""
+        read, states = [[*row] for row in self._read], [[*row] for row in self._states]
+        over = [[*row] for row in self._over]
+        sizes = [stop - start for start, stop in bounds(self.size, self.blocks)]
+        for _ in range(self._worker):
+            yield Request(((0, 0),), 0, None)
+        worker = self._worker
+        while True:
+            places = zip(read[worker], over[worker], strict=True)
+            start = tuple(StreamBlock.ENDED if end else n for n, end in places)
+            block = StreamBlock(
+                self.cursor.epoch, worker, self.workers, start, tuple(states[worker])
+            )
+            place = (self.cursor.seed, self.cursor.epoch, worker)
+            yield Request(self._own_rows(self.size), self.size, block, place)
+            read[worker] = [n + size for n, size in zip(read[worker], sizes, strict=True)]
+            states[worker] = []  # only where it begins; behind that substreams are open
+            worker = (worker + 1) % self.workers
+
+    def take(self, request: Request, reading: Reading) -> tuple[Any, int] | None:
+        """This rank's batch, and the rows of the global batch; None where it has none.
+
+        On all ranks alike: SampleError where one could not read, ValueError where they have read
+        different streams."""
+        if request.what is None:
+            return None
+        worker, self._worker = request.what.worker, (request.what.worker + 1) % self.workers
+        if all(self._over[worker]):
+            return None
+        counts = self._counts(reading)
+        sizes = [stop - start for start, stop in bounds(self.size, self.blocks)]
+        for i, count in enumerate(counts):
+            self._read[worker][i] += count
+            self._over[worker][i] |= count < sizes[i]
+            if reading.counts[i] > 0:
+                self._states[worker][i] = reading.states[i]
+            elif count:
+                self._states[worker][i] = None  # of a rank that has read it
+        total = sum(counts)
+        if not total or (self.drop_last and total < self.size):
+            return None
+        rows, reading = self._rows(request, reading, counts)
+        batch = reading.rows(rows)
+        self.cursor = self.cursor.after(total, self._place())
+        return batch, total
+
+    def _place(self) -> StreamPlace:
+        read, states = (tuple(map(tuple, table)) for table in (self._read, self._states))
+        return StreamPlace(read, self._worker, states)
+
+    def _counts(self, reading: Reading) -> list[int]:
+        """What each substream of the turn gave, as all ranks know it."""
+        fault = None if reading.fault is None else reading.fault.sentence
+        table = self._agree([fault, reading.counts, reading.digest])
+        if fault is not None and reading.fault is not None:
+            raise reading.fault.error()
+        for rank, (other, _, _) in enumerate(table):
+            if other is not None:
+                raise SampleError(f"rank {rank}: {other}")
+        counts = [self._count([row[1][index] for row in table]) for index in range(self.blocks)]
+        self._compare({row[2] for row in table if any(n > 0 for n in row[1])})
+        return counts
+
+    @staticmethod
+    def _count(by_rank: list[int]) -> int:
+        """What the ranks that read a substream have got of it; below 0: a rank that did not."""
+        given = {rank: n for rank, n in enumerate(by_rank) if n >= 0}
+        if len(set(given.values())) > 1:
+            raise ValueError(
+                "ranks have read different streams: "
+                + ", ".join(f"rank {rank} got {n} items" for rank, n in given.items())
+                + " where the next batch is; a stream must be the same on every rank: not "
+                "divided by rank, and shuffled by a common seed"
+            )
+        return next(iter(given.values()), 0)
+
+    def _compare(self, digests: set[int]) -> None:
+        """Warns where ranks that read one stream begin with different items."""
+        if self.blocks == 1 and not self._compared and len(digests) > 1:
+            warnings.warn(
+                "ranks read different items at the same place of the stream, of which each keeps "
+                "its own rows alone: a stream that is divided by rank loses what the others have, "
+                "one that is shuffled needs a common seed (only where items are changed at "
+                "random, nothing is lost)",
+                stacklevel=2,
+            )
+        self._compared = True
+
+    def _rows(self, request: Request, reading: Reading, counts: list[int]) -> tuple[int, Reading]:
+        """The rows that this rank has of a batch, and its reading, collated."""
+        if sum(counts) == self.size:
+            return count_of(request.rows), reading
+        if not reading.items:  # what it reads is full, or it has no rows
+            return count_of(request.rows), reading
+        *items, sample = reading.items
+        own = self._own_items(request, items, counts)
+        shown = own or sample
+        with own_draws():
+            draw_from(*request.place, *request.what.read, request.rows[0][0])
+            return len(own), Reading(self._collate(shown), len(shown))
+
+    def _own_items(
+        self, request: Request, items: Sequence[Sequence[Any]], counts: Sequence[int]
+    ) -> list[Any]:
+        """This rank's of the items that each substream gave for a batch that is not full."""
+        if self.blocks == 1:  # every rank has all of them
+            return [x for a, b in self._own_rows(counts[0]) for x in items[0][a:b]]
+        edges = (first for first, _ in bounds(self.size, self.blocks))
+        return [
+            item
+            for edge, part in zip(edges, items, strict=True)
+            for row, item in enumerate(part, edge)
+            if within(row, request.rows)
+        ]

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from synchromesh.data.cursor import Cursor
 from synchromesh.data.fetch import Loading
-from synchromesh.data.loader import Loader
+from synchromesh.data.loader import Batching, Loader
 from synchromesh.data.reading import Ranges
 from synchromesh.engine.groups import World
 from synchromesh.runs.memory import MemoryTracker
@@ -97,10 +97,10 @@ class _PlainLoop:
         data = workload.train_data
         self.carries = workload.carry is not None
         shuffle = not (is_stream(data) or self.carries)
+        batching = Batching(shuffle, rival.drop_last, workload.collate, self.carries)
         self.loader = Loader(
-            data, job.cell.batch, rival.own_rows, Cursor(job.cell.seed), shuffle, rival.drop_last,
-            collate=workload.collate, loading=Loading.of(dict(workload.loading)),
-            continuing=self.carries, agree=world.everyone.all_gather_json, device=world.device,
+            data, job.cell.batch, rival.own_rows, Cursor(job.cell.seed), batching,
+            Loading.of(dict(workload.loading)), world.everyone.all_gather_json, world.device,
         )  # fmt: skip
         self.steps = 0
 
@@ -179,10 +179,10 @@ def _metrics(
     if workload.carry is not None:
         metric = CarriedCalls(metric, workload.carry, device)
     data = workload.valid_data
+    batching = Batching(False, False, workload.collate, workload.carry is not None)
     loader = Loader(
-        data, workload.batch_size, lambda rows: ((0, rows),), shuffle=False,
-        collate=workload.collate, device=device, continuing=workload.carry is not None,
-    )  # fmt: skip
+        data, workload.batch_size, lambda rows: ((0, rows),), batching=batching, device=device
+    )
     sums: dict[str, float] = {}
     rows = 0
     with torch.no_grad():

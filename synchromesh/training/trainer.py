@@ -22,8 +22,7 @@ from synchromesh.checkpoint.export import save_safetensors
 from synchromesh.checkpoint.switch import Moved
 from synchromesh.data.cursor import Cursor
 from synchromesh.data.fetch import LoadingOptions
-from synchromesh.data.loader import Loader
-from synchromesh.data.loaders import Loaders
+from synchromesh.data.loader import Batching, Loader, Loaders
 from synchromesh.data.reading import Collate
 from synchromesh.engine import batches
 from synchromesh.engine.agreement import LoneRankFailed
@@ -295,9 +294,8 @@ class Trainer:
         alone. continuing: row i of a batch is the sample behind row i of the batch before it, as
         recurrent models want it. loading: as of `Loading` (data/fetch.py); num_workers=1 or more
         loads ahead."""
-        return self._loaders.one(
-            dataset, batch_size, shuffle, seed, drop_last, collate, loading, continuing
-        )
+        batching = Batching(shuffle, drop_last, collate, continuing)
+        return self._loaders.one(dataset, batch_size, batching, seed, loading)
 
     # Plans and state
 

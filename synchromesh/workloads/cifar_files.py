@@ -16,13 +16,11 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
-
-PIXELS = 3 * 32 * 32
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,11 @@ class Cifar:
     archive: str
     binary: str
     python: str
+    PIXELS: ClassVar[int] = 3 * 32 * 32
 
     @property
     def record(self) -> int:
-        return self.labels + PIXELS
+        return self.labels + self.PIXELS
 
     @property
     def layouts(self) -> str:
@@ -75,25 +74,34 @@ class Cifar:
             raise ValueError(
                 f"there is no folder {folder}: name one that holds {self.layouts} with --data DIR"
             )
-        members = self.members[split]
-        binary = [f"{name}.bin" for name in members]
-        for place in (folder, folder / self.binary):
-            if (place / binary[0]).is_file():
-                return (self.records(_content(place / n), place / n) for n in binary)
-        for path in sorted(folder.glob(f"{self.archive}-binary*.tar.gz")):
-            return (self.records(c, path) for c in _members(path, binary))
-        packed = sorted(folder.glob(f"{split}-*.bin.xz"))
-        if packed:
-            return (self.records(_unpack(path), path) for path in packed)
-        if (folder / self.python / members[0]).is_file():
-            paths = [folder / self.python / name for name in members]
-            return (self.pickled(_content(path), path) for path in paths)
-        for path in sorted(folder.glob(f"{self.archive}-python*.tar.gz")):
-            return (self.pickled(c, path) for c in _members(path, members))
+        if binary := self._binary(folder, split):
+            return (self.records(content, path) for content, path in binary)
+        if pickles := self._pickles(folder, self.members[split]):
+            return (self.pickled(content, path) for content, path in pickles)
         raise ValueError(
             f"{folder} holds no {self.name} {split} data: looked for {self.layouts}; "
             "name the right folder with --data DIR"
         )
+
+    def _binary(self, folder: Path, split: str) -> Iterator[tuple[bytes, Path]] | None:
+        """The contents of the binary version's files, with where they are; None: not there."""
+        names = [f"{name}.bin" for name in self.members[split]]
+        for place in (folder, folder / self.binary):
+            if (place / names[0]).is_file():
+                return ((_content(place / n), place / n) for n in names)
+        for path in sorted(folder.glob(f"{self.archive}-binary*.tar.gz")):
+            return ((content, path) for content in _members(path, names))
+        packed = sorted(folder.glob(f"{split}-*.bin.xz"))
+        return ((_unpack(path), path) for path in packed) if packed else None
+
+    def _pickles(self, folder: Path, names: Sequence[str]) -> Iterator[tuple[bytes, Path]] | None:
+        """The contents of the Python version's files in the same way."""
+        place = folder / self.python
+        if (place / names[0]).is_file():
+            return ((_content(place / n), place / n) for n in names)
+        for path in sorted(folder.glob(f"{self.archive}-python*.tar.gz")):
+            return ((content, path) for content in _members(path, names))
+        return None
 
     def records(self, content: bytes, path: Path) -> tuple[Tensor, Tensor]:
         """Pixels and classes of the binary version's records; `path` is for messages."""
@@ -123,10 +131,10 @@ class Cifar:
                 f"{path} is not {self.name}'s Python version ({type(error).__name__}: {error}): "
                 "fetch it again"
             ) from error
-        if pixels.dtype != np.uint8 or pixels.shape != (len(classes), PIXELS):
+        if pixels.dtype != np.uint8 or pixels.shape != (len(classes), self.PIXELS):
             raise ValueError(
                 f"{path} holds pixels {pixels.dtype} {pixels.shape} for {len(classes)} labels, "
-                f"not uint8 ({len(classes)}, {PIXELS}): fetch it again"
+                f"not uint8 ({len(classes)}, {self.PIXELS}): fetch it again"
             )
         images = torch.from_numpy(np.ascontiguousarray(pixels).copy()).reshape(-1, 3, 32, 32)
         return images, self._checked(torch.from_numpy(classes.copy()), path)
@@ -134,9 +142,9 @@ class Cifar:
     def _checked(self, classes: Tensor, path: Path) -> Tensor:
         wrong = classes[(classes < 0) | (classes >= self.classes)]
         if len(classes) == 0 or len(wrong):
-            found = "no labels" if len(classes) == 0 else f"a label {int(wrong[0])}"
+            labels = "no labels" if len(classes) == 0 else f"a label {int(wrong[0])}"
             raise ValueError(
-                f"{path} has {found}, not 0 to {self.classes - 1}: it is not {self.name}, "
+                f"{path} has {labels}, not 0 to {self.classes - 1}: it is not {self.name}, "
                 "fetch it again"
             )
         return classes
@@ -170,25 +178,31 @@ def _unpack(path: Path) -> bytes:
 def _members(archive: Path, names: Sequence[str]) -> list[bytes]:
     """The bytes of the regular files of these names, in any folder of a tar; nothing is written to
     disk."""
-    found: dict[str, bytes] = {}
     try:
         with tarfile.open(archive) as tar:
-            for member in tar:
-                name = Path(member.name).name
-                if member.isfile() and name in names and name not in found:
-                    content = tar.extractfile(member)
-                    assert content is not None
-                    found[name] = content.read()
-                if len(found) == len(names):
-                    break
+            contents = _first_of_each(tar, names)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise ValueError(
             f"{archive} is not a whole tar.gz file ({error}): fetch it again"
         ) from error
-    missing = [name for name in names if name not in found]
+    missing = [name for name in names if name not in contents]
     if missing:
         raise ValueError(f"{archive} has no file {', '.join(missing)}: fetch it again")
-    return [found[name] for name in names]
+    return [contents[name] for name in names]
+
+
+def _first_of_each(tar: tarfile.TarFile, names: Sequence[str]) -> dict[str, bytes]:
+    """Read no further than all are there."""
+    contents: dict[str, bytes] = {}
+    for member in tar:
+        name = Path(member.name).name
+        if member.isfile() and name in names and name not in contents:
+            content = tar.extractfile(member)
+            assert content is not None
+            contents[name] = content.read()
+        if len(contents) == len(names):
+            break
+    return contents
 
 
 class Refused(Exception):

@@ -1,27 +1,94 @@
-"""Image classification: every net of `ARCHITECTURES` on every set of `IMAGE_SETS`.
+"""Image classification: every net of `ARCHITECTURES` on every set of labelled images of
+`IMAGE_SETS`, those that the field compares on.
 
 A name is `SET/NET`; the small form of a family of nets, which two CPU cores train, is
 `SET/FAMILY_small`."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from synchromesh.workloads.image_sets import IMAGE_SETS
-from synchromesh.workloads.images import Architecture, loss, metric
+from torch import Tensor
+
+from synchromesh.workloads import data_files, mnist_files
+from synchromesh.workloads.cifar_files import CIFAR10, CIFAR100
+from synchromesh.workloads.image_nets import VGG, resnet, small_resnet, vgg, vit
+from synchromesh.workloads.images import (
+    Architecture,
+    ImageFormat,
+    Images,
+    SyntheticImages,
+    loss,
+    metric,
+)
 from synchromesh.workloads.inception import inception_v3, small_inception
-from synchromesh.workloads.resnet import resnet, small_resnet
 from synchromesh.workloads.training import adamw, momentum
-from synchromesh.workloads.vgg import SMALL, A, D, vgg
-from synchromesh.workloads.vit import vit
-from synchromesh.workloads.workload import Workload
+from synchromesh.workloads.workload import MapDataset, Workload
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """A data set of square images with one label each.
+
+    mean, deviation   per channel, of the training images' values from 0 to 1
+    files             what its folder holds, for messages
+    read              (folder, train or test) -> pixels uint8 (n, c, h, w), labels int64 (n)
+    padding           of the views that are drawn of training images; None: no augmentation
+    most_epochs       after which nothing is left to learn"""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    classes: int
+    files: str
+    read: Callable[[Path, str], tuple[Tensor, Tensor]]
+    padding: int | None
+    most_epochs: int
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    def rows(
+        self, size: int, folder: Path | None, synthetic: bool, name: str
+    ) -> tuple[MapDataset, MapDataset]:
+        """Training and validation data at edge length `size`; `name` is the workload's, for
+        messages."""
+        form = ImageFormat(self.mean, self.deviation, size)
+        if synthetic:
+            return SyntheticImages(form, self.classes), SyntheticImages(form, self.classes, seed=1)
+        folder = data_files.needed(folder, name, self.files)
+        return (
+            Images(*self.read(folder, "train"), form, padding=self.padding),
+            Images(*self.read(folder, "test"), form),
+        )
+
+
+IMAGE_SETS = {
+    "mnist": ImageSet(
+        mean=(0.1307,), deviation=(0.3081,), classes=10,
+        files=mnist_files.LAYOUTS, read=mnist_files.read, padding=None, most_epochs=2,
+    ),
+    "cifar10": ImageSet(
+        mean=(0.4914, 0.4822, 0.4465), deviation=(0.2470, 0.2435, 0.2616),
+        classes=CIFAR10.classes, files=CIFAR10.layouts, read=CIFAR10.read, padding=4,
+        most_epochs=200,
+    ),
+    "cifar100": ImageSet(
+        mean=(0.5071, 0.4865, 0.4409), deviation=(0.2673, 0.2564, 0.2762),
+        classes=CIFAR100.classes, files=CIFAR100.layouts, read=CIFAR100.read, padding=4,
+        most_epochs=200,
+    ),
+}  # fmt: skip
 
 # model, optimizer, batch size, updates of warm-up, epochs
 ARCHITECTURES = {
     # without batch norm, as the paper has it
-    "vgg11": Architecture(partial(vgg, A, hidden=4096, norm=False), momentum(0.01), 128, 1, 30),
-    "vgg16": Architecture(partial(vgg, D), momentum(0.05), 128, 200, 30),
-    "vgg_small": Architecture(partial(vgg, SMALL), momentum(0.05), 64, 50, 8),
+    "vgg11": Architecture(
+        partial(vgg, VGG["A"], hidden=4096, norm=False), momentum(0.01), 128, 1, 30
+    ),
+    "vgg16": Architecture(partial(vgg, VGG["D"]), momentum(0.05), 128, 200, 30),
+    "vgg_small": Architecture(partial(vgg, VGG["small"]), momentum(0.05), 64, 50, 8),
     "resnet18": Architecture(
         partial(resnet, (2, 2, 2, 2), (64, 128, 256, 512), "basic"), momentum(0.05), 128, 100, 10
     ),

@@ -6,7 +6,7 @@ folder or in a tar of one.
 
 import json
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synchromesh.workloads.training import IGNORED
+
 # COCO's own grouping of its 80 categories, in the order of their ids
 SUPERCATEGORIES = (
     "person", "vehicle", "outdoor", "animal", "accessory", "sports", "kitchen", "food",
     "furniture", "electronic", "appliance", "indoor",
 )  # fmt: skip
 CLASSES = ("background", *SUPERCATEGORIES)
-IGNORED = 255  # the label of crowd regions, whose pixels no loss and no metric counts
 LAYOUTS = (
     "annotations/instances_val2017.json and val2017/*.jpg (and those of train2017 where it is to "
     "train on these), or a .tar of them"
@@ -81,19 +82,19 @@ class AnnotatedImage:
 
     def mask(self) -> NDArray[np.uint8]:
         """The class of every pixel, (height, width): small objects are in front of large ones, and
-        all are in front of crowds, which are IGNORED.
+        all are in front of crowds, which are ignored.
 
         ValueError names the record where a segmentation is malformed."""
         labels = np.zeros((self.height, self.width), np.uint8)
         for one in sorted(self.instances, key=lambda i: (not i.crowd, -i.area)):
-            labels[self._covered(one)] = IGNORED if one.crowd else one.label
+            labels[self._covered(one)] = IGNORED.pixel if one.crowd else one.label
         return labels
 
     def _covered(self, instance: Instance) -> NDArray[np.bool_]:
         """Whether each pixel is the object's."""
         from pycocotools import mask
 
-        fault = "".join(self._faults(instance.segmentation))
+        fault = self._fault(instance.segmentation)
         if not fault:
             try:
                 encoded = mask.frPyObjects(instance.segmentation, self.height, self.width)
@@ -104,32 +105,33 @@ class AnnotatedImage:
                 fault = f"a segmentation that cannot be decoded ({error})"
         raise ValueError(f"{instance.place} has {fault}: fetch the file again")
 
-    def _faults(self, segmentation: Any) -> Iterator[str]:
-        """What is wrong with a segmentation, which C code would read unchecked."""
+    def _fault(self, segmentation: Any) -> str:
+        """What is wrong with a segmentation, which C code would read unchecked; or nothing."""
         if isinstance(segmentation, dict):
-            size, counts = segmentation.get("size"), segmentation.get("counts")
-            if size != [self.height, self.width]:
-                yield f"a run-length encoding of size {size}, not {[self.height, self.width]}"
-            elif isinstance(counts, list):
-                whole = all(isinstance(n, int) and n >= 0 for n in counts)
-                if not whole or sum(counts) != self.height * self.width:
-                    yield f"run lengths that do not add up to {self.height * self.width} pixels"
-            elif not isinstance(counts, str):
-                yield "a run-length encoding without counts"
-            return
-        for polygon in segmentation:
-            if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
-                yield "a polygon that is not a list of at least three pairs x, y"
-            elif not all(isinstance(x, int | float) and isfinite(x) for x in polygon):
-                yield "a polygon whose coordinates are not numbers"
-            elif max(map(abs, polygon)) > 2 * max(self.height, self.width):
-                yield (
-                    f"a polygon that reaches {max(map(abs, polygon)):g}, far outside of its image "
-                    f"of {self.width} x {self.height} pixels"
-                )
-            else:
-                continue
-            return
+            return self._run_length_fault(segmentation.get("size"), segmentation.get("counts"))
+        return next(filter(None, map(self._polygon_fault, segmentation)), "")
+
+    def _run_length_fault(self, size: Any, counts: Any) -> str:
+        if size != [self.height, self.width]:
+            return f"a run-length encoding of size {size}, not {[self.height, self.width]}"
+        if isinstance(counts, list):
+            whole = all(isinstance(n, int) and n >= 0 for n in counts)
+            if not whole or sum(counts) != self.height * self.width:
+                return f"run lengths that do not add up to {self.height * self.width} pixels"
+            return ""
+        return "" if isinstance(counts, str) else "a run-length encoding without counts"
+
+    def _polygon_fault(self, polygon: Any) -> str:
+        if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
+            return "a polygon that is not a list of at least three pairs x, y"
+        if not all(isinstance(x, int | float) and isfinite(x) for x in polygon):
+            return "a polygon whose coordinates are not numbers"
+        if max(map(abs, polygon)) > 2 * max(self.height, self.width):
+            return (
+                f"a polygon that reaches {max(map(abs, polygon)):g}, far outside of its image "
+                f"of {self.width} x {self.height} pixels"
+            )
+        return ""
 
 
 def find(folder: Path) -> CocoFiles:
@@ -141,18 +143,20 @@ def find(folder: Path) -> CocoFiles:
     else:
         tars = [folder] if folder.is_file() else []
     for path in tars:
-        try:
-            with tarfile.open(path, "r:") as tar:
-                files = {m.name.removeprefix("./"): (m.offset_data, m.size)
-                         for m in tar if m.isfile()}  # fmt: skip
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise ValueError(
-                f"{path} is not a whole tar file ({error}): fetch it again"
-            ) from error
+        files = _tar_files(path)
         if any(name.startswith("annotations/") for name in files):
             return CocoFiles(path, files)
     there = "holds no COCO data" if folder.exists() else "is not there"
     raise ValueError(f"{folder} {there}: name a folder that holds {LAYOUTS} with --data DIR")
+
+
+def _tar_files(path: Path) -> dict[str, tuple[int, int]]:
+    """Where each file of a tar begins, and its bytes."""
+    try:
+        with tarfile.open(path, "r:") as tar:
+            return {m.name.removeprefix("./"): (m.offset_data, m.size) for m in tar if m.isfile()}
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ValueError(f"{path} is not a whole tar file ({error}): fetch it again") from error
 
 
 def annotations(split: str) -> str:
@@ -164,16 +168,7 @@ def read(source: CocoFiles, split: str) -> list[AnnotatedImage]:
     """The images of a split, by id, with their instances.
 
     ValueError names file and record where one is malformed, or an image is missing."""
-    name = annotations(split)
-    place = source.place(name)
-    if name not in source:
-        raise ValueError(
-            f"{source.path} has no file {name}: name a folder that holds {LAYOUTS} with --data DIR"
-        )
-    try:
-        document = json.loads(source.content(name))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{place} is not whole JSON ({error}): fetch it again") from error
+    document, place = _document(source, split)
     images, objects, categories = (
         _records(document, kind, place) for kind in ("images", "annotations", "categories")
     )
@@ -192,6 +187,20 @@ def read(source: CocoFiles, split: str) -> list[AnnotatedImage]:
     return [_image(source, split, known[n], instances[n]) for n in sorted(known)]
 
 
+def _document(source: CocoFiles, split: str) -> tuple[Any, str]:
+    """What a split's file says, and which file it is, for messages."""
+    name = annotations(split)
+    place = source.place(name)
+    if name not in source:
+        raise ValueError(
+            f"{source.path} has no file {name}: name a folder that holds {LAYOUTS} with --data DIR"
+        )
+    try:
+        return json.loads(source.content(name)), place
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{place} is not whole JSON ({error}): fetch it again") from error
+
+
 @dataclass(frozen=True)
 class _Record:
     """An entry of one of the lists in an annotation file."""
@@ -203,23 +212,23 @@ class _Record:
         return ValueError(f"{self.place} {what}: fetch the file again")
 
     def number(self, key: str) -> int:
-        found = self.fields.get(key)
-        if not isinstance(found, int) or isinstance(found, bool):
+        number = self.fields.get(key)
+        if not isinstance(number, int) or isinstance(number, bool):
             raise self.fault(f"has no whole number {key!r}")
-        return found
+        return number
 
 
 def _records(document: Any, kind: str, place: str) -> list[_Record]:
     entries = document.get(kind) if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise ValueError(f"{place} has no list of {kind}: it is not a file of COCO's instances")
-    found = []
+    records = []
     for index, entry in enumerate(entries):
         record = _Record(entry, f"{place}: {kind}[{index}]")
         if not isinstance(entry, dict):
             raise record.fault("is not a record")
-        found.append(record)
-    return found
+        records.append(record)
+    return records
 
 
 def _label(category: _Record) -> int:

@@ -1,6 +1,7 @@
 """Handwritten digits (8 x 8, from scikit-learn, no download): a convolutional net and a ViT."""
 
 from collections import OrderedDict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -8,12 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from synchromesh.workloads import image_nets
 from synchromesh.workloads.images import ImageFormat, Images, SyntheticImages, loss, metric
 from synchromesh.workloads.training import adamw, warm_up
 from synchromesh.workloads.workload import MapDataset, Workload
 
 FORMAT = ImageFormat(mean=(0.3053,), deviation=(0.3760,), size=8)
-TRAIN_ROWS = 1437  # of 1797: the rest, one in five, validates
 
 
 def _data(folder: Path | None, synthetic: bool) -> tuple[MapDataset, MapDataset]:
@@ -26,7 +27,7 @@ def _data(folder: Path | None, synthetic: bool) -> tuple[MapDataset, MapDataset]
     table = torch.from_numpy(np.loadtxt(_file(), np.uint8, delimiter=","))
     pixels, labels = table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].to(torch.int64)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    first, last = order[:TRAIN_ROWS], order[TRAIN_ROWS:]
+    first, last = order[:1437], order[1437:]  # of 1797: the rest, one in five, validates
     return (
         Images(pixels[first], labels[first], FORMAT, scale=16.0),
         Images(pixels[last], labels[last], FORMAT, scale=16.0),
@@ -35,10 +36,10 @@ def _data(folder: Path | None, synthetic: bool) -> tuple[MapDataset, MapDataset]
 
 def _file() -> Path:
     """Scikit-learn's own file of them, found without its import, which takes a second."""
-    found = find_spec("sklearn")
-    if found is None or found.origin is None:
+    package = find_spec("sklearn")
+    if package is None or package.origin is None:
         raise ValueError("digits come with scikit-learn, which is not installed")
-    return Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
 
 
 def _cnn() -> nn.Module:
@@ -49,17 +50,6 @@ def _cnn() -> nn.Module:
     )  # fmt: skip
     classifier = nn.Sequential(nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
     return nn.Sequential(OrderedDict(features=features, classifier=classifier))
-
-
-def _vit() -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
-        image_size=8, patch_size=4, num_channels=1, hidden_size=64, intermediate_size=128,
-        num_hidden_layers=2, num_attention_heads=4, hidden_dropout_prob=0.1,
-    )  # fmt: skip
-    config.num_labels = 10
-    return ViTForImageClassification(config)
 
 
 def cnn(folder: Path | None, synthetic: bool) -> Workload:
@@ -73,9 +63,12 @@ def cnn(folder: Path | None, synthetic: bool) -> Workload:
 
 def vit(folder: Path | None, synthetic: bool) -> Workload:
     """69 K parameters, 8 x 8 images in patches of 4."""
+    net = partial(
+        image_nets.vit, 8, 4, 64, 2, 4, 1, 10, intermediate_size=128, hidden_dropout_prob=0.1
+    )
     train, valid = _data(folder, synthetic)
     return Workload(
-        model=_vit, loss=loss, optimizer=adamw(2e-3, 0.05), train_data=train, batch_size=32,
+        model=net, loss=loss, optimizer=adamw(2e-3, 0.05), train_data=train, batch_size=32,
         valid_data=valid, metric=metric, scheduler=warm_up(50, decay=1400), epochs=30,
         name="digits/vit",
     )  # fmt: skip

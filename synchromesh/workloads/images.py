@@ -1,25 +1,24 @@
-"""Images with labels, kept as bytes and normalised one by one; a classifier's loss and metric."""
+"""Images with labels, kept as bytes, seen in views and normalised one by one; a classifier's loss
+and metric."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synchromesh.workloads.training import warm_up
-from synchromesh.workloads.view import View
+from synchromesh.workloads.training import logits_of, right_rows, warm_up
 from synchromesh.workloads.workload import MapDataset, Parameters, Workload
-
-MOST_PADDING = 8  # pixels of height that are padded (28 to 32); images that lack more are resized
 
 
 @dataclass(frozen=True)
 class ImageFormat:
     """What a model expects: mean and deviation per channel (of values 0 to 1), edge length."""
 
+    MOST_PADDING: ClassVar[int] = 8  # rows that are padded (28 to 32), where more lack: resized
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     size: int
@@ -30,7 +29,7 @@ class ImageFormat:
         mean = torch.tensor(self.mean).view(-1, 1, 1)
         values = (values - mean) / torch.tensor(self.deviation).view(-1, 1, 1)
         height = values.shape[-1]
-        if 0 < self.size - height <= MOST_PADDING:
+        if 0 < self.size - height <= self.MOST_PADDING:
             margin = (self.size - height) // 2
             return F.pad(values, (margin, self.size - height - margin) * 2)
         if height != self.size:
@@ -74,6 +73,32 @@ class Architecture:
             batch_size=self.batch_size, scheduler=warm_up(self.warm_up, decay=updates), name=name,
             **functions,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class View:
+    """The augmentation of CIFAR (He et al. 2015, arXiv 1512.03385, section 4.2): pixels are padded
+    on each side, and a crop of the old size is taken from the padded image or its mirror."""
+
+    padding: int
+    top: int
+    left: int
+    mirrored: bool
+
+    @staticmethod
+    def drawn(padding: int) -> "View":
+        """One of all views, equally likely, by torch's own generator."""
+        places = 2 * padding + 1
+        number = int(torch.randint(2 * places**2, ()))
+        place, mirrored = divmod(number, 2)
+        return View(padding, *divmod(place, places), mirrored=bool(mirrored))
+
+    def of(self, image: Tensor, fill: int = 0) -> Tensor:
+        """The view of an image (..., height, width), with `fill` outside of it."""
+        height, width = image.shape[-2:]
+        padded = F.pad(image, (self.padding,) * 4, value=fill)
+        seen = padded[..., self.top : self.top + height, self.left : self.left + width]
+        return seen.flip(-1) if self.mirrored else seen
 
 
 class Images:
@@ -122,18 +147,13 @@ class SyntheticImages:
         return image, torch.randint(self.classes, labelled, generator=generator)
 
 
-def _logits(output: Any) -> Tensor:
-    """The scores of a plain module or of one from `transformers`."""
-    return output if isinstance(output, Tensor) else output.logits
-
-
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Cross-entropy, the mean over the rows."""
     images, labels = batch
-    return F.cross_entropy(_logits(model(images)), labels)
+    return F.cross_entropy(logits_of(model(images)), labels)
 
 
 def metric(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
     """Rows whose best score is at their label."""
     images, labels = batch
-    return {"accuracy": (_logits(model(images)).argmax(-1) == labels).to(torch.float32).sum()}
+    return right_rows(logits_of(model(images)), labels)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from synchromesh.workloads.image_nets import rectified
+
 Size = int | tuple[int, int]
 Width = Callable[[int], int]  # from a layer's published output channels to those it has
 
@@ -31,8 +33,7 @@ def convolution(
     height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
     padding = (height // 2, width // 2) if pad else 0
     convolution = nn.Conv2d(before, after, (height, width), stride, padding, bias=False)
-    nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
-    return nn.Sequential(convolution, nn.BatchNorm2d(after, eps=1e-3), nn.ReLU())
+    return nn.Sequential(*rectified(convolution, eps=1e-3))
 
 
 def chain(before: int, *layers: tuple[int, Size]) -> nn.Sequential:

@@ -2,14 +2,17 @@
 
 The vocabularies are made of the training sentences: words of letters and digits, and signs."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from synchromesh.workloads import multi30k_files, packed, sentences, tokens
-from synchromesh.workloads.gnmt import Gnmt
-from synchromesh.workloads.training import adamw, warm_up
+from synchromesh.workloads import data_files, text, text_files
+from synchromesh.workloads.recurrent import Gnmt
+from synchromesh.workloads.text import PAD
+from synchromesh.workloads.training import IGNORED, adamw, warm_up
 from synchromesh.workloads.workload import Workload
 
 Batch = tuple[Tensor, Tensor]  # ids of source and target, both (rows, length), padded
@@ -21,58 +24,70 @@ def _data(
     """Rows of training and of validation, the latter of the files `val`."""
     if synthetic:
         rows = [
-            [sentences.synthetic(count, size, length, seed) for seed, size in enumerate(words)]
+            [
+                text.synthetic_sentences(count, size, length, seed)
+                for seed, size in enumerate(words)
+            ]
             for count in (4096, 1024)
         ]
         return TensorDataset(*rows[0]), TensorDataset(*rows[1])
-    folder = packed.needed(folder, name, multi30k_files.HOLDS)
-    train, valid = (multi30k_files.read(folder, split) for split in ("train", "val"))
-    known = [sentences.vocabulary(*of) for of in zip(train, words, strict=True)]
-    found = (
-        TensorDataset(*(sentences.rows(*of, length) for of in zip(part, known, strict=True)))
+    folder = data_files.needed(folder, name, text_files.MULTI30K_HOLDS)
+    train, valid = (text_files.read_multi30k(folder, split) for split in ("train", "val"))
+    known = [text.sentence_vocabulary(*of) for of in zip(train, words, strict=True)]
+    rows_of = (
+        TensorDataset(*(text.sentence_rows(*of, length) for of in zip(part, known, strict=True)))
         for part in (train, valid)
     )
-    return next(found), next(found)
+    return next(rows_of), next(rows_of)
 
 
 def _scores(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Logits, and the word that comes next at each place of the target."""
     source, target = batch
     following = target[:, 1:]
-    wanted = following.masked_fill(following == sentences.PAD, tokens.IGNORED)
+    wanted = following.masked_fill(following == PAD, IGNORED.token)
     return model(source, target[:, :-1]), wanted
 
 
 def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Cross-entropy of the target's words: its sum over all that are no padding, and their
     number."""
-    return tokens.loss(*_scores(model, batch))
+    return text.token_loss(*_scores(model, batch))
 
 
 def metric(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """Accuracy and negative log likelihood of the target's words, each the mean over a sentence,
     summed over the rows."""
-    return tokens.metric(*_scores(model, batch))
+    return text.token_metric(*_scores(model, batch))
+
+
+def _workload(
+    name: str, words: tuple[int, int], length: int, model: Callable[[], nn.Module],
+    folder: Path | None, synthetic: bool, **options: Any,
+) -> Workload:  # fmt: skip
+    """A workload of this model on sentences of `length` words; `options` are further fields."""
+    train, valid = _data(name, words, length, folder, synthetic)
+    return Workload(
+        model=model, loss=loss, metric=metric, train_data=train, valid_data=valid, name=name,
+        **options,
+    )  # fmt: skip
 
 
 def gnmt(folder: Path | None, synthetic: bool) -> Workload:
     """GNMT as published: eight layers of width 1024 on either side; 201 M parameters."""
-    words, length = (5898, 7882), 48  # words that occur at least twice, and the marks
-    train, valid = _data("multi30k/gnmt", words, length, folder, synthetic)
-    return Workload(
-        model=lambda: Gnmt(words, 1024, 8, 0.2, sentences.PAD), loss=loss, metric=metric,
-        train_data=train, valid_data=valid, name="multi30k/gnmt",
+    words = 5898, 7882  # words that occur at least twice, and the marks
+    return _workload(
+        "multi30k/gnmt", words, 48, lambda: Gnmt(words, 1024, 8, 0.2, PAD), folder, synthetic,
         optimizer=adamw(5e-4), scheduler=warm_up(200), batch_size=128, epochs=6,
     )  # fmt: skip
 
 
 def gnmt_small(folder: Path | None, synthetic: bool) -> Workload:
-    """0.7 M parameters: three layers of width 64 on either side, 2000 words of each language."""
-    words, length = (2000, 2000), 24  # 97 of 100 sentences
-    train, valid = _data("multi30k/gnmt_small", words, length, folder, synthetic)
-    return Workload(
-        model=lambda: Gnmt(words, 64, 3, 0.0, sentences.PAD), loss=loss, metric=metric,
-        train_data=train, valid_data=valid, name="multi30k/gnmt_small",
+    """0.7 M parameters: three layers of width 64 on either side, 2000 words of each language. 97
+    of 100 sentences are as short as its rows."""
+    words = 2000, 2000
+    return _workload(
+        "multi30k/gnmt_small", words, 24, lambda: Gnmt(words, 64, 3, 0.0, PAD), folder, synthetic,
         optimizer=adamw(6e-3), scheduler=warm_up(50), batch_size=64, epochs=3,
     )  # fmt: skip
 

@@ -12,30 +12,30 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from synchromesh.workloads import packed, text_lines, tokens
+from synchromesh.workloads import data_files
+from synchromesh.workloads.text import token_loss, token_metric
 from synchromesh.workloads.training import adamw, warm_up
 from synchromesh.workloads.workload import Workload
 
 FILE = "input.txt"
 HOLDS = f"{FILE} (plain or .gz)"
-BYTES = 256
-TRAIN_SHARE = 0.9  # of the text: the rest validates, as in nanoGPT
 Batch = tuple[Tensor, Tensor]  # bytes, and the byte after each, both (rows, length)
 
 
 def _data(
-    name: str, length: int, folder: Path | None, synthetic: bool
+    name: str, length: int, folder: Path | None, synthetic: bool, share: float = 0.9
 ) -> tuple[TensorDataset, TensorDataset]:
-    """Rows of training and of validation: blocks of the text, side by side."""
+    """Rows of training and of validation: blocks of the text, side by side. share: of the text
+    that is trained on; the rest validates, as in nanoGPT."""
     if synthetic:
         generator = torch.Generator().manual_seed(0)
-        text = torch.randint(BYTES, (1024 * length,), generator=generator)
+        text = torch.randint(256, (1024 * length,), generator=generator)
     else:
-        text = read(packed.needed(folder, name, HOLDS))
-    first = int(len(text) * TRAIN_SHARE)
+        text = read(data_files.needed(folder, name, HOLDS))
+    first = int(len(text) * share)
     blocks = [_blocks(part, length) for part in (text[:first], text[first:])]
     if not len(blocks[1]):
-        least = int((length + 1) / (1 - TRAIN_SHARE)) + 1
+        least = int((length + 1) / (1 - share)) + 1
         raise ValueError(
             f"{folder}/{FILE} has {len(text)} bytes: {name} needs at least {least}, of which the "
             f"last tenth fills a block of {length}; fetch the file again"
@@ -45,7 +45,7 @@ def _data(
 
 def read(folder: Path) -> Tensor:
     """The bytes of the text in `folder`, int64 (n). ValueError where there is none."""
-    _, text = text_lines.read_text(folder, FILE, HOLDS)
+    _, text = data_files.read_text(folder, FILE, HOLDS)
     return torch.tensor(list(text.encode()))
 
 
@@ -57,12 +57,12 @@ def _blocks(text: Tensor, length: int) -> TensorDataset:
 
 def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Cross-entropy of the next byte: its sum over all bytes, and their number."""
-    return tokens.loss(model(batch[0]).logits, batch[1])
+    return token_loss(model(batch[0]).logits, batch[1])
 
 
 def metric(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """Accuracy and negative log likelihood of the next byte, summed over the rows."""
-    return tokens.metric(model(batch[0]).logits, batch[1])
+    return token_metric(model(batch[0]).logits, batch[1])
 
 
 def _gpt2(length: int, **sizes: Any) -> Callable[[], nn.Module]:
@@ -98,7 +98,7 @@ def gpt2(folder: Path | None, synthetic: bool) -> Workload:
 def gpt2_small(folder: Path | None, synthetic: bool) -> Workload:
     """0.4 M parameters: two layers of width 128, on blocks of 64 bytes."""
     sizes = {
-        "vocab_size": BYTES, "n_embd": 128, "n_layer": 2, "n_head": 4, "bos_token_id": None,
+        "vocab_size": 256, "n_embd": 128, "n_layer": 2, "n_head": 4, "bos_token_id": None,
         "eos_token_id": None, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
     }  # fmt: skip
     return _workload(

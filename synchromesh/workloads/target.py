@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +42,19 @@ def _named(workload: Workload, name: str) -> Workload:
 
 
 def _call(path: str, function: str) -> Workload:
+    build = _function(path, function)
+    try:
+        workload = build()
+    except (Exception, SystemExit) as error:
+        raise ValueError(_blame(Path(path), error, f"{path}:{function} failed")) from error
+    if not isinstance(workload, Workload):
+        raise ValueError(
+            f"{path}:{function} returned {type(workload).__name__}, not a synchromesh.Workload"
+        )
+    return workload
+
+
+def _function(path: str, function: str) -> Callable[[], object]:
     file = Path(path)
     if file.is_dir():
         raise ValueError(f"{path} is a folder: a TARGET is path/to/file.py:function")
@@ -49,21 +62,13 @@ def _call(path: str, function: str) -> Workload:
         beside = [p.name for p in file.parent.glob("*.py") if p.is_file()]
         raise ValueError(f"there is no file {path}{near(file.name, beside, brackets=True)}")
     module = _module(file)
-    build = getattr(module, function, None)
+    build: Callable[[], object] | None = getattr(module, function, None)
     if build is None or not callable(build):
         functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise ValueError(
             f"{path} has no function {function!r}{near(function, functions, brackets=True)}"
         )
-    try:
-        workload = build()
-    except (Exception, SystemExit) as error:
-        raise ValueError(_blame(file, error, f"{path}:{function} failed")) from error
-    if not isinstance(workload, Workload):
-        raise ValueError(
-            f"{path}:{function} returned {type(workload).__name__}, not a synchromesh.Workload"
-        )
-    return workload
+    return build
 
 
 def _module(file: Path) -> ModuleType:

@@ -73,7 +73,7 @@ class Workload:
         if faults:
             raise ValueError(f"workload {self.name or '(without a name)'}: {'; '.join(faults)}")
 
-    def _faults(self) -> Iterable[str]:
+    def _function_faults(self) -> Iterable[str]:
         for name in ("model", "loss", "optimizer", "metric", "scheduler", "collate", "carry"):
             value = getattr(self, name)
             required = name in ("model", "loss", "optimizer")
@@ -81,6 +81,9 @@ class Workload:
                 yield f"{name} must be a function, not {type(value).__name__}"
         if isinstance(self.model, nn.Module):
             yield "model must be a function that builds the module, not the module itself"
+
+    def _faults(self) -> Iterable[str]:
+        yield from self._function_faults()
         for name in ("batch_size", "epochs"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -90,14 +93,17 @@ class Workload:
             yield from _data_faults("valid_data", self.valid_data)
         if self.name is not None and not isinstance(self.name, str):
             yield f"name must be text, not {self.name!r}"
+        yield from self._carry_faults()
+        if not isinstance(self.loading, Mapping):
+            yield f"loading must be a dictionary, not {type(self.loading).__name__}"
+
+    def _carry_faults(self) -> Iterable[str]:
         for name in ("train_data", "valid_data") if self.carry is not None else ():
             if is_stream(getattr(self, name)):
                 yield (
                     f"{name} must be read by index (len and items), for the carry goes from an "
                     "item to the next one: give a map-style data set whose items follow each other"
                 )
-        if not isinstance(self.loading, Mapping):
-            yield f"loading must be a dictionary, not {type(self.loading).__name__}"
 
     def build(self) -> nn.Module:
         """A new model. ValueError where `model` returns something else."""

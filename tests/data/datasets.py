@@ -6,6 +6,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from synchromesh.data.loader import Batching
+
+IN_ORDER = Batching(shuffle=False)
+FULL = Batching(shuffle=False, drop_last=True)
+
 
 class Numbers(Dataset[Any]):
     """Sample i is (the vector (i, i), the label i)."""

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, get_worker_info
 from synchromesh.data.cursor import Cursor
 from synchromesh.data.fetch import Loading, ahead
 from synchromesh.data.loader import Loader
-from tests.data.datasets import Numbers
+from tests.data.datasets import IN_ORDER, Numbers
 
 SECONDS = 0.08  # of a step
 
@@ -38,7 +38,7 @@ class Slow(Dataset[Any]):
 def read_ahead(loading: Loading) -> int:
     """How many of 11 batches began to be read before the step on the one before them ended."""
     ended, early = 0.0, 0
-    for batch in Loader(Slow(), 1, lambda n: ((0, n),), shuffle=False, loading=loading):
+    for batch in Loader(Slow(), 1, lambda n: ((0, n),), batching=IN_ORDER, loading=loading):
         early += float(batch) < ended
         time.sleep(SECONDS)  # the step
         ended = time.monotonic()
@@ -104,7 +104,7 @@ def drawn(loading: Loading, rows: tuple[int, int] = (0, 4), epochs: int = 2, see
         4,
         lambda n: (rows,) if n == 4 else ((0, n),),
         Cursor(seed),
-        shuffle=False,
+        batching=IN_ORDER,
         loading=loading,
     )
     return [batch for _ in range(epochs) for batch in loader]
@@ -127,7 +127,9 @@ def test_draws_are_those_of_the_place(workers: int) -> None:
 
     def epoch(loading: Loading, start: int = 0, rank: int = 0) -> list[Any]:
         rows_of = lambda n: ((rank * n // 2, (rank + 1) * n // 2),)  # noqa: E731
-        loader = Loader(Drawn(12), 4, rows_of, Cursor(0, 0, start), shuffle=False, loading=loading)
+        loader = Loader(
+            Drawn(12), 4, rows_of, Cursor(0, 0, start), batching=IN_ORDER, loading=loading
+        )
         return [batch[:, :3] for batch in loader]
 
     kept = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
@@ -183,7 +185,7 @@ def test_a_signal_that_stops_the_run_leaves_its_workers_to_it(
 ) -> None:
     """Launchers send it to the processes of a rank, and the run reads on until it stops."""
     file, loading = tmp_path / "file", Loading(num_workers=1)
-    loader = Loader(Stuck(file), 1, lambda n: ((0, n),), shuffle=False, loading=loading)
+    loader = Loader(Stuck(file), 1, lambda n: ((0, n),), batching=IN_ORDER, loading=loading)
     batches = iter(loader)
     worker = int(next(batches))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):

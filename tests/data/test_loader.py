@@ -8,10 +8,10 @@ import torch
 
 from synchromesh.data.cursor import Cursor
 from synchromesh.data.fetch import Loading
-from synchromesh.data.loader import Loader
+from synchromesh.data.loader import Batching, Loader
 from synchromesh.data.reading import OwnRows, Ranges, SampleError
 from synchromesh.values.plan import Plan
-from tests.data.datasets import Numbers
+from tests.data.datasets import FULL, IN_ORDER, Numbers
 
 
 def rows_of(rank: int, ranks: int, plan: str = "data") -> OwnRows:
@@ -64,7 +64,7 @@ def test_epochs_follow_each_other() -> None:
 
 
 def test_drop_last() -> None:
-    loader = Loader(Numbers(10), 4, everything, drop_last=True)
+    loader = Loader(Numbers(10), 4, everything, batching=Batching(drop_last=True))
     assert len(loader) == 2 and [len(x) for x in labels(loader)] == [4, 4]
     assert loader.cursor == Cursor(0, 1, 0)
 
@@ -95,7 +95,7 @@ def test_workers_read_what_one_process_reads() -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_names_the_sample(workers: int) -> None:
     loader = Loader(
-        Numbers(5, bad=3), 5, everything, shuffle=False, loading=Loading(num_workers=workers)
+        Numbers(5, bad=3), 5, everything, batching=IN_ORDER, loading=Loading(num_workers=workers)
     )
     with pytest.raises(
         SampleError, match=r"^sample 3 of the data set cannot be read: OSError: disk"
@@ -117,14 +117,15 @@ def test_custom_collate_and_its_rows() -> None:
     def stack(samples: list[Any]) -> dict[str, Any]:
         return {"x": torch.stack([x for x, _ in samples]), "scale": torch.tensor(2.0), "name": "n"}
 
-    batch = next(iter(Loader(Numbers(4), 3, everything, collate=stack)))
+    batch = next(iter(Loader(Numbers(4), 3, everything, batching=Batching(collate=stack))))
     assert batch["x"].shape == (3, 2) and batch["scale"] == 2.0
-    with pytest.raises(ValueError, match="collate made 6 rows of 3 samples"):
-        next(
-            iter(Loader(Numbers(4), 3, everything, collate=lambda s: torch.cat([x for x, _ in s])))
-        )
-    with pytest.raises(ValueError, match="collate made no rows of 3 samples"):
-        next(iter(Loader(Numbers(4), 3, everything, collate=lambda s: torch.tensor(1))))
+    for collate, rows in (
+        (lambda s: torch.cat([x for x, _ in s]), "6"),
+        (lambda s: torch.tensor(1), "no"),
+    ):
+        loader = Loader(Numbers(4), 3, everything, batching=Batching(collate=collate))
+        with pytest.raises(ValueError, match=f"collate made {rows} rows of 3 samples"):
+            next(iter(loader))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_custom_collate_and_its_rows() -> None:
             r"batch size \(4\) is larger than .* \(3 samp",
         ),
         (
-            lambda: Loader(Numbers(3), 4, everything, shuffle=False, drop_last=True),
+            lambda: Loader(Numbers(3), 4, everything, batching=FULL),
             "larger than the data set",
         ),
         (lambda: Loader(Numbers(3), 0, everything), "should be at least 1, not 0"),
@@ -153,7 +154,7 @@ def test_bad_input(make: Any, message: str) -> None:
 
 
 def test_evaluation_may_use_a_batch_larger_than_the_data_set() -> None:
-    assert labels(Loader(Numbers(3), 4, everything, shuffle=False)) == [[0, 1, 2]]
+    assert labels(Loader(Numbers(3), 4, everything, batching=IN_ORDER)) == [[0, 1, 2]]
 
 
 class Together(Numbers):
@@ -170,10 +171,10 @@ class Together(Numbers):
 
 def test_samples_are_read_at_once_where_the_data_set_can() -> None:
     data = Together(5)
-    assert labels(Loader(data, 3, everything, shuffle=False)) == [[0, 1, 2], [3, 4]]
+    assert labels(Loader(data, 3, everything, batching=IN_ORDER)) == [[0, 1, 2], [3, 4]]
     assert data.asked == [[0, 1, 2], [3, 4]] and data.read == [0, 1, 2, 3, 4]
     with pytest.raises(SampleError, match="sample 4 of the data set cannot be read"):
-        labels(Loader(Together(5, bad=4), 3, everything, shuffle=False))
+        labels(Loader(Together(5, bad=4), 3, everything, batching=IN_ORDER))
 
 
 class Careless(Together):
@@ -188,9 +189,9 @@ class Careless(Together):
 def test_samples_that_are_not_read_at_once_are_no_fewer_and_no_slower_ones() -> None:
     many = r"^3 samples of the data set at once \(__getitems__\) cannot be read: "
     with pytest.raises(SampleError, match=f"{many}ValueError: it gave 2 samples"):
-        labels(Loader(Careless(6), 3, everything, shuffle=False))
+        labels(Loader(Careless(6), 3, everything, batching=IN_ORDER))
     with pytest.raises(SampleError, match=f"{many}KeyError: 'row group'"):
-        labels(Loader(Careless(6), 3, everything, Cursor(position=3), shuffle=False))
+        labels(Loader(Careless(6), 3, everything, Cursor(position=3), batching=IN_ORDER))
 
 
 def test_rows_of_the_batch_in_use() -> None:
@@ -200,13 +201,12 @@ def test_rows_of_the_batch_in_use() -> None:
 
 
 def test_continuing_rows_are_streams_and_resume_in_their_middle() -> None:
-    read = Loader(Numbers(10), 3, everything, shuffle=False, continuing=True)
+    streams = Batching(shuffle=False, continuing=True)
+    read = Loader(Numbers(10), 3, everything, batching=streams)
     assert labels(read) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]] and len(read) == 3
-    again = Loader(
-        Numbers(10), 3, everything, Cursor(position=3), shuffle=False, continuing=True
-    )  # fmt: skip
+    again = Loader(Numbers(10), 3, everything, Cursor(position=3), streams)
     assert labels(again) == [[1, 4, 7], [2, 5, 8]] and "each row a stream" in again.place
     with pytest.raises(ValueError, match=r"reads samples by index, .* not shuffled"):
-        Loader(Numbers(10), 3, everything, continuing=True)
+        Loader(Numbers(10), 3, everything, batching=Batching(continuing=True))
     with pytest.raises(ValueError, match=r"batch size \(11\) is larger than the data set"):
-        Loader(Numbers(10), 11, everything, shuffle=False, continuing=True)
+        Loader(Numbers(10), 11, everything, batching=streams)

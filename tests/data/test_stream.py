@@ -15,11 +15,11 @@ from torch.utils.data import IterableDataset
 
 from synchromesh.data.cursor import Cursor
 from synchromesh.data.fetch import Loading
-from synchromesh.data.loader import Loader
+from synchromesh.data.loader import Batching, Loader
 from synchromesh.data.reading import OwnRows, SampleError
 from synchromesh.data.stream import bounds, division
 from synchromesh.values.plan import Plan
-from tests.data.datasets import Sharded, Sized, Stateful, Stream, item
+from tests.data.datasets import FULL, IN_ORDER, Sharded, Sized, Stateful, Stream, item
 from tests.ranks import run
 
 Batches = list[list[int]]
@@ -57,8 +57,8 @@ def on_ranks(
     def rank(r: int) -> Any:
         try:
             loader = Loader(
-                datasets[r], size, rows_of(r, len(datasets)), shuffle=False,
-                agree=meeting.agree(r), **settings,
+                datasets[r], size, rows_of(r, len(datasets)), agree=meeting.agree(r),
+                **{"batching": IN_ORDER, **settings},
             )  # fmt: skip
             return work(loader)
         except Exception as error:
@@ -144,7 +144,7 @@ def test_shards_of_different_length_end_together() -> None:
     parts = on_ranks(data, labels)
     assert merged(parts)[:2] == [[0, 1, 100, 101], [102, 103]]
     assert parts[0][1:] == [[]] * 5 and parts[1][-1] == [110, 111]
-    left_out = merged(on_ranks(data, labels, drop_last=True))
+    left_out = merged(on_ranks(data, labels, batching=FULL))
     assert left_out == [[0, 1, 100, 101]]
 
 
@@ -173,7 +173,7 @@ def test_what_a_stream_draws_is_resumed() -> None:
 
 
 def test_epochs_of_a_stream() -> None:
-    loader = Loader(Stream(6), 4, lambda n: ((0, n),), shuffle=False)
+    loader = Loader(Stream(6), 4, lambda n: ((0, n),), batching=IN_ORDER)
     assert [labels(loader) for _ in range(2)] == [
         [[0, 1, 2, 3], [4, 5]], [[100, 101, 102, 103], [104, 105]],
     ]  # fmt: skip
@@ -181,7 +181,7 @@ def test_epochs_of_a_stream() -> None:
 
 
 def test_a_stream_of_a_round_number_of_batches() -> None:
-    loader = Loader(Sized(8), 4, lambda n: ((0, n),), shuffle=False)
+    loader = Loader(Sized(8), 4, lambda n: ((0, n),), batching=IN_ORDER)
     assert (len(loader), loader.batches, loader.done) == (2, 2, 0)
     assert labels(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]] and loader.cursor == Cursor(0, 1)
 
@@ -191,7 +191,7 @@ def test_a_switch_in_the_middle_of_an_epoch(workers: int) -> None:
     """From two ranks to one after the second batch: no row twice, none left out."""
     ranks = [2]
     loader = Loader(
-        Stream(15), 4, lambda n: rows_of(0, ranks[0])(n), shuffle=False,
+        Stream(15), 4, lambda n: rows_of(0, ranks[0])(n), batching=IN_ORDER,
         loading=Loading(num_workers=workers), agree=lambda x: [x],
     )  # fmt: skip
     seen = []
@@ -207,7 +207,7 @@ def test_a_rank_without_rows_gets_tensors_of_zero_rows() -> None:
         """Rank 0 has all rows, and has read three items to the end."""
         return [[None, [3], 0], value] if len(value) == 3 else [[[0, 4]], value]
 
-    loader = Loader(Stream(3), 4, lambda n: ((0, 0),), shuffle=False, agree=agree)
+    loader = Loader(Stream(3), 4, lambda n: ((0, 0),), batching=IN_ORDER, agree=agree)
     (x, y), *_ = loader
     assert x.shape == (0, 2) and y.dtype == torch.int64 and y.shape == (0,)
 
@@ -225,7 +225,7 @@ def by_workers(make: Callable[[], Any], workers: int, epochs: int) -> list[Batch
     """The batches of this rank in each epoch."""
     loading = Loading(num_workers=workers, persistent_workers=True)
     own = rows_of(dist.get_rank(), dist.get_world_size())
-    loader = Loader(make(), 4, own, shuffle=False, loading=loading, agree=gathered)
+    loader = Loader(make(), 4, own, batching=IN_ORDER, loading=loading, agree=gathered)
     return [labels(loader) for _ in range(epochs)]
 
 
@@ -248,16 +248,16 @@ def test_workers_of_a_stream_that_shards_itself(workers: int) -> None:
 
 def test_resumption_with_workers() -> None:
     loading = Loading(num_workers=2)
-    loader = Loader(Stream(23), 4, lambda n: ((0, n),), shuffle=False, loading=loading)
+    loader = Loader(Stream(23), 4, lambda n: ((0, n),), batching=IN_ORDER, loading=loading)
     entire = labels(loader)
-    loader = Loader(Stream(23), 4, lambda n: ((0, n),), shuffle=False, loading=loading)
+    loader = Loader(Stream(23), 4, lambda n: ((0, n),), batching=IN_ORDER, loading=loading)
     first = [label.tolist() for _, (_, label) in zip(range(3), loader, strict=False)]
     saved = Cursor.from_dict(loader.cursor.to_dict())
     assert saved.stream is not None and saved.stream.worker == 1
-    again = Loader(Stream(23), 4, lambda n: ((0, n),), saved, shuffle=False, loading=loading)
+    again = Loader(Stream(23), 4, lambda n: ((0, n),), saved, batching=IN_ORDER, loading=loading)
     assert first + labels(again) == entire
     with pytest.raises(ValueError, match="was read by 2 in this epoch: go on with num_workers=2"):
-        labels(Loader(Stream(23), 4, lambda n: ((0, n),), saved, shuffle=False))
+        labels(Loader(Stream(23), 4, lambda n: ((0, n),), saved, batching=IN_ORDER))
 
 
 # What goes wrong
@@ -325,11 +325,11 @@ class OneShot(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("data", "settings", "message"),
     [
-        (Stream(9), {"shuffle": True}, "read in its own order: leave shuffle=True out"),
+        (Stream(9), {"batching": Batching()}, "read in its own order: leave shuffle=True out"),
         (once(), {}, r"\(generator\) can be read only once"),
         (Stream(0), {}, r"the stream \(Stream\) gave nothing in epoch 1: each iter\(\)"),
-        (Stream(3), {"drop_last": True}, "gave less than one batch in epoch 1"),
-        (Sized(3), {"drop_last": True}, r"batch size \(4\) is larger than .* \(3 samples"),
+        (Stream(3), {"batching": FULL}, "gave less than one batch in epoch 1"),
+        (Sized(3), {"batching": FULL}, r"batch size \(4\) is larger than .* \(3 samples"),
         (OneShot(), {"twice": True}, "gave nothing in epoch 2"),
         (Open(), {}, "state_dict of the data set holds a object, which has no form"),
         (
@@ -353,14 +353,14 @@ class OneShot(IterableDataset[Any]):
 def test_bad_input(data: Any, settings: dict[str, Any], message: str) -> None:
     twice = settings.pop("twice", False)
     with pytest.raises(ValueError, match=message):
-        loader = Loader(data, 4, lambda n: ((0, n),), **{"shuffle": False, **settings})
+        loader = Loader(data, 4, lambda n: ((0, n),), **{"batching": IN_ORDER, **settings})
         labels(loader)
         if twice:
             labels(loader)
 
 
 def test_a_stream_without_a_length() -> None:
-    loader = Loader(Stream(9), 4, lambda n: ((0, n),), shuffle=False)
+    loader = Loader(Stream(9), 4, lambda n: ((0, n),), batching=IN_ORDER)
     assert loader.samples is None and loader.batches is None
     with pytest.raises(TypeError, match=r"\(Stream\) is a stream without a length"):
         len(loader)

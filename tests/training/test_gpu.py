@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synchromesh.data.fetch import Loading
-from synchromesh.data.loader import Loader
+from synchromesh.data.loader import Batching, Loader
 from synchromesh.engine.groups import World
 from synchromesh.training.prepare import prepare
 from synchromesh.verify.verify import verify
@@ -162,8 +162,8 @@ class Pixels(torch.utils.data.Dataset[Any]):
 def test_batches_come_on_the_device_while_it_computes(settings: dict[str, Any]) -> None:
     """Copies on a stream of their own are waited for, and their memory is not given away."""
     loader = Loader(
-        Pixels(), 4, lambda n: (0, n), shuffle=False, loading=Loading(**settings),
-        device=torch.device("cuda", 0),
+        Pixels(), 4, lambda n: (0, n), batching=Batching(shuffle=False),
+        loading=Loading(**settings), device=torch.device("cuda", 0),
     )  # fmt: skip
     weight, seen = torch.eye(64, device="cuda"), []
     for images, labels in loader:

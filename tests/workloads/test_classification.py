@@ -1,4 +1,7 @@
-"""Tests of image classification: the nets' sizes, and what every small form keeps to."""
+"""Tests of image classification: the sets as their users have them, the nets' sizes, and what
+every small form keeps to."""
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,6 +10,7 @@ from torch import nn
 from synchromesh.workloads.classification import ARCHITECTURES, WORKLOADS
 from synchromesh.workloads.inception import inception_v3
 from synchromesh.workloads.target import load
+from tests.real_data import data
 
 
 def parameters(model: nn.Module) -> int:
@@ -40,3 +44,26 @@ def test_every_family_has_a_small_form_on_every_set() -> None:
     families = {name.rstrip("0123456789").partition("_")[0] for name in ARCHITECTURES}
     for images in ("mnist", "cifar10", "cifar100"):
         assert {f"{images}/{family}_small" for family in families} <= set(WORKLOADS)
+
+
+def test_mnist() -> None:
+    found = load("mnist/vgg11", data("mnist"))
+    assert (len(found.train_data), len(found.valid_data)) == (60000, 10000)
+    image, label = found.train_data[0]
+    assert image.shape == (1, 32, 32) and int(label) == 5
+    assert found.train_data.padding is None
+
+
+def test_a_folder_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mnist/vgg11 reads its data from a folder"):
+        load("mnist/vgg11")
+    with pytest.raises(ValueError, match="there is no such folder"):
+        load("mnist/vgg11", tmp_path / "none")
+
+
+def test_cifar100_pieces() -> None:
+    found = load("cifar100/resnet18", data("cifar100"))
+    assert (len(found.train_data), len(found.valid_data)) == (10000, 2000)
+    assert found.valid_data.labels[:2].tolist() == [0, 1]
+    assert found.train_data[5][0].shape == (3, 32, 32)
+    assert (found.train_data.padding, found.valid_data.padding) == (4, None)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from synchromesh.workloads import coco, coco_files, segnet, unet
-from synchromesh.workloads.coco_files import CLASSES, IGNORED
+from synchromesh.workloads import coco, coco_files
+from synchromesh.workloads.coco_files import CLASSES
 from synchromesh.workloads.target import load
+from synchromesh.workloads.training import IGNORED
 from tests.real_data import data
 
 DOG = CLASSES.index("animal")
@@ -45,7 +46,7 @@ def test_image_and_mask_are_seen_alike(tmp_path: Path) -> None:
     seen = [train[0] for _ in range(20)]
     black = image[:, 0, -1]  # what is outside of the image, too
     for image, labels in seen:
-        outside = labels == IGNORED
+        outside = labels == IGNORED.pixel
         assert torch.equal((labels == DOG)[~outside], image[0][~outside] > 0)
         assert torch.allclose(image[:, outside], black[:, None], atol=0.02)
     assert len({tuple(labels.flatten().tolist()) for _, labels in seen}) > 5
@@ -82,7 +83,8 @@ def test_nets_have_their_published_sizes() -> None:
         sizes = [
             sum(p.numel() for p in net.parameters())
             for net in (
-                unet.UNet(unet.WIDTHS, 1, 2), segnet.SegNet(segnet.LEVELS, 3, 12),
+                coco.NETS["unet"].model(channels=1, classes=2),
+                coco.NETS["segnet"].model(channels=3, classes=12),
                 *(load(f"coco/{n}_small", synthetic=True).model() for n in ("unet", "segnet")),
             )
         ]  # fmt: skip

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from synchromesh.workloads import coco_files
-from synchromesh.workloads.coco_files import CLASSES, IGNORED, AnnotatedImage, Instance
+from synchromesh.workloads.coco_files import CLASSES, AnnotatedImage, Instance
+from synchromesh.workloads.training import IGNORED
 
 PERSON, VEHICLE, ANIMAL = (CLASSES.index(name) for name in ("person", "vehicle", "animal"))
 SQUARE = [[1, 1, 5, 1, 5, 5, 1, 5]]
@@ -23,7 +24,7 @@ def image(*instances: Instance) -> AnnotatedImage:
 
 
 def picture(found: AnnotatedImage) -> list[str]:
-    names = {0: ".", PERSON: "p", VEHICLE: "v", IGNORED: "#"}
+    names = {0: ".", PERSON: "p", VEHICLE: "v", IGNORED.pixel: "#"}
     return ["".join(names[x] for x in row) for row in found.mask().tolist()]
 
 

@@ -6,7 +6,9 @@ import torch
 from torch import nn
 
 from synchromesh.workloads.digits import cnn
-from synchromesh.workloads.stand_in import DRAWN, stand_in
+from synchromesh.workloads.stand_in import _DrawnOnce, stand_in
+
+DRAWN = _DrawnOnce.DRAWN
 
 
 def test_a_large_tensor_repeats_what_was_drawn() -> None:

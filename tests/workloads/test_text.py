@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from synchromesh.workloads import multi30k, sentences, shakespeare, sst2, tokens
-from synchromesh.workloads.gnmt import Gnmt, reverse
-from synchromesh.workloads.lstm_classifier import LstmClassifier
+from synchromesh.workloads import multi30k, shakespeare, sst2
+from synchromesh.workloads.recurrent import Gnmt, LstmClassifier, reverse
 from synchromesh.workloads.target import load
+from synchromesh.workloads.text import PAD, ContinuingText, token_loss, token_metric
+from synchromesh.workloads.training import IGNORED
 
 SIZES = {
     "sst2/bert": 109.48e6, "sst2/bert_small": 0.62e6, "sst2/roberta": 124.65e6,
@@ -62,8 +63,8 @@ def test_sst2_has_its_rows(tmp_path: Path) -> None:
     (tmp_path / "stsa.binary.dev").write_text("0 a d\n")
     found = sst2.bert_small(tmp_path, False)
     ids, mask, label = found.valid_data[0]
-    assert ids[:5].tolist() == [2, 4, 1, 3, 0] and len(ids) == sst2.SHORT
-    assert torch.equal(mask, (ids != sentences.PAD).long()) and label == 0
+    assert ids[:5].tolist() == [2, 4, 1, 3, 0] and len(ids) == sst2.SMALL.length
+    assert torch.equal(mask, (ids != PAD).long()) and label == 0
     assert [int(row[2]) for row in found.train_data] == [1, 0]
 
 
@@ -71,7 +72,7 @@ def test_padding_says_nothing_to_the_lstm_classifier() -> None:
     model = LstmClassifier(10, 8, 2, 2, dropout=0.5).eval()
     ids = torch.tensor([[2, 5, 7, 3]])
     padded = torch.nn.functional.pad(ids, (0, 3))
-    short, long = (model(x, (x != sentences.PAD).long()) for x in (ids, padded))
+    short, long = (model(x, (x != PAD).long()) for x in (ids, padded))
     assert torch.allclose(short, long)
 
 
@@ -81,16 +82,16 @@ def test_padding_says_nothing_to_the_lstm_classifier() -> None:
 def test_scores_leave_out_what_does_not_count() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 3, 5, generator=generator)
-    targets = torch.tensor([[1, 4, tokens.IGNORED], [2, tokens.IGNORED, tokens.IGNORED]])
+    targets = torch.tensor([[1, 4, IGNORED.token], [2, IGNORED.token, IGNORED.token]])
     likelihood = -logits.log_softmax(-1)
     one, two, three = likelihood[0, 0, 1], likelihood[0, 1, 4], likelihood[1, 0, 2]
-    total, weight = tokens.loss(logits, targets)
+    total, weight = token_loss(logits, targets)
     assert torch.allclose(total, one + two + three) and weight == 3
     logits[0, 0, 1] = logits[1, 0, 2] = 9.0
     logits[0, 1, 4] = -9.0
     likelihood = -logits.log_softmax(-1)
     one, two, three = likelihood[0, 0, 1], likelihood[0, 1, 4], likelihood[1, 0, 2]
-    found = tokens.metric(logits, targets)
+    found = token_metric(logits, targets)
     assert float(found["accuracy"]) == 1.5
     assert torch.allclose(found["nll"], (one + two) / 2 + three)
 
@@ -123,7 +124,7 @@ def test_reverse_turns_words_and_leaves_padding() -> None:
 
 def test_gnmt_sees_no_padding_and_no_later_word() -> None:
     torch.manual_seed(0)
-    model = Gnmt((9, 9), 8, 3, 0.5, sentences.PAD).eval()
+    model = Gnmt((9, 9), 8, 3, 0.5, PAD).eval()
     source, target = torch.tensor([[2, 5, 7, 3]]), torch.tensor([[2, 6, 4]])
     expected = model(source, target)
     longer = model(torch.nn.functional.pad(source, (0, 3)), target)
@@ -143,3 +144,17 @@ def test_a_loss_of_translation_counts_words(tmp_path: Path) -> None:
     rows = torch.stack([found.train_data[i][1] for i in (0, 1)])
     _, weight = found.loss(found.build(), (rows, rows))
     assert weight == 4 + 6  # ein hund . </s>, drei männer sitzen da . </s>
+
+
+# Parts of a text: each goes on where the one before it ends
+
+
+def test_parts_follow_each_other_and_what_fills_none_is_left_out() -> None:
+    text = ContinuingText(torch.arange(12), 4)
+    assert [(x.tolist(), y.tolist()) for x, y in text] == [
+        ([0, 1, 2, 3], [1, 2, 3, 4]),
+        ([4, 5, 6, 7], [5, 6, 7, 8]),
+    ]
+    assert len(ContinuingText(torch.arange(13), 4)) == 3
+    with pytest.raises(ValueError, match="a text of 4 tokens has no part of 4 with one behind"):
+        ContinuingText(torch.arange(4), 4)

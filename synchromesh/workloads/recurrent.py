@@ -1,5 +1,8 @@
-"""GNMT, an encoder and a decoder of LSTM layers with attention between them (Wu et al. 2016,
-arXiv:1609.08144), for training on whole target sentences (teacher forcing).
+"""Recurrent nets: a language model, a classifier of sentences, and GNMT, all of LSTM layers
+(Hochreiter and Schmidhuber 1997).
+
+GNMT (Wu et al. 2016, arXiv:1609.08144) is an encoder and a decoder with attention between them,
+here for training on whole target sentences (teacher forcing):
 
     encoder    e_1 = [LSTM(x); LSTM from the last word to the first], e_2 = LSTM(e_1),
                e_i = LSTM(e_(i-1)) + e_(i-1) from the third layer on                 (figure 1)
@@ -14,7 +17,78 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synchromesh.workloads.lstm_layer import LstmLayer
+State = tuple[tuple[Tensor, Tensor], ...]  # of each layer: output and cell, (rows, width) each
+
+
+class LstmModel(nn.Module):
+    """Embedding, LSTM layers of one width, softmax; dropout between them (Zaremba et al. 2014,
+    section 3.1)."""
+
+    def __init__(self, words: int, width: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.layers = nn.ModuleList(nn.LSTM(width, width, batch_first=True) for _ in range(layers))
+        self.softmax = nn.Linear(width, words, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
+        """Scores (rows, steps, words) of the words behind `ids` (rows, steps), and the state."""
+        x, found = self.dropout(self.embedding(ids)), []
+        for layer, (output, cell) in zip(self.layers, state, strict=True):
+            x, (output, cell) = layer(x, (output.unsqueeze(0), cell.unsqueeze(0)))
+            x = self.dropout(x)
+            found.append((output.squeeze(0), cell.squeeze(0)))
+        return self.softmax(x), tuple(found)
+
+
+def beginning(rows: int, width: int, layers: int) -> State:
+    """The state before the first word of each row: zeros."""
+    return tuple((torch.zeros(rows, width), torch.zeros(rows, width)) for _ in range(layers))
+
+
+class LstmLayer(nn.Module):
+    """An LSTM behind dropout: (rows, length, inputs) to (rows, length, width).
+
+    residual: the values are added to what the LSTM makes of them; both are `width` wide then."""
+
+    def __init__(self, inputs: int, width: int, dropout: float, residual: bool = False) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.lstm = nn.LSTM(inputs, width, batch_first=True)
+        self.residual = residual
+
+    def forward(self, values: Tensor, context: Tensor | None = None) -> Tensor:
+        """What the LSTM gives at every place, of the values with the context beside them: as many
+        rows of the same length, together `inputs` wide."""
+        inputs = values if context is None else torch.cat([values, context], -1)
+        found: Tensor = self.lstm(self.dropout(inputs))[0]
+        return found + values if self.residual else found
+
+
+class LstmClassifier(nn.Module):
+    """Logits (rows, classes) of ids and an attention mask, both (rows, length): a linear layer on
+    the mean of what the last LSTM layer gives at the words.
+
+    Padding stands behind the words, where no word's output sees it, and the mean leaves it out."""
+
+    def __init__(
+        self, vocabulary: int, width: int, layers: int, classes: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(LstmLayer(width, width, dropout) for _ in range(layers))
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(width, classes)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Logits (rows, classes)."""
+        values = self.embedding(input_ids)
+        for layer in self.layers:
+            values = layer(values)
+        mask = attention_mask.unsqueeze(-1).to(values.dtype)
+        mean = (values * mask).sum(1) / mask.sum(1)
+        logits: Tensor = self.classifier(self.dropout(mean))
+        return logits
 
 
 class Gnmt(nn.Module):

@@ -1,4 +1,4 @@
-"""Tests of IDX arrays: raw, packed and damaged."""
+"""Tests of MNIST's files, IDX arrays: raw, packed and damaged."""
 
 import gzip
 import struct
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from synchromesh.workloads import idx
+from synchromesh.workloads import mnist_files
 
 
 def idx_bytes(values: np.ndarray) -> bytes:
@@ -20,7 +20,7 @@ def test_idx_raw_and_packed(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(idx_bytes(values))
     (tmp_path / "b.gz").write_bytes(gzip.compress(idx_bytes(values)))
     for name in "ab":
-        assert idx.read(tmp_path, name, 3).tolist() == values.tolist()
+        assert mnist_files.read_idx(tmp_path, name, 3).tolist() == values.tolist()
 
 
 def test_idx_faults(tmp_path: Path) -> None:
@@ -37,4 +37,4 @@ def test_idx_faults(tmp_path: Path) -> None:
         "none": "has neither none nor none.gz: name the folder",
     }.items():
         with pytest.raises(ValueError, match=message):
-            idx.read(tmp_path, name, 3)
+            mnist_files.read_idx(tmp_path, name, 3)
