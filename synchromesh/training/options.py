@@ -22,5 +22,5 @@ class Options:
     autocast: torch.dtype | None = None
     weights: Path | None = None  # a checkpoint, or safetensors, to begin with
     carry: Start | None = None  # at the beginning of streams
-    headroom: str | None = None  # of each device; None: `planner.headroom`
+    headroom: str | None = None  # of each device; None: `planner.problem.Headroom`
     say: Callable[[str], None] = lambda _: None  # receives a sentence about each measurement
