@@ -26,8 +26,7 @@ from benchmarks.machine import machine
 from benchmarks.stages import CASES as CASES_OF_STAGES
 from benchmarks.stages import Transformer
 from synchromesh.planner.chain.problem import BATCH, Option, PricedEdge, Prices, Problem
-from synchromesh.planner.chain.runner_up import runners_up
-from synchromesh.planner.chain.search import search
+from synchromesh.planner.chain.search import runners_up, search
 from synchromesh.planner.stages.search import search as search_stages
 
 STATES = 3  # of a border: replicated, sharded along rows of the value, sharded along columns

@@ -13,13 +13,14 @@ from functools import cache
 
 import numpy as np
 
-from synchromesh.planner.stages.costs import (
+from synchromesh.planner.stages.problem import (
+    StageCosts,
     StageFacts,
+    StageProblem,
     group_sizes,
     micro_batch_numbers,
     stage_ways,
 )
-from synchromesh.planner.stages.problem import StageProblem, Ways
 
 FLOPS, TENSOR, NETWORK, MEMORY = 150e12, 200e9, 20e9, 1e11  # operations, bytes a second
 DEGREES = (1, 2, 4, 8)
@@ -41,7 +42,7 @@ class Transformer:
         sizes, count = group_sizes(devices), self.blocks + 2
 
         @cache
-        def ways(micro_batches: int) -> Ways:
+        def ways(micro_batches: int) -> StageCosts:
             return stage_ways(
                 lambda size, degree: self.facts(size, degree, micro_batches), sizes, DEGREES, count
             )

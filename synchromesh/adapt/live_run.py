@@ -10,7 +10,7 @@ from synchromesh.checkpoint.switch import Moved
 from synchromesh.cost.move import most_received, transfer_seconds
 from synchromesh.planner.candidate import planned_step
 from synchromesh.planner.choice import Choice
-from synchromesh.planning.live import reconsider
+from synchromesh.planning.live import LiveSession
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.reprofile import IdleProbe, probe_idle, reprofile
 from synchromesh.trace.partition.partition import Partition
@@ -47,7 +47,7 @@ class LiveRun:
         links = drift.links or (drift.devices and world.device.type == "cuda")
         ranks = range(world.size)
         found = reprofile(self.facts, ranks, self.partition, known, drift.devices, links)
-        return reconsider(self.facts, found, self.plan)
+        return LiveSession(self.facts).reconsider(found, self.plan)
 
     def probe(self, known: Profile, usual: Mapping[int, float]) -> IdleProbe:
         world = self.facts.world

@@ -8,11 +8,7 @@ from synchromesh.cli import options, ranks
 from synchromesh.values.fault import printable
 
 if TYPE_CHECKING:
-    import torch
-
-    from synchromesh.trace.partition.explain import Explanation
     from synchromesh.values.plan import Plan
-    from synchromesh.workloads.workload import Workload
 
 
 def add_parser(commands: options.Commands) -> None:
@@ -44,6 +40,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _explanation(args: argparse.Namespace, plan: "Plan", count: int) -> str:
+    from synchromesh.planning.offline import explained
     from synchromesh.trace.partition.explain import text
 
     precision = options.precision(args.bf16)
@@ -51,34 +48,3 @@ def _explanation(args: argparse.Namespace, plan: "Plan", count: int) -> str:
     if args.json:
         return json.dumps({"bf16": args.bf16, **explanation.document()})
     return printable(text(explanation), lines=True)
-
-
-def explained(
-    workload: "Workload", plan: "Plan", ranks: int, autocast: "torch.dtype | None" = None
-) -> "Explanation":
-    """The explanation of `plan` on `ranks` pretended ranks, with the workload's batch size."""
-    from synchromesh.planner.stages.cut import cut_plan, estimated_work
-    from synchromesh.programs.model import Model
-    from synchromesh.trace.capture.capture import compare, opaque, trace
-    from synchromesh.trace.capture.carry import joined
-    from synchromesh.trace.partition.explain import explain
-    from synchromesh.trace.partition.partition import partition
-    from synchromesh.values.layout import Layout
-    from synchromesh.workloads.stand_in import stand_in
-
-    model = Model(stand_in(workload))
-    rows = workload.batch_size
-    loss, example = joined(workload.loss, workload.example(rows), workload.carry)
-    step = trace(
-        model.module, loss, example, training=True,
-        cuts=plan.cuts(model.paths()), autocast=autocast,
-    )  # fmt: skip
-    if fault := compare(model.module, loss, example, step, autocast=autocast).fault:
-        step = opaque(model.module, example, fault)
-    plan.check_rows(rows)
-    names = step.chain.names
-    if plan.open_cuts:
-        one = partition(step, [Layout()] * len(names), rows=rows)
-        plan = cut_plan(step, plan, estimated_work(one), ranks)
-    layouts = step.undivided(plan.layouts(names, ranks, model.inside(names)))
-    return explain(step, partition(step, layouts, rows=rows), plan, ranks, rows)

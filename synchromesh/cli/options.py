@@ -100,7 +100,7 @@ def add_headroom(parser: argparse.ArgumentParser) -> None:
 
 def headroom(text: str) -> str:
     """A text that says one."""
-    from synchromesh.planner.headroom import Headroom
+    from synchromesh.planner.problem import Headroom
 
     try:
         Headroom.of(1e30, text)

@@ -2,7 +2,7 @@
 
 The very programs that would run are walked on fake tensors, which have shapes and no numbers: the
 roofline gives their seconds, live storages their memory. Seconds of collectives come from the
-cluster's links (`estimate.network`, handed in by the caller). Nothing here is measured: the
+cluster's links (`estimate.network`). Nothing here is measured: the
 profile says `datasheet` and carries the cluster's error band."""
 
 import time
@@ -15,12 +15,25 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
+from synchromesh.estimate import network
 from synchromesh.estimate.roofline import LAUNCH_SECONDS, Operation, Operations, seconds
-from synchromesh.planner.demand import program_rows
-from synchromesh.planner.headroom import RESERVE, Headroom
-from synchromesh.planner.problem import PlanningProblem
+from synchromesh.planner.problem import (
+    Demand,
+    Find,
+    Headroom,
+    PartitionCache,
+    PlanningProblem,
+    Read,
+    Say,
+    T,
+    Write,
+    collectives_of,
+    program_rows,
+    silent,
+)
 from synchromesh.programs.borders import StandIns
 from synchromesh.programs.compute import Bench, Bytes
+from synchromesh.programs.model import Model
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster, Device
@@ -53,9 +66,59 @@ def headrooms(
     """Of every rank: of `memory` bytes, else of those of its device; as `asked`."""
     devices = [device for _, device in cluster.ranks]
     return tuple(
-        Headroom.of(memory or d.memory_bytes, asked, MEMORY_ERROR, RESERVE * (d.kind == "cpu"))
+        Headroom.of(
+            memory or d.memory_bytes, asked, MEMORY_ERROR, Headroom.RESERVE * (d.kind == "cpu")
+        )
         for d in devices
     )
+
+
+@dataclass(frozen=True)
+class DatasheetFacts:
+    """The facts of a planning problem on a cluster; implements `planner.problem.Facts`."""
+
+    partitions: PartitionCache
+    optimizer: Optimizer
+    cluster: Cluster
+    extrapolation: float = float("inf")  # the roofline is a line over rows
+
+    @classmethod
+    def of(
+        cls, step: Step, model: nn.Module, optimizer: Optimizer, rows: int, cluster: Cluster,
+        memory: float | None = None, headroom: str | None = None, say: Say = silent,
+    ) -> "DatasheetFacts":  # fmt: skip
+        """Of a model's traced step for global batches of `rows`. ValueError for an optimizer that
+        nothing can be trained with."""
+        modules, rooms = (
+            Model(model).inside(step.chain.names),
+            headrooms(cluster, memory, headroom),
+        )
+        problem = PlanningProblem.of(step, rows, modules, rooms, optimizer)
+        return cls(PartitionCache(problem, say), optimizer, cluster)
+
+    def profile(
+        self,
+        partitions: Iterable[Partition],
+        known: Profile | None,
+        ranks: Sequence[int] | None = None,
+        *,
+        rows: int = 0,
+        quick: bool = False,
+        besides: Iterable[Demand] = (),
+        micro_batches: Collection[int] = (1,),
+    ) -> Profile:
+        """The data sheet of `partitions`, with the collectives that they or `besides` ask for."""
+        problem, parts = self.partitions.problem, list(partitions)
+        count = len(self.cluster.ranks if ranks is None else ranks)
+        demands = [d for p in parts for d in collectives_of(p, problem.rows, count)]
+        have = {} if known is None else known.network
+        new = [d[:2] for d in (*demands, *besides) if d[:2] not in have]
+        links = network.curves(self.cluster, new, ranks)
+        return datasheet(problem, self.optimizer, parts, self.cluster, links, known, micro_batches)
+
+    def agreed(self, find: Find[T], write: Write[T], read: Read[T]) -> list[T]:
+        """What is found: there is nobody else."""
+        return find()
 
 
 def datasheet(

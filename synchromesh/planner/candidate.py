@@ -132,6 +132,18 @@ def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate
     return Candidate(plan, time, memory, True, "")
 
 
+def fits(partitions: PartitionCache, plan: Plan, profile: Profile, rows: int) -> bool:
+    """Whether `plan` fits with a global batch of so many rows; not where that is not known."""
+    problem = partitions.problem
+    try:
+        placed = replace(planned_step(partitions, plan), rows=rows)
+        memory = peak_memories(placed, profile, plan.pieces or 1)
+    except ValueError:  # no such plan, or nobody has measured its programs
+        return False
+    ranks = problem.ranks(plan)
+    return all(m.peak <= problem.limits[r] for r, m in zip(ranks, memory, strict=True))
+
+
 def with_interleaving(candidate: Candidate, partitions: PartitionCache) -> Candidate:
     """The candidate with the number of interleaved micro-batches that it was priced with written
     into its plan, where several are possible."""

@@ -5,16 +5,24 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from synchromesh.planner.candidate import Candidate
-from synchromesh.planner.headroom import Headroom
+from synchromesh.planner.problem import Headroom
 from synchromesh.trace.step import Step
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
-# A plan must be predicted this much quicker than one of fewer words. Predictions are off by 6 to
-# 7 % on average; of plans nearer to each other than 3 % the quicker one is a guess.
-MARGIN = 0.03
+
+@dataclass(frozen=True)
+class ChoiceTuning:
+    """When a plan is taken that is not the quickest."""
+
+    # A plan must be predicted this much quicker than one of fewer words. Predictions are off by 6
+    # to 7 % on average; of plans nearer to each other than 3 % the quicker one is a guess.
+    margin: float = 0.03
+
+
+TUNING = ChoiceTuning()
 PLAIN = ("single", "data", "tensor", "hybrid")
 
 
@@ -121,15 +129,16 @@ class RunnerUp:
 def decided(found: Sequence[Candidate]) -> list[Candidate]:
     """Candidates with the chosen one first, and reasons.
 
-    Of plans that are predicted to take less than `MARGIN` longer than the quickest, the plainest
-    is taken: predictions are not that exact, and what is plain is easier to reason about."""
+    Of plans that are predicted to take less than `TUNING.margin` longer than the quickest, the
+    plainest is taken: predictions are not that exact, and what is plain is easier to reason
+    about."""
     order = sorted(found, key=lambda c: (not c.fits, c.seconds, str(c.plan)))
     quickest = order[0]
-    near = [c for c in order if c.fits and c.seconds <= quickest.seconds * (1 + MARGIN)]
+    near = [c for c in order if c.fits and c.seconds <= quickest.seconds * (1 + TUNING.margin)]
     best = min(near, key=lambda c: (plainness(c.plan), c.seconds), default=quickest)
     rest = [c for c in order if c is not best]
     if best.fits:
-        within = "" if best is quickest else f"fewest words within {MARGIN:.0%} of the "
+        within = "" if best is quickest else f"fewest words within {TUNING.margin:.0%} of the "
         best = replace(best, reason=f"{within}least time of those that fit")
     beside = ((c, _beside(c, best)) for c in rest)
     return [best, *(replace(c, reason="; ".join(filter(None, (c.reason, x)))) for c, x in beside)]

@@ -17,7 +17,7 @@ DIRECTIONS = ("forward", "backward")
 
 
 @dataclass(frozen=True)
-class Uniform:
+class UniformPartitions:
     """The partitions of a step under every tensor degree of K devices. They say what a group of
     other `devices` does too, as far as the degree divides it: programs do not depend on data
     degrees."""
@@ -62,7 +62,7 @@ class Uniform:
         return self.partitions[degree].components[index].layout.tensor == degree
 
 
-def uniform(partitions: PartitionCache) -> Uniform:
+def uniform_partitions(partitions: PartitionCache) -> UniformPartitions:
     """The step partitioned under every tensor degree of the devices; under one degree alone where
     parameters cannot be sharded. Components whose rows depend on each other have the degree of
     all devices in each of them."""
@@ -75,7 +75,7 @@ def uniform(partitions: PartitionCache) -> Uniform:
         own = m if m in stated else stated[0]
         layouts = step.undivided((Layout(devices // own, own),) * count)
         cut[m] = partitions.of_layouts(layouts)
-    return Uniform(step, devices, problem.rows, cut)
+    return UniformPartitions(step, devices, problem.rows, cut)
 
 
 def degrees(devices: int) -> tuple[int, ...]:
@@ -83,13 +83,13 @@ def degrees(devices: int) -> tuple[int, ...]:
     return tuple(m for m in range(1, devices + 1) if devices % m == 0)
 
 
-def payload(uniform: Uniform, c: Collective, layout: Layout) -> int:
+def payload(uniform: UniformPartitions, c: Collective, layout: Layout) -> int:
     """Bytes of a collective of a component that has `layout`."""
     return c.payload(-(-uniform.rows // (c.data or layout.data)))
 
 
 def seconds_of(
-    uniform: Uniform,
+    uniform: UniformPartitions,
     found: Sequence[Collective],
     layout: Layout,
     direction: str,
@@ -104,7 +104,7 @@ def seconds_of(
 
 
 def holdings_of(
-    uniform: Uniform, degree: int, states: ShardStates = "none"
+    uniform: UniformPartitions, degree: int, states: ShardStates = "none"
 ) -> Mapping[str, Holding]:
     """Where every parameter and buffer lies under a degree, with states sharded alike in all
     components."""
@@ -114,7 +114,9 @@ def holdings_of(
     return holdings(tensors.values(), made.placements, uniform.devices)
 
 
-def kinds(uniform: Uniform, degree: int, holding_of: Mapping[str, Holding]) -> tuple[int, ...]:
+def kinds(
+    uniform: UniformPartitions, degree: int, holding_of: Mapping[str, Holding]
+) -> tuple[int, ...]:
     """A number for each component, equal where components run equal programs, send the same and
     own equal tensors, so that they take the same."""
     numbers: dict[object, int] = {}

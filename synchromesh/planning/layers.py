@@ -29,18 +29,16 @@ from synchromesh.estimate.datasheet import headrooms
 from synchromesh.estimate.network import GroupPlacement, group_seconds
 from synchromesh.estimate.roofline import LAUNCH_SECONDS
 from synchromesh.planner.chain.problem import Floats
-from synchromesh.planner.stages.costs import (
-    StageFacts,
-    group_sizes,
-    micro_batch_numbers,
-    stage_ways,
-)
 from synchromesh.planner.stages.problem import (
     PlannedStage,
+    StageCosts,
+    StageFacts,
     StagePlan,
     StageProblem,
-    Ways,
+    group_sizes,
     in_flight,
+    micro_batch_numbers,
+    stage_ways,
 )
 from synchromesh.planner.stages.search import search
 from synchromesh.planning.layer_profile import LayerProfile
@@ -165,9 +163,9 @@ class _Planning:
     def problem(self) -> StageProblem:
         """Every stage, on every group that is offered."""
         devices = [device for _, device in self.cluster.ranks]
-        sizes, known = group_sizes(len(devices)), dict[int, Ways]()
+        sizes, known = group_sizes(len(devices)), dict[int, StageCosts]()
 
-        def ways(micro_batches: int) -> Ways:
+        def ways(micro_batches: int) -> StageCosts:
             if micro_batches not in known:
                 known[micro_batches] = stage_ways(
                     lambda size, _: self.facts(size, micro_batches),

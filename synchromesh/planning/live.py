@@ -1,165 +1,234 @@
-"""Planning on the ranks of this run: measure, decide, and predict a plan that is given.
+"""Planning on the ranks of this run: facts are measured, profiles kept, and what is done is said.
 
 Facts that are kept from an earlier run are sampled instead (`profiling/profile_cache.py`). All
 ranks call alike."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-import torch
+from torch.optim import Optimizer
 
-from synchromesh.engine import heap
+from synchromesh.engine import batches, heap
 from synchromesh.engine.groups import World
-from synchromesh.launch.machine import Machine, machine_of
-from synchromesh.planner.candidate import Candidate, price
+from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
-from synchromesh.planner.decision.decide import decide, survey
-from synchromesh.planner.memory.misfit import misfit
-from synchromesh.planner.stages.cut import cut_plan, measured_work, unstaged
-from synchromesh.planner.uniform import uniform
+from synchromesh.planner.decision.decide import with_runners_up
+from synchromesh.planner.problem import Say, silent
+from synchromesh.planner.stages.cuts import cut_plan
+from synchromesh.planner.uniform import uniform_partitions
+from synchromesh.planning.rank_memory import RankMemory
+from synchromesh.planning.session import PlanningSession, parsed, quickest
 from synchromesh.profiling.live_facts import LiveFacts
-from synchromesh.profiling.profile_cache import ProfileCache, Say
-from synchromesh.programs.memory import process_bytes
+from synchromesh.profiling.profile_cache import ProfileCache
+from synchromesh.programs.model import Model
 from synchromesh.trace.partition.partition import Partition
+from synchromesh.trace.step import Step
+from synchromesh.values.holding import Holding
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
-SHOWN_MISSING = 3  # of what could not be measured, that a message lists
+
+class LiveSession(PlanningSession):
+    """A planning session whose facts these ranks measure. say: is told, on every rank, what is
+    measured and what is reused. Without facts to begin with, those that are kept are used."""
+
+    facts: LiveFacts
+
+    def __init__(self, facts: LiveFacts, say: Say = silent) -> None:
+        super().__init__(facts)
+        self.say = say
+
+    def best(self) -> Choice:
+        """The plan that is chosen of those that fit every device. ValueError where none does."""
+        world, step = self.facts.world, self.problem.step
+        if world.size == 1:
+            return Choice.only(Plan(LayoutSpec("single")), "one device", Profile(1))
+        if step.opaque:
+            return Choice.untraced(step, Profile(world.size))
+        cache = ProfileCache.open(self.facts, range(world.size))
+        known = cache.profile(uniform_partitions(self.partitions).partitions.values(), self.say)
+        if known is None:
+            count = len(step.chain.components)
+            self.say(f"measuring {count} components on {world.size} ranks ...")
+        choice = self.reconsider(self.survey(known))
+        cache.keep(choice.profile, known)
+        heap.release()  # training begins with the memory that measuring has taken
+        spent = choice.profile.seconds
+        self.say(f"measured for {spent:.1f} s, searched for {choice.planning_seconds:.1f} s")
+        self._say_missing(choice.profile)
+        return choice
+
+    def reconsider(self, known: Profile, current: Plan | None = None) -> Choice:
+        """The choice from facts that are known; what is new in the best plans is measured.
+        ValueError where no plan fits.
+
+        current: the plan in force, which is priced among the candidates."""
+        choice = self.choose(known, current)
+        if all(c.time is None for c in choice.candidates):
+            return self._unpriced(choice)
+        if refusal := self.refusal(choice):
+            raise ValueError(refusal)
+        return choice
+
+    def _unpriced(self, choice: Choice) -> Choice:
+        """`data` where nothing is known of any plan: training warns, it does not fail for it."""
+        reason = choice.chosen.reason or "nothing could be measured"
+        if self.facts.world.rank == 0:
+            missing = "; ".join(choice.profile.missing[:2])
+            warnings.warn(
+                f"no plan could be predicted, so it is `data` ({reason}; {missing})", stacklevel=2
+            )
+        return Choice.only(Plan(LayoutSpec("data")), reason, choice.profile)
+
+    def cut(self, plan: Plan, known: Profile | None) -> Plan:
+        if plan.stage_count > len(self.problem.names):
+            return cut_plan(self.problem.step, plan, (), self.problem.devices)  # says so
+        if known is None:
+            self.say(f"measuring {len(self.problem.names)} components to cut them into stages ...")
+        made = super().cut(plan, known)
+        self.say(f"cut into stages that begin with {', '.join(s.first for s in made.stages)}")
+        return made
+
+    def predict(self, plan: Plan, known: Profile | None) -> tuple[Candidate, Profile]:
+        if self.problem.step.opaque:
+            reason = "the model runs whole: nothing was measured"
+            nothing = known or Profile(self.problem.devices)
+            return Candidate(plan, None, (), True, reason), nothing
+        return super().predict(plan, known)
+
+    def profile(self, plan: Plan, known: Profile | None, micro_batches: int) -> Profile:
+        """What is measured besides `known`, which is of this run, is not kept for other runs."""
+        if known is not None:
+            return super().profile(plan, known, micro_batches)
+
+        def likely() -> Iterator[Partition]:
+            yield self.partitions.partition(plan)
+            yield from uniform_partitions(self.partitions).partitions.values()  # as `auto` needs
+
+        cache = ProfileCache.open(self.facts, self.problem.ranks(plan))
+        kept = cache.profile(likely(), self.say)
+        profile = super().profile(plan, kept, micro_batches)
+        cache.keep(profile, kept)
+        heap.release()
+        self.say(f"measured for {profile.seconds:.1f} s")
+        self._say_missing(profile)
+        return profile
+
+    def _say_missing(self, profile: Profile, shown: int = 3) -> None:
+        """What could not be measured: plans that need it are priced without it, or not at all."""
+        if profile.missing:
+            more = len(profile.missing) - shown
+            rest = f" (and {more} more)" if more > 0 else ""
+            self.say(f"could not be measured: {'; '.join(profile.missing[:shown])}{rest}")
 
 
-def silent(_: str) -> None:
-    """Says nothing."""
+class LivePlanning:
+    """What was measured, chosen and predicted for the model of a trainer; a session for each of
+    its traces.
 
+    rows: of the global batches that plans are made for."""
 
-def choose(facts: LiveFacts, say: Say = silent) -> Choice:
-    """The plan that is chosen of those that fit every device. ValueError where none does.
+    def __init__(
+        self, model: Model, optimizer: Optimizer, example: Any, world: World,
+        headroom: str | None, say: Say,
+    ) -> None:  # fmt: skip
+        self.model, self.optimizer, self.world, self.say = model, optimizer, world, say
+        self.memory = RankMemory(model, optimizer, world, headroom, say)
+        self.rows = batches.row_count(example)
+        self.choice: Choice | None = None  # how the plan was found, where it was `auto`
+        self.profile: Profile | None = None
+        self._example = example
+        self._choice_rows = self.rows  # that `choice` was made for
+        self._facts: LiveFacts | None = None
 
-    say: is told, on every rank, what is measured and what is reused."""
-    world, step = facts.world, facts.problem.step
-    if step.opaque or world.size == 1:
-        return _only(facts)
-    cache = ProfileCache.open(facts, range(world.size))
-    known = cache.profile(uniform(facts.partitions).partitions.values(), say)
-    if known is None:
-        say(f"measuring {len(step.chain.components)} components on {world.size} ranks ...")
-    choice = reconsider(facts, survey(facts.partitions, facts, known))
-    cache.keep(choice.profile, known)
-    heap.release()  # training begins with the memory that measuring has taken
-    spent = choice.profile.seconds
-    say(f"measured for {spent:.1f} s, searched for {choice.planning_seconds:.1f} s")
-    _say_missing(choice.profile, say)
-    return choice
+    def facts(self, step: Step) -> LiveFacts:
+        """What a plan is wanted for; partitions that were solved for it are kept with it."""
+        facts = self._facts
+        if facts is None or facts.problem.step is not step or facts.problem.rows != self.rows:
+            facts = self._facts = LiveFacts.of(
+                self.world, self.model, step, self.optimizer, self._example, self.rows,
+                self.memory.headrooms,
+            )  # fmt: skip
+        return facts
 
+    def session(self, step: Step) -> LiveSession:
+        return LiveSession(self.facts(step), self.say)
 
-def _say_missing(profile: Profile, say: Say) -> None:
-    """What could not be measured: plans that need it are priced without it, or not at all."""
-    if profile.missing:
-        more = len(profile.missing) - SHOWN_MISSING
-        rest = f" (and {more} more)" if more > 0 else ""
-        say(f"could not be measured: {'; '.join(profile.missing[:SHOWN_MISSING])}{rest}")
+    def solved(self, step: Step, plan: Plan) -> Partition | None:
+        """The partition of `step` under `plan`, where a plan was searched for with it."""
+        return None if self._facts is None else self._facts.solved(step, plan)
 
+    def choose(self, step: Step) -> Plan:
+        """The plan that is predicted to be best; measures what is not known yet."""
+        self.choice = self.session(step).best()
+        self._choice_rows = self.rows
+        self.profile = self.choice.profile if self.choice.chosen.time else None
+        return self.choice.chosen.plan
 
-def reconsider(facts: LiveFacts, profile: Profile, current: Plan | None = None) -> Choice:
-    """The choice from facts that are known; what is new in the best plans is measured. ValueError
-    where no plan fits.
+    def candidates(self) -> tuple[Candidate, ...]:
+        """That the plan was chosen from, it first; none where it was given, or batches have
+        another size since."""
+        as_chosen = self.choice is not None and self.rows == self._choice_rows
+        return self.choice.candidates if self.choice is not None and as_chosen else ()
 
-    current: the plan in force, which is priced among the candidates."""
-    choice = decide(facts.partitions, facts, profile, current)
-    if all(c.time is None for c in choice.candidates):
-        return _unpriced(facts.world, choice)
-    if not choice.chosen.fits:
-        raise ValueError(*facts.agreed(lambda: [misfit(choice, facts.partitions)], str, str))
-    return choice
+    def cut(self, step: Step, plan: Plan) -> Plan:
+        """`plan`, which leaves its cuts open, with stages of level work; measures the components
+        under its layouts where that has not been done. ValueError where it has too many."""
+        return self.session(step).cut(plan, self.profile)
 
+    def predict(self, step: Step, plan: Plan, known: Profile | None = None) -> Candidate:
+        """What `plan` is predicted to take; measures what is neither in `known` (else in
+        this session's profile) nor among the profiles that are kept."""
+        chosen = next(iter(self.candidates()), None)
+        if chosen is not None and chosen.time is not None and chosen.plan == plan:
+            return chosen
+        known = self.profile if known is None else known
+        candidate, self.profile = self.session(step).predict(plan, known)
+        if candidate.memory:
+            self._forewarn(candidate)
+        return candidate
 
-def predict(
-    facts: LiveFacts, plan: Plan, known: Profile | None = None, say: Say = silent
-) -> tuple[Candidate, Profile]:
-    """The prediction of a given plan, with the measurements that it takes.
+    def quickest(self, step: Step, plans: Sequence[Plan | str]) -> Candidate:
+        """The candidate of least predicted time among those that fit the devices; measures what
+        is not known yet. ValueError, with each plan's reason, where none can run."""
+        session, candidates = self.session(step), list[Candidate]()
+        for plan in plans:
+            candidate, self.profile = session.priced(parsed(plan), self.profile)
+            candidates.append(candidate)
+            if candidate.memory:
+                self._forewarn(candidate)
+        best = quickest(candidates)
+        if not best.fits or best.time is None:
+            faults = zip(plans, candidates, strict=True)
+            told = "; ".join(f"{asked}: {c.reason}" for asked, c in faults)
+            raise ValueError(f"none of these plans can run: {told}")
+        return best
 
-    known: of this run, on any ranks; what is measured besides it is not kept for other runs."""
-    problem = facts.problem
-    if problem.step.opaque:
-        reason = "the model runs whole: nothing was measured"
-        return Candidate(plan, None, (), True, reason), known or Profile(problem.devices)
-    ranks, partition = problem.ranks(plan), facts.partitions.partition(plan)
-    if known is None:
-        profile = _measured_once(facts, partition, ranks, say, plan.micro_batches)
-    else:
-        profile = facts.profile([partition], known, ranks, micro_batches=(plan.micro_batches,))
-    return price(facts.partitions, plan, profile), profile
+    def check_held(self, plan: Plan, holdings: Mapping[str, Holding]) -> None:
+        """Warns before anything is placed where parameters, gradients and optimizer state alone
+        take more memory than there is. All ranks call alike."""
+        chosen = None if self.choice is None else self.choice.chosen
+        if chosen is not None and chosen.memory and chosen.plan == plan:
+            self._forewarn(chosen)
+        else:
+            self._forewarn(self.memory.held(plan, holdings))
 
+    def _forewarn(self, candidate: Candidate) -> None:
+        given = self.choice is None or self.choice.chosen.plan != candidate.plan
+        self.memory.forewarn(candidate, self.rows, given)
 
-def cut(facts: LiveFacts, plan: Plan, known: Profile | None, say: Say = silent) -> Plan:
-    """`plan` with stages of level work, as measured on these ranks. ValueError where its stages do
-    not divide the devices."""
-    problem = facts.problem
-    alone, parts = unstaged(plan, problem.devices), plan.micro_batches
-    ranks, partition = problem.ranks(alone), facts.partitions.partition(alone)
-    if known is None:
-        say(f"measuring {len(problem.names)} components to cut them into stages ...")
-        profile = _measured_once(facts, partition, ranks, say, parts)
-    else:
-        profile = facts.profile([partition], known, ranks, micro_batches=(parts,))
+    def explained(self, step: Step) -> Choice | None:
+        """`choice` with what each component's next best layout would cost."""
+        choice = self.choice
+        if choice is not None and choice.chosen.time is not None and not choice.components:
+            self.choice = with_runners_up(self.facts(step).partitions, choice)
+        return self.choice
 
-    def find() -> list[Plan]:
-        work = measured_work(facts.partitions, plan, profile)
-        return [cut_plan(problem.step, plan, work, problem.devices)]
-
-    return facts.agreed(find, str, Plan.parse)[0]
-
-
-def _measured_once(
-    facts: LiveFacts, partition: Partition, ranks: Sequence[int], say: Say, micro_batches: int
-) -> Profile:
-    """The facts of one partition: those that are kept, and those that are missing there.
-    micro_batches: into how many the rows are cut."""
-
-    def likely() -> Iterator[Partition]:
-        yield partition
-        yield from uniform(facts.partitions).partitions.values()  # what `auto` has measured
-
-    cache = ProfileCache.open(facts, ranks)
-    known = cache.profile(likely(), say)
-    profile = facts.profile([partition], known, ranks, micro_batches=(micro_batches,))
-    cache.keep(profile, known)
-    heap.release()
-    say(f"measured for {profile.seconds:.1f} s")
-    _say_missing(profile, say)
-    return profile
-
-
-def memory_share(world: World) -> int:
-    """Bytes of its device that each rank may use: those of a host's memory are divided over its
-    ranks (`Machine.sharers`). All ranks call alike."""
-    mine = machine_of(world.rank, world.device)
-    machines = [Machine.from_dict(m) for m in world.everyone.all_gather_json(mine.to_dict())]
-    return mine.memory_bytes // mine.sharers(machines)
-
-
-def free_bytes(share: int, device: torch.device) -> int:
-    """What is left of `share` bytes, once what was freed is given back to the system."""
-    if device.type == "cuda":
-        return share - torch.cuda.memory_allocated(device)
-    heap.release()
-    return max(0, share - process_bytes())
-
-
-def _unpriced(world: World, choice: Choice) -> Choice:
-    """`data` where nothing is known of any plan: training warns, it does not fail for it."""
-    reason = choice.chosen.reason or "nothing could be measured"
-    if world.rank == 0:
-        missing = "; ".join(choice.profile.missing[:2])
-        warnings.warn(
-            f"no plan could be predicted, so it is `data` ({reason}; {missing})", stacklevel=2
-        )
-    return Choice.only(Plan(LayoutSpec("data")), reason, choice.profile)
-
-
-def _only(facts: LiveFacts) -> Choice:
-    """The one plan of a model that could not be traced, or on one device."""
-    devices = facts.world.size
-    if devices > 1:
-        return Choice.untraced(facts.problem.step, Profile(devices))
-    return Choice.only(Plan(LayoutSpec("single")), "one device", Profile(devices))
+    def surveyed(self, step: Step) -> Profile:
+        """The profile of all layouts; measures them where the plan was given."""
+        if self.choice is None or self.profile is None:
+            self.say("measuring the other layouts, to know what there is to change to ...")
+            self.profile = self.session(step).survey(self.profile)
+        return self.profile

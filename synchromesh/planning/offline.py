@@ -1,39 +1,38 @@
-"""The planning of a model on a cluster that need not be there: `sm.plan`.
+"""Planning without devices: `sm.plan`, for a cluster that need not be there; and what a given plan
+does to a model on pretended ranks.
 
 Decides as live ranks do (`planner/decision/decide.py`), by facts that are estimated."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from synchromesh import catalogue
-from synchromesh.estimate import network
-from synchromesh.estimate.datasheet import MEMORY_ERROR, SOURCE, datasheet, headrooms
-from synchromesh.planner.candidate import Candidate, price
+from synchromesh.estimate.datasheet import MEMORY_ERROR, SOURCE, DatasheetFacts
+from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice, RunnerUp
-from synchromesh.planner.decision.decide import Find, Read, Write, decide, survey
-from synchromesh.planner.demand import Demand, collectives_of
-from synchromesh.planner.memory.misfit import misfit
-from synchromesh.planner.problem import PartitionCache, PlanningProblem, Say
-from synchromesh.planner.stages.cut import cut_plan, measured_work, unstaged
+from synchromesh.planner.problem import PartitionCache, PlanningProblem, Say, silent
+from synchromesh.planner.stages.cuts import cut_plan, estimated_work
+from synchromesh.planning.session import PlanningSession, parsed
+from synchromesh.planning.session import quickest as _quickest
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.batch import row_count
-from synchromesh.trace.capture.capture import trace
+from synchromesh.trace.capture.capture import compare, opaque, trace
 from synchromesh.trace.capture.carry import Start, joined
-from synchromesh.trace.partition.local import Partition
+from synchromesh.trace.partition.explain import Explanation, explain
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster
-from synchromesh.values.optimizer import coupled, refuse_unusable
+from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
-from synchromesh.workloads.workload import Loss
+from synchromesh.workloads.stand_in import stand_in
+from synchromesh.workloads.workload import Loss, Workload
 
-T = TypeVar("T")
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
@@ -113,7 +112,7 @@ def plan(
     explained: bool = True,
     autocast: torch.dtype | None = None,
     carry: Start | None = None,
-    say: Say = lambda _: None,
+    say: Say = silent,
 ) -> Planned:
     """The plan of least predicted step time for `model` on `cluster`; no device is needed.
 
@@ -132,51 +131,20 @@ def plan(
     loss, example = joined(loss, example_batch, carry)
     say("tracing the model")
     step = trace(model, loss, example, training=True, autocast=autocast)
-    asked = [Plan.parse(p) if isinstance(p, str) else p for p in plans]
+    asked = [parsed(p) for p in plans]
     if step.opaque:
         return Planned(_opaque(step, place, asked), place, rows)
     if next(model.parameters(), None) is None:
         raise ValueError("the model has no parameters: there is nothing to train")
     made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())
-    partitions, facts = estimating(step, model, made, rows, place, memory, headroom, say)
-    known = survey(partitions, facts)
-    given = [price_given(partitions, facts, known, p) for p in asked]
+    facts = DatasheetFacts.of(step, model, made, rows, place, memory, headroom, say)
+    session = PlanningSession(facts)
+    known = session.survey()
+    given = [replace(session.priced(p, known)[0], given=True) for p in asked]
     if faults := [f"plan {c.plan}: {c.reason}" for c in given if c.time is None]:
         raise ValueError("; ".join(faults))
-    choice = decide(partitions, facts, known, explained=explained, given=given)
-    refusal = "" if choice.chosen.fits else misfit(choice, partitions)
-    return Planned(choice, place, rows, refusal)
-
-
-def estimating(
-    step: Step, model: nn.Module, optimizer: Optimizer, rows: int, cluster: Cluster,
-    memory: float | None = None, headroom: str | None = None, say: Say = lambda _: None,
-) -> "tuple[PartitionCache, DatasheetFacts]":  # fmt: skip
-    """What plans of a traced step for global batches of `rows` are searched and priced with."""
-    refuse_unusable(optimizer)
-    modules, rooms = Model(model).inside(step.chain.names), headrooms(cluster, memory, headroom)
-    limits, split = tuple(x.usable for x in rooms), coupled(optimizer)
-    problem = PlanningProblem(step, rows, len(rooms), modules, limits, split, min(rooms))
-    return PartitionCache(problem, say), DatasheetFacts(problem, optimizer, cluster)
-
-
-def price_given(
-    partitions: PartitionCache, facts: "DatasheetFacts", known: Profile, plan: Plan
-) -> Candidate:
-    """What a given plan is estimated to take; where it cannot run, why."""
-
-    def profile(laid: Plan) -> Profile:  # with the partition of `laid`
-        ranks, partition = partitions.problem.ranks(laid), partitions.partition(laid)
-        return facts.profile([partition], known, ranks, micro_batches=(plan.micro_batches,))
-
-    try:
-        if plan.open_cuts:
-            devices = partitions.problem.devices
-            work = measured_work(partitions, plan, profile(unstaged(plan, devices)))
-            plan = cut_plan(partitions.problem.step, plan, work, devices)
-        return replace(price(partitions, plan, profile(plan)), given=True)
-    except ValueError as error:
-        return Candidate(plan, None, (), False, str(error))
+    choice = session.choose(known, given=given, explained=explained)
+    return Planned(choice, place, rows, session.refusal(choice))
 
 
 def quickest(
@@ -186,16 +154,35 @@ def quickest(
     """Of each family of plans the one of least estimated step time among those that fit; of
     `auto` what the planner chooses. One that does not fit where none does, its reason with it."""
     made, rows = optimizer(model.parameters()), row_count(example_batch)
-    partitions, facts = estimating(step, model, made, rows, cluster)
-    known = survey(partitions, facts)
-    found: dict[str, Candidate] = {}
-    for name, plans in families.items():
-        if list(plans) == ["auto"]:
-            found[name] = decide(partitions, facts, known).chosen
-            continue
-        candidates = [price_given(partitions, facts, known, Plan.parse(text)) for text in plans]
-        found[name] = min(candidates, key=lambda c: (not c.fits, c.seconds))
-    return found
+    session = PlanningSession(DatasheetFacts.of(step, model, made, rows, cluster))
+    known = session.survey()
+
+    def best(texts: Sequence[str]) -> Candidate:
+        if list(texts) == ["auto"]:
+            return session.choose(known).chosen
+        return _quickest(session.priced(Plan.parse(text), known)[0] for text in texts)
+
+    return {name: best(texts) for name, texts in families.items()}
+
+
+def explained(
+    workload: Workload, plan: Plan, ranks: int, autocast: torch.dtype | None = None
+) -> Explanation:
+    """The explanation of `plan` on `ranks` pretended ranks, with the workload's batch size. A plan
+    that leaves its cuts open is cut by estimated work."""
+    model, rows = Model(stand_in(workload)), workload.batch_size
+    loss, example = joined(workload.loss, workload.example(rows), workload.carry)
+    cuts = plan.cuts(model.paths())
+    step = trace(model.module, loss, example, training=True, cuts=cuts, autocast=autocast)
+    if fault := compare(model.module, loss, example, step, autocast=autocast).fault:
+        step = opaque(model.module, example, fault)
+    plan.check_rows(rows)
+    names = step.chain.names
+    partitions = PartitionCache(PlanningProblem(step, rows, ranks, model.inside(names)))
+    if plan.open_cuts:
+        one = partitions.of_layouts((Layout(),) * len(names))
+        plan = cut_plan(step, plan, estimated_work(one), ranks)
+    return explain(step, partitions.partition(plan), plan, ranks, rows)
 
 
 def cluster_of(text: str) -> Cluster:
@@ -208,41 +195,6 @@ def cluster_of(text: str) -> Cluster:
             )
         return Cluster.load(text)
     return catalogue.cluster(text)
-
-
-@dataclass(frozen=True)
-class DatasheetFacts:
-    """The facts of a planning problem on a cluster; implements `planner.decision.decide.Facts`."""
-
-    problem: PlanningProblem
-    optimizer: Optimizer
-    cluster: Cluster
-    extrapolation: float = float("inf")  # the roofline is a line over rows
-
-    def profile(
-        self,
-        partitions: Iterable[Partition],
-        known: Profile | None,
-        ranks: Sequence[int] | None = None,
-        *,
-        rows: int = 0,
-        quick: bool = False,
-        besides: Iterable[Demand] = (),
-        micro_batches: Collection[int] = (1,),
-    ) -> Profile:
-        """The data sheet of `partitions`, with the collectives that they or `besides` ask for."""
-        parts = list(partitions)
-        count = len(self.cluster.ranks if ranks is None else ranks)
-        demands = [d for p in parts for d in collectives_of(p, self.problem.rows, count)]
-        have = {} if known is None else known.network
-        new = [d[:2] for d in (*demands, *besides) if d[:2] not in have]
-        links = network.curves(self.cluster, new, ranks)
-        problem, optimizer = self.problem, self.optimizer
-        return datasheet(problem, optimizer, parts, self.cluster, links, known, micro_batches)
-
-    def agreed(self, find: Find[T], write: Write[T], read: Read[T]) -> list[T]:
-        """What is found: there is nobody else."""
-        return find()
 
 
 def _opaque(step: Step, cluster: Cluster, given: Sequence[Plan]) -> Choice:

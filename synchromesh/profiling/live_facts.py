@@ -19,10 +19,18 @@ from torch.optim import Optimizer
 from synchromesh.engine import batches, control_channel
 from synchromesh.engine.checked_gather import NUMBERS
 from synchromesh.engine.groups import World
-from synchromesh.planner.decision.decide import Find, Read, Write
-from synchromesh.planner.demand import Demand, collectives_of, program_rows, scattering
-from synchromesh.planner.headroom import Headroom
-from synchromesh.planner.problem import PartitionCache, PlanningProblem
+from synchromesh.planner.problem import (
+    Demand,
+    Find,
+    Headroom,
+    PartitionCache,
+    PlanningProblem,
+    Read,
+    Write,
+    collectives_of,
+    program_rows,
+    scattering,
+)
 from synchromesh.profiling import collectives as network
 from synchromesh.profiling.burst_speed import measure_device_model
 from synchromesh.profiling.calls import call_seconds
@@ -46,7 +54,6 @@ from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
-from synchromesh.values.optimizer import coupled
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Calls, Compute, Curve, Pattern, Profile
 
@@ -68,7 +75,7 @@ T = TypeVar("T")
 class LiveFacts:
     """A planning problem on the ranks of a world: what is measured, and what was found too large.
 
-    Implements `planner.decision.decide.Facts`."""
+    Implements `planner.problem.Facts`."""
 
     world: World
     partitions: PartitionCache
@@ -89,11 +96,9 @@ class LiveFacts:
         headrooms: Sequence[Headroom],
     ) -> "LiveFacts":
         """Of a model's traced step for global batches of `rows`; headrooms: of each rank
-        (`PlanningSession.limit`)."""
-        problem = PlanningProblem(
-            step, rows, world.size, model.inside(step.chain.names),
-            tuple(x.usable for x in headrooms), coupled(optimizer), min(headrooms),
-        )  # fmt: skip
+        (`RankMemory.limit`)."""
+        modules = model.inside(step.chain.names)
+        problem = PlanningProblem.of(step, rows, modules, headrooms, optimizer)
         return cls(world, PartitionCache(problem), model, example, optimizer)
 
     @property
@@ -108,7 +113,7 @@ class LiveFacts:
 
     @property
     def extrapolation(self) -> float:
-        """See `planner.decision.decide.Facts`."""
+        """See `planner.problem.Facts`."""
         return TUNING.extrapolate
 
     @property

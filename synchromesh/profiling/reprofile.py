@@ -12,7 +12,7 @@ from statistics import median, median_low
 from typing import cast
 
 from synchromesh.engine.groups import World
-from synchromesh.planner.demand import program_rows
+from synchromesh.planner.problem import program_rows
 from synchromesh.profiling import collectives as network
 from synchromesh.profiling.burst_speed import measure_device_model
 from synchromesh.profiling.live_facts import LiveFacts, agreement_seconds

@@ -13,7 +13,6 @@ from synchromesh.study.meter import Meter
 from synchromesh.training import events
 from synchromesh.training.events import FitEvent
 from synchromesh.training.loop import fit
-from synchromesh.training.quickest import quickest
 from synchromesh.training.trainer import Trainer
 from synchromesh.values import fields
 
@@ -56,7 +55,8 @@ class _Reporter:
     def _started(self, trainer: Trainer) -> None:
         self.trainer = trainer
         if len(self.job.plans) > 1:
-            trainer.switch(quickest(trainer, self.job.plans).plan)
+            best = trainer.planning.quickest(trainer.traced, self.job.plans)
+            trainer.switch(best.plan)
         found = trainer.predict()
         self.meter.device = trainer.world.device
         self.meter.channel.say(

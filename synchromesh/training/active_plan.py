@@ -15,7 +15,7 @@ from synchromesh.engine.agreement import RowAgreement
 from synchromesh.engine.batches import GlobalRows, Ranges
 from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.planning.session import PlanningSession
+from synchromesh.planning.live import LivePlanning
 from synchromesh.trace.capture.carry import Start
 from synchromesh.trace.partition.partition import Partition, partition, unsharded
 from synchromesh.trace.step import Step
@@ -37,7 +37,7 @@ class Options:
     autocast: torch.dtype | None = None
     weights: Path | None = None  # a checkpoint, or safetensors, to begin with
     carry: Start | None = None  # at the beginning of streams
-    headroom: str | None = None  # of each device; None: `planner.headroom`
+    headroom: str | None = None  # of each device; None: `planner.problem.Headroom`
     say: Callable[[str], None] = lambda _: None  # receives a sentence about each measurement
 
 
@@ -99,7 +99,7 @@ class PlanCheck:
     make another plan the active one needs what `passed` returns. All ranks ask alike."""
 
     def __init__(
-        self, state: ModelState, planning: PlanningSession, notices: Notices, carries: bool
+        self, state: ModelState, planning: LivePlanning, notices: Notices, carries: bool
     ) -> None:
         """carries: whether a step reads what the one before has made."""
         self._state, self._planning, self._notices = state, planning, notices

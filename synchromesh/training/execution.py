@@ -28,7 +28,7 @@ from synchromesh.engine.opaque import OpaqueProgram, hand_over
 from synchromesh.engine.pipeline import MicroBatch
 from synchromesh.engine.program import Program
 from synchromesh.engine.sharding import Sharding
-from synchromesh.planning.session import PlanningSession
+from synchromesh.planning.live import LivePlanning
 from synchromesh.programs.model import Model
 from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.batch import take
@@ -51,14 +51,14 @@ class Execution:
 
     def __init__(
         self, model: Model, optimizer: Optimizer, loss: Loss, example: Any, plan: Plan,
-        world: World, options: Options, planning: PlanningSession,
+        world: World, options: Options, planning: LivePlanning,
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.loss = model, optimizer, loss
         self.world, self.options, self.planning = world, options, planning
         self.streams = RandomStreams(options.seed, world.device)
         self.notices = Notices(world.rank)
         self.traces = Traces(
-            model, loss, example, world, options, self.notices, planning.free_bytes
+            model, loss, example, world, options, self.notices, planning.memory.free_bytes
         )
         self.sync = GradientSync([])
         self.state = ModelState(model, optimizer, world)
@@ -72,7 +72,7 @@ class Execution:
         step = self.traces.training_step(plan, example)
         if step.opaque or any(x.is_meta for x in step.constants.values()):
             refuse_lost_attributes(model.module)
-        planning.limit()
+        planning.memory.limit()
         if options.weights is None:
             self.state.compare_first()
         if plan.automatic:
@@ -192,8 +192,9 @@ class Execution:
         for name, stages in users.items():
             holding, whole = active.holdings[name], self.sharding.whole.get(name)
             summed.append(Summed(
-                self.model.parameters[name], groups.sum_group(holding), whole, holding.part_placement,
-                holding.each_backward, tuple(dict.fromkeys(stages)), holding.local_bytes,
+                self.model.parameters[name], groups.sum_group(holding), whole,
+                holding.part_placement, holding.each_backward,
+                tuple(dict.fromkeys(stages)), holding.local_bytes,
             ))  # fmt: skip
         return summed
 

@@ -31,7 +31,7 @@ from synchromesh.engine.groups import World
 from synchromesh.engine.optimizer import clip_norm
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
-from synchromesh.planning.session import PlanningSession
+from synchromesh.planning.live import LivePlanning
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.batch import take_parts
 from synchromesh.trace.partition.partition import Partition
@@ -64,7 +64,7 @@ class Trainer:
         self.on_event: Callable[[Decision], None] | None = None
         self._loaders = Loaders(self.own_rows, world, options.carry is not None)
         said = options.headroom, options.say
-        self.planning = PlanningSession(model, optimizer, example, world, *said)
+        self.planning = LivePlanning(model, optimizer, example, world, *said)
         self._execution = Execution(
             model, optimizer, loss, example, plan, world, options, self.planning
         )
@@ -266,7 +266,7 @@ class Trainer:
         self.steps += 1
         self.steps_to_come -= self.steps_to_come > 1
         self._accumulation = Accumulation(self._execution)
-        self.planning.relieve(self.steps)
+        self.planning.memory.relieve(self.steps)
 
     # Evaluation and data
 

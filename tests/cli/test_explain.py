@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from synchromesh.cli.explain import explained
+from synchromesh.planning.offline import explained
 from synchromesh.trace.partition.explain import text
 from synchromesh.values.plan import Plan
 from synchromesh.workloads.workload import Workload

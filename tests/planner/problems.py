@@ -7,8 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from synchromesh.planner.chain.problem import BATCH, Option, PricedEdge, Prices, Problem, evaluate
-from synchromesh.planner.chain.walk import Found
+from synchromesh.planner.chain.problem import (
+    BATCH,
+    ChainPlan,
+    Option,
+    PricedEdge,
+    Prices,
+    Problem,
+    evaluate,
+)
 
 Edges = Sequence[tuple[int, tuple[int, ...]]]
 
@@ -69,7 +76,7 @@ def random_problem(
     return Problem(components, links)
 
 
-def brute_force(problem: Problem, limit: float = math.inf) -> Found | None:
+def brute_force(problem: Problem, limit: float = math.inf) -> ChainPlan | None:
     """The quickest of all choices within the limit, else the quickest of the lightest."""
     every = []
     for choice in itertools.product(*(range(len(options)) for options in problem.components)):
@@ -81,4 +88,4 @@ def brute_force(problem: Problem, limit: float = math.inf) -> Found | None:
     fitting = [plan for plan in every if plan[1] <= limit]
     least = min(memory for _, memory, _ in every)
     seconds, memory, choice = min(fitting or [plan for plan in every if plan[1] == least])
-    return Found(choice, seconds, memory, fits=bool(fitting))
+    return ChainPlan(choice, seconds, memory, fits=bool(fitting))

@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from synchromesh.planner.stages.problem import PlannedStage, StageProblem, Ways
+from synchromesh.planner.stages.problem import PlannedStage, StageCosts, StageProblem
 
 WAYS = 2
 
@@ -23,9 +23,9 @@ def random_problem(seed: int, components: int, devices: int, equal: bool = True)
     possible = inside[:, :, None] & (chance.uniform(size=shape) < 0.9)
 
     @cache
-    def ways(m: int) -> Ways:
+    def ways(m: int) -> StageCosts:
         busy = np.where(possible, seconds / m + 0.05, math.inf)
-        return Ways(busy, 0.2 * fill, end, resident, kept / m)
+        return StageCosts(busy, 0.2 * fill, end, resident, kept / m)
 
     draw = random.Random(seed)
     slowdowns = [1.0] * devices if equal else sorted(draw.choices((1.0, 1.5, 2.0), k=devices))

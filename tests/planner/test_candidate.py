@@ -12,8 +12,7 @@ from synchromesh.planner.candidate import (
     price,
     with_interleaving,
 )
-from synchromesh.planner.headroom import Headroom
-from synchromesh.planner.problem import PartitionCache, PlanningProblem
+from synchromesh.planner.problem import Headroom, PartitionCache, PlanningProblem
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 from synchromesh.values.schedule import INTERLEAVED

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 import synchromesh as sm
-from synchromesh.planner.headroom import RESERVE
-from synchromesh.planning import live
+from synchromesh.planner.problem import Headroom
+from synchromesh.planning import rank_memory
 from tests.ranks import run
 
 ROWS, WIDTH, LAYERS = 2048, 256, 8  # 2 MiB of activations a layer and rank, of parameters 0.25
@@ -21,8 +21,8 @@ def losses(mebibytes: int) -> tuple[str, list[float]]:
     layers = [x for _ in range(LAYERS) for x in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
     model, batch = nn.Sequential(*layers).double(), torch.randn(ROWS, WIDTH).double()
     if mebibytes:
-        free = RESERVE + mebibytes * 2**20
-        live.free_bytes = lambda share, device: free
+        free = Headroom.RESERVE + mebibytes * 2**20
+        rank_memory.free_bytes = lambda share, device: free
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     plan = "auto" if mebibytes else "single"
     trainer = sm.prepare(model, optimizer, squares, batch, plan=plan)

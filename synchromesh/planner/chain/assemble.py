@@ -2,9 +2,7 @@
 
 For every tensor degree m of K devices the step is partitioned under K/m x m. Component i
 under that degree is option m: what it computes and sends inside, as it stands in that partition.
-A value between components of equal degree costs the move that this partition makes on the border;
-between degrees a and b it leaves in the state that a's maker makes and arrives in the state that
-b's reader wants, over the cheapest way that `trace.edges` knows.
+What values between components cost is in `links`.
 
     forward    compute + blocking collectives                            seconds
     backward   the same + what gradient traffic takes of the device      seconds
@@ -23,62 +21,24 @@ finest blocks of rows that the plan has, and readers with coarser ones gather th
 is too small by these gathers; and neighbours agree on states for the plan, which may be cheaper
 than those of their uniform partitions, so that its sum is too large."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
-import numpy as np
-
-from synchromesh.cost.step_time import Unmeasured, pattern
-from synchromesh.planner.chain.parts import Parts, parts
-from synchromesh.planner.chain.problem import BATCH, Option, PricedEdge, Prices, Problem
-from synchromesh.planner.uniform import (
-    DIRECTIONS,
-    Uniform,
-    holdings_of,
-    kinds,
-    payload,
-    seconds_of,
-)
-from synchromesh.trace.partition.local import Input
-from synchromesh.trace.partition.moves import TABLE, edge_collectives, move_collectives
-from synchromesh.values.component import Value
+from synchromesh.cost.step_time import Unmeasured
+from synchromesh.planner.chain.component_costs import ComponentCosts, component_costs
+from synchromesh.planner.chain.links import crossing_values, prices_of
+from synchromesh.planner.chain.problem import ChainPlan, Option, PricedEdge, Problem
+from synchromesh.planner.chain.search import search
+from synchromesh.planner.problem import PlanningProblem
+from synchromesh.planner.uniform import UniformPartitions, holdings_of, kinds
+from synchromesh.planner.wording import worded
+from synchromesh.trace.partition.local import Partition
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout, ShardStates
-from synchromesh.values.placement import (
-    PARTIAL,
-    REPLICATED,
-    REPLICATED_PARTIAL_GRADIENT,
-    Placement,
-)
-from synchromesh.values.profile import Pattern, Profile
-from synchromesh.values.traffic import Collective
-
-
-def crossings(uniform: Uniform) -> list[tuple[str, Pattern, int]]:
-    """Kinds, patterns and payloads of what may cross between degrees, for the survey."""
-    found: dict[tuple[str, Pattern], int] = {}
-
-    def note(collectives: Sequence[Collective], degree: int) -> None:
-        for c in collectives:
-            key = (c.kind, pattern(c))
-            size = payload(uniform, c, uniform.layout(degree))
-            found[key] = max(size, found.get(key, 0))
-
-    for link in crossing_values(uniform):
-        if link.source == BATCH:
-            continue
-        for a, b in product(link.made, uniform.degrees):
-            wants = link.wants(b)
-            if a == b or not wants:
-                continue
-            for have, want in product((link.made[a], REPLICATED), (*wants, REPLICATED)):
-                note(_edge(uniform, link.value, have, want, a, b) or (), a)
-            note(_move(uniform, link.value, link.made[a], REPLICATED, a), a)
-            for want in wants:
-                note(_move(uniform, link.value, REPLICATED, want, b), b)
-    return [(kind, where, size) for (kind, where), size in sorted(found.items())]
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -95,7 +55,9 @@ AS_IS: tuple[Saving, ...] = (("none", False),)
 SAVINGS: tuple[Saving, ...] = tuple(product(("none", "optimizer", "parameters"), (False, True)))
 
 
-def assemble(uniform: Uniform, profile: Profile, savings: Sequence[Saving] = AS_IS) -> Assembled:
+def assemble(
+    uniform: UniformPartitions, profile: Profile, savings: Sequence[Saving] = AS_IS
+) -> Assembled:
     """Options and links. savings: in which ways each component may be laid out under a degree.
     Unmeasured where the profile lacks what every option would need."""
     holding_of = {
@@ -107,19 +69,13 @@ def assemble(uniform: Uniform, profile: Profile, savings: Sequence[Saving] = AS_
     known: dict[tuple[Option, ...], tuple[Option, ...]] = {}
     components, layouts = [], []
     for i in range(len(uniform.step.chain.components)):
-        found = {
-            offers.layout(m, i, saving): option
-            for border, m in enumerate(uniform.degrees)
-            if uniform.offers(m, i)
-            for saving in savings
-            if (option := offers.option(m, border, i, saving)) is not None
-        }
-        if not found:
+        offered = offers.options(i, savings)
+        if not offered:
             name = uniform.step.chain.names[i]
             raise Unmeasured(f"no layout of {name} could be measured")
-        options = tuple(found.values())
+        options = tuple(offered.values())
         components.append(known.setdefault(options, options))
-        layouts.append(tuple(found))
+        layouts.append(tuple(offered))
     values = crossing_values(uniform)
     links = zip(values, prices_of(uniform, values, profile), strict=True)
     priced = tuple(PricedEdge(v.source, v.readers, prices) for v, prices in links)
@@ -133,11 +89,11 @@ def assemble(uniform: Uniform, profile: Profile, savings: Sequence[Saving] = AS_
 class _Offers:
     """What a component is offered."""
 
-    uniform: Uniform
+    uniform: UniformPartitions
     holding_of: Mapping[tuple[int, ShardStates], Mapping[str, Holding]]  # by degree and states
     profile: Profile
     _kinds: dict[tuple[int, ShardStates], tuple[int, ...]] = field(default_factory=dict)
-    _known: dict[tuple[int, int, Saving], Parts | None] = field(default_factory=dict)
+    _known: dict[tuple[int, int, Saving], ComponentCosts | None] = field(default_factory=dict)
 
     @cached_property
     def first(self) -> Mapping[int, Mapping[str, int]]:
@@ -159,48 +115,51 @@ class _Offers:
             layout, shard_states=states if layout.data > 1 else "none", recompute=recompute
         )
 
-    def option(self, degree: int, border: int, index: int, saving: Saving) -> Option | None:
-        """The component under one degree; None where nothing is sharded or nothing is known of
-        it."""
+    def options(self, index: int, savings: Sequence[Saving]) -> dict[Layout, Option]:
+        """The options of a component: those of which anything is known."""
+        uniform = self.uniform
+        offered = [m for m in uniform.degrees if uniform.offers(m, index)]
+        return {
+            self.layout(m, index, saving): option
+            for m in offered
+            if len(offered) == 1 or _sharded(uniform.partitions[m], index)
+            for saving in savings
+            if (option := self.option(m, index, saving)) is not None
+        }
+
+    def option(self, degree: int, index: int, saving: Saving) -> Option | None:
+        """The component under one degree; None where nothing is known of it."""
         uniform, (_, recompute) = self.uniform, saving
-        made = uniform.partitions[degree]
-        local = made.components[index]
-        only = not any(uniform.offers(m, index) for m in uniform.degrees if m != degree)
-        if (
-            degree > 1
-            and not only
-            and local.parameters
-            and not any(made.placements[n, local.layout].sharded for n in local.parameters)
-        ):
+        own = self._costs(degree, index, saving)
+        if own is None:
             return None
-        found = self._parts(degree, index, saving)
-        if found is None:
-            return None
-        waits = self._waits(degree, index, saving, found)
+        waits = self._waits(degree, index, saving, own)
         last = index == len(uniform.step.chain.components) - 1
-        alive = max(found.kept, found.working) if last else found.kept
+        alive = max(own.kept, own.working) if last else own.kept
         return Option(
-            forward=found.forward + waits[0],
-            backward=found.backward + found.taken + waits[1],
-            gradient=found.gradient,
-            update=found.update,
-            memory=round(found.resident + alive + self._inputs(degree, index, recompute)),
-            border=border,
+            forward=own.forward + waits[0],
+            backward=own.backward + own.taken + waits[1],
+            gradient=own.gradient,
+            update=own.update,
+            memory=round(own.resident + alive + self._inputs(degree, index, recompute)),
+            border=uniform.degrees.index(degree),
         )
 
-    def _parts(self, degree: int, index: int, saving: Saving) -> Parts | None:
+    def _costs(self, degree: int, index: int, saving: Saving) -> ComponentCosts | None:
         states, recompute = saving
         held = self.holding_of[degree, states]
         if (degree, states) not in self._kinds:
             self._kinds[degree, states] = kinds(self.uniform, degree, held)
         key = (degree, self._kinds[degree, states][index], saving)
         if key not in self._known:
-            self._known[key] = parts(
+            self._known[key] = component_costs(
                 self.uniform, degree, index, held, self.profile, recompute=recompute
             )
         return self._known[key]
 
-    def _waits(self, degree: int, index: int, saving: Saving, own: Parts) -> tuple[float, float]:
+    def _waits(
+        self, degree: int, index: int, saving: Saving, own: ComponentCosts
+    ) -> tuple[float, float]:
         """Seconds for which forward and backward wait for sharded parameters, which are gathered
         while the neighbour computes, in backward behind the gradients of the one before it; as if
         the neighbours had the same layout.
@@ -209,8 +168,8 @@ class _Offers:
             backward   ( gather_i + gradient_(i+2) - backward_(i+1) )+"""
         count = len(self.uniform.step.chain.components)
 
-        def near(place: int) -> Parts | None:
-            return self._parts(degree, place, saving) if 0 <= place < count else None
+        def near(place: int) -> ComponentCosts | None:
+            return self._costs(degree, place, saving) if 0 <= place < count else None
 
         before, behind, further = (near(index + step) for step in (-1, 1, 2))
         forward = own.gathered - (before.forward if before else 0.0)
@@ -221,8 +180,7 @@ class _Offers:
     def _inputs(self, degree: int, index: int, recompute: bool) -> float:
         """Bytes of the values of other components that it keeps for backward, and is the first to
         read."""
-        made = self.uniform.partitions[degree]
-        local = made.components[index]
+        local = self.uniform.partitions[degree].components[index]
         kept = self.profile.compute[local.program].memory.kept_inputs
         rows = -(-self.uniform.rows // self.layout(degree, index, AS_IS[0]).data)
         total = 0.0
@@ -235,144 +193,65 @@ class _Offers:
         return total
 
 
-# Links
+def _sharded(made: Partition, index: int) -> bool:
+    """Whether the component's degree shards any of its parameters; true where there is nothing to
+    shard, or nobody to shard it among."""
+    local = made.components[index]
+    sharded = [made.placements[n, local.layout].sharded for n in local.parameters]
+    return local.layout.tensor == 1 or not sharded or any(sharded)
+
+
+# The search
 
 
 @dataclass(frozen=True)
-class CrossingValue:
-    """A value between components: the state it is made in and read in, by degree."""
+class ChainSearch:
+    """A search over the chain of a model: what it was asked and what it found."""
 
-    value: Value
-    source: int  # BATCH: a leaf
-    readers: tuple[int, ...]
-    made: Mapping[int, Placement]  # by degree that its maker is offered under
-    wanted: Mapping[tuple[int, int], Placement]  # by degree and reader offered under it
+    assembled: Assembled
+    limit: float  # bytes of a device
+    found: ChainPlan
 
-    def wants(self, degree: int) -> dict[Placement, None]:
-        """The states in which readers of a degree want it, in their order."""
-        return dict.fromkeys(
-            self.wanted[degree, i] for i in self.readers if (degree, i) in self.wanted
-        )
+    @classmethod
+    def of(
+        cls,
+        uniform: UniformPartitions,
+        profile: Profile,
+        limit: float,
+        savings: Sequence[Saving] = AS_IS,
+        alternatives: int = 4,
+    ) -> "ChainSearch":
+        """The search over the degrees of `uniform`, with at most `limit` bytes on a device.
 
+        savings: in which ways each component may save memory. alternatives: plans that are priced
+        exactly besides the best, where none saves memory: those save a little more or less. Their
+        number is chosen, not measured. Unmeasured where the profile lacks every layout of a
+        component."""
+        assembled = assemble(uniform, profile, savings)
+        most = alternatives if savings == AS_IS else 0
+        return cls(assembled, limit, search(assembled.problem, limit, most))
 
-def crossing_values(uniform: Uniform) -> list[CrossingValue]:
-    """Every value that crosses a border in some uniform partition, in order of its name's use."""
-    inputs: dict[tuple[str, int], dict[int, dict[int, Input]]] = {}
-    for m, made in uniform.partitions.items():
-        for i, local in enumerate(made.components):
-            for item in local.inputs:
-                source = BATCH if item.source is None else item.source
-                by_degree = inputs.setdefault((item.value.name, source), {})
-                by_degree.setdefault(m, {}).setdefault(i, item)
-    found = []
-    for (_, source), by_degree in inputs.items():
-        readers = tuple(sorted({i for items in by_degree.values() for i in items}))
-        value = next(iter(next(iter(by_degree.values())).values())).value
-        made_in = {
-            m: _made(uniform, m, by_degree.get(m, {}))
-            for m in uniform.degrees
-            if source == BATCH or uniform.offers(m, source)
-        }
-        wanted = {
-            (m, i): by_degree[m][i].want if i in by_degree.get(m, {}) else REPLICATED
-            for m in uniform.degrees
-            for i in readers
-            if uniform.offers(m, i)
-        }
-        found.append(CrossingValue(value, source, readers, made_in, wanted))
-    return found
+    def plans(self, planned: PlanningProblem) -> list[Plan]:
+        """The best plan and its alternatives, in order."""
+        return [
+            worded(
+                planned.names,
+                self.layouts(other.choice),
+                planned.modules,
+                free=planned.step.coupling,
+            )
+            for other in (self.found, *self.found.alternatives)
+        ]
 
+    def layouts(self, choice: Sequence[int]) -> tuple[Layout, ...]:
+        """The layout of each component under the options of `choice`."""
+        return tuple(layouts[k] for layouts, k in zip(self.assembled.layouts, choice, strict=True))
 
-def _made(uniform: Uniform, degree: int, read: Mapping[int, Input]) -> Placement:
-    """The state in which a value is made under a degree, as its readers find it: those of the same
-    degree before others."""
-    near = sorted(read, key=lambda i: not uniform.offers(degree, i))
-    return read[near[0]].have if near else REPLICATED
-
-
-def prices_of(uniform: Uniform, values: Iterable[CrossingValue], profile: Profile) -> list[Prices]:
-    """What each value costs between all degrees; equal tables are one."""
-    shared: dict[object, Prices] = {}
-    found = []
-    for value in values:
-        prices = _prices(uniform, value, profile)
-        key = (prices.forward.tobytes(), prices.backward.tobytes(), prices.form)
-        found.append(shared.setdefault(key, prices))
-    return found
-
-
-def _prices(uniform: Uniform, link: CrossingValue, profile: Profile) -> Prices:
-    """Seconds by (border of the source, border of the reader): one form for each degree."""
-    count = len(uniform.degrees)
-    sources = (0,) if link.source == BATCH else range(count)
-    tables = {d: np.zeros((len(sources), count)) for d in DIRECTIONS}
-    for row in sources:
-        for column, b in enumerate(uniform.degrees):
-            a = uniform.degrees[row] if link.source != BATCH else None
-            if not link.wants(b) or (a is not None and a not in link.made):
-                continue  # which nobody asks for
-            for direction, seconds in zip(
-                DIRECTIONS, cheapest(uniform, link, a, b, profile), strict=True
-            ):
-                tables[direction][row, column] = seconds
-    return Prices(tables["forward"], tables["backward"], tuple(range(count)))
-
-
-def cheapest(
-    uniform: Uniform, link: CrossingValue, a: int | None, b: int, profile: Profile
-) -> tuple[float, float]:
-    """Seconds forward and backward from degree `a` to degree `b` (None: leaves of the batch, whose
-    gathers are left out, as the module says)."""
-    if a is None:
-        return 0.0, 0.0
-    wants = link.wants(b)
-    if a == b:
-        moves = [m for w in wants for m in _move(uniform, link.value, link.made[a], w, a)]
-        return _both(uniform, moves, uniform.layout(a), profile)
-    best = (float("inf"), float("inf"))
-    for have in dict.fromkeys((link.made[a], *_STATES)):
-        leaving = _move(uniform, link.value, link.made[a], have, a)
-        for want in dict.fromkeys((*wants, REPLICATED)):
-            edge = _edge(uniform, link.value, have, want, a, b)
-            if edge is None or leaving is None:
-                continue
-            arriving = [m for w in wants for m in _move(uniform, link.value, want, w, b)]
-            try:
-                crossed = [
-                    _both(uniform, leaving, uniform.layout(a), profile),
-                    _both(uniform, edge, uniform.layout(a), profile),
-                    _both(uniform, arriving, uniform.layout(b), profile),
-                ]
-            except Unmeasured:
-                continue
-            forward, backward = (sum(x) for x in zip(*crossed, strict=True))
-            best = min(best, (forward, backward), key=sum)
-    return best
-
-
-_STATES = (REPLICATED, REPLICATED_PARTIAL_GRADIENT, PARTIAL)
-
-
-def _both(
-    uniform: Uniform, found: Sequence[Collective], layout: Layout, profile: Profile
-) -> tuple[float, float]:
-    forward, backward = (seconds_of(uniform, found, layout, d, profile) for d in DIRECTIONS)
-    return forward, backward
-
-
-def _move(
-    uniform: Uniform, value: Value, have: Placement, want: Placement, degree: int
-) -> tuple[Collective, ...]:
-    """The collectives of a move on one axis; through the unsharded value where there is no way."""
-    if have == want or degree == 1:
-        return ()
-    if (have.kind, want.kind) not in TABLE:
-        return ()
-    return move_collectives(value, have, want, degree, value.differentiable)
-
-
-def _edge(
-    uniform: Uniform, value: Value, have: Placement, want: Placement, a: int, b: int
-) -> tuple[Collective, ...] | None:
-    source, target = uniform.layout(a), uniform.layout(b)
-    return edge_collectives(value, have, want, source, target, value.differentiable)
+    def choice(self, planned: PlanningProblem, plan: Plan) -> tuple[int, ...] | None:
+        """The options that are the plan's layouts; None where one of them was not offered."""
+        if len(planned.ranks(plan)) != planned.devices or plan.stages:
+            return None
+        wanted, offered = planned.layouts(plan), self.assembled.layouts
+        if not all(layout in layouts for layout, layouts in zip(wanted, offered, strict=True)):
+            return None
+        return tuple(layouts.index(x) for x, layouts in zip(wanted, offered, strict=True))

@@ -25,12 +25,21 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linprog
 
-from .frontier import Graph
-from .problem import Floats
-from .table import Ints, Node
+from synchromesh.planner.chain.problem import Floats, Ints
 
-ROUNDS = 30  # of cutting planes; ten are usual
-CLOSE = 1e-6  # relative distance of the two linear programs at which rounds end
+from .frontier import Graph
+from .table import Node
+
+
+@dataclass(frozen=True)
+class BoundTuning:
+    """How long delta and mu are improved; chosen."""
+
+    rounds: int = 30  # of cutting planes; ten are usual
+    close: float = 1e-6  # relative distance of the two linear programs at which rounds end
+
+
+TUNING = BoundTuning()
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +114,7 @@ def bound(graph: Graph, limit: float) -> tuple[Bound, list[OptionPath]] | None:
     weights = Weights(np.full(nodes, 1 / nodes))
     best: Bound | None = None
     plans: list[OptionPath] = []
-    for _ in range(ROUNDS):
+    for _ in range(TUNING.rounds):
         found = Bound(weights, _sweep(graph, weights), light, limit)
         if found.lower == math.inf:
             return None
@@ -113,7 +122,7 @@ def bound(graph: Graph, limit: float) -> tuple[Bound, list[OptionPath]] | None:
         if best is None or found.lower > best.lower:
             best = found
         ceiling, weights = _heaviest(plans, limit)
-        if ceiling - best.lower <= CLOSE * abs(ceiling):
+        if ceiling - best.lower <= TUNING.close * abs(ceiling):
             break
     assert best is not None
     return best, plans

@@ -13,22 +13,24 @@ A chain has as many states as a value has forms; a residual over two components,
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from .problem import Floats, Prices
-from .table import Ints, NodeEdge, Table
+from synchromesh.planner.chain.problem import Floats, Ints
 
-STATES = 300_000  # pairs of state and border at a cut, above which the graph leaves values out
-EMPTY = 0  # the index of the empty set of forms
+from .problem import Prices
+from .table import NodeEdge, Table
 
 
 class FormSets:
     """Sets of forms, numbered as they are met, and what each costs a source."""
 
+    EMPTY: ClassVar[int] = 0  # the number of the empty set
+
     def __init__(self) -> None:
         self.sets: list[tuple[int, ...]] = [()]
-        self._number: dict[tuple[int, ...], int] = {(): EMPTY}
+        self._number: dict[tuple[int, ...], int] = {(): self.EMPTY}
         self._with: dict[tuple[int, int], int] = {}
         self._cost: dict[tuple[int, int], tuple[Floats, Floats]] = {}
 
@@ -141,7 +143,7 @@ class Frontier:
         """[state of cut i + 1, border of node i] -> the value's set of forms at cut i."""
         value = self.table.values[v]
         if wanted is None:
-            wanted = np.full(shape[0], EMPTY)
+            wanted = np.full(shape[0], FormSets.EMPTY)
         if i not in value.targets:
             return np.broadcast_to(wanted[:, None], shape)
         numbers, inverse = np.unique(wanted, return_inverse=True)
@@ -177,7 +179,7 @@ class Graph:
         return not self.frontier.left_out
 
 
-def graph(table: Table, most: int = STATES) -> Graph:
+def graph(table: Table, most: int = 300_000) -> Graph:
     """The states of every cut, at most `most` pairs of state and border at each.
 
     Where there would be more, the value that is open longest is left out (a U-Net's outermost

@@ -22,10 +22,9 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from .problem import BATCH, PricedEdge, Problem
-from .walk import Found, found_of
+from synchromesh.planner.chain.problem import ChainPlan
 
-SECONDS = 600.0  # after which HiGHS gives up
+from .problem import BATCH, PricedEdge, Problem
 
 
 class _IntegerProgram:
@@ -149,7 +148,7 @@ class _IntegerProgram:
             integrality=integral,
             bounds=Bounds(0, np.array(self.high)),
             constraints=LinearConstraint(matrix, low, high),
-            options={"mip_rel_gap": 0.0, "time_limit": SECONDS},
+            options={"mip_rel_gap": 0.0, "time_limit": 600.0},  # seconds
         )
         if answer.x is None:
             return None
@@ -165,12 +164,12 @@ def _scale(problem: Problem) -> float:
     return total or 1.0
 
 
-def search(problem: Problem, limit: float = math.inf) -> Found:
+def search(problem: Problem, limit: float = math.inf) -> ChainPlan:
     """The plan of least step time within the limit; the least memory where nothing fits.
 
     Raises ValueError where prices allow no plan at all."""
     if not problem.components:
-        return found_of(problem, ())
+        return ChainPlan.of(problem, ())
     choice = quickest(problem, limit)
     if choice is not None:
         return choice
@@ -178,16 +177,16 @@ def search(problem: Problem, limit: float = math.inf) -> Found:
     lightest = program.solve(program.memory())
     if lightest is None:
         raise ValueError("no plan: infinite prices forbid every combination of options")
-    least = found_of(problem, lightest).memory
-    within = quickest(problem, least) or found_of(problem, lightest)
+    least = ChainPlan.of(problem, lightest).memory
+    within = quickest(problem, least) or ChainPlan.of(problem, lightest)
     return replace(within, fits=least <= limit)
 
 
-def quickest(problem: Problem, limit: float) -> Found | None:
+def quickest(problem: Problem, limit: float) -> ChainPlan | None:
     """The plan of least step time within the limit, None where there is none."""
     program = _IntegerProgram(problem)
     cost = program.clocks()
     if limit < math.inf:
         program.row(program.memory(), 0.0, limit / program.unit)
     choice = program.solve(cost)
-    return found_of(problem, choice) if choice is not None else None
+    return ChainPlan.of(problem, choice) if choice is not None else None

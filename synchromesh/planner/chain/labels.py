@@ -1,4 +1,5 @@
-"""Labels of the search: partial plans behind a cut, and the decision of the next node for all.
+"""Labels of the search: partial plans behind a cut, the decision of the next node for all of them,
+and their walk to the front.
 
 Written as arrays over labels; candidates of a decision are arrays [option, label]."""
 
@@ -7,14 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .bounds import Bound
-from .dominance import undominated
-from .frontier import Frontier, Graph, Transition
-from .problem import Floats
-from .table import Ints, Node, Table
-
-PARTS = 8  # of the range of lags, and of memory, from which labels are kept
-SHORTLIST = 4  # candidates compared with each other, per label that may stay
+from synchromesh.planner.chain.bounds import Bound, OptionPath, bound
+from synchromesh.planner.chain.frontier import Frontier, Graph, Transition
+from synchromesh.planner.chain.problem import Bools, ChainPlan, Floats, Ints, Problem
+from synchromesh.planner.chain.table import Node, Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,10 +133,13 @@ def candidates(
     return found, least[picked]
 
 
-def _pruned(labels: Labels, least: Floats, width: int, limited: bool) -> Labels:
-    """Without dominated labels, and of the rest the `width` ones of least bound."""
-    if len(labels) > SHORTLIST * width:
-        labels, least = _narrowed(labels, least, SHORTLIST * width)
+def _pruned(
+    labels: Labels, least: Floats, width: int, limited: bool, shortlist: int = 4
+) -> Labels:
+    """Without dominated labels, and of the rest the `width` ones of least bound. shortlist:
+    candidates that are compared with each other, for each label that may stay."""
+    if len(labels) > shortlist * width:
+        labels, least = _narrowed(labels, least, shortlist * width)
     kept = undominated(labels.state, labels.a, labels.z, labels.memory, limited)
     labels, least = labels.only(kept), least[kept]
     if len(labels) > width:
@@ -147,15 +147,17 @@ def _pruned(labels: Labels, least: Floats, width: int, limited: bool) -> Labels:
     return labels
 
 
-def _narrowed(labels: Labels, least: Floats, width: int) -> tuple[Labels, Floats]:
+def _narrowed(labels: Labels, least: Floats, width: int, parts: int = 8) -> tuple[Labels, Floats]:
     """Three in four are those of least bound, the others spread over what bounds do not tell.
 
     A bound weighs clocks and memory; where it is nearly flat, the least ones are all of one kind
-    (say, all behind on the network), and no good plan can be made of one kind alone."""
+    (say, all behind on the network), and no good plan can be made of one kind alone. parts: of the
+    range of lags, and of memory, from which the others are taken."""
     order = np.argsort(least, kind="stable")
     most = width - width // 4
     first, others = order[:most], order[most:]
-    kind = _part((labels.z - labels.a)[others]) * PARTS + _part(labels.memory[others])
+    lag = _part((labels.z - labels.a)[others], parts)
+    kind = lag * parts + _part(labels.memory[others], parts)
     by_kind = np.argsort(kind, kind="stable")  # least bounds first in each kind
     start = np.searchsorted(kind[by_kind], kind[by_kind])
     turn = np.empty(len(others), dtype=np.int64)
@@ -167,10 +169,104 @@ def _narrowed(labels: Labels, least: Floats, width: int) -> tuple[Labels, Floats
     return replace(labels.only(kept), lost=lost), least[kept]
 
 
-def _part(values: Floats) -> Ints:
-    """0 .. PARTS - 1: which part of the range of values each lies in."""
+def _part(values: Floats, parts: int) -> Ints:
+    """0 .. parts - 1: which part of the range of values each lies in."""
     low, high = float(values.min()), float(values.max())
     if high <= low:
         return np.zeros(len(values), dtype=np.int64)
-    found: Ints = np.minimum((values - low) / (high - low) * PARTS, PARTS - 1).astype(np.int64)
+    found: Ints = np.minimum((values - low) / (high - low) * parts, parts - 1).astype(np.int64)
     return found
+
+
+# Dominance: which of many labels no other one of the same state undercuts in everything
+
+
+def undominated(state: Ints, x: Floats, y: Floats, z: Floats, limited: bool) -> Ints:
+    """Indices, ascending, of the labels to keep.
+
+    A label goes when another one of its state is at most as large in x and y, and, if `limited`,
+    in z. Of labels equal in these one of least z stays, the first."""
+    order = np.lexsort((z, y, x, state))
+    if limited:
+        kept = ~_dominated(state[order], y[order], z[order])
+    else:
+        kept = _staircase(state[order], y[order])
+    found: Ints = np.sort(order[kept])
+    return found
+
+
+def _ranks(values: Floats) -> Ints:
+    """0, 1, 2 ... in ascending order, equal values alike."""
+    found: Ints = np.unique(values, return_inverse=True)[1]
+    return found
+
+
+def _staircase(state: Ints, y: Floats) -> Bools:
+    """Sorted by (state, x): true where y is below all before it in its state."""
+    if not len(y):
+        return np.zeros(0, dtype=bool)
+    fresh = np.r_[True, state[1:] != state[:-1]]
+    # The running minimum starts anew in each state, as later states lie below earlier ones.
+    level = _ranks(y) - np.cumsum(fresh) * (len(y) + 1)
+    least = np.minimum.accumulate(level)
+    kept: Bools = np.r_[True, level[1:] < least[:-1]] | fresh
+    return kept
+
+
+def _dominated(state: Ints, y: Floats, z: Floats) -> Bools:
+    """Sorted by (state, x): true where an earlier label of the state has y and z at most as large.
+
+    Divide and conquer from the bottom: in each block of 2 w labels, is one of the left half
+    below one of the right half? Sorted by y, that is a running minimum of z."""
+    n = len(y)
+    dominated = np.zeros(n, dtype=bool)
+    # an earlier state gets the larger y, so that it is below nothing
+    by_y = np.lexsort((np.arange(n), y, -state))
+    height = _ranks(z)
+    width = 1
+    while width < n:
+        order = by_y[np.argsort(by_y // (2 * width), kind="stable")]
+        block = order // (2 * width)
+        left = (order // width) % 2 == 0
+        floor = -block * (n + 1)  # later blocks lie below earlier ones
+        least = np.minimum.accumulate(np.where(left, height[order], n) + floor)
+        dominated[order] |= ~left & (least <= height[order] + floor)
+        width *= 2
+    return dominated
+
+
+# The walk from the last cut to the front, and the plans that it ends in
+
+
+def space_of(table: Table, states: Graph, limit: float) -> tuple[Space, list[OptionPath]] | None:
+    """Where to walk, and the plans that its bound met; None: nothing is allowed or fits."""
+    found = bound(states, limit)
+    if found is None:
+        return None
+    return Space(table, states, Frontier(table), found[0]), found[1]
+
+
+def walk(
+    space: Space, behind: dict[int, Labels], i: int, above: float, width: int
+) -> dict[int, Labels]:
+    """Labels by cut, from the given ones of cut i to cut 0, the front."""
+    layers = dict(behind)
+    for node in reversed(range(i)):
+        labels, options = layers[node + 1], space.table.nodes[node]
+        if len(labels):
+            labels = decide(space, node, options, labels, above, width)
+        layers[node] = labels
+    return layers
+
+
+def ended(problem: Problem, layers: dict[int, Labels]) -> ChainPlan | None:
+    """The best plan at the front: least time, then least memory, then the smallest indices."""
+    last = layers[0]
+    if not len(last):
+        return None
+    label = int(np.lexsort((last.memory, last.z))[0])
+    choice = []
+    for cut in range(len(layers) - 1):
+        choice.append(int(layers[cut].option[label]))
+        label = int(layers[cut].parent[label])
+    return ChainPlan.of(problem, tuple(choice[1:]))

@@ -25,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 BATCH = -1  # the source of a link that carries the batch
 
@@ -150,3 +152,34 @@ def evaluate(problem: Problem, choice: Sequence[int]) -> tuple[float, int]:
             network = max(network, compute) + chosen[i].gradient
     seconds = sum(forward) + batch[0] + max(compute + batch[1], network)
     return seconds + sum(o.update for o in chosen), sum(o.memory for o in chosen)
+
+
+# Solutions
+
+EXACT = 1e-9  # relative difference of seconds that is rounding (see `table`)
+
+
+@dataclass(frozen=True)
+class ChainPlan:
+    """An option index per component, seconds of a step, bytes on a device.
+
+    `gap`: no plan takes less than (1 - gap) of the seconds; 0 where this one is the best. `fits`:
+    memory is within the limit; if not, this is the plan of least memory (the quickest of these).
+    """
+
+    choice: tuple[int, ...]
+    seconds: float
+    memory: int
+    gap: float = 0.0
+    fits: bool = True
+    alternatives: tuple["ChainPlan", ...] = ()
+
+    @classmethod
+    def of(cls, problem: Problem, choice: tuple[int, ...]) -> "ChainPlan":
+        return cls(choice, *evaluate(problem, choice))
+
+
+def gap(seconds: float, lower: float) -> float:
+    """How far below the seconds a plan might be, as a part of them."""
+    missing = 1 - lower / seconds if seconds > 0 else 0.0
+    return missing if missing > EXACT else 0.0

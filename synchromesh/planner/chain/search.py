@@ -21,26 +21,55 @@ Where more labels than a pass may keep are left, those of the largest bounds are
 bound among the lost is remembered, and no plan that was lost takes less. A narrow pass first finds
 a good plan; wider ones, pruned by it, close the gap.
 
-Memory first has no limit; only where the best plan is above it, it becomes the third number."""
+Memory first has no limit; only where the best plan is above it, it becomes the third number.
+
+A component's runner-up is the best plan in which it has another border than chosen. All of them
+are continuations of one narrow pass over the whole problem: its labels behind component i stay,
+component i decides among the other borders, and the walk goes on from there."""
 
 import math
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from . import integer
-from .frontier import Graph, graph
-from .labels import start
-from .problem import Option, Prices, Problem
-from .runner_up import alternatives
-from .table import Table, table
-from .walk import EXACT, Found, ended, found_of, gap, space_of, walk
+from synchromesh.planner.chain import integer
+from synchromesh.planner.chain.frontier import Graph, graph
+from synchromesh.planner.chain.labels import (
+    Labels,
+    Space,
+    candidates,
+    decide,
+    ended,
+    space_of,
+    start,
+    walk,
+)
+from synchromesh.planner.chain.problem import EXACT, ChainPlan, Option, Prices, Problem, gap
+from synchromesh.planner.chain.table import Node, Table, table
 
-WIDTHS = (64, 512, 2048, 8192, 32_768)  # labels that the passes keep at a cut
-WORK = 40_000_000  # labels times options of a pass, in all; the first two passes always run
+
+@dataclass(frozen=True)
+class SearchTuning:
+    """What a search may cost; chosen, so that `benchmarks.planning` meets its goals."""
+
+    widths: tuple[int, ...] = (64, 512, 2048, 8192, 32_768)  # labels that passes keep at a cut
+    always: int = 2  # passes that run whatever they cost
+    work: int = 40_000_000  # labels times options of a further pass, in all
+    runner_up: int = 64  # labels that the pass keeps which runners-up continue
+
+    def passes(self, options: int) -> Iterator[int]:
+        """The widths of a problem of so many options."""
+        for k, width in enumerate(self.widths):
+            if k >= self.always and options * width > self.work:
+                return
+            yield width
 
 
-def search(problem: Problem, limit: float = math.inf, most: int = 0) -> Found:
+TUNING = SearchTuning()
+
+
+def search(problem: Problem, limit: float = math.inf, most: int = 0) -> ChainPlan:
     """The plan of least step time with at most `limit` bytes on a device, and `most` others.
 
     Plans of equal seconds: less memory where neither clock tells them apart, then the smaller
@@ -52,7 +81,7 @@ def search(problem: Problem, limit: float = math.inf, most: int = 0) -> Found:
     return replace(found, alternatives=others)
 
 
-def _search(problem: Problem, limit: float) -> Found:
+def _search(problem: Problem, limit: float) -> ChainPlan:
     columns = table(problem)
     states = graph(columns)
     found = _quickest(problem, columns, states, math.inf, limit)
@@ -71,7 +100,7 @@ def _search(problem: Problem, limit: float) -> Found:
 
 def _quickest(
     problem: Problem, columns: Table, states: Graph, limit: float, wanted: float
-) -> Found | None:
+) -> ChainPlan | None:
     """The best plan found within the limit; None: there is none.
 
     Ends early, with a plan above the wanted bytes, where that is what a pass finds."""
@@ -79,31 +108,31 @@ def _quickest(
     if prepared is None:
         return None
     space, met = prepared
-    every = [found_of(problem, plan.options) for plan in met]
-    allowed = [found for found in every if found.memory <= limit and found.seconds < math.inf]
+    every = (ChainPlan.of(problem, path.options) for path in met)
+    allowed = [plan for plan in every if plan.memory <= limit and plan.seconds < math.inf]
     known = min(allowed, key=_order, default=None)
     lower, last = space.bound.lower, len(columns.nodes)
-    options = sum(len(node) for node in columns.nodes)
-    for k, width in enumerate(WIDTHS):
-        if k >= 2 and options * width > WORK:
-            break
-        above = known.seconds * (1 + EXACT) if known else math.inf
+    for width in TUNING.passes(sum(map(len, columns.nodes))):
+        above = _seconds(known) * (1 + EXACT)
         layers = walk(space, {last: start()}, last, above, width)
         end = ended(problem, layers)
-        if end and (known is None or end.seconds <= above):
+        if end and end.seconds <= above:
             known = end
         if known and known.memory > wanted:
             return known
-        seconds = known.seconds if known else math.inf
-        lower = max(lower, min(layers[0].lost, seconds))
-        if lower >= seconds * (1 - EXACT):
-            return replace(known, gap=0.0) if known else None
+        lower = max(lower, min(layers[0].lost, _seconds(known)))
+        if lower >= _seconds(known) * (1 - EXACT):
+            return known and replace(known, gap=0.0)
     if known is None:  # every label that was not lost ended in prices that forbid it
         return integer.quickest(problem, limit)
     return replace(known, gap=gap(known.seconds, lower))
 
 
-def _order(found: Found) -> tuple[float, int, tuple[int, ...]]:
+def _seconds(plan: ChainPlan | None) -> float:
+    return math.inf if plan is None else plan.seconds
+
+
+def _order(found: ChainPlan) -> tuple[float, int, tuple[int, ...]]:
     return found.seconds, found.memory, found.choice
 
 
@@ -124,3 +153,76 @@ def _least_memory(problem: Problem) -> float:
     found = _quickest(bytes_, columns, graph(columns), math.inf, math.inf)
     assert found is not None
     return found.memory
+
+
+# Runners-up
+
+
+def runners_up(
+    problem: Problem, found: ChainPlan, limit: float = math.inf
+) -> tuple[ChainPlan | None, ...]:
+    """By component; None: every plan within the limit that was found gives it the same border.
+
+    A runner-up's gap says how much quicker a plan of the same other border might be."""
+    prepared = _walked(problem, limit)
+    if prepared is None:
+        return (None,) * len(problem.components)
+    return tuple(
+        _other(problem, *prepared, i, node)
+        for i, node in enumerate(_others(problem, prepared[0], found))
+    )
+
+
+def alternatives(
+    problem: Problem, found: ChainPlan, limit: float, most: int
+) -> tuple[ChainPlan, ...]:
+    """The runners-up at the components where bounds let another border look best, by time."""
+    prepared = _walked(problem, limit)
+    if prepared is None:
+        return ()
+    space, layers = prepared
+    nodes = _others(problem, space, found)
+    least = [_least(space, layers, i, node) for i, node in enumerate(nodes)]
+    likely = [int(i) for i in np.argsort(least, kind="stable") if least[i] < math.inf]
+    plans = [_other(problem, space, layers, i, nodes[i]) for i in likely[: 2 * most]]
+    different = {plan.choice: plan for plan in plans if plan is not None}
+    return tuple(sorted(different.values(), key=lambda p: (p.seconds, p.memory, p.choice))[:most])
+
+
+def _walked(problem: Problem, limit: float) -> tuple[Space, dict[int, Labels]] | None:
+    columns = table(problem)
+    prepared = space_of(columns, graph(columns), limit)
+    if prepared is None:
+        return None
+    last = len(columns.nodes)
+    return prepared[0], walk(prepared[0], {last: start()}, last, math.inf, TUNING.runner_up)
+
+
+def _others(problem: Problem, space: Space, found: ChainPlan) -> list[Node]:
+    """Of each component, the node without the border that is chosen."""
+    nodes = []
+    for node, options, k in zip(
+        space.table.nodes[1:], problem.components, found.choice, strict=True
+    ):
+        chosen = options[k].border
+        nodes.append(node.only(np.array([node.border[at] != chosen for at in node.at])))
+    return nodes
+
+
+def _least(space: Space, layers: dict[int, Labels], i: int, node: Node) -> float:
+    """A bound of the plans that continue the pass with these options of component i."""
+    _, least = candidates(space, i + 1, node, layers[i + 2], math.inf)
+    return float(least.min(initial=math.inf))
+
+
+def _other(
+    problem: Problem, space: Space, layers: dict[int, Labels], i: int, node: Node
+) -> ChainPlan | None:
+    behind = {cut: labels for cut, labels in layers.items() if cut >= i + 2}
+    behind[i + 1] = decide(space, i + 1, node, layers[i + 2], math.inf, TUNING.runner_up)
+    ahead = walk(space, behind, i + 1, math.inf, TUNING.runner_up)
+    end = ended(problem, ahead)
+    if end is None:
+        return None
+    lower = min(end.seconds, ahead[0].lost)
+    return ChainPlan(end.choice, end.seconds, end.memory, gap(end.seconds, lower))

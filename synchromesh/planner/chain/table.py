@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .problem import Floats, Option, Prices, Problem
+from synchromesh.planner.chain.problem import Floats, Ints
 
-Ints = NDArray[np.int64]
+from .problem import Option, Prices, Problem
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.problem import PlanningProblem
-from synchromesh.planner.uniform import Uniform
+from synchromesh.planner.uniform import UniformPartitions
 from synchromesh.planner.wording import worded
 from synchromesh.values.layout import Layout, ShardStates
 from synchromesh.values.plan import Plan
@@ -63,7 +63,7 @@ def descended(
 
 
 def neighbours(
-    uniform: Uniform, problem: PlanningProblem, levels: Sequence[ShardStates], plan: Plan
+    uniform: UniformPartitions, problem: PlanningProblem, levels: Sequence[ShardStates], plan: Plan
 ) -> list[Plan]:
     """The plans of one change; none of a plan on some of the devices, or with settings but its
     micro-batches, which stay, or are half as many."""
@@ -85,7 +85,7 @@ def neighbours(
 
 
 def _others(
-    uniform: Uniform, its: Sequence[int], layout: Layout, levels: Sequence[ShardStates]
+    uniform: UniformPartitions, its: Sequence[int], layout: Layout, levels: Sequence[ShardStates]
 ) -> Iterator[Layout]:
     """The layout with one thing changed, where all these components may have it."""
     for m in uniform.degrees:

@@ -18,13 +18,12 @@ import numpy as np
 from .cuts import cut
 from .problem import PlannedStage, StagePlan, StageProblem
 
-CHUNKS = 2  # stages of a group
-
 
 @dataclass(frozen=True)
 class ChunkTuning:
     """What a search may cost; chosen, so that it takes a second of 200 components."""
 
+    chunks: int = 2  # stages of a group; the formulas above are of two
     plans: int = 16  # that are tried
     groups: int = 16  # at most: a cut takes as long as there are stages
 
@@ -40,7 +39,7 @@ def interleaved(problem: StageProblem) -> StagePlan | None:
         for s, size in enumerate(problem.sizes):
             p = problem.devices // size
             even = p * size == problem.devices and m % p == 0
-            if even and 2 <= p <= TUNING.groups and CHUNKS * p <= problem.components:
+            if even and 2 <= p <= TUNING.groups and TUNING.chunks * p <= problem.components:
                 for way, seconds in enumerate(ways.seconds[:, 0, problem.components, s]):
                     stage = PlannedStage(0, problem.components, size, way)
                     found.append((_seconds(float(seconds) / p, p, m), m, stage))
@@ -59,14 +58,14 @@ def interleaved(problem: StageProblem) -> StagePlan | None:
 
 def _seconds(t: float, p: int, m: int) -> float:
     """T without the end."""
-    return m * t + (p - 1) * t / CHUNKS
+    return m * t + (p - 1) * t / TUNING.chunks
 
 
 def _cut(problem: StageProblem, whole: PlannedStage, m: int) -> tuple[int, ...]:
     """The first components of stages of level work, on groups like that of `whole`."""
     seconds = problem.ways(m).seconds[whole.way, :, :, problem.sizes.index(whole.devices)]
     work = [float(seconds[i, i + 1]) for i in range(whole.end)]
-    return cut(work, CHUNKS * problem.devices // whole.devices)
+    return cut(work, TUNING.chunks * problem.devices // whole.devices)
 
 
 def _plan(
@@ -80,9 +79,9 @@ def _plan(
     for g in range(p):
         slowdown, limit = problem.kind(g * whole.devices, whole.devices)
         own = [(s.way, s.first, s.end, size) for s in stages[g::p]]
-        held = min(2 * (p - g - 1) + p + 1, CHUNKS * m) * max(ways.kept[at] for at in own)
+        held = min(2 * (p - g - 1) + p + 1, TUNING.chunks * m) * max(ways.kept[at] for at in own)
         if sum(ways.resident[at] for at in own) + held > limit:
             return None
         slowest = max(slowest, slowdown * sum(float(ways.seconds[at]) for at in own))
         end = max(end, sum(float(ways.end[at]) for at in own))
-    return StagePlan(tuple(stages), m, _seconds(slowest, p, m) + end, chunks=CHUNKS)
+    return StagePlan(tuple(stages), m, _seconds(slowest, p, m) + end, chunks=TUNING.chunks)

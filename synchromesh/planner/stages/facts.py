@@ -17,26 +17,27 @@ from functools import cache
 import numpy as np
 
 from synchromesh.cost.step_time import Unmeasured, collective_seconds
-from synchromesh.planner.chain.assemble import (
+from synchromesh.planner.chain.component_costs import component_costs
+from synchromesh.planner.chain.links import (
     CrossingValue,
     cheapest,
     crossing_values,
     crossings,
     prices_of,
 )
-from synchromesh.planner.chain.parts import parts
 from synchromesh.planner.chain.problem import BATCH, Floats, PricedEdge
-from synchromesh.planner.demand import GRADIENT_BYTES, Demand
-from synchromesh.planner.problem import PlanningProblem
-from synchromesh.planner.stages.costs import (
+from synchromesh.planner.problem import GRADIENT_BYTES, Demand, PlanningProblem
+from synchromesh.planner.stages.mixes import Inside
+from synchromesh.planner.stages.problem import (
+    PlannedStage,
+    StageCosts,
     StageFacts,
+    StageProblem,
     group_sizes,
     micro_batch_numbers,
     stage_ways,
 )
-from synchromesh.planner.stages.mixes import Inside
-from synchromesh.planner.stages.problem import PlannedStage, StageProblem, Ways
-from synchromesh.planner.uniform import Uniform, holdings_of, kinds
+from synchromesh.planner.uniform import UniformPartitions, holdings_of, kinds
 from synchromesh.values.holding import Holding
 from synchromesh.values.profile import Overlap, Pattern, Profile
 
@@ -64,7 +65,7 @@ def stage_sizes(devices: int) -> tuple[int, ...]:
     return tuple(g for g in sizes if g < devices)
 
 
-def stage_demands(uniform: Uniform) -> list[Demand]:
+def stage_demands(uniform: UniformPartitions) -> list[Demand]:
     """Collectives and messages of groups that are offered, for the survey."""
     if not divisible(uniform):
         return []
@@ -85,7 +86,7 @@ def stage_demands(uniform: Uniform) -> list[Demand]:
     return demands
 
 
-def _crossings(uniform: Uniform, size: int) -> list[Demand]:
+def _crossings(uniform: UniformPartitions, size: int) -> list[Demand]:
     """What crosses between degrees inside a group and not on all devices. Degrees a and b = k a
     cross on k ranks, whatever the group, and with as many micro-batches as there are groups on as
     many rows; those that do not nest cross on all ranks of the group."""
@@ -97,7 +98,7 @@ def _crossings(uniform: Uniform, size: int) -> list[Demand]:
     return [demand for demand in crossings(group) if demand[1] == Pattern(size)]
 
 
-def divisible(uniform: Uniform) -> bool:
+def divisible(uniform: UniformPartitions) -> bool:
     """Whether there can be stages: several components, several devices, and rows that do not
     depend on each other, as those components have all devices."""
     step = uniform.step
@@ -113,7 +114,7 @@ def stage_problem(
     sizes, count = stage_sizes(uniform.devices), len(planned.names)
 
     @cache
-    def ways(micro_batches: int) -> Ways:
+    def ways(micro_batches: int) -> StageCosts:
         return stage_ways(
             lambda size, degree: facts(size, degree, micro_batches),
             sizes,
@@ -136,7 +137,7 @@ class GroupFacts:
     """The facts of a model's components by group, degree and number of micro-batches, on `quick`
     ranks."""
 
-    def __init__(self, uniform: Uniform, profile: Profile, quick: Sequence[int]) -> None:
+    def __init__(self, uniform: UniformPartitions, profile: Profile, quick: Sequence[int]) -> None:
         self.uniform, self.profile = uniform, profile
         self._ranks = quick if len(quick) < len(profile.relative_slowdowns) else None
         self._values = [v for v in crossing_values(uniform) if v.source != BATCH]
@@ -180,7 +181,7 @@ class GroupFacts:
         ]
         return Inside(tuple(known), tuple(facts), tuple(links))
 
-    def _group(self, size: int, micro_batches: int) -> Uniform:
+    def _group(self, size: int, micro_batches: int) -> UniformPartitions:
         """A group of devices with one micro-batch."""
         return replace(self.uniform, devices=size, rows=-(-self.uniform.rows // micro_batches))
 
@@ -196,14 +197,16 @@ class GroupFacts:
                 self._known[key] = None
         return self._known[key]
 
-    def _facts(self, group: Uniform, degree: int) -> StageFacts | None:
+    def _facts(self, group: UniformPartitions, degree: int) -> StageFacts | None:
         profile = self.profile
         if degree not in self._holdings:
             holding_of = holdings_of(self.uniform, degree)
             self._holdings[degree] = holding_of, kinds(self.uniform, degree, holding_of)
         holding_of, numbers = self._holdings[degree]
         of_kind = {
-            kind: parts(group, degree, numbers.index(kind), holding_of, profile, self._ranks)
+            kind: component_costs(
+                group, degree, numbers.index(kind), holding_of, profile, self._ranks
+            )
             for kind in dict.fromkeys(numbers)
         }
         known = [p for kind in numbers if (p := of_kind[kind]) is not None]
@@ -223,7 +226,11 @@ class GroupFacts:
         )
 
     def _moved(
-        self, facts: StageFacts, group: Uniform, degree: int, values: Sequence[CrossingValue]
+        self,
+        facts: StageFacts,
+        group: UniformPartitions,
+        degree: int,
+        values: Sequence[CrossingValue],
     ) -> StageFacts:
         """With what values take that move between components of one degree."""
         forward, backward = facts.forward.copy(), facts.backward.copy()
@@ -233,14 +240,16 @@ class GroupFacts:
             backward[value.source] += back
         return replace(facts, forward=forward, backward=backward)
 
-    def _messages(self, group: Uniform, degree: int) -> Floats:
+    def _messages(self, group: UniformPartitions, degree: int) -> Floats:
         rows = -(-group.rows // group.layout(degree).data)
         pair = Pattern(2, group.devices)  # neighbours of equal size
         sizes = _over_cuts(group, self._values, rows)
         return np.array([collective_seconds(MESSAGE, pair, n, self.profile) for n in sizes])
 
 
-def _over_cuts(uniform: Uniform, values: Sequence[CrossingValue], rows: int) -> list[int]:
+def _over_cuts(
+    uniform: UniformPartitions, values: Sequence[CrossingValue], rows: int
+) -> list[int]:
     """Bytes of all values made before and read behind each cut, 0 .. n, of so many rows."""
     found = [0] * (len(uniform.step.chain.components) + 1)
     for value in values:

@@ -3,7 +3,7 @@
 The cuts, groups and micro-batches m of the plan stand. Inside a stage a value that is made and
 read there moves between ways as its link says; over a cut it is a message, of the first
 component's way on arrival and of the last one's on departure. A mix of ways takes, as in
-`stage_costs`,
+`stages.problem`,
 
     t         = max(begin + sum of forward, backward and links + (1 - a) w, w / b)
     e         = what gradient traffic takes after the last backward + sum of update
@@ -35,11 +35,19 @@ from math import ceil
 
 import numpy as np
 
-from synchromesh.planner.chain.problem import Floats, Option, PricedEdge, Prices, Problem, evaluate
+from synchromesh.planner.chain.problem import (
+    EXACT,
+    Floats,
+    Option,
+    PricedEdge,
+    Prices,
+    Problem,
+    evaluate,
+    gap,
+)
 from synchromesh.planner.chain.search import search
-from synchromesh.planner.chain.walk import EXACT, gap
+from synchromesh.planner.stages.problem import StageFacts
 
-from .costs import StageFacts
 from .problem import PlannedStage, StagePlan, StageProblem, in_flight
 
 

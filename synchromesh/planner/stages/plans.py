@@ -16,7 +16,7 @@ from synchromesh.planner.stages.mixes import mixed
 from synchromesh.planner.stages.problem import StagePlan, StageProblem
 from synchromesh.planner.stages.search import search
 from synchromesh.planner.unequal import slowdowns_of
-from synchromesh.planner.uniform import Uniform
+from synchromesh.planner.uniform import UniformPartitions
 from synchromesh.planner.wording import worded
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
@@ -36,7 +36,7 @@ TUNING = StagePlanTuning()
 
 
 def stage_plans(
-    uniform: Uniform, planned: PlanningProblem, profile: Profile, most: float = math.inf
+    uniform: UniformPartitions, planned: PlanningProblem, profile: Profile, most: float = math.inf
 ) -> list[Plan]:
     """A few plans of two stages and more, the best of the search first; none where the model has
     one component, or nothing of stages is known. most: seconds of a step that they may take."""
@@ -77,7 +77,7 @@ def _best(problem: StageProblem) -> Iterator[StagePlan]:
 
 
 def _scheduled(
-    uniform: Uniform, planned: PlanningProblem, best: StagePlan, order: Sequence[int]
+    uniform: UniformPartitions, planned: PlanningProblem, best: StagePlan, order: Sequence[int]
 ) -> Iterator[Plan]:
     """The plan under each schedule that it may have."""
     plan = plan_of(uniform, planned, best, order)
@@ -87,7 +87,7 @@ def _scheduled(
 
 
 def plan_of(
-    uniform: Uniform, planned: PlanningProblem, found: StagePlan, order: Sequence[int]
+    uniform: UniformPartitions, planned: PlanningProblem, found: StagePlan, order: Sequence[int]
 ) -> Plan:
     tensor = [uniform.degrees[way] for s in found.stages for way in s.way_of]
     wide = 2 * math.lcm(*tensor)  # devices of which every degree is `data` or a hybrid

@@ -1,5 +1,6 @@
 """The search against brute force and the integer program, and its laws."""
 
+import itertools
 import math
 import random
 from dataclasses import replace
@@ -11,7 +12,7 @@ from synchromesh.planner.chain import integer
 from synchromesh.planner.chain import search as search_module
 from synchromesh.planner.chain.frontier import graph
 from synchromesh.planner.chain.problem import Option, Problem, evaluate
-from synchromesh.planner.chain.search import search
+from synchromesh.planner.chain.search import SearchTuning, runners_up, search
 from tests.planner.problems import CHAIN, SHAPES, UNET, brute_force, random_problem
 
 
@@ -44,7 +45,8 @@ def test_brute_force_and_the_integer_program_agree(shape: str, seed: int) -> Non
 def test_the_gap_holds_where_labels_and_states_are_lost(
     shape: str, states: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search_module, "WIDTHS", (2, 3))
+    narrow = SearchTuning(widths=(2, 3))
+    monkeypatch.setattr(search_module, "TUNING", narrow)
     monkeypatch.setattr(search_module, "graph", lambda table: graph(table, states))
     gaps = []
     for seed in range(2):
@@ -133,3 +135,40 @@ def test_a_hundred_components_on_64_devices_are_exact() -> None:
     least = sum(min(o.memory for o in options) for options in problem.components)
     bounded = search(problem, (least + found.memory) / 2)
     assert bounded.gap == 0.0 and bounded.fits and bounded.seconds > found.seconds
+
+
+@pytest.mark.parametrize("part", [1.0, 0.5])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_best_plan_with_another_border(shape: str, part: float) -> None:
+    problem = random_problem(23, SHAPES[shape], options=3, forbidden=0.05)
+    free = search(problem)
+    least = search(problem, -1)
+    limit = least.memory + part * (free.memory - least.memory)
+    found = search(problem, limit)
+    every = [
+        (*evaluate(problem, choice), choice)
+        for choice in itertools.product(*(range(len(o)) for o in problem.components))
+    ]
+    for i, other in enumerate(runners_up(problem, found, limit)):
+        border = problem.components[i][found.choice[i]].border
+        best = min(
+            (seconds for seconds, memory, choice in every
+             if memory <= limit and problem.components[i][choice[i]].border != border),
+            default=float("inf"),
+        )  # fmt: skip
+        if other is None:
+            assert best == float("inf")
+            continue
+        assert problem.components[i][other.choice[i]].border != border
+        assert other.memory <= limit
+        assert other.seconds * (1 - other.gap) - 1e-9 <= best <= other.seconds + 1e-9
+        assert other.gap < 0.05
+
+
+def test_alternatives_are_different_and_in_order() -> None:
+    problem = random_problem(22, SHAPES["U-Net"], forbidden=0.0)
+    found = search(problem, most=4)
+    choices = [found.choice, *(other.choice for other in found.alternatives)]
+    assert len(set(choices)) == 5
+    seconds = [found.seconds, *(other.seconds for other in found.alternatives)]
+    assert seconds == sorted(seconds)

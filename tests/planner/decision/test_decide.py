@@ -9,17 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.planner.candidate import Candidate, planned_step
-from synchromesh.planner.decision.decide import (
+from synchromesh.planner.decision.decide import decide, survey, with_runners_up
+from synchromesh.planner.problem import (
+    Demand,
     Facts,
     Find,
+    PartitionCache,
+    PlanningProblem,
     Read,
     Write,
-    decide,
-    survey,
-    with_runners_up,
 )
-from synchromesh.planner.demand import Demand
-from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.values.plan import Plan
@@ -80,7 +79,7 @@ def texts(candidates: Iterable[Candidate]) -> set[str]:
 def test_the_plain_plans_and_the_one_in_force_are_priced(partitions: PartitionCache) -> None:
     facts: Facts = Flat(partitions)
     current = Plan.parse("data; *=data")
-    found = decide(partitions, facts, survey(partitions, facts), current)
+    found = decide(facts, survey(facts), current)
     assert {"single", "data", "tensor", "data; *=data"} <= texts(found.candidates)
     assert found.chosen.plan.default.name == "data" and found.components == ()
     assert all(c.reason for c in found.candidates) and found.planning_seconds > 0
@@ -88,18 +87,18 @@ def test_the_plain_plans_and_the_one_in_force_are_priced(partitions: PartitionCa
 
 def test_candidates_are_the_same_on_the_other_side(partitions: PartitionCache) -> None:
     facts = Flat(partitions)
-    decide(partitions, facts, survey(partitions, facts))
+    decide(facts, survey(facts))
     priced = [r for batch in facts.records for r in batch if isinstance(r, dict)]
     assert priced and all(Candidate.from_record(r).to_record() == r for r in priced)
 
 
 def test_rows_by_speed_are_timed_before_they_are_believed(partitions: PartitionCache) -> None:
     sure = Flat(partitions, (1.0, 4.0))
-    found = decide(partitions, sure, survey(partitions, sure))
+    found = decide(sure, survey(sure))
     assert str(found.chosen.plan).startswith("data; @rows=4,1")
     assert {rows for _, rows in sure.asked} == {ROWS}
     unsure = Flat(partitions, (1.0, 4.0), extrapolation=1.5)
-    again = decide(partitions, unsure, survey(partitions, unsure))
+    again = decide(unsure, survey(unsure))
     assert (DEVICES, 13) in unsure.asked, "4/5 of the rows are 1.6 times an equal block"
     assert again.chosen.plan == found.chosen.plan
 
@@ -108,21 +107,21 @@ def test_an_optimizer_that_needs_whole_parameters(partitions: PartitionCache) ->
     problem = replace(partitions.problem, unsplittable="it sums over rows of a parameter")
     cache = PartitionCache(problem)
     facts = Flat(cache)
-    found = decide(cache, facts, survey(cache, facts))
+    found = decide(facts, survey(facts))
     refused = {str(c.plan): c.reason for c in found.candidates if not c.fits}
     assert refused["tensor"].startswith("it sums over rows of a parameter")
 
 
 def test_nothing_known_is_nothing_priced(partitions: PartitionCache) -> None:
     facts = Flat(partitions, knows=False)
-    found = decide(partitions, facts, survey(partitions, facts), explained=True)
+    found = decide(facts, survey(facts), explained=True)
     assert all(c.time is None for c in found.candidates) and found.components == ()
     assert with_runners_up(partitions, found) == found
 
 
 def test_runners_up_where_they_are_asked_for(partitions: PartitionCache) -> None:
     facts = Flat(partitions)
-    found = decide(partitions, facts, survey(partitions, facts), explained=True)
+    found = decide(facts, survey(facts), explained=True)
     assert [row.component for row in found.components] == list(partitions.problem.names)
     assert found.components_of == found.chosen.plan and not found.of
     assert with_runners_up(partitions, replace(found, components=())) == found
@@ -132,7 +131,7 @@ def test_runners_up_to_stages_are_of_the_best_plan_of_one_stage(
     partitions: PartitionCache,
 ) -> None:
     facts = Flat(partitions)
-    found = decide(partitions, facts, survey(partitions, facts))
+    found = decide(facts, survey(facts))
     first, last = partitions.problem.names[0], partitions.problem.names[-1]
     staged = Plan.parse(f"data; @stages=0:{first}/1:{last}")
     chosen = replace(found, candidates=(replace(found.chosen, plan=staged), *found.candidates))
@@ -157,7 +156,7 @@ def test_where_rows_depend_on_each_other_a_plan_says_nothing_of_the_layout() -> 
     step = trace(model, contrast, torch.randn(ROWS, 8), training=True)
     partitions = PartitionCache(PlanningProblem(step, ROWS, DEVICES))
     facts = Flat(partitions)
-    found = decide(partitions, facts, survey(partitions, facts), explained=True)
+    found = decide(facts, survey(facts), explained=True)
     assert {"single", "data", "tensor"} <= texts(found.candidates)
     assert not any("2=" in text for text in texts(found.candidates))
     last = found.components[-1]

@@ -11,14 +11,14 @@ from synchromesh.cost.peak_memory import PeakMemory
 from synchromesh.cost.step_time import StepTime
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import decided
-from synchromesh.planner.decision.decide import _Deciding, decide, survey
+from synchromesh.planner.decision.decide import _Decision, decide, survey
 from synchromesh.planner.decision.descent import TUNING, descended, neighbours
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
-from synchromesh.planner.uniform import uniform
+from synchromesh.planner.uniform import uniform_partitions
 from synchromesh.trace.capture.capture import trace
 from synchromesh.values.plan import Plan
 from tests.planner.decision.test_decide import DEVICES, ROWS, Flat
-from tests.planner.decision.test_relatives import loss
+from tests.planner.decision.test_simplify import loss
 
 LIMIT = 100.0
 
@@ -86,7 +86,7 @@ def test_no_more_is_priced_than_is_allowed() -> None:
 def test_one_thing_changes_in_one_layout_or_in_equal_programs() -> None:
     """Of layer 0 nobody asks for the gradient of what it reads: its program is another."""
     blocks = cache(2)
-    parts, levels = uniform(blocks), ("none", "optimizer")
+    parts, levels = uniform_partitions(blocks), ("none", "optimizer")
     found = neighbours(parts, blocks.problem, levels, Plan.parse("data; @pieces=4"))
     assert " | ".join(map(str, found)) == (
         "tensor | zero1 | data:recompute=yes | "
@@ -105,14 +105,16 @@ def test_one_thing_changes_in_one_layout_or_in_equal_programs() -> None:
 def test_a_decision_measures_nothing_for_it_and_gets_no_slower() -> None:
     blocks = cache(2, 1e9)
     facts = Flat(blocks)
-    known = survey(blocks, facts)
-    deciding = _Deciding(blocks, facts, known)
+    known = survey(facts)
+    decision = _Decision(facts, known)
     plans = [Plan.parse("tensor; 1-2=data"), Plan.parse("tensor")]
-    deciding.ask(plans)
-    found, asked = deciding.priced(plans), len(facts.asked)
-    better = deciding.better(found)
+    decision.ask(plans)
+    found = decision.candidates = decision.priced(plans)
+    count, asked = len(found), len(facts.asked)
+    assert decision.descend()
+    found, better = decision.candidates[:count], decision.candidates[count:]
     assert len(facts.asked) == asked, "what is measured is asked for by all ranks, not by one"
     assert [str(c.plan) for c in better] == ["data"]
     assert better[0].seconds < decided(found)[0].seconds
-    assert deciding.better([*found, *better]) == []
-    assert decide(blocks, facts, known).chosen.plan == decide(blocks, facts, known).chosen.plan
+    assert not decision.descend()
+    assert decide(facts, known).chosen.plan == decide(facts, known).chosen.plan

@@ -8,17 +8,23 @@ import torch
 from torch import nn
 
 from synchromesh import catalogue
+from synchromesh.cost.peak_memory import PeakMemory
 from synchromesh.cost.step_time import StepTime
+from synchromesh.estimate.datasheet import DatasheetFacts
 from synchromesh.planner.candidate import Candidate, price
-from synchromesh.planner.chain.assemble import SAVINGS, assemble
-from synchromesh.planner.chain.problem import evaluate
+from synchromesh.planner.chain.assemble import SAVINGS, Assembled, ChainSearch, assemble
+from synchromesh.planner.chain.problem import ChainPlan, Problem, evaluate
 from synchromesh.planner.chain.search import search
 from synchromesh.planner.decision.decide import decide, survey
-from synchromesh.planner.memory.saving import nearest_lacking, savings, ways_to_save
+from synchromesh.planner.memory.saving import (
+    SavingSearches,
+    nearest_lacking,
+    savings,
+    ways_to_save,
+)
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
-from synchromesh.planner.uniform import uniform
+from synchromesh.planner.uniform import uniform_partitions
 from synchromesh.planner.wording import worded
-from synchromesh.planning.offline import DatasheetFacts
 from synchromesh.trace.capture.capture import trace
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
@@ -50,11 +56,37 @@ def test_sharded_states_leave_less_to_update() -> None:
     assert nearest_lacking([fitting, candidate("data", 1.2, False, update=0.1)], ()) is None
 
 
+def exact(seconds: float, peak: int) -> Candidate:
+    return replace(candidate("zero1", seconds, False), memory=(PeakMemory(0, peak),))
+
+
+def search_of(memory: int) -> ChainSearch:
+    return ChainSearch(Assembled(Problem(()), ()), 0.0, ChainPlan((), 1.0, memory))
+
+
+def test_the_next_search_needs_less_by_what_the_one_before_lacked() -> None:
+    first = SavingSearches(100.0)
+    assert first.limit_of_sums(None) == pytest.approx(110.0)
+    assert first.limit_of_sums(search_of(90)) == pytest.approx(110.0), "of other plans"
+    lacking = first.after(exact(1.0, 112), least=2.0)
+    assert lacking.limit_of_sums(search_of(105)) == 93.0
+    leaves = lacking.after(exact(1.5, 96), least=2.0)
+    assert leaves.limit_of_sums(search_of(93)) == 97.0
+    assert leaves.left == first.left - 2
+
+
+def test_a_plan_that_lacks_memory_and_is_no_quicker_ends_the_searches() -> None:
+    first = SavingSearches(100.0)
+    assert first.after(exact(2.0, 101), least=2.0).left == 0
+    assert first.after(exact(2.0, 100), least=2.0).left == first.left - 1, "it fits"
+    assert first.after(exact(1.9, 101), least=2.0).left == first.left - 1
+
+
 @pytest.fixture
 def facts() -> tuple[PartitionCache, Profile]:
     """Of four devices."""
     partitions = PartitionCache(PlanningProblem(traced("gpt2"), 12, 4, limits=(1e12,) * 4))
-    return partitions, profiled(uniform(partitions))
+    return partitions, profiled(uniform_partitions(partitions))
 
 
 def texts(facts: tuple[PartitionCache, Profile], plan: str, limit: float = 1e12) -> list[str]:
@@ -76,7 +108,7 @@ def test_no_more_is_saved_than_must_be(facts: tuple[PartitionCache, Profile]) ->
 
 def test_micro_batches_that_take_turns_are_one_where_four_lack_memory() -> None:
     partitions = PartitionCache(PlanningProblem(traced("gpt2"), 64, 4, limits=(1e12,) * 4))
-    known = profiled(uniform(partitions))
+    known = profiled(uniform_partitions(partitions))
     gathered = {
         ("all_gather", Pattern(2, 2)): Curve(((1.0, 2e-6),)),
         ("reduce_scatter", Pattern(2, 2)): Curve(((1.0, 2e-6),)),
@@ -145,8 +177,8 @@ def test_no_choice_for_each_component_is_much_quicker() -> None:
     assert len(problem.names) == 3
     partitions = PartitionCache(problem)
     optimizer, cluster = torch.optim.AdamW(model.parameters()), catalogue.cluster("v100x2")
-    facts = DatasheetFacts(problem, optimizer, cluster)
-    known = survey(partitions, facts)
+    facts = DatasheetFacts(partitions, optimizer, cluster)
+    known = survey(facts)
     offered = [Layout(2, 1, *saving) for saving in SAVINGS]
     offered += [Layout(1, 2, recompute=recompute) for recompute in (False, True)]
     every = [worded(problem.names, x, problem.modules) for x in product(offered, repeat=3)]
@@ -154,7 +186,7 @@ def test_no_choice_for_each_component_is_much_quicker() -> None:
     every += [replace(plan, micro_batches=4) for plan in kept]
     profile = facts.profile(partitions.possible(every), known, micro_batches=(1, 4))
     plans = [price(partitions, plan, profile) for plan in every]
-    sums = assemble(uniform(partitions), profile, SAVINGS).problem
+    sums = assemble(uniform_partitions(partitions), profile, SAVINGS).problem
     choices = product(*(range(len(options)) for options in sums.components))
     summed = [evaluate(sums, choice) for choice in choices]
     peaks = sorted({c.fullest.peak for c in plans if c.fullest})
@@ -164,6 +196,6 @@ def test_no_choice_for_each_component_is_much_quicker() -> None:
             assert search(sums, limit).seconds == pytest.approx(min(sure), rel=1e-12)
         partitions.problem = replace(problem, limits=(limit,) * DEVICES)
         fitting = [c.seconds for c in plans if c.fullest and c.fullest.peak <= limit]
-        chosen = decide(partitions, facts, known).chosen
+        chosen = decide(facts, known).chosen
         assert chosen.fits, f"{part}: {chosen.reason}"
         assert chosen.seconds <= min(fitting) * CLOSE, f"{part}: {chosen.plan}"

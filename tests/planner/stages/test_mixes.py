@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from synchromesh.planner.chain.problem import PricedEdge, Prices
-from synchromesh.planner.stages.costs import StageFacts, stage_ways
 from synchromesh.planner.stages.mixes import Inside, mixed
 from synchromesh.planner.stages.problem import (
     PlannedStage,
+    StageCosts,
+    StageFacts,
     StagePlan,
     StageProblem,
-    Ways,
     in_flight,
+    stage_ways,
 )
 from synchromesh.planner.stages.search import search
 from synchromesh.values.profile import Overlap
@@ -87,7 +88,7 @@ class Model:
 
     def problem(self, slowdowns: tuple[float, ...], limit: float) -> StageProblem:
         @cache
-        def ways(m: int) -> Ways:
+        def ways(m: int) -> StageCosts:
             links = range(len(LINKS))
             return stage_ways(lambda g, d: self.moved(g, d, m, links), SIZES, DEGREES, COUNT)
 

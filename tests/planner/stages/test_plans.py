@@ -14,7 +14,7 @@ from synchromesh.planner.stages.mixes import Searches, StagePlace
 from synchromesh.planner.stages.plans import orders, plan_of, stage_plans
 from synchromesh.planner.stages.problem import PlannedStage, StagePlan, evaluate
 from synchromesh.planner.unequal import slowdowns_of
-from synchromesh.planner.uniform import Uniform, uniform
+from synchromesh.planner.uniform import UniformPartitions, uniform_partitions
 from synchromesh.trace.capture.capture import trace
 from synchromesh.values.layout import Layout, stages_of
 from synchromesh.values.plan import Plan
@@ -29,12 +29,12 @@ def loss(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 @cache
-def made() -> tuple[PlanningProblem, Uniform]:
+def made() -> tuple[PlanningProblem, UniformPartitions]:
     """Eight equal linear layers on four devices."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(LAYERS)))
     step = trace(model, loss, torch.randn(ROWS, 16), training=True)
     problem = PlanningProblem(step, ROWS, DEVICES)
-    return problem, uniform(PartitionCache(problem))
+    return problem, uniform_partitions(PartitionCache(problem))
 
 
 def line(byte: float) -> Curve:
@@ -183,7 +183,7 @@ def test_where_nothing_is_known_of_messages_there_are_no_stages() -> None:
 def test_a_model_of_one_component_has_no_stages() -> None:
     step = trace(nn.Linear(4, 4), loss, torch.randn(ROWS, 4), training=True)
     problem = PlanningProblem(step, ROWS, DEVICES)
-    parts = uniform(PartitionCache(problem))
+    parts = uniform_partitions(PartitionCache(problem))
     assert stage_plans(parts, problem, Profile(DEVICES)) == []
     assert stage_demands(parts) == []
 
@@ -193,13 +193,13 @@ def test_a_model_of_one_component_has_no_stages() -> None:
 
 
 @cache
-def classified() -> tuple[PlanningProblem, Uniform]:
+def classified() -> tuple[PlanningProblem, UniformPartitions]:
     """Six convolutions of 8 channels and a linear classifier of 128 x 512."""
     layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Tanh()) for _ in range(6)]
     head = nn.Sequential(nn.Flatten(), nn.Linear(128, 512))
     step = trace(nn.Sequential(*layers, head), loss, torch.randn(ROWS, 8, 4, 4), training=True)
     problem = PlanningProblem(step, ROWS, DEVICES)
-    return problem, uniform(PartitionCache(problem))
+    return problem, uniform_partitions(PartitionCache(problem))
 
 
 def classified_profile() -> Profile:
@@ -262,7 +262,7 @@ def test_degrees_that_differ_in_groups_of_different_sizes_are_told_in_words() ->
 
 def test_degrees_that_do_not_nest_cross_on_all_ranks_of_a_group() -> None:
     problem = replace(made()[0], devices=12)
-    parts = uniform(PartitionCache(problem))
+    parts = uniform_partitions(PartitionCache(problem))
     of_six = [d for d in stage_demands(parts) if d[0] == "all_to_all"]
     assert of_six == [("all_to_all", Pattern(6), ROWS // 2 * 16 * 4 // 2)]
     assert all(kind in ("send", "all_reduce") for kind, *_ in stage_demands(made()[1]))

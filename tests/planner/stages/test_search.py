@@ -7,8 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from synchromesh.planner.stages.costs import StageFacts, stage_ways
-from synchromesh.planner.stages.problem import PlannedStage, StageProblem, evaluate
+from synchromesh.planner.stages.problem import (
+    PlannedStage,
+    StageFacts,
+    StageProblem,
+    evaluate,
+    stage_ways,
+)
 from synchromesh.planner.stages.search import search
 from tests.planner.stage_problems import every, random_problem
 

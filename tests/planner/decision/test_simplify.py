@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import decided
-from synchromesh.planner.decision.decide import _Deciding, survey
-from synchromesh.planner.decision.relatives import relatives
+from synchromesh.planner.decision.decide import _Decision, survey
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
-from synchromesh.planner.uniform import uniform
+from synchromesh.planner.uniform import uniform_partitions
+from synchromesh.planner.wording import relatives
 from synchromesh.trace.capture.capture import trace
 from synchromesh.values.plan import Plan
 from tests.planner.decision.test_decide import DEVICES, ROWS, Flat
@@ -51,36 +51,44 @@ def blocks() -> PartitionCache:
     ],
 )
 def test_relatives(blocks: PartitionCache, plan: str, found: str) -> None:
-    plans = relatives(uniform(blocks), blocks.problem, Plan.parse(plan))
+    plans = relatives(uniform_partitions(blocks), blocks.problem, Plan.parse(plan))
     assert " | ".join(map(str, plans)) == found
 
 
 @pytest.fixture
-def deciding(blocks: PartitionCache) -> _Deciding:
+def decision(blocks: PartitionCache) -> _Decision:
     facts = Flat(blocks)
-    return _Deciding(blocks, facts, survey(blocks, facts))
+    return _Decision(facts, survey(facts))
 
 
-def made_up(deciding: _Deciding, plan: str) -> list[Candidate]:
-    deciding.ask([Plan.parse(plan)])
-    return deciding.priced([Plan.parse(plan)])
+def made_up(decision: _Decision, plan: str) -> list[Candidate]:
+    decision.ask([Plan.parse(plan)])
+    return decision.priced([Plan.parse(plan)])
 
 
-def test_the_plan_that_is_taken_becomes_plainer_step_by_step(deciding: _Deciding) -> None:
-    found = made_up(deciding, "data; 1=zero1; 3=zero1; 5=zero1; 6=zero2")
-    more = deciding.plainer(found)
+def simplified(decision: _Decision, found: list[Candidate]) -> list[Candidate]:
+    """What is taken in place of the best of `found`, step by step."""
+    decision.candidates = [*found]
+    decision.simplify()
+    return decision.candidates[len(found) :]
+
+
+def test_the_plan_that_is_taken_becomes_plainer_step_by_step(decision: _Decision) -> None:
+    found = made_up(decision, "data; 1=zero1; 3=zero1; 5=zero1; 6=zero2")
+    more = simplified(decision, found)
     assert str(decided([*found, *more])[0].plan) in ("data", "zero1")
     assert len(more) <= 3, "only what was taken at some time is shown"
     words = [c.plan.words for c in (*found, *more)]
     assert words == sorted(words, reverse=True)
 
 
-def test_a_plain_plan_or_one_that_does_not_fit_has_none(deciding: _Deciding) -> None:
-    assert deciding.plainer(made_up(deciding, "data")) == []
-    mixed = made_up(deciding, "data; 1=zero1; 3=zero1")
-    assert deciding.plainer([Candidate(mixed[0].plan, mixed[0].time, (), False, "")]) == []
+def test_a_plain_plan_or_one_that_does_not_fit_has_none(decision: _Decision) -> None:
+    assert simplified(decision, made_up(decision, "data")) == []
+    mixed = made_up(decision, "data; 1=zero1; 3=zero1")
+    lacking = Candidate(mixed[0].plan, mixed[0].time, (), False, "")
+    assert simplified(decision, [lacking]) == []
 
 
-def test_what_is_clearly_slower_is_left(deciding: _Deciding) -> None:
+def test_what_is_clearly_slower_is_left(decision: _Decision) -> None:
     """Every program takes a second a row: layers of all rows take twice as long as of half."""
-    assert deciding.plainer(made_up(deciding, "tensor; 1-5=data")) == []
+    assert simplified(decision, made_up(decision, "tensor; 1-5=data")) == []

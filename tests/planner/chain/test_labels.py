@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from synchromesh.planner.chain.dominance import undominated
+from synchromesh.planner.chain.labels import undominated
 
 
 def expected(state, x, y, z, limited):  # type: ignore[no-untyped-def]

@@ -1,5 +1,5 @@
-"""The parts of what a component takes under a tensor degree: seconds and bytes, of a micro-batch
-and of a step."""
+"""The costs of a component under a tensor degree: seconds and bytes, of a micro-batch and of a
+step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,17 +10,18 @@ from synchromesh.cost.planned_step import (
     gradient_pattern,
     shard_seconds,
 )
-from synchromesh.planner.uniform import DIRECTIONS, Uniform, seconds_of
-from synchromesh.trace.partition.local import Communication
+from synchromesh.planner.uniform import DIRECTIONS, UniformPartitions, seconds_of
+from synchromesh.trace.partition.local import Communication, LocalComponent
 from synchromesh.values import buckets
 from synchromesh.values.buckets import UNDER_WAY
 from synchromesh.values.holding import Holding
+from synchromesh.values.layout import Layout
 from synchromesh.values.profile import Overlap, Pattern, Profile
 from synchromesh.values.sharding import units
 
 
 @dataclass(frozen=True)
-class Parts:
+class ComponentCosts:
     """What a component takes under one degree, in one micro-batch or once a step."""
 
     forward: float  # s of a micro-batch, blocking collectives included
@@ -35,15 +36,15 @@ class Parts:
     working: float  # bytes on a device in a backward, of what was kept and of what it makes
 
 
-def parts(
-    uniform: Uniform,
+def component_costs(
+    uniform: UniformPartitions,
     degree: int,
     index: int,
     holding_of: Mapping[str, Holding],
     profile: Profile,
     ranks: Sequence[int] | None = None,
     recompute: bool = False,
-) -> Parts | None:
+) -> ComponentCosts | None:
     """What the component takes under one degree on the slowest of `ranks` (None: all); None where
     nothing is known of it."""
     local = uniform.partitions[degree].components[index]
@@ -53,46 +54,34 @@ def parts(
         return None
     layout = uniform.layout(degree) if uniform.offers(degree, index) else local.layout
     rows = max(1, -(-uniform.rows // layout.data))
-    communications = [e for e in local.events[local.arrivals :] if isinstance(e, Communication)]
-    inside = [c for communication in communications for c in communication.collectives]
     own = [holding_of[name] for name in uniform.own(index)]
     trained = [h for h in own if h.tensor.trainable]
     try:
-        sent = {d: seconds_of(uniform, inside, layout, d, profile) for d in DIRECTIONS}
-        again = seconds_of(uniform, local.repeats, layout, "backward", profile)
-        there, back = _gathered(own, profile), _gathered(own, profile, backward=True)
-        reduced = _reduced(trained, uniform, profile)
-        waited, scattered = _scattered(trained, profile)
+        sent = _Traffic.of(uniform, local, layout, own, profile)
     except Unmeasured:
         return None
     of_ranks = range(len(measured.forward)) if ranks is None else ranks
     forward = max(measured.forward[r](rows) for r in of_ranks)
     backward = max(measured.backward[r](rows) for r in of_ranks) + recompute * forward
-    forward += _taken("all_gather", there.seconds, profile) + profile.copy_byte * there.bytes
-    backward += _taken("all_gather", back.seconds, profile) + profile.copy_byte * back.bytes
-    in_buckets = sum(h.local_bytes for h in trained) * (reduced + scattered > 0)
-    taken = _taken("all_reduce", reduced, profile) + _taken("reduce_scatter", scattered, profile)
+    forward += sent.gathers.computing(profile)
+    backward += sent.gathers_again.computing(profile)
+    gradient = sent.reduced + sent.scattered
+    taken = _taken("all_reduce", sent.reduced, profile)
+    taken += _taken("reduce_scatter", sent.scattered, profile)
+    in_buckets = sum(h.local_bytes for h in trained) * (gradient > 0)
     kept_bytes = sum(h.kept_bytes for h in trained)
-    return Parts(
-        forward=forward + sent["forward"],
-        backward=backward + sent["backward"] + again + waited,
-        gradient=reduced + scattered,
-        gathered=there.seconds,
-        gathered_again=back.seconds,
+    return ComponentCosts(
+        forward=forward + sent.forward,
+        backward=backward + sent.backward + sent.repeats + sent.waited,
+        gradient=gradient,
+        gathered=sent.gathers.seconds,
+        gathered_again=sent.gathers_again.seconds,
         taken=taken + profile.copy_byte * in_buckets,
         update=profile.update_byte * kept_bytes + profile.update_tensor * len(trained),
         resident=sum(_resident(h, profile) for h in own),
         kept=0.0 if recompute else measured.memory.kept(rows),
         working=measured.memory.backward(rows) + sum(map(_gathered_bytes, own)),
     )
-
-
-def _gathered_bytes(h: Holding) -> int:
-    """Bytes that a sharded tensor takes besides while its component is at work: what that computes
-    with, where it has not stayed, and a place in a bucket for its gradient."""
-    if h.parts == 1:
-        return 0
-    return h.local_bytes * ((h.states == "parameters") + h.tensor.trainable)
 
 
 @dataclass(frozen=True)
@@ -102,12 +91,65 @@ class _Gathers:
     seconds: float
     bytes: int
 
+    @classmethod
+    def of(cls, own: Sequence[Holding], profile: Profile, backward: bool = False) -> "_Gathers":
+        """Those of forward; of backward those that were freed in between."""
+        gathered = [unit.holdings for unit in units([own]) if not (backward and unit.lasting)]
+        seconds = sum(shard_seconds("all_gather", held, profile) for held in gathered)
+        return cls(seconds, sum(h.local_bytes for held in gathered for h in held))
 
-def _gathered(own: Sequence[Holding], profile: Profile, backward: bool = False) -> _Gathers:
-    """Of forward; of backward those that were freed in between."""
-    found = [unit.holdings for unit in units([own]) if not (backward and unit.lasting)]
-    seconds = sum(shard_seconds("all_gather", held, profile) for held in found)
-    return _Gathers(seconds, sum(h.local_bytes for held in found for h in held))
+    def computing(self, profile: Profile) -> float:
+        """Seconds of computation that they take."""
+        return _taken("all_gather", self.seconds, profile) + profile.copy_byte * self.bytes
+
+
+@dataclass(frozen=True)
+class _Traffic:
+    """Seconds of what a component sends."""
+
+    forward: float  # blocking collectives
+    backward: float
+    repeats: float  # those of forward that recomputation runs again
+    gathers: _Gathers
+    gathers_again: _Gathers  # ahead of backward
+    reduced: float  # all-reduces of gradients
+    waited: float  # reduce-scatters of gradients that backward waits for
+    scattered: float  # the other ones
+
+    @classmethod
+    def of(
+        cls,
+        uniform: UniformPartitions,
+        local: LocalComponent,
+        layout: Layout,
+        own: Sequence[Holding],
+        profile: Profile,
+    ) -> "_Traffic":
+        """Of a component that has `layout` and is the first to use `own`. Unmeasured where the
+        profile lacks one of these collectives."""
+        events = [e for e in local.events[local.arrivals :] if isinstance(e, Communication)]
+        inside = [c for event in events for c in event.collectives]
+        trained = [h for h in own if h.tensor.trainable]
+        forward, backward = (seconds_of(uniform, inside, layout, d, profile) for d in DIRECTIONS)
+        waited, scattered = _scattered(trained, profile)
+        return cls(
+            forward,
+            backward,
+            seconds_of(uniform, local.repeats, layout, "backward", profile),
+            _Gathers.of(own, profile),
+            _Gathers.of(own, profile, backward=True),
+            _reduced(trained, uniform, profile),
+            waited,
+            scattered,
+        )
+
+
+def _gathered_bytes(h: Holding) -> int:
+    """Bytes that a sharded tensor takes besides while its component is at work: what that computes
+    with, where it has not stayed, and a place in a bucket for its gradient."""
+    if h.parts == 1:
+        return 0
+    return h.local_bytes * ((h.states == "parameters") + h.tensor.trainable)
 
 
 def _scattered(trained: Sequence[Holding], profile: Profile) -> tuple[float, float]:
@@ -137,7 +179,7 @@ def _resident(h: Holding, profile: Profile) -> float:
     )
 
 
-def _reduced(trained: Sequence[Holding], uniform: Uniform, profile: Profile) -> float:
+def _reduced(trained: Sequence[Holding], uniform: UniformPartitions, profile: Profile) -> float:
     """Seconds of the all-reduces of its gradients; small ones ride in shared buckets."""
     sizes: dict[Pattern, int] = {}
     for h in trained:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from synchromesh.engine import heap
 from synchromesh.launch.forewarning import FILE
 from synchromesh.planner.choice import Choice
-from synchromesh.planner.headroom import RESERVE
-from synchromesh.planning import live
-from synchromesh.planning.session import SELDOM
+from synchromesh.planner.problem import Headroom
+from synchromesh.planning import rank_memory
+from synchromesh.planning.rank_memory import TUNING
 from synchromesh.programs.memory import process_bytes
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
@@ -43,7 +43,7 @@ def leave(monkeypatch: pytest.MonkeyPatch, mebibytes: int) -> None:
     """This process may use so much besides what it has now."""
     heap.release()
     share = process_bytes() + mebibytes * MIB
-    monkeypatch.setattr(live, "memory_share", lambda world: share)
+    monkeypatch.setattr(rank_memory, "memory_share", lambda world: share)
 
 
 def test_a_plan_that_takes_more_memory_than_there_is_is_warned_of(
@@ -87,8 +87,11 @@ def test_a_headroom_that_is_none_is_refused() -> None:
 def test_what_is_no_tensor_is_kept_of_a_small_host(monkeypatch: pytest.MonkeyPatch) -> None:
     leave(monkeypatch, 400)
     trainer = prepared()
-    (room,) = trainer.planning.headrooms
-    assert room.kept == RESERVE and room.usable == trainer.planning.limits[0] - RESERVE
+    (room,) = trainer.planning.memory.headrooms
+    assert (
+        room.kept == Headroom.RESERVE
+        and room.usable == trainer.planning.memory.limits[0] - Headroom.RESERVE
+    )
     trainer.close()
 
 
@@ -105,7 +108,7 @@ def test_large_tensors_leave_no_holes_where_a_plan_needs_much_of_the_memory(
     trainer = prepared("meta")
     chosen = trainer.predict()
     asked.clear()
-    trainer.planning.limits = (2.0 * chosen.memory[0].peak,)
+    trainer.planning.memory.limits = (2.0 * chosen.memory[0].peak,)
     trainer.planning.choice = Choice((chosen,), Profile(1), 0.0)
     trainer.planning.check_held(chosen.plan, {})
     assert asked, "the chosen plan is known to need more than it holds"
@@ -136,8 +139,10 @@ def test_what_steps_leave_free_is_given_back_where_memory_is_short(
     monkeypatch.setattr(heap, "keep_small", lambda: released.append(-1))
     trainer.step(torch.ones(2, WIDTH))
     assert not released, "there is plenty"
-    monkeypatch.setattr(trainer.planning, "_share", process_bytes())
-    for _ in range(2 * SELDOM):
+    monkeypatch.setattr(trainer.planning.memory, "_share", process_bytes())
+    for _ in range(2 * TUNING.seldom):
         trainer.step(torch.ones(2, WIDTH))
-    assert released[:4] == [-1, SELDOM, -1, SELDOM + 1], "from then on after each step"
+    assert released[:4] == [-1, TUNING.seldom, -1, TUNING.seldom + 1], (
+        "from then on after each step"
+    )
     trainer.close()

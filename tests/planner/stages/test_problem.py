@@ -7,7 +7,7 @@ import pytest
 
 from synchromesh.planner.chain.problem import Option, Problem
 from synchromesh.planner.chain.problem import evaluate as evaluate_chain
-from synchromesh.planner.stages.costs import (
+from synchromesh.planner.stages.problem import (
     StageFacts,
     group_sizes,
     micro_batch_numbers,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from synchromesh.planner.headroom import RESERVE, Headroom
+from synchromesh.planner.problem import Headroom
 
 GB = 1e9
 
@@ -13,7 +13,7 @@ GB = 1e9
         (80 * GB, {}, 4 * GB, "5% of it"),
         (80 * GB, {"error": 0.02}, 4 * GB, "5% of it"),
         (80 * GB, {"error": 0.25}, 16 * GB, "predictions may be off by 25%"),
-        (80 * GB, {"reserve": RESERVE}, 4 * GB, "5% of it"),
+        (80 * GB, {"reserve": Headroom.RESERVE}, 4 * GB, "5% of it"),
         (GB, {"reserve": 0.2 * GB}, 0.2 * GB, "what a process holds besides tensors"),
         (GB, {"reserve": 2 * GB}, GB, "what a process holds besides tensors"),
         (GB, {"reserve": 2 * GB, "asked": "12.5%"}, 0.125 * GB, "as asked for"),

@@ -1,0 +1,199 @@
+"""The links of a model's chain: values between components, and what each costs between degrees.
+
+A value between components of equal degree costs the move that the partition of that degree makes
+on the border; between degrees a and b it leaves in the state that a's maker makes and arrives in
+the state that b's reader wants, over the cheapest way that `trace.edges` knows."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from synchromesh.cost.step_time import Unmeasured, pattern
+from synchromesh.planner.chain.problem import BATCH, Prices
+from synchromesh.planner.uniform import (
+    DIRECTIONS,
+    UniformPartitions,
+    payload,
+    seconds_of,
+)
+from synchromesh.trace.partition.local import Input
+from synchromesh.trace.partition.moves import TABLE, edge_collectives, move_collectives
+from synchromesh.values.component import Value
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import (
+    PARTIAL,
+    REPLICATED,
+    REPLICATED_PARTIAL_GRADIENT,
+    Placement,
+)
+from synchromesh.values.profile import Pattern, Profile
+from synchromesh.values.traffic import Collective
+
+
+@dataclass(frozen=True)
+class CrossingValue:
+    """A value between components: the state it is made in and read in, by degree."""
+
+    value: Value
+    source: int  # BATCH: a leaf
+    readers: tuple[int, ...]
+    made: Mapping[int, Placement]  # by degree that its maker is offered under
+    wanted: Mapping[tuple[int, int], Placement]  # by degree and reader offered under it
+
+    def wants(self, degree: int) -> dict[Placement, None]:
+        """The states in which readers of a degree want it, in their order."""
+        return dict.fromkeys(
+            self.wanted[degree, i] for i in self.readers if (degree, i) in self.wanted
+        )
+
+
+def crossing_values(uniform: UniformPartitions) -> list[CrossingValue]:
+    """Every value that crosses a border in some uniform partition, in order of its name's use."""
+    inputs: dict[tuple[str, int], dict[int, dict[int, Input]]] = {}
+    for m, made in uniform.partitions.items():
+        for i, local in enumerate(made.components):
+            for item in local.inputs:
+                source = BATCH if item.source is None else item.source
+                by_degree = inputs.setdefault((item.value.name, source), {})
+                by_degree.setdefault(m, {}).setdefault(i, item)
+    found = []
+    for (_, source), by_degree in inputs.items():
+        readers = tuple(sorted({i for items in by_degree.values() for i in items}))
+        value = next(iter(next(iter(by_degree.values())).values())).value
+        made_in = {
+            m: _made(uniform, m, by_degree.get(m, {}))
+            for m in uniform.degrees
+            if source == BATCH or uniform.offers(m, source)
+        }
+        wanted = {
+            (m, i): by_degree[m][i].want if i in by_degree.get(m, {}) else REPLICATED
+            for m in uniform.degrees
+            for i in readers
+            if uniform.offers(m, i)
+        }
+        found.append(CrossingValue(value, source, readers, made_in, wanted))
+    return found
+
+
+def _made(uniform: UniformPartitions, degree: int, read: Mapping[int, Input]) -> Placement:
+    """The state in which a value is made under a degree, as its readers find it: those of the same
+    degree before others."""
+    near = sorted(read, key=lambda i: not uniform.offers(degree, i))
+    return read[near[0]].have if near else REPLICATED
+
+
+def prices_of(
+    uniform: UniformPartitions, values: Iterable[CrossingValue], profile: Profile
+) -> list[Prices]:
+    """What each value costs between all degrees; equal tables are one."""
+    shared: dict[object, Prices] = {}
+    found = []
+    for value in values:
+        prices = _prices(uniform, value, profile)
+        key = (prices.forward.tobytes(), prices.backward.tobytes(), prices.form)
+        found.append(shared.setdefault(key, prices))
+    return found
+
+
+def _prices(uniform: UniformPartitions, link: CrossingValue, profile: Profile) -> Prices:
+    """Seconds by (border of the source, border of the reader): one form for each degree."""
+    count = len(uniform.degrees)
+    sources = (0,) if link.source == BATCH else range(count)
+    tables = {d: np.zeros((len(sources), count)) for d in DIRECTIONS}
+    for row in sources:
+        for column, b in enumerate(uniform.degrees):
+            a = uniform.degrees[row] if link.source != BATCH else None
+            if not link.wants(b) or (a is not None and a not in link.made):
+                continue  # which nobody asks for
+            for direction, seconds in zip(
+                DIRECTIONS, cheapest(uniform, link, a, b, profile), strict=True
+            ):
+                tables[direction][row, column] = seconds
+    return Prices(tables["forward"], tables["backward"], tuple(range(count)))
+
+
+def cheapest(
+    uniform: UniformPartitions, link: CrossingValue, a: int | None, b: int, profile: Profile
+) -> tuple[float, float]:
+    """Seconds forward and backward from degree `a` to degree `b` (None: leaves of the batch, whose
+    gathers are left out, as the module says)."""
+    if a is None:
+        return 0.0, 0.0
+    wants = link.wants(b)
+    if a == b:
+        moves = [m for w in wants for m in _move(uniform, link.value, link.made[a], w, a)]
+        return _both(uniform, moves, uniform.layout(a), profile)
+    best = (float("inf"), float("inf"))
+    for have in dict.fromkeys((link.made[a], *_STATES)):
+        leaving = _move(uniform, link.value, link.made[a], have, a)
+        for want in dict.fromkeys((*wants, REPLICATED)):
+            edge = _edge(uniform, link.value, have, want, a, b)
+            if edge is None or leaving is None:
+                continue
+            arriving = [m for w in wants for m in _move(uniform, link.value, want, w, b)]
+            try:
+                crossed = [
+                    _both(uniform, leaving, uniform.layout(a), profile),
+                    _both(uniform, edge, uniform.layout(a), profile),
+                    _both(uniform, arriving, uniform.layout(b), profile),
+                ]
+            except Unmeasured:
+                continue
+            forward, backward = (sum(x) for x in zip(*crossed, strict=True))
+            best = min(best, (forward, backward), key=sum)
+    return best
+
+
+_STATES = (REPLICATED, REPLICATED_PARTIAL_GRADIENT, PARTIAL)
+
+
+def _both(
+    uniform: UniformPartitions, found: Sequence[Collective], layout: Layout, profile: Profile
+) -> tuple[float, float]:
+    forward, backward = (seconds_of(uniform, found, layout, d, profile) for d in DIRECTIONS)
+    return forward, backward
+
+
+def _move(
+    uniform: UniformPartitions, value: Value, have: Placement, want: Placement, degree: int
+) -> tuple[Collective, ...]:
+    """The collectives of a move on one axis; through the unsharded value where there is no way."""
+    if have == want or degree == 1:
+        return ()
+    if (have.kind, want.kind) not in TABLE:
+        return ()
+    return move_collectives(value, have, want, degree, value.differentiable)
+
+
+def _edge(
+    uniform: UniformPartitions, value: Value, have: Placement, want: Placement, a: int, b: int
+) -> tuple[Collective, ...] | None:
+    source, target = uniform.layout(a), uniform.layout(b)
+    return edge_collectives(value, have, want, source, target, value.differentiable)
+
+
+def crossings(uniform: UniformPartitions) -> list[tuple[str, Pattern, int]]:
+    """Kinds, patterns and payloads of what may cross between degrees, for the survey."""
+    found: dict[tuple[str, Pattern], int] = {}
+
+    def note(collectives: Sequence[Collective], degree: int) -> None:
+        for c in collectives:
+            key = (c.kind, pattern(c))
+            size = payload(uniform, c, uniform.layout(degree))
+            found[key] = max(size, found.get(key, 0))
+
+    for link in crossing_values(uniform):
+        if link.source == BATCH:
+            continue
+        for a, b in product(link.made, uniform.degrees):
+            wants = link.wants(b)
+            if a == b or not wants:
+                continue
+            for have, want in product((link.made[a], REPLICATED), (*wants, REPLICATED)):
+                note(_edge(uniform, link.value, have, want, a, b) or (), a)
+            note(_move(uniform, link.value, link.made[a], REPLICATED, a), a)
+            for want in wants:
+                note(_move(uniform, link.value, REPLICATED, want, b), b)
+    return [(kind, where, size) for (kind, where), size in sorted(found.items())]
