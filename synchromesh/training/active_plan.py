@@ -60,6 +60,12 @@ class ActivePlan:
         assert self.groups.position is not None, "an idle rank has no rows"
         return leaf_layout_at(self.partition.leaf_layouts, self.groups.position)
 
+    def divides_model(self, training: bool) -> bool:
+        """Whether a rank lacks a part of the model that it runs, in training or of a metric."""
+        shards = (p.sharded for p in self.partition.placements.values())
+        tensor = (layout.tensor > 1 for layout in self.layouts.values())
+        return any(tensor if training else shards) or self.plan.stage_count > 1
+
     def own_rows(self, rows: int) -> Ranges:
         """[start, stop) of the parts of a global batch of `rows` rows that this rank works on."""
         position = self.groups.position

@@ -38,7 +38,7 @@ from synchromesh.training.active_plan import ActivePlan, Loss, Options, PlanChec
 from synchromesh.training.carry import Carry
 from synchromesh.training.notices import Notices
 from synchromesh.training.programs import Programs
-from synchromesh.training.traces import KEPT, Traces
+from synchromesh.training.traces import TUNING, Traces
 from synchromesh.training.trainer_state import TrainerState
 from synchromesh.values.layout import stages_of
 from synchromesh.values.plan import Plan
@@ -65,7 +65,7 @@ class Execution:
         self.carry = Carry(options.carry, world)
         self._check = PlanCheck(self.state, planning, self.notices, bool(options.carry))
         self._active: ActivePlan | None = None
-        self._earlier: deque[ActivePlan] = deque(maxlen=KEPT)
+        self._earlier: deque[ActivePlan] = deque(maxlen=TUNING.kept)
         self.unsettled_rows = 0  # computed with on this rank since `settle` was called
         weights = () if options.weights is None else model.persistent
         refuse_uninitialised(model, world.device, weights)

@@ -8,7 +8,7 @@ is taken as it is, and that is said."""
 
 from collections.abc import Callable
 from dataclasses import astuple, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -23,14 +23,14 @@ from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import Loss, Options
 from synchromesh.values.size import readable
 
-# Times the bytes of its trained parameters that a comparison needs besides them: gradients of two
-# steps and of the trace's one, and as much as one more for activations and what the heap loses
-# between blocks. With three, a model of 100 M parameters was killed at 2 GiB.
-COMPARING = 4
-
 
 class TraceCheck:
-    """Compares traces with the model they are of; `latest` is the training step so judged."""
+    """Compares traces with the model they are of; `latest` is the training step so checked."""
+
+    # Times the bytes of its trained parameters that a comparison needs besides them: gradients of
+    # two steps and of the trace's one, and as much as one more for activations and what the heap
+    # loses between blocks. With three, a model of 100 M parameters was killed at 2 GiB.
+    PARAMETER_BYTES: ClassVar = 4
 
     def __init__(
         self, model: Model, loss: Loss, world: World, options: Options,
@@ -41,43 +41,52 @@ class TraceCheck:
         self.latest: Step | None = None
         self._mismatch = ""  # why a trace of the model once did not agree with it
 
-    def judged(self, module: nn.Module, example: Any, step: Step) -> Step:
+    def checked(self, module: nn.Module, example: Any, step: Step) -> Step:
         """The training step as far as it agrees with its model, with what it does to rows; the
         same on all ranks, each of which has traced the weights that it was given."""
-        self.latest = self._judged(module, example, step)
-        return self.latest
-
-    def _judged(self, module: nn.Module, example: Any, step: Step) -> Step:
-        everyone = self.world.everyone
         obstacle = self._obstacle(step)
-        complete = not obstacle
-        anywhere = any(everyone.all_gather_json(complete))
-        if not anywhere and self.latest is None and not step.opaque:
+        somewhere = any(self.world.everyone.all_gather_json(not obstacle))
+        if not somewhere and self.latest is None and not step.opaque:
             self.say(
                 f"the trace was not compared with the model, neither losses nor gradients: "
                 f"{self._first(obstacle)}; `synchromesh verify` compares a plan with one process "
                 "where there is memory for the entire model"
             )
-        fault, least = step.reason, 1
-        if complete and not step.opaque:
-            found = compare(module, self.loss, example, step, self.autocast)
-            fault, least = found.fault or "", found.least
-        fault, least = self._first(fault), max(everyone.all_gather_json(least))
+        fault, least = self._compared(module, example, step, not obstacle)
         if fault and not step.opaque:
             step = opaque(module, example, fault)
         if least > 1:
             step = replace(step, guards=(*step.guards, at_least(least)), least=(at_least(least),))
-        if not anywhere:
-            return self._as_before(step)
-        self._mismatch = fault or self._mismatch
-        if step.opaque:
-            made = changes(module, self.loss, example, self.autocast) if complete else None
-            norms = self.model.statistics
-            kinds = made and [[n for n in k if n not in norms] for k in astuple(made)]
-            free, fed, outputs = next(filter(None, everyone.all_gather_json(kinds)))
-            doubt = "" if len(outputs) == 2 else step.doubt
-            step = replace(step, changed=tuple(free), fed=tuple(fed), doubt=doubt)
+        if not somewhere:
+            step = self._as_before(step)
+        else:
+            self._mismatch = fault or self._mismatch
+            if step.opaque:
+                step = self._with_changes(module, example, step, not obstacle)
+        self.latest = step
         return step
+
+    def _compared(
+        self, module: nn.Module, example: Any, step: Step, here: bool
+    ) -> tuple[str, int]:
+        """The first rank's fault, and how many rows the trace needs at least. here: whether this
+        rank can run the model."""
+        fault, least = step.reason, 1
+        if here and not step.opaque:
+            found = compare(module, self.loss, example, step, self.autocast)
+            fault, least = found.fault or "", found.least
+        return self._first(fault), max(self.world.everyone.all_gather_json(least))
+
+    def _with_changes(self, module: nn.Module, example: Any, step: Step, here: bool) -> Step:
+        """A step that is not traced, with what its forward changes, which one rank has seen."""
+        seen = None
+        if here:
+            made = astuple(changes(module, self.loss, example, self.autocast))
+            norms = self.model.statistics
+            seen = [[n for n in names if n not in norms] for names in made]
+        free, fed, outputs = next(filter(None, self.world.everyone.all_gather_json(seen)))
+        doubt = "" if len(outputs) == 2 else step.doubt
+        return replace(step, changed=tuple(free), fed=tuple(fed), doubt=doubt)
 
     def _obstacle(self, step: Step) -> str:
         """Why this rank cannot run the model beside its trace; empty where it can. An idle rank
@@ -87,7 +96,7 @@ class TraceCheck:
             meta = any(p.is_meta for p in parameters)
             return "it is on the meta device" if meta else "it is cut over the ranks"
         trained = sum(p.nbytes for p in parameters if p.requires_grad)
-        needed, free = COMPARING * trained, self.free_bytes()
+        needed, free = self.PARAMETER_BYTES * trained, self.free_bytes()
         if step.opaque or needed <= free:
             return ""
         return (

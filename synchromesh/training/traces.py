@@ -7,6 +7,7 @@ would be many becomes an input, where that can be."""
 
 from collections.abc import Callable, Hashable, Mapping
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,9 +30,21 @@ from synchromesh.training.notices import Notices
 from synchromesh.training.trace_check import TraceCheck
 from synchromesh.values.plan import Plan
 
-EXAMPLE_ROWS = 6  # kept to trace with again: how rows weigh does not show in a single one
-KEPT = 4  # traces of one function and shape, for other values that it reads; chosen, not measured
-OFTEN = 3  # traces made for other values of one number until it is to be an input; chosen
+
+@dataclass(frozen=True)
+class RetraceTuning:
+    """What is kept to trace again, and when a number that is read becomes an input; chosen.
+
+    example_rows  of the example batch: how rows weigh does not show in a single one
+    kept          traces of one function and shape, for other values that it reads
+    often         traces made for other values of one number until it is to be an input"""
+
+    example_rows: int = 6
+    kept: int = 4
+    often: int = 3
+
+
+TUNING = RetraceTuning()
 
 
 class Traces:
@@ -46,7 +59,7 @@ class Traces:
         self.model, self.loss, self.world = model, loss, world
         self.options, self.notices = options, notices
         self.check = TraceCheck(model, loss, world, options, free_bytes)
-        self.example = take(example, 0, EXAMPLE_ROWS)
+        self.example = take(example, 0, TUNING.example_rows)
         self._shape = signature(self.example)
         self.cuts: tuple[str, ...] = ()
         self.readings = Readings()
@@ -86,13 +99,13 @@ class Traces:
             return step
         self.check.compare_constants(step)
         if not step.assumed:
-            self._kept = [(of, step), *self._kept][:KEPT]
+            self._kept = [(of, step), *self._kept][: TUNING.kept]
         return step
 
     def _traced(self, check: TraceCheck, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step:
         with self.model.unsharded(self.world.device, buffers) as module:
             step = self._capture(module, self.loss, batch, training=True)
-            return check.judged(module, batch, step)
+            return check.checked(module, batch, step)
 
     def _with_inputs(self, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step | None:
         """The trace in which numbers that have changed often are inputs; None where it cannot be,
@@ -102,7 +115,7 @@ class Traces:
             if self.readings.hold((read,)):
                 continue
             count = self._changes[read.place] = self._changes.get(read.place, 0) + 1
-            if count == OFTEN and type(value := read.now()) is float:
+            if count == TUNING.often and type(value := read.now()) is float:
                 before, check = self.numbers, copy(self.check)
                 tensor = torch.tensor(value, dtype=torch.float64, device=self.world.device)
                 self.numbers = (*before, (read, tensor))
@@ -111,7 +124,7 @@ class Traces:
                     self.numbers = before
                 else:
                     self.check, self._kept, self._steps, found = check, [], {}, step
-            elif count == OFTEN + KEPT:
+            elif count == TUNING.often + TUNING.kept:
                 self.notices.once(
                     f"{read.name} has changed {count} times, and each other value takes another "
                     "trace, for it cannot be an input of one: change it rarely, or give it to the "
@@ -192,65 +205,69 @@ class Traces:
         self, function: Any, shape: Hashable, batch: Any, total: int, active: ActivePlan
     ) -> Step:
         """The trace of `function` for batches of this shape with `total` rows over all ranks."""
-        now = active.step
-        if now.opaque:
-            return now
+        if active.step.opaque:
+            return active.step
         made = self._steps.setdefault((function, shape, self.cuts), [])
         held = [s for s in made if self.readings.hold(s.read) and self._as_folded(s)]
         known = list(held)
         if function is self.loss and shape == self._shape:
-            known = [now, *held]
-        for step in known:
-            if step.takes(total):
-                return step
+            known = [active.step, *held]
+        if (step := next((s for s in known if s.takes(total)), None)) is not None:
+            return step
         step = known[0] if known else self._retrace(function, batch, None, active)
         if not step.takes(total):
-            wanted = " and ".join(g.text for g in step.guards if not g.holds(total))
-            if total < 2:
-                raise ValueError(
-                    f"a global batch of {total} row is another case for the model ({wanted} does "
-                    "not hold), which cannot be traced: leave it out, or train the model under a "
-                    "plan of which it need not be traced"
-                )
-            step = self._retrace(function, batch, total, active)
-            if not step.takes(total):
-                raise ValueError(
-                    f"the model depends on the number of rows: a global batch of {total} does not "
-                    f"meet {wanted}; make it independent of their number, or leave the batch out"
-                )
+            step = self._case(step, function, batch, total, active)
         other = [s for s in made if not self.readings.hold(s.read)]
-        made[:] = [*other[-KEPT:], *held, step]
+        made[:] = [*other[-TUNING.kept :], *held, step]
+        return step
+
+    def _case(
+        self, known: Step, function: Any, batch: Any, total: int, active: ActivePlan
+    ) -> Step:
+        """The trace for a number of rows that the `known` one does not hold for."""
+        wanted = " and ".join(g.text for g in known.guards if not g.holds(total))
+        if total < 2:
+            raise ValueError(
+                f"a global batch of {total} row is another case for the model ({wanted} does "
+                "not hold), which cannot be traced: leave it out, or train the model under a "
+                "plan of which it need not be traced"
+            )
+        step = self._retrace(function, batch, total, active)
+        if not step.takes(total):
+            raise ValueError(
+                f"the model depends on the number of rows: a global batch of {total} does not "
+                f"meet {wanted}; make it independent of their number, or leave the batch out"
+            )
         return step
 
     def _retrace(self, function: Any, batch: Any, rows: int | None, active: ActivePlan) -> Step:
         """The trace for a metric, another shape or another case of `rows`; the user's function
         itself where every rank has the complete model."""
         training = function is self.loss
+        what = "this shape of batch" if training else "this metric"
         with self.model.unsharded(self.world.device) as module:
             step = self._capture(module, function, batch, training, rows)
             self.readings.look(step.read)
             if training and not step.opaque:
                 step = self.check.of_shape(module, batch, step, active.step)
-        what = "this shape of batch" if training else "this metric"
         if step.opaque:
-            shards = (p.sharded for p in active.partition.placements.values())
-            apart = any(x.tensor > 1 for x in active.layouts.values()) if training else any(shards)
-            if apart or active.plan.stage_count > 1:
+            if active.divides_model(training):
                 raise ValueError(
                     f"{what} could not be traced although the training step could: {step.reason}"
                 )
             self.notices.warn(f"{what} could not be traced and runs as it is: {step.reason}")
-        known, used = (
-            {p.name for c in s.chain.components for p in c.parameters if p.trainable}
-            for s in (active.step, step)
-        )
-        if training and not step.opaque and used - known:
+        elif training and (further := _trained(step) - _trained(active.step)):
             raise ValueError(
                 f"{what} uses parameters that the example batch did not "
-                f"({', '.join(sorted(used - known)[:3])}): give "
+                f"({', '.join(sorted(further)[:3])}): give "
                 "prepare an example batch that uses them all"
             )
         return step
+
+
+def _trained(step: Step) -> set[str]:
+    """Names of the parameters that a step trains."""
+    return {p.name for c in step.chain.components for p in c.parameters if p.trainable}
 
 
 def what_it_computes(function: Any) -> Hashable:
