@@ -1,5 +1,4 @@
-"""The command `synchromesh`: one file per subcommand, each with `add_parser`, which adds it and
-its options, and `main(args)`, which runs it and returns its exit code."""
+"""The command `synchromesh`: one file per subcommand, with what declares it, `COMMAND`."""
 
 import argparse
 import errno
@@ -7,31 +6,16 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
-from typing import NoReturn
 
 from synchromesh.cli import compare, doctor, explain, lab, plan, report, run, trace, train, verify
+from synchromesh.cli.command import Parser, commands, option
 from synchromesh.cli.ranks import hush
 from synchromesh.launch.rank import launched, open_closed_streams
-from synchromesh.values.fault import Fault, Stopped, printable
+from synchromesh.values.fault import Fault, Stopped
 from synchromesh.values.version import VERSION
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of files; ours are named
 COMMANDS = (doctor, plan, train, trace, explain, verify, compare, report, run, lab)
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong with the arguments in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        """Ends the process with exit code 2."""
-        self.exit(2, f"{printable(f'{self.prog}: {message}')}; see {self.prog} --help\n")
-
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        """As argparse's, but a command refuses what it does not know itself, by its own name."""
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found, unknown
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,10 +25,8 @@ def parser() -> argparse.ArgumentParser:
         epilog="TARGET is a bundled workload (digits/cnn, cifar100/resnet50, ...) or "
         "path/to/file.py:function, a function that returns a synchromesh.Workload.",
     )
-    top.add_argument("--version", action="version", version=f"synchromesh {VERSION}")
-    commands = top.add_subparsers(metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(commands)
+    option("--version", action="version", version=f"synchromesh {VERSION}")(top)
+    commands(*(module.COMMAND for module in COMMANDS))(top)
     return top
 
 

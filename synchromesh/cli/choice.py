@@ -1,53 +1,130 @@
-"""The choice of a plan shown: the candidates and what they should take, the components."""
+"""Plans shown: the candidates and what they should take, the chosen one's components or stages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from synchromesh.cli.console import Console, table
 from synchromesh.cost.alive_bytes import KINDS
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice, RunnerUp
+from synchromesh.planning.layers import LayerCandidate, LayerPlanned
+from synchromesh.planning.offline import Planned
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import printable
 from synchromesh.values.size import readable
 
-SHOWN, REJECTED = 9, 3  # candidates, and of those that do not fit
-WIDTH = 60  # characters of a plan in the table; longer ones stand below it
-LISTED = 24  # components; longer chains are shown as runs of equal layouts
+
+@dataclass(frozen=True)
+class Shown:
+    """How much of a choice is shown; chosen so that it fits a screen."""
+
+    candidates: int = 9
+    rejected: int = 3  # of those that do not fit
+    width: int = 60  # characters of a plan in the table; longer ones stand below it
+    components: int = 24  # longer chains are shown as runs of equal layouts
 
 
-def choice_table(choice: Choice) -> Table:
+SHOWN = Shown()
+
+
+def show_planned(target: str, made: Planned) -> None:
+    """The tables of a model's plans on a cluster."""
+    choice, console = made.choice, Console.wide(140)
+    title = f"{target} on {made.cluster.name}, {made.rows} rows a step ({made.certainty})"
+    shown: list[RenderableType] = [choice_table(choice, title)]
+    memory = memory_table(choice)
+    shown += [memory] if memory.row_count else []
+    shown += [Text(printable(line)) for line in notes(choice)]
+    shown += [_runners_up(made)] if made.components else []
+    for part in shown:
+        console.print(part, soft_wrap=isinstance(part, Text))
+    profile = choice.profile
+    console.print(
+        Text(
+            f"profile of {len(profile.compute)} programs in {profile.seconds:.1f} s, searched and "
+            f"priced in {choice.planning_seconds:.2f} s"
+        )
+    )
+
+
+def _runners_up(made: Planned) -> Table:
+    """Layouts and runners-up, and of which plan where that is not the chosen one."""
+    of = f" {made.choice.of}," if made.choice.of else ""
+    title = f"components (data x tensor){of} and what the next layout costs ({made.certainty})"
+    rows = (
+        (
+            row.component, str(row.layout), str(row.other or "none"),
+            "" if row.seconds is None else f"{row.seconds * 1e3:+.3f} ms",
+        )
+        for row in made.components
+    )  # fmt: skip
+    return table(title, ("component", "layout", "runner-up", "a step more"), rows)
+
+
+def show_layers(name: str, made: LayerPlanned) -> None:
+    """Two tables: the plans of a layer profile, the stages of the first one."""
+    console = Console.wide(140)
+    band = made.cluster.error_band
+    certainty = f"links +-{band:.0%}" if band else "error not stated"
+    title = f"{name} on {made.cluster.name}, {made.rows} rows a step ({certainty})"
+    rows = (
+        (
+            str(c.plan), f"{c.seconds * 1e3:.1f} ms", readable(max(c.memory)), f"{c.idle:.0%}",
+            f"{c.gap:.1%}",
+        )
+        for c in made.candidates
+    )  # fmt: skip
+    console.print(table(title, ("plan", "step", "memory per device", "idle", "gap"), rows))
+    if made.candidates:
+        names = ("layers", "from", "to", "devices", "a micro-batch", "memory")
+        stages = _stages(made, made.candidates[0])
+        console.print(table("stages of the first plan", names, stages, left=("from", "to")))
+    count = len(made.profile.layers)
+    console.print(Text(f"{count} layers, searched in {made.planning_seconds:.2f} s"))
+
+
+def _stages(made: LayerPlanned, candidate: LayerCandidate) -> Iterator[Sequence[str]]:
+    layers = made.profile.layers
+    stages = zip(candidate.stages, candidate.stage_seconds, candidate.memory, strict=True)
+    for stage, seconds, memory in stages:
+        ends = [layers[i] for i in (stage.first, stage.end - 1)]
+        names = [f"{x.name} {x.description.partition('(')[0]}" for x in ends]
+        count = str(stage.end - stage.first)
+        yield count, *names, str(stage.devices), f"{seconds * 1e3:.2f} ms", readable(memory)
+
+
+def choice_table(choice: Choice, title: str = "plans by predicted step time") -> Table:
     """A line per candidate, the chosen one first."""
-    table = Table(title="plans by predicted step time", title_justify="left")
-    for name in ("plan", "step", "memory per device", "waits", "why"):
-        table.add_column(name, justify="left" if name in ("plan", "why") else "right")
     shown = _shown(choice)
-    for number, candidate in shown:
-        table.add_row(*(Text(printable(cell)) for cell in _cells(number, candidate)))
+    columns = ("plan", "step", "memory per device", "waits", "why")
+    made = table(title, columns, (_cells(*pair) for pair in shown), left=("plan", "why"))
     if more := len(choice.candidates) - len(shown):
-        table.caption, table.caption_justify = f"and {more} more (--json has all)", "left"
-    return table
+        made.caption, made.caption_justify = f"and {more} more (--json has all)", "left"
+    return made
 
 
 def notes(choice: Choice) -> list[str]:
     """What stands below the table: the plans that are too long for it, whole; why the first one is
     taken; what is left of the devices' memory."""
-    long = [f"plan {n}: {c.plan}" for n, c in _shown(choice) if len(str(c.plan)) > WIDTH]
+    plans = [(number, str(candidate.plan)) for number, candidate in _shown(choice)]
+    long = [f"plan {number}: {plan}" for number, plan in plans if len(plan) > SHOWN.width]
     return [line for line in (*long, choice.why, str(choice.headroom or "")) if line]
 
 
 def _shown(choice: Choice) -> list[tuple[int, Candidate]]:
     """Some candidates, with their places among all."""
-    left = {True: SHOWN, False: REJECTED}
-    found = []
+    left = {True: SHOWN.candidates, False: SHOWN.rejected}
+    shown = []
     for number, candidate in enumerate(choice.candidates, 1):
         left[candidate.fits] -= 1
         if left[candidate.fits] >= 0 or candidate.given:
-            found.append((number, candidate))
-    return found
+            shown.append((number, candidate))
+    return shown
 
 
 def _cells(number: int, candidate: Candidate) -> tuple[str, ...]:
@@ -61,51 +138,34 @@ def _cells(number: int, candidate: Candidate) -> tuple[str, ...]:
 
 def _short(number: int, candidate: Candidate) -> str:
     text = str(candidate.plan)
-    return f"{number:2} {text if len(text) <= WIDTH else text[: WIDTH - 1] + '…'}"
+    return f"{number:2} {text if len(text) <= SHOWN.width else text[: SHOWN.width - 1] + '…'}"
 
 
 def memory_table(choice: Choice) -> Table:
     """What the memory of the fullest device is at the highest moment of a step, under the plans
     that `choice_table` shows; empty where nothing is known."""
-    table = Table(title="memory per device, at the highest moment", title_justify="left")
-    table.add_column("plan")
-    for kind in KINDS:
-        table.add_column(kind, justify="right")
-    for number, candidate in _shown(choice):
-        if most := candidate.fullest:
-            kinds = (readable(most.by_kind.get(kind, 0)) for kind in KINDS)
-            table.add_row(Text(printable(_short(number, candidate))), *kinds)
-    return table
+    rows = (
+        (_short(number, candidate), *(readable(most.by_kind.get(kind, 0)) for kind in KINDS))
+        for number, candidate in _shown(choice)
+        if (most := candidate.fullest)
+    )
+    return table("memory per device, at the highest moment", ("plan", *KINDS), rows)
 
 
 def component_table(trainer: Trainer) -> Table:
     """What each component does: its layout, the parameter bytes of a rank of all it has."""
-    made, choice = trainer.partition, trainer.choice
-    known = () if choice is None or choice.of else choice.components
-    others = {r.component: r for r in known}
-    rows: list[_Row] = []
-    for local in made.components:
-        total, held = local.component.parameter_bytes, local.component.parameters
-        local_bytes = sum(trainer.state.holdings[p.name].kept_bytes for p in held)
-        name, other = local.component.name, others.get(local.component.name)
-        rows.append(_Row(name, str(local.layout), total, local_bytes, other))
-    table = Table(title="components (data x tensor)", title_justify="left")
-    why = ("next best", "a step more") if any(row.other for row in rows) else ()
-    for name in ("component", "layout", "parameters", "on a device", *why):
-        table.add_column(name, justify="left" if name == "component" else "right")
-    if len(rows) <= LISTED:
+    rows = list(_components(trainer))
+    others = any(row.other for row in rows)
+    if len(rows) <= SHOWN.components:
         groups = [[row] for row in rows]
     else:
-        groups = [list(g) for _, g in groupby(rows, key=lambda row: row.layout)]
-    for group in groups:
-        first, last = group[0].name, group[-1].name
-        name = first if len(group) == 1 else f"{first} ... {last} ({len(group)})"
-        total, local_bytes = sum(row.total for row in group), sum(row.local_bytes for row in group)
-        table.add_row(
-            Text(printable(name)), group[0].layout, readable(total), readable(local_bytes),
-            *(_next(group) if why else ()),
-        )  # fmt: skip
-    return table
+        groups = [list(group) for _, group in groupby(rows, key=lambda row: row.layout)]
+    columns = ("component", "layout", "parameters", "on a device")
+    return table(
+        "components (data x tensor)",
+        (*columns, "next best", "a step more") if others else columns,
+        ((*_of_group(group), *(_next(group) if others else ())) for group in groups),
+    )
 
 
 @dataclass(frozen=True)
@@ -117,6 +177,24 @@ class _Row:
     total: int
     local_bytes: int
     other: RunnerUp | None
+
+
+def _components(trainer: Trainer) -> Iterator[_Row]:
+    choice = trainer.choice
+    known = () if choice is None or choice.of else choice.components
+    others = {runner_up.component: runner_up for runner_up in known}
+    for local in trainer.partition.components:
+        name, total = local.component.name, local.component.parameter_bytes
+        held = (trainer.state.holdings[p.name].kept_bytes for p in local.component.parameters)
+        yield _Row(name, str(local.layout), total, sum(held), others.get(name))
+
+
+def _of_group(group: Sequence[_Row]) -> tuple[str, ...]:
+    """Cells of components of one layout: their names, it, and bytes of all of them."""
+    first, last = group[0].name, group[-1].name
+    name = first if len(group) == 1 else f"{first} ... {last} ({len(group)})"
+    total, local_bytes = sum(row.total for row in group), sum(row.local_bytes for row in group)
+    return name, group[0].layout, readable(total), readable(local_bytes)
 
 
 def _next(group: Sequence[_Row]) -> tuple[str, str]:

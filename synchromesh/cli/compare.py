@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options, ranks
 from synchromesh.cli.asked_study import STEPS, AskedStudy
+from synchromesh.cli.command import command, either, option
 from synchromesh.study import strategy, turns
 from synchromesh.values import document
 from synchromesh.values.fault import Stopped
@@ -25,81 +26,6 @@ if TYPE_CHECKING:
     from synchromesh.study.folder import StudyFolder
     from synchromesh.study.processes import Start
     from synchromesh.workloads.workload import Workload
-
-
-def add_parser(commands: options.Commands) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "compare", help="strategies on one workload, fairly; a report",
-        description="Trains a workload under several strategies on the same data, seeds and "
-        "global batches, in turns, so that what changes on the machine meets all alike. Writes "
-        "results.json, results.csv and report.html. The same command goes on where a study was "
-        "interrupted. A run that fails is a row with its reason.",
-        epilog=f"Strategies: {', '.join(strategy.NAMES)}, and any plan's text with --plan. ddp, "
-        "fsdp2 and torch-pipeline are PyTorch's own. On CPUs a device is as many cores as the "
-        "largest number of processes leaves to each, for all strategies alike.",
-    )  # fmt: skip
-    options.add_targets(parser)
-    parser.add_argument(
-        "--strategies", type=names, default=strategy.DEFAULT, metavar="S,S,...",
-        help=f"default {','.join(strategy.DEFAULT)}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--plan", action="append", default=[], metavar="PLAN", help="a plan besides; repeatable"
-    )
-    parser.add_argument(
-        "--nproc", type=counts, metavar="N,N,...", help="devices; default: the GPUs, else 2"
-    )
-    parser.add_argument(
-        "--batch-sizes", type=counts, metavar="N,N,...",
-        help="rows of a global batch, under weak scaling of one device; default: the workload's",
-    )  # fmt: skip
-    parser.add_argument(
-        "--scaling", choices=("strong", "weak"), default="strong",
-        help="whether batches grow with the devices (weak); default strong",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seeds", type=options.positive, default=1, metavar="N", help="runs of each; default 1"
-    )
-    parser.add_argument(
-        "--target", action="append", default=[], metavar="METRIC=VALUE",
-        help="what is to be reached, as accuracy=0.9 or loss<=1.5; repeatable",
-    )  # fmt: skip
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument(
-        "--epochs", type=options.positive, metavar="N",
-        help="to train, with validation; default with --target: the workload's",
-    )  # fmt: skip
-    length.add_argument(
-        "--steps", type=options.positive, metavar="N",
-        help=f"to time, without validation; default {STEPS}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--at-most", type=options.seconds, metavar="SECONDS",
-        help=f"of timed steps of a run: one whose steps are slow times fewer of them, though at "
-        f"least {turns.LEAST}",
-    )  # fmt: skip
-    _add_places(parser)
-    options.add_precision(parser)
-    parser.add_argument("--note", default="", metavar="TEXT", help="for the report")
-    parser.add_argument("-o", "--output", default="study", metavar="DIR", help="default study")
-    options.complete(parser, main)
-
-
-def _add_places(parser: argparse.ArgumentParser) -> None:
-    """On what it runs, is predicted, and what that costs."""
-    parser.add_argument("--lab", metavar="FILE", help="emulated hosts, as of `lab up --file`")
-    parser.add_argument(
-        "--predict", action="append", default=[], metavar="DEVICE",
-        help="rows that are predicted, not run, for devices of the catalogue: v100, or "
-        "v100-ethernet25 with another network between hosts; repeatable",
-    )  # fmt: skip
-    price = parser.add_mutually_exclusive_group()
-    price.add_argument(
-        "--hourly-price", type=options.dollars, metavar="DOLLARS", help="of one device for an hour"
-    )
-    price.add_argument("--instance", metavar="NAME", help="of AWS or Google, as p3.2xlarge")
-    parser.add_argument("--region", metavar="R", help="of the instance's price")
-    parser.add_argument("--price-date", metavar="DATE", help="of the instance's price")
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -141,6 +67,57 @@ def main(args: argparse.Namespace) -> int:
 
         show(results, folder.path)
     return 0 if any(run.status == "done" for run in results.runs) else 1
+
+
+COMMAND = command(
+    "compare", main, "strategies on one workload, fairly; a report",
+    "Trains a workload under several strategies on the same data, seeds and global batches, in "
+    "turns, so that what changes on the machine meets all alike. Writes results.json, results.csv "
+    "and report.html. The same command goes on where a study was interrupted. A run that fails is "
+    "a row with its reason.",
+    options.TARGETS,
+    option("--strategies", type=names, default=strategy.DEFAULT, metavar="S,S,...",
+           help=f"default {','.join(strategy.DEFAULT)}"),
+    option("--plan", action="append", default=[], metavar="PLAN",
+           help="a plan besides; repeatable"),
+    option("--nproc", type=counts, metavar="N,N,...", help="devices; default: the GPUs, else 2"),
+    option("--batch-sizes", type=counts, metavar="N,N,...",
+           help="rows of a global batch, under weak scaling of one device; default: the "
+           "workload's"),
+    option("--scaling", choices=("strong", "weak"), default="strong",
+           help="whether batches grow with the devices (weak); default strong"),
+    option("--seeds", type=options.positive, default=1, metavar="N",
+           help="runs of each; default 1"),
+    option("--target", action="append", default=[], metavar="METRIC=VALUE",
+           help="what is to be reached, as accuracy=0.9 or loss<=1.5; repeatable"),
+    either(
+        option("--epochs", type=options.positive, metavar="N",
+               help="to train, with validation; default with --target: the workload's"),
+        option("--steps", type=options.positive, metavar="N",
+               help=f"to time, without validation; default {STEPS}"),
+    ),
+    option("--at-most", type=options.seconds, metavar="SECONDS",
+           help="of timed steps of a run: one whose steps are slow times fewer of them, though "
+           f"at least {turns.LEAST}"),
+    option("--lab", metavar="FILE", help="emulated hosts, as of `lab up --file`"),
+    option("--predict", action="append", default=[], metavar="DEVICE",
+           help="rows that are predicted, not run, for devices of the catalogue: v100, or "
+           "v100-ethernet25 with another network between hosts; repeatable"),
+    either(
+        option("--hourly-price", type=options.dollars, metavar="DOLLARS",
+               help="of one device for an hour"),
+        option("--instance", metavar="NAME", help="of AWS or Google, as p3.2xlarge"),
+    ),
+    option("--region", metavar="R", help="of the instance's price"),
+    option("--price-date", metavar="DATE", help="of the instance's price"),
+    options.BF16,
+    option("--note", default="", metavar="TEXT", help="for the report"),
+    option("-o", "--output", default="study", metavar="DIR", help="default study"),
+    options.JSON,
+    epilog=f"Strategies: {', '.join(strategy.NAMES)}, and any plan's text with --plan. ddp, fsdp2 "
+    "and torch-pipeline are PyTorch's own. On CPUs a device is as many cores as the largest "
+    "number of processes leaves to each, for all strategies alike.",
+)  # fmt: skip
 
 
 def _stopped(number: int, frame: FrameType | None) -> None:

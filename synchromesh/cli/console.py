@@ -1,8 +1,20 @@
-"""The console: tables and texts on a terminal, a file or a pipe, whose reader may leave early."""
+"""The console: tables, texts and the progress of a run, on a terminal, a file or a pipe, whose
+reader may leave early."""
 
 import os
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Timer
+from typing import Any, ClassVar
 
 from rich import console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from synchromesh.values.fault import printable
 
 
 class Console(console.Console):
@@ -20,3 +32,94 @@ class Console(console.Console):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self.file.fileno())
         os.close(null)
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ()
+) -> Table:
+    """A table of texts: numbers to the right, columns of `left`, else the first, to the left."""
+    made = Table(title=Text(printable(title)), title_justify="left")
+    for name in columns:
+        to_left = name in (left or columns[:1])
+        made.add_column(Text(printable(name)), justify="left" if to_left else "right")
+    for cells in rows:
+        made.add_row(*(Text(printable(cell)) for cell in cells))
+    return made
+
+
+@contextmanager
+def working(quiet: float = 2.0) -> Iterator[Callable[[str], None]]:
+    """Shows, after so many seconds, what a command that calls what it yields is doing; on
+    terminals."""
+    shown = Console(stderr=True)
+    line = shown.status("")
+    timer = Timer(quiet, line.start if shown.is_terminal else str)
+    timer.start()
+    try:
+        yield lambda text: line.update(Text(printable(text)))
+    finally:
+        timer.cancel()
+        timer.join()
+        line.stop()
+
+
+class Display:
+    """The progress of a run on standard error: a live bar on a terminal, elsewhere a line at most
+    every `EVERY` seconds of an epoch. Shows nothing on ranks other than 0."""
+
+    EVERY: ClassVar = 10.0
+
+    def __init__(self, shown: bool) -> None:
+        self.shown = shown
+        self.console = Console(stderr=True, highlight=False)
+        self.live = shown and self.console.is_terminal
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._last = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self.shown and self.live:
+            self.console.print(Text(printable(text)), soft_wrap=True)
+        elif self.shown:
+            print(printable(text), file=sys.stderr, flush=True)
+
+    def table(self, table: Table) -> None:
+        if self.shown:
+            self.console.print(table)
+
+    def start_epoch(self, title: str, done: int, steps: int | None) -> None:
+        """A new bar of `steps` (None: not known), of which `done` are done."""
+        if self.live:
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                TextColumn("loss {task.fields[loss]}"), TimeRemainingColumn(),
+                console=self.console, transient=True,
+            )  # fmt: skip
+            self._task = self._bar.add_task(title, total=steps, completed=done, loss="-")
+            self._bar.start()
+        self._title, self._last = title, time.monotonic()
+        self._of = "" if steps is None else f"/{steps}"
+
+    def step(self, done: int, loss: float | None) -> None:
+        """`loss` is known at some steps only: to read it waits for the device."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done)
+            if loss is not None:
+                self._bar.update(self._task, loss=f"{loss:.4f}")
+        elif self.shown and loss is not None and time.monotonic() - self._last >= self.EVERY:
+            self.say(f"{self._title}  step {done}{self._of}  loss {loss:.4f}")
+            self._last = time.monotonic()
+
+    def end_epoch(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def summary(title: str, rows: dict[str, str]) -> None:
+    """The table at the end, on standard output."""
+    table = Table(title=Text(printable(title)), show_header=False, title_justify="left")
+    for name, value in rows.items():
+        table.add_row(Text(printable(name)), Text(printable(value)))
+    Console(highlight=False).print(table)

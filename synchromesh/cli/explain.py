@@ -5,24 +5,11 @@ import json
 from typing import TYPE_CHECKING
 
 from synchromesh.cli import options, ranks
+from synchromesh.cli.command import command
 from synchromesh.values.fault import printable
 
 if TYPE_CHECKING:
     from synchromesh.values.plan import Plan
-
-
-def add_parser(commands: options.Commands) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "explain", help="components, placements and collectives of a plan; starts no processes",
-        description="Prints the components of the training step with their layouts, how each "
-        "tensor is sharded, the collectives of a step with their bytes, and why what is whole is "
-        "not cut.",
-    )  # fmt: skip
-    options.add_target(parser)
-    options.add_plan(parser, default="data")
-    options.add_precision(parser)
-    options.add_nproc(parser, "ranks to pretend")
-    options.complete(parser, main)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -37,6 +24,15 @@ def main(args: argparse.Namespace) -> int:
     with ranks.uncollected():
         print(_explanation(args, plan, count), file=args.out)
     return 0
+
+
+COMMAND = command(
+    "explain", main, "components, placements and collectives of a plan; starts no processes",
+    "Prints the components of the training step with their layouts, how each tensor is sharded, "
+    "the collectives of a step with their bytes, and why what is whole is not cut.",
+    options.target(), options.plan_and_seed(default="data"), options.BF16,
+    options.nproc("ranks to pretend"), options.JSON,
+)  # fmt: skip
 
 
 def _explanation(args: argparse.Namespace, plan: "Plan", count: int) -> str:

@@ -2,15 +2,21 @@
 
 import argparse
 import json
+import os
+import signal
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from synchromesh.cli import lab_run, options
-from synchromesh.values.fault import printable
+from synchromesh.cli import options, ranks
+from synchromesh.cli.command import Argument, command, commands, option
 
 if TYPE_CHECKING:
-    from synchromesh.lab import Lab
+    from synchromesh.lab import Lab, Running
 
 # command -> what it does to one host, and what the host then is
 DEEDS = {
@@ -20,59 +26,6 @@ DEEDS = {
     "heal": ("reconnect a host that was cut off", "reconnected"),
     "kill": ("kill everything that runs on a host", "killed"),
 }
-EPILOG = (
-    "Rates are such as 100kbit, 200mbit, 1.5gbit (each way); shares are per cent of one core, "
-    "from 10%; memory is such as 1GiB. Needs Linux, root, and the cpu controller of cgroup v1 or "
-    "v2 (for memory that controller too)."
-)
-
-
-def add_parser(commands: options.Commands) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "lab", help="emulated hosts on this machine, with stated links and speed (root)",
-        description="Emulates hosts by network namespaces, shaped links and CPU quotas. A lab "
-        "stays up until `lab down`, or until its keeper process ends.", epilog=EPILOG,
-    )  # fmt: skip
-    deeds = parser.add_subparsers(metavar="COMMAND", required=True)
-    _add_up(deeds)
-    lab_run.add_parser(deeds)
-    change = _add(
-        deeds, "set", "change a link, a share or memory, also while something runs", set_
-    )
-    change.add_argument("--host", type=options.natural, metavar="N", help="default: every host")
-    change.add_argument("--bandwidth", metavar="RATE", help="of the link, as 20mbit")
-    change.add_argument("--cpu", metavar="SHARE", help="of a core, as 10%%")
-    change.add_argument("--memory", metavar="SIZE", help="that it may hold, as 1GiB")
-    change.add_argument("--uplink", metavar="RATE", help="between the racks, as 100mbit")
-    for name, (what, _) in DEEDS.items():
-        deed = _add(deeds, name, what, do)
-        deed.add_argument("--host", type=options.natural, metavar="N", required=True)
-        deed.set_defaults(deed=name)
-    status = _add(deeds, "status", "the hosts of the labs that are up", show)
-    status.set_defaults(name=None)
-    _add(deeds, "down", "remove a lab with all that runs in it", down)
-
-
-def _add(deeds: options.Commands, name: str, what: str, main: Any) -> argparse.ArgumentParser:
-    description = f"{what[0].upper()}{what[1:]}."
-    parser: argparse.ArgumentParser = deeds.add_parser(
-        name, help=what, description=description, epilog=EPILOG
-    )
-    options.add_lab(parser)
-    options.complete(parser, main)
-    return parser
-
-
-def _add_up(deeds: options.Commands) -> None:
-    parser = _add(deeds, "up", "make emulated hosts", up)
-    parser.add_argument("--hosts", type=options.positive, metavar="N", help="default 4")
-    parser.add_argument("--bandwidth", metavar="RATE", help="of every link; default 200mbit")
-    parser.add_argument("--cpu", metavar="SHARE", help="of a core for every host; default 40%%")
-    parser.add_argument("--memory", metavar="SIZE", help="of every host; default: no limit")
-    parser.add_argument(
-        "--file", metavar="FILE",
-        help="a .yaml or .json file instead: hosts that differ, two racks with a slower uplink",
-    )  # fmt: skip
 
 
 def up(args: argparse.Namespace) -> int:
@@ -92,11 +45,9 @@ def up(args: argparse.Namespace) -> int:
     lab.up()
     shown = _document(lab)
     lab.stay()
-    if args.json:
-        print(json.dumps(shown))
-    else:
-        _table(shown)
-        named = "" if args.name == options.LAB else f" --name {args.name}"
+    _show(shown, args.json)
+    if not args.json:
+        named = "" if args.name == UNNAMED else f" --name {args.name}"
         print(f"run something in it: synchromesh lab run{named} -- synchromesh train digits/cnn")
     return 0
 
@@ -107,11 +58,7 @@ def set_(args: argparse.Namespace) -> int:
 
     lab = Lab.open(args.name)
     lab.set(args.host, args.bandwidth, args.cpu, args.uplink, args.memory)
-    shown = _document(lab)
-    if args.json:
-        print(json.dumps(shown))
-    else:
-        _table(shown)
+    _show(_document(lab), args.json)
     return 0
 
 
@@ -139,9 +86,10 @@ def show(args: argparse.Namespace) -> int:
     shown = [_document(Lab.open(name)) for name in names]
     if args.json:
         print(json.dumps({"labs": shown, "removed": removed}))
-    for document in shown if not args.json else ():
-        _table(document)
-    if not shown and not args.json:
+        return 0
+    for document in shown:
+        _show(document, as_json=False)
+    if not shown:
         print("no lab is up")
     return 0
 
@@ -180,28 +128,172 @@ def _document(lab: "Lab") -> dict[str, Any]:
     return shown
 
 
-def _table(shown: dict[str, Any]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from synchromesh.cli.console import Console
+def _show(shown: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(shown))
+        return
+    from synchromesh.cli.console import Console, table
     from synchromesh.lab.quantity import show_bandwidth, show_share
     from synchromesh.values import size
 
     title = f"lab {shown['name']}: {len(shown['hosts'])} emulated hosts"
     if "uplink" in shown:
         title += f" in two racks, uplink {show_bandwidth(shown['uplink'])}"
-    table = Table(title=Text(printable(title)), title_justify="left")
-    racks = shown.get("racks", [])
-    limited = any(host["memory"] for host in shown["hosts"])
-    for column in ("host", *(["rack"] if racks else []), "address", "bandwidth", "cpu",
-                   *(["memory"] if limited else []), "state", "processes"):  # fmt: skip
-        table.add_column(column)
-    for host in shown["hosts"]:
-        memory = [size.show(host["memory"]) if host["memory"] else "-"] if limited else []
-        rack = [str(i) for i, rack in enumerate(racks) if host["host"] in rack]
-        table.add_row(
-            str(host["host"]), *rack, host["address"], show_bandwidth(host["bandwidth"]),
-            show_share(host["cpu"]), *memory, host["state"], str(host["processes"]),
-        )  # fmt: skip
-    Console(highlight=False).print(table)
+    racks = {host: str(i) for i, rack in enumerate(shown.get("racks", [])) for host in rack}
+    rows = [
+        {
+            "host": str(host["host"]),
+            "rack": racks.get(host["host"], ""),
+            "address": host["address"],
+            "bandwidth": show_bandwidth(host["bandwidth"]),
+            "cpu": show_share(host["cpu"]),
+            "memory": size.show(host["memory"]) if host["memory"] else "-",
+            "state": host["state"],
+            "processes": str(host["processes"]),
+        }
+        for host in shown["hosts"]
+    ]
+    unknown = {"rack": not racks, "memory": not any(host["memory"] for host in shown["hosts"])}
+    columns = [name for name in rows[0] if not unknown.get(name)]
+    cells = ([row[name] for name in columns] for row in rows)
+    Console(highlight=False).print(table(title, columns, cells, left=columns))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs a command once on every host, its output line by line."""
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise ValueError("what shall the hosts run? synchromesh lab run -- COMMAND ...")
+    ranks.refuse_inside("lab run", "the command")
+    from synchromesh.lab import HostFailed, Lab
+
+    lab = Lab.open(args.name)
+    hosts = len(lab.description.hosts)
+    start = time.monotonic()
+    output = HostOutput(hosts, document=args.json)
+    running = lab.start(command, args.timeout, listener=output.write)
+    received: list[int] = []
+    try:
+        with _passing_on(running, received):
+            running.wait()
+        code = 0
+    except HostFailed as error:
+        print(f"synchromesh: {str(error).splitlines()[0]}", file=sys.stderr)
+        code = error.code
+    finally:
+        running.end()
+    if received:
+        code = 128 + received[0]
+    if args.json:
+        seconds = round(time.monotonic() - start, 3)
+        print(json.dumps({
+            "lab": lab.name, "emulated": True, "hosts": hosts, "command": command,
+            "seconds": seconds, "exit_code": code,
+        }))  # fmt: skip
+    return code
+
+
+class HostOutput:
+    """Where the lines of the hosts go; with a `document` to come, none to standard output."""
+
+    def __init__(self, hosts: int, document: bool) -> None:
+        self._hosts, self._document = hosts, document
+
+    def write(self, host: int, stream: int, line: bytes) -> None:
+        """A line of a host's standard output (1) or standard error (2)."""
+        sys.stdout.flush()
+        if (host, stream) == (0, 1) and not self._document:
+            _write(1, line)
+        else:
+            prefix = f"[host {host}] ".encode() if self._hosts > 1 else b""
+            _write(2, prefix + line)
+
+
+def _write(stream: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(stream, data) :]
+
+
+@contextmanager
+def _passing_on(running: "Running", received: list[int]) -> Iterator[None]:
+    """The first SIGINT or SIGTERM goes to the hosts, the second kills what runs there."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        running.pass_on(number if len(received) == 1 else signal.SIGKILL)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+UNNAMED = "lab"  # the name of the lab where none is given
+NAME = option(
+    "--name", default=UNNAMED, metavar="NAME",
+    help="of the lab, where several are up; default lab",
+)  # fmt: skip
+ON_A_HOST = option("--host", type=options.natural, metavar="N", required=True)
+EPILOG = (
+    "Rates are such as 100kbit, 200mbit, 1.5gbit (each way); shares are per cent of one core, "
+    "from 10%; memory is such as 1GiB. Needs Linux, root, and the cpu controller of cgroup v1 or "
+    "v2 (for memory that controller too)."
+)
+
+
+def _command(
+    name: str, main: Callable[[argparse.Namespace], int], what: str, /, *arguments: Argument,
+    **defaults: object,
+) -> Argument:  # fmt: skip
+    """One whose line in the list of commands says all."""
+    said = f"{what[0].upper()}{what[1:]}."
+    return command(
+        name, main, what, said, NAME, options.JSON, *arguments, epilog=EPILOG, **defaults
+    )
+
+
+UP = _command(
+    "up", up, "make emulated hosts",
+    option("--hosts", type=options.positive, metavar="N", help="default 4"),
+    option("--bandwidth", metavar="RATE", help="of every link; default 200mbit"),
+    option("--cpu", metavar="SHARE", help="of a core for every host; default 40%%"),
+    option("--memory", metavar="SIZE", help="of every host; default: no limit"),
+    option("--file", metavar="FILE",
+           help="a .yaml or .json file instead: hosts that differ, two racks with a slower "
+           "uplink"),
+)  # fmt: skip
+RUN = command(
+    "run", run, "start a command once on every host of a lab",
+    "Starts a command once on every host, with torchrun's environment (RANK, WORLD_SIZE, "
+    "MASTER_ADDR, MASTER_PORT) and SYNCHROMESH_LAB, the file of the lab's cluster. Host 0's "
+    "standard output is shown as it is; all else goes to standard error, with its host before "
+    "each line where there are several. Ends with the exit code of the host that failed first, "
+    "124 for the time limit. Ctrl-C or SIGTERM goes to every host, which has 30 s to checkpoint; "
+    "a second one kills.",
+    NAME,
+    option("--timeout", type=options.seconds, metavar="SECONDS", help="default: no limit"),
+    option("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ..."),
+    options.JSON,
+)  # fmt: skip
+SET = _command(
+    "set", set_, "change a link, a share or memory, also while something runs",
+    option("--host", type=options.natural, metavar="N", help="default: every host"),
+    option("--bandwidth", metavar="RATE", help="of the link, as 20mbit"),
+    option("--cpu", metavar="SHARE", help="of a core, as 10%%"),
+    option("--memory", metavar="SIZE", help="that it may hold, as 1GiB"),
+    option("--uplink", metavar="RATE", help="between the racks, as 100mbit"),
+)  # fmt: skip
+COMMAND = command(
+    "lab", None, "emulated hosts on this machine, with stated links and speed (root)",
+    "Emulates hosts by network namespaces, shaped links and CPU quotas. A lab stays up until `lab "
+    "down`, or until its keeper process ends.",
+    commands(
+        UP, RUN, SET,
+        *(_command(name, do, what, ON_A_HOST, deed=name) for name, (what, _) in DEEDS.items()),
+        _command("status", show, "the hosts of the labs that are up", name=None),
+        _command("down", down, "remove a lab with all that runs in it"),
+    ),
+    epilog=EPILOG,
+)  # fmt: skip

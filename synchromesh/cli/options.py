@@ -6,7 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 from math import inf, nextafter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from synchromesh.cli.command import Argument, option, together
 
 if TYPE_CHECKING:
     import torch
@@ -15,10 +17,7 @@ if TYPE_CHECKING:
     from synchromesh.workloads.workload import Workload
 
 N = TypeVar("N", int, float)
-Commands = Any  # argparse's own class of subcommands is private
-ABOVE_ZERO = nextafter(0.0, 1.0)  # the least number
 DOCUMENTS = (".yaml", ".yml", ".json")  # endings of files
-LAB = "lab"  # the name of the lab where none is given
 
 
 def _number(kind: Callable[[str], N], text: str, least: N, most: float, what: str) -> N:
@@ -49,53 +48,11 @@ def natural(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    return _number(float, text, ABOVE_ZERO, 10**9, "a number of seconds above 0")
+    return _number(float, text, nextafter(0.0, 1.0), 10**9, "a number of seconds above 0")
 
 
 def dollars(text: str) -> float:
-    return _number(float, text, ABOVE_ZERO, 10**6, "a number of dollars above 0")
-
-
-def add_targets(parser: argparse.ArgumentParser) -> None:
-    """TARGETs and the folders of their data."""
-    parser.add_argument(
-        "targets", metavar="TARGET", nargs="+",
-        help="a bundled workload, or path/to/file.py:function",
-    )  # fmt: skip
-    parser.add_argument(
-        "--data", metavar="DIR", action="append", default=[],
-        help="folder of a bundled workload's data; once, or once for each TARGET",
-    )  # fmt: skip
-
-
-def add_target(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """TARGET, --data and --batch-size."""
-    parser.add_argument(
-        "target", metavar="TARGET", nargs=None if required else "?",
-        help="a bundled workload, or path/to/file.py:function",
-    )  # fmt: skip
-    parser.add_argument("--data", metavar="DIR", help="folder of a bundled workload's data")
-    parser.add_argument(
-        "--batch-size", type=positive, metavar="N", help="rows of a global batch (the workload's)"
-    )
-
-
-def add_plan(parser: argparse.ArgumentParser, default: str = "auto") -> None:
-    """--plan and --seed."""
-    parser.add_argument(
-        "--plan", default=default, metavar="PLAN",
-        help="a plan's text (`data; layers.4-17.mlp=tensor`), its .yaml or .json file, or "
-        f"`auto`: what is measured to be the quickest; default {default}",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=natural, default=0, metavar="N", help="default 0")
-
-
-def add_headroom(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--headroom", type=headroom, metavar="SIZE",
-        help="of a device's memory that plans leave free, as 10%% or 4GiB; default: 5%%, or more "
-        "where predictions of memory are less exact",
-    )  # fmt: skip
+    return _number(float, text, nextafter(0.0, 1.0), 10**6, "a number of dollars above 0")
 
 
 def headroom(text: str) -> str:
@@ -109,11 +66,50 @@ def headroom(text: str) -> str:
     return text
 
 
-def add_precision(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--bf16", action=argparse.BooleanOptionalAction, default=False,
-        help="compute in bfloat16 by autocast; parameters keep their type",
+TARGETS = together(
+    option("targets", metavar="TARGET", nargs="+",
+           help="a bundled workload, or path/to/file.py:function"),
+    option("--data", metavar="DIR", action="append", default=[],
+           help="folder of a bundled workload's data; once, or once for each TARGET"),
+)  # fmt: skip
+HEADROOM = option(
+    "--headroom", type=headroom, metavar="SIZE",
+    help="of a device's memory that plans leave free, as 10%% or 4GiB; default: 5%%, or more "
+    "where predictions of memory are less exact",
+)  # fmt: skip
+BF16 = option(
+    "--bf16", action=argparse.BooleanOptionalAction, default=False,
+    help="compute in bfloat16 by autocast; parameters keep their type",
+)  # fmt: skip
+FORCE = option("--force", action="store_true", help="overwrite that file")
+JSON = option(
+    "--json", action="store_true", help="one document on stdout, everything else on stderr"
+)
+
+
+def target(required: bool = True) -> Argument:
+    """TARGET, --data and --batch-size."""
+    return together(
+        option("target", metavar="TARGET", nargs=None if required else "?",
+               help="a bundled workload, or path/to/file.py:function"),
+        option("--data", metavar="DIR", help="folder of a bundled workload's data"),
+        option("--batch-size", type=positive, metavar="N",
+               help="rows of a global batch (the workload's)"),
     )  # fmt: skip
+
+
+def plan_and_seed(default: str = "auto") -> Argument:
+    return together(
+        option("--plan", default=default, metavar="PLAN",
+               help="a plan's text (`data; layers.4-17.mlp=tensor`), its .yaml or .json file, or "
+               f"`auto`: what is measured to be the quickest; default {default}"),
+        option("--seed", type=natural, default=0, metavar="N", help="default 0"),
+    )  # fmt: skip
+
+
+def nproc(what: str = "local processes") -> Argument:
+    """--nproc; `what` it counts."""
+    return option("--nproc", type=positive, metavar="N", help=f"{what}; default: the GPUs, else 2")
 
 
 def precision(bf16: bool) -> "torch.dtype | None":
@@ -121,29 +117,6 @@ def precision(bf16: bool) -> "torch.dtype | None":
     import torch
 
     return torch.bfloat16 if bf16 else None
-
-
-def add_nproc(parser: argparse.ArgumentParser, what: str = "local processes") -> None:
-    """--nproc; `what` it counts."""
-    parser.add_argument(
-        "--nproc", type=positive, metavar="N", help=f"{what}; default: the GPUs, else 2"
-    )
-
-
-def complete(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespace], int]) -> None:
-    """--json, the last option of every command, and what runs it."""
-    parser.add_argument(
-        "--json", action="store_true", help="one document on stdout, everything else on stderr"
-    )
-    parser.set_defaults(main=main)
-
-
-def add_lab(parser: argparse.ArgumentParser) -> None:
-    """--name, of a lab."""
-    parser.add_argument(
-        "--name", default=LAB, metavar="NAME",
-        help="of the lab, where several are up; default lab",
-    )  # fmt: skip
 
 
 def processes(asked: int | None) -> int:

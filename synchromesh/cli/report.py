@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options
+from synchromesh.cli.command import command, option
 from synchromesh.values import document
 
 if TYPE_CHECKING:
@@ -17,27 +18,6 @@ if TYPE_CHECKING:
 RESULTS, STUDY, LOG, TRACE = "results.json", "study.json", "log.jsonl", "trace.json.gz"
 MOST_TRACE = 200_000_000  # bytes of a trace, unpacked
 BROKEN = (OSError, EOFError, zlib.error, RecursionError, ValueError, KeyError, TypeError)
-
-
-def add_parser(commands: options.Commands) -> None:
-    parser = commands.add_parser(
-        "report",
-        help="makes one HTML page of a study or of training runs",
-        description="Makes one self-contained HTML page: the answer, charts, the layout chosen "
-        "for every component, a summary, how it was measured. Several RUNs come on one page: runs "
-        "of one workload on one machine are compared, others shown one after the other.",
-    )
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="+",
-        help="a study's folder or its results.json, or a run folder of `synchromesh train`",
-    )  # fmt: skip
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", help="the page; default report.html, with --json none"
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="overwrite the page that --output names"
-    )
-    options.complete(parser, main)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -58,6 +38,20 @@ def main(args: argparse.Namespace) -> int:
     else:
         print(f"{output}: {counted(len(results.runs), 'run')}")
     return 0
+
+
+COMMAND = command(
+    "report", main, "makes one HTML page of a study or of training runs",
+    "Makes one self-contained HTML page: the answer, charts, the layout chosen for every "
+    "component, a summary, how it was measured. Several RUNs come on one page: runs of one "
+    "workload on one machine are compared, others shown one after the other.",
+    option("runs", metavar="RUN", nargs="+",
+           help="a study's folder or its results.json, or a run folder of `synchromesh train`"),
+    option("-o", "--output", metavar="FILE",
+           help="the page; default report.html, with --json none"),
+    option("--force", action="store_true", help="overwrite the page that --output names"),
+    options.JSON,
+)  # fmt: skip
 
 
 def load(path: Path) -> "StudyResults":

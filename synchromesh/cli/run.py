@@ -8,18 +8,7 @@ import time
 from pathlib import Path
 
 from synchromesh.cli import options, ranks
-
-
-def add_parser(commands: options.Commands) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "run", help="a script of yours on several local processes",
-        description="Runs a script on local processes with torchrun's environment. The same "
-        "script runs under torchrun on several machines. Only rank 0's standard output is shown.",
-    )  # fmt: skip
-    options.add_nproc(parser)
-    parser.add_argument("script", metavar="SCRIPT", help="a Python file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
-    options.complete(parser, main)
+from synchromesh.cli.command import command, option
 
 
 def main(args: argparse.Namespace) -> int:
@@ -43,3 +32,14 @@ def main(args: argparse.Namespace) -> int:
         json.dumps({"script": args.script, "ranks": count, "seconds": seconds, "exit_code": code})
     )
     return code
+
+
+COMMAND = command(
+    "run", main, "a script of yours on several local processes",
+    "Runs a script on local processes with torchrun's environment. The same script runs under "
+    "torchrun on several machines. Only rank 0's standard output is shown.",
+    options.nproc(),
+    option("script", metavar="SCRIPT", help="a Python file"),
+    option("arguments", nargs=argparse.REMAINDER, help="the script's own arguments"),
+    options.JSON,
+)  # fmt: skip

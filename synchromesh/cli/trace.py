@@ -9,27 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from synchromesh.cli import options
+from synchromesh.cli.command import command, option
 from synchromesh.runs.run_folder import RunFolder
 
 NAMED = 6  # runs of a study that are named at most
-
-
-def add_parser(commands: options.Commands) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "trace", help="the Chrome trace of a run's recorded steps",
-        description="Writes what all ranks did in the recorded steps of a training run, as a "
-        "Chrome trace: open it in ui.perfetto.dev or chrome://tracing. `train --trace-steps A-B` "
-        "says which steps are recorded.",
-    )  # fmt: skip
-    parser.add_argument(
-        "run", metavar="RUN", help="the run's folder, of `train` or below a study's runs/"
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="FILE",
-        help="a .json or .json.gz file; default: the trace stays in the run's folder, and its "
-        "name is shown",
-    )  # fmt: skip
-    options.complete(parser, main)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -51,6 +34,19 @@ def main(args: argparse.Namespace) -> int:
         "left out); open it in ui.perfetto.dev"
     )
     return 0
+
+
+COMMAND = command(
+    "trace", main, "the Chrome trace of a run's recorded steps",
+    "Writes what all ranks did in the recorded steps of a training run, as a Chrome trace: open "
+    "it in ui.perfetto.dev or chrome://tracing. `train --trace-steps A-B` says which steps are "
+    "recorded.",
+    option("run", metavar="RUN", help="the run's folder, of `train` or below a study's runs/"),
+    option("-o", "--output", metavar="FILE",
+           help="a .json or .json.gz file; default: the trace stays in the run's folder, and "
+           "its name is shown"),
+    options.JSON,
+)  # fmt: skip
 
 
 def _missing(path: Path) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options, ranks
+from synchromesh.cli.command import command, either, option
 from synchromesh.launch.rank import launched
 from synchromesh.runs import run_folder
 from synchromesh.runs.run_folder import Job, Resumed, RunFolder
@@ -14,44 +15,6 @@ from synchromesh.runs.run_folder import Job, Resumed, RunFolder
 if TYPE_CHECKING:
     from synchromesh.values.plan import Plan
     from synchromesh.workloads.workload import Workload
-
-
-def add_parser(commands: options.Commands) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "train", help="trains a workload under a plan",
-        description="Trains a workload on local processes or, started by torchrun, as one rank "
-        "of its group. SIGTERM or Ctrl-C checkpoints and ends the run; a second one ends it now.",
-        epilog="What was measured of the model and the links is kept in "
-        "~/.cache/synchromesh/profiles and sampled where it is used again; the environment "
-        "variable SYNCHROMESH_CACHE names another folder, or is `off`.",
-    )  # fmt: skip
-    options.add_target(parser)
-    options.add_plan(parser)
-    options.add_precision(parser)
-    options.add_headroom(parser)
-    parser.set_defaults(seed=None, plan=None, bf16=None)  # a resumed run keeps its own
-    options.add_nproc(parser)
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--epochs", type=options.positive, metavar="N", help="the workload's")
-    length.add_argument("--steps", type=options.positive, metavar="N", help="updates, in all")
-    parser.add_argument("--output", metavar="DIR", help="default runs/NAME-TIME")
-    parser.add_argument(
-        "--checkpoint-every", type=options.positive, metavar="N", help="steps; besides each epoch"
-    )
-    parser.add_argument("--resume", metavar="DIR", help="a run's folder, or one checkpoint")
-    parser.add_argument(
-        "--adapt", action=argparse.BooleanOptionalAction,
-        help="watch what steps take and shift to a better plan when links or devices change; "
-        "default: where the plan is `auto`",
-    )  # fmt: skip
-    parser.add_argument(
-        "--trace-steps", type=span, metavar="A-B",
-        help="steps that are recorded for `synchromesh trace`; default: one, the twentieth",
-    )  # fmt: skip
-    parser.add_argument(
-        "--tensorboard", action="store_true", help="TensorBoard logs in the run folder, too"
-    )
-    options.complete(parser, main)
 
 
 def span(text: str) -> tuple[int, int]:
@@ -83,6 +46,34 @@ def main(args: argparse.Namespace) -> int:
             return ranks.again([*args.words, "--output", str(job.folder.path)], count, forks)
         finally:
             run_folder.remove_empty(made)
+
+
+COMMAND = command(
+    "train", main, "trains a workload under a plan",
+    "Trains a workload on local processes or, started by torchrun, as one rank of its group. "
+    "SIGTERM or Ctrl-C checkpoints and ends the run; a second one ends it now.",
+    options.target(), options.plan_and_seed(), options.BF16, options.HEADROOM, options.nproc(),
+    either(
+        option("--epochs", type=options.positive, metavar="N", help="the workload's"),
+        option("--steps", type=options.positive, metavar="N", help="updates, in all"),
+    ),
+    option("--output", metavar="DIR", help="default runs/NAME-TIME"),
+    option("--checkpoint-every", type=options.positive, metavar="N",
+           help="steps; besides each epoch"),
+    option("--resume", metavar="DIR", help="a run's folder, or one checkpoint"),
+    option("--adapt", action=argparse.BooleanOptionalAction,
+           help="watch what steps take and shift to a better plan when links or devices "
+           "change; default: where the plan is `auto`"),
+    option("--trace-steps", type=span, metavar="A-B",
+           help="steps that are recorded for `synchromesh trace`; default: one, the "
+           "twentieth"),
+    option("--tensorboard", action="store_true", help="TensorBoard logs in the run folder, too"),
+    options.JSON,
+    epilog="What was measured of the model and the links is kept in "
+    "~/.cache/synchromesh/profiles and sampled where it is used again; the environment variable "
+    "SYNCHROMESH_CACHE names another folder, or is `off`.",
+    seed=None, plan=None, bf16=None,  # a resumed run keeps its own
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

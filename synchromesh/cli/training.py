@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from synchromesh.adapt.decision import Decision
 from synchromesh.cli import options, ranks
 from synchromesh.cli.choice import choice_table, component_table, notes, prediction_text
-from synchromesh.cli.progress import Display, summary
+from synchromesh.cli.console import Display, summary
 from synchromesh.report.numbers import counted
 from synchromesh.runs.run_folder import Job, RunFolder, finite
 from synchromesh.runs.start import layout_values, start_values

@@ -6,31 +6,13 @@ import sys
 from typing import Any
 
 from synchromesh.cli import options, ranks
+from synchromesh.cli.command import command, option
 from synchromesh.values.fault import Refuted, printable
 
 BYTES = (
     ("parameter bytes", "parameter_bytes_per_rank"),
     ("bytes sent a step", "sent_bytes_per_step"),
 )
-
-
-def add_parser(commands: options.Commands) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "verify", help="a plan against one device",
-        description="Trains a few steps under the plan and, on one process, without it, and "
-        "compares losses, gradients, buffers and parameters, beyond what rounding alone does. "
-        "Dropout is zero and batch norm synchronised.",
-    )  # fmt: skip
-    options.add_target(parser)
-    options.add_plan(parser)
-    options.add_precision(parser)
-    options.add_nproc(parser)
-    parser.add_argument("--steps", type=options.positive, default=5, metavar="N", help="default 5")
-    parser.add_argument(
-        "--dtype", choices=("float64", "float32"),
-        help="of model and batches; default float64, with --bf16 float32",
-    )  # fmt: skip
-    options.complete(parser, main)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -43,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
         with ranks.forked(count, "synchromesh.verify.verify") as forks:
             options.example(args)  # what is wrong with it shows without ranks
             return ranks.again(args.words, count, forks)
-    from synchromesh.cli.progress import Display
+    from synchromesh.cli.console import Display
     from synchromesh.verify.verify import verify
 
     workload = options.example(args)
@@ -55,6 +37,19 @@ def main(args: argparse.Namespace) -> int:
     if not document["passed"] and ranks.first():
         raise Refuted(_deviation(args.target, document))
     return 0
+
+
+COMMAND = command(
+    "verify", main, "a plan against one device",
+    "Trains a few steps under the plan and, on one process, without it, and compares losses, "
+    "gradients, buffers and parameters, beyond what rounding alone does. Dropout is zero and "
+    "batch norm synchronised.",
+    options.target(), options.plan_and_seed(), options.BF16, options.nproc(),
+    option("--steps", type=options.positive, default=5, metavar="N", help="default 5"),
+    option("--dtype", choices=("float64", "float32"),
+           help="of model and batches; default float64, with --bf16 float32"),
+    options.JSON,
+)  # fmt: skip
 
 
 def _deviation(target: str, document: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from synchromesh import __version__
 from synchromesh.cli import main, ranks
-from synchromesh.cli.progress import summary
+from synchromesh.cli.console import summary
 from synchromesh.cli.ranks import hush
 
 

@@ -1,0 +1,68 @@
+"""A command as it is declared: its name, what its help says, its arguments, and what runs it."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from synchromesh.values.fault import printable
+
+Argument = Callable[[Any], object]  # adds itself to a parser, a group or the list of commands
+
+
+def option(*names: str, **settings: Any) -> Argument:
+    """An argument of these names, with the settings of argparse."""
+    return lambda parser: parser.add_argument(*names, **settings)
+
+
+def together(*arguments: Argument) -> Argument:
+    """Arguments that several commands have together."""
+    return lambda parser: [add(parser) for add in arguments]
+
+
+def either(*arguments: Argument) -> Argument:
+    """At most one of them may be given."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        together(*arguments)(parser.add_mutually_exclusive_group())
+
+    return add
+
+
+def command(
+    name: str, main: Callable[[argparse.Namespace], int] | None, what: str, description: str, /,
+    *arguments: Argument, epilog: str | None = None, **defaults: object,
+) -> Argument:  # fmt: skip
+    """A command that `main` runs, which returns its exit code; None: it has only commands of its
+    own. what: its line in the list of commands. defaults: of arguments, where their options say
+    another."""
+
+    def add(among: Any) -> None:
+        parser = among.add_parser(name, help=what, description=description, epilog=epilog)
+        together(*arguments)(parser)
+        parser.set_defaults(main=main, **defaults)
+
+    return add
+
+
+def commands(*declared: Argument) -> Argument:
+    """One of these commands must follow."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        together(*declared)(parser.add_subparsers(metavar="COMMAND", required=True))
+
+    return add
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with exit code 2."""
+        self.exit(2, f"{printable(f'{self.prog}: {message}')}; see {self.prog} --help\n")
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        """As argparse's, but a command refuses what it does not know itself, by its own name."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
