@@ -252,28 +252,28 @@ def export_with(module: StepModule, sample: Any, dim: Any) -> torch.export.Expor
 @contextmanager
 def faked(model: nn.Module, sample: Any) -> Iterator[Any]:
     """A model on the meta device is exported as if it lay on the batch's device."""
-    tensors = [*model.parameters(), *model.buffers()]
-    if not any(t.device.type == "meta" for t in tensors):
+    if not any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         yield sample
         return
-    device = next(
-        (x.tensor.device for x in leaves(sample) if x.tensor.device.type != "meta"),
-        torch.device("cpu"),
-    )
+    there = (x.tensor.device for x in leaves(sample) if not x.tensor.is_meta)
+    device = next(there, torch.device("cpu"))
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    replaced: list[tuple[dict[str, Any], str, Any]] = []
+    tables: list[dict[str, Any]] = [
+        table for m in model.modules() for table in (m._parameters, m._buffers)
+    ]
+    replaced = [
+        (table, name, tensor)
+        for table in tables
+        for name, tensor in table.items()
+        if tensor is not None and tensor.is_meta
+    ]
     fakes: dict[int, Tensor] = {}  # one for all the names of a shared tensor
     with mode:
-        for module in model.modules():
-            for table in (module._parameters, module._buffers):
-                for name, tensor in table.items():
-                    if tensor is None or tensor.device.type != "meta":
-                        continue
-                    fake = torch.empty_like(tensor, device=device)
-                    if isinstance(tensor, nn.Parameter):
-                        fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-                    replaced.append((table, name, tensor))
-                    table[name] = fakes.setdefault(id(tensor), fake)  # type: ignore[assignment]
+        for table, name, tensor in replaced:
+            fake = torch.empty_like(tensor, device=device)
+            if isinstance(tensor, nn.Parameter):
+                fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+            table[name] = fakes.setdefault(id(tensor), fake)
 
         def fake_leaf(leaf: Any) -> Any:
             if isinstance(leaf, Tensor):

@@ -30,6 +30,7 @@ from .normal_form import ASSERTS, LIFTS, changes_nothing, other_defaults, out_of
 from .selection import Selections
 
 aten = torch.ops.aten
+HELD = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer"}  # by a module: the role
 
 
 def shared_names(model: nn.Module) -> dict[str, str]:
@@ -112,9 +113,8 @@ class Flattener:
             elif self.foreign(spec):
                 role = "constant"
                 self.constants[name] = self.foreign_tensor(spec.target or "")
-            elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-                role = "parameter" if spec.kind == InputKind.PARAMETER else "buffer"
-                name = self.shared.get(name, name)
+            elif spec.kind in HELD:
+                role, name = HELD[spec.kind], self.shared.get(name, name)
             else:
                 raise Untraceable(
                     f"the model uses an object that is not a tensor ({spec.kind.name.lower()})"
@@ -127,8 +127,7 @@ class Flattener:
 
     def foreign(self, spec: InputSpec) -> bool:
         """Whether a tensor is no part of the model: made by its code, or one of the loss."""
-        kinds = (InputKind.PARAMETER, InputKind.BUFFER)
-        of_loss = spec.kind in kinds and not (spec.target or "").startswith("model.")
+        of_loss = spec.kind in HELD and not (spec.target or "").startswith("model.")
         return of_loss or spec.kind == InputKind.CONSTANT_TENSOR
 
     def foreign_tensor(self, name: str) -> Tensor:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph
+from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 
-from synchromesh.trace.nodes import DROPOUTS, calls, schema, short_name
+from synchromesh.trace.nodes import DROPOUTS, OperatorCall, calls, schema, short_name
 from synchromesh.trace.step import Step
 
 from .outputs import BadOutput
@@ -208,14 +208,19 @@ def deterministic(step: Step) -> Step:
     graph = Graph()
     graph.output(graph.graph_copy(step.graph, {}))
     for node in calls(graph):
-        name = short_name(node)
-        names = [a.name for a in schema(node).arguments] if name else []
+        name, call = short_name(node), OperatorCall(node)
         if name in DROPOUTS:
             node.args, node.kwargs = (node.args[0], 0.0, False), {}
         elif name == "scaled_dot_product_attention":
             node.kwargs = {k: v for k, v in node.kwargs.items() if k != "dropout_p"}
-            if len(node.args) > 4:
-                node.update_arg(4, 0.0)
-        elif "dropout" in names and len(node.args) > (place := names.index("dropout")):
-            node.update_arg(place, 0.0)
+            zero_argument(node, "dropout_p")
+        elif call.takes("dropout"):
+            zero_argument(node, "dropout")
     return replace(step, graph=graph)
+
+
+def zero_argument(node: Node, name: str) -> None:
+    """Puts 0 for a positional argument, where it is given."""
+    place = [a.name for a in schema(node).arguments].index(name)
+    if len(node.args) > place:
+        node.update_arg(place, 0.0)

@@ -57,16 +57,13 @@ def digest(tensor: Tensor) -> str:
 
 def kind(graph: Graph, mask: Node, known: dict[str, Tensor]) -> str:
     """What the mask hides, the same for two different numbers of rows: see `classify`."""
-    found = {
-        "other" if (value := evaluate(graph, mask, known, rows)) is None else classify(value)
-        for rows in (2, 3)
-    }
-    return found.pop() if len(found) == 1 else "other"
+    kinds = {classify(evaluate(graph, mask, known, rows)) for rows in (2, 3)}
+    return kinds.pop() if len(kinds) == 1 else "other"
 
 
-def classify(mask: Tensor) -> str:
+def classify(mask: Tensor | None) -> str:
     """`all` where the mask hides nothing, `causal` where it hides what comes later, or `other`."""
-    if mask.dim() < 2:
+    if mask is None or mask.dim() < 2:
         return "other"
     if mask.dtype == torch.bool:
         seen = mask
@@ -85,20 +82,22 @@ def classify(mask: Tensor) -> str:
 def evaluate(graph: Graph, target: Node, known: dict[str, Tensor], rows: int) -> Tensor | None:
     """The value of a node that depends on constants and rows alone, None for others."""
     needed = ancestors(target)
-    for node in needed:
-        if node.op == "placeholder" and meta.role(node) != "rows" and not readable(node, known):
-            return None
-        if meta.effect(node) or is_random(node):
-            return None
+    if not all(computable(node, known) for node in needed):
+        return None
     values: dict[Node, object] = {}
     with torch.no_grad():
         for node in graph.nodes:
             if node in needed:
                 values[node] = compute(node, values, known, rows)
-            if node is target:
-                break
     result = values[target]
     return result if isinstance(result, Tensor) else None
+
+
+def computable(node: Node, known: dict[str, Tensor]) -> bool:
+    """Whether the node's value depends on its inputs alone, or is known and stays."""
+    if node.op == "placeholder":
+        return meta.role(node) == "rows" or readable(node, known)
+    return not meta.effect(node) and not is_random(node)
 
 
 def compute(node: Node, values: dict[Node, object], known: dict[str, Tensor], rows: int) -> object:

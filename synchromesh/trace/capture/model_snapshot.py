@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import attrgetter
+from operator import attrgetter, is_not
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -109,8 +109,7 @@ def restored(model: nn.Module) -> Iterator[None]:
         random.setstate(python_random)
         np.random.set_state(numpy_random)
         for table, known in references:
-            kept = list(table) == list(known) and all(table[k] is x for k, x in known.items())
-            if not kept:
+            if list(table) != list(known) or any(map(is_not, table.values(), known.values())):
                 table.clear()
                 table.update(known)
         for table, key, copy in saved:
@@ -171,17 +170,17 @@ def written_back(copy: tuple[Any, Any]) -> Any:
         value.set_state(content)
         return value
     items = {key: written_back(item) for key, item in content.items()}
-    if isinstance(value, (dict, SimpleNamespace)):
-        table = value if isinstance(value, dict) else vars(value)
-        table.clear()
-        table.update(items)
-    elif isinstance(value, (list, deque)):
+    if isinstance(value, SimpleNamespace):
+        value = value.__dict__
+    if isinstance(value, (dict, set, list, deque)):
         value.clear()
-        value.extend(items.values())
+    if isinstance(value, dict):
+        value.update(items)
     elif isinstance(value, set):
-        value.clear()
         value.update(items.values())
-    return value
+    elif isinstance(value, (list, deque)):
+        value.extend(items.values())
+    return copy[0]
 
 
 class ParameterWrites(TorchDispatchMode):

@@ -92,15 +92,15 @@ def folded_nodes(graph: Graph, free: set[Node]) -> set[Node]:
     marked `meta.reduced`."""
     folded: set[Node] = set()
     reduced: set[Node] = set()
-    for node in calls(graph):
-        inputs = node.all_input_nodes
-        if not is_rowless(node) or not any(a in reduced or meta.has_rows(a) for a in inputs):
+    for node in filter(is_rowless, calls(graph)):
+        inputs = set(node.all_input_nodes)
+        with_rows = set(filter(meta.has_rows, inputs))
+        if not with_rows and reduced.isdisjoint(inputs):
             continue
         reduced.add(node)
         if node in free:
             continue
-        foldable = all(a in free or a in folded or meta.has_rows(a) for a in inputs)
-        if foldable and is_pure(node):
+        if is_pure(node) and inputs - with_rows - free <= folded:
             folded.add(node)
         else:
             meta.reduced.set(node, True)

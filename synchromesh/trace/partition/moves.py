@@ -116,14 +116,10 @@ def edge_collectives(
     if value.rows is None:
         return _rowless(value, have, want, source.tensor, backward)
     for state, degree in ((have, source.tensor), (want, target.tensor)):
-        if _along_rows(value, state) or not state.fits(value.shape, degree):
+        along_rows = state.sharded and state.dim == value.rows.dim
+        if along_rows or not state.fits(value.shape, degree):
             return None
     return _rows_and_placement(value, have, want, source, target, backward)
-
-
-def _along_rows(value: Value, state: Placement) -> bool:
-    """Whether the state cuts the dimension of the rows, which no edge moves."""
-    return state.sharded and value.rows is not None and state.dim == value.rows.dim
 
 
 def _rows_and_placement(
@@ -161,9 +157,9 @@ def _messages(
     equally much:  received = rows / target.data,  sent = received * target ranks / source ranks.
     """
     for state, layout in ((have, source), (want, target)):
-        if state.kind not in "RS" or not state.fits(value.shape, layout.tensor):
+        if state.sharded and (value.rows is None or state.dim == value.rows.dim):
             return None
-        if _along_rows(value, state) or (state.sharded and value.rows is None):
+        if state.kind not in "RS" or not state.fits(value.shape, layout.tensor):
             return None
     size = value.bytes(1) / (target.tensor if want.sharded else 1)
     most = size * max(1.0, target.devices / source.devices)

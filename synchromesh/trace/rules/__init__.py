@@ -9,6 +9,7 @@ import torch
 
 from synchromesh.trace import meta
 from synchromesh.trace.nodes import has_tag
+from synchromesh.values.placement import Placement
 
 from . import (
     attention,
@@ -21,7 +22,7 @@ from . import (
     reduce,
     views,
 )
-from .operator import Operator, OpSpec, R, Rule, r
+from .operator import Operand, Operator, OpSpec, R, Rule, r
 
 RULES: dict[str, Rule] = {
     **matrix.RULES, **attention.RULES, **convolution.RULES, **normalise.RULES, **views.RULES,
@@ -77,18 +78,20 @@ def _candidates(op: Operator) -> Iterator[OpSpec]:
 def _allowed(op: Operator, spec: OpSpec) -> OpSpec | None:
     """The spec with `r` where a gradient flows only; None if a tensor cannot be in its state."""
     flows = any(o.differentiable for o in op.outputs)
-    inputs = tuple(
-        s if s.kind != "r" or (flows and x.differentiable) else R
-        for s, x in zip(spec.inputs, op.inputs, strict=True)
-    )
-    outputs = tuple(
-        s if s.kind != "r" or o.differentiable else R
-        for s, o in zip(spec.outputs, op.outputs, strict=True)
-    )
+    inputs = _with_gradients(spec.inputs, op.inputs, flows)
+    outputs = _with_gradients(spec.outputs, op.outputs)
     tensors, states = (*op.inputs, *op.outputs), (*inputs, *outputs)
     if not all(x.allows(s, op.m) for x, s in zip(tensors, states, strict=True)):
         return None
     return replace(spec, inputs=inputs, outputs=outputs)
+
+
+def _with_gradients(
+    states: tuple[Placement, ...], tensors: tuple[Operand, ...], flows: bool = True
+) -> tuple[Placement, ...]:
+    """`r` as R where no gradient flows."""
+    pairs = zip(states, tensors, strict=True)
+    return tuple(s if s.kind != "r" or (flows and x.differentiable) else R for s, x in pairs)
 
 
 __all__ = ["RULES", "OpSpec", "Operator", "op_specs", "rule_of"]

@@ -15,18 +15,21 @@ def convolution(op: Operator) -> Iterator[OpSpec]:
     out, w = op.output, op.tensor("weight")
     if len(out.shape) != SPATIAL[op.name] + 2:
         return  # without a batch dimension
-    transposed = "transpose" in op.name
-    w_in, w_out = (0, 1) if transposed else (1, 0)
-    groups = op.constant("groups")
-    x = op.tensor("input")
-    if groups == 1:
-        for s in sorted(out.cuts(1) | w.cuts(w_out)):
-            if out.populated(s.at(1), op.m):
-                yield op.spec({"weight": s.at(w_out), "bias": s}, s.at(1))
-        for s in sorted(x.cuts(1) | w.cuts(w_in)):
-            if x.populated(s.at(1), op.m):
-                yield op.spec({"input": s.at(1), "weight": s.at(w_in), "bias": P}, P)
+    if op.constant("groups") > 1:
+        yield from _by_groups(op, op.constant("groups"))
         return
+    x, (w_in, w_out) = op.tensor("input"), (0, 1) if "transpose" in op.name else (1, 0)
+    for s in sorted(out.cuts(1) | w.cuts(w_out)):
+        if out.populated(s.at(1), op.m):
+            yield op.spec({"weight": s.at(w_out), "bias": s}, s.at(1))
+    for s in sorted(x.cuts(1) | w.cuts(w_in)):
+        if x.populated(s.at(1), op.m):
+            yield op.spec({"input": s.at(1), "weight": s.at(w_in), "bias": P}, P)
+
+
+def _by_groups(op: Operator, groups: int) -> Iterator[OpSpec]:
+    """Every rank has whole groups of channels."""
+    x, w, out = op.tensor("input"), op.tensor("weight"), op.output
     lengths = {"input": x.shape[1], "weight": w.shape[0], "bias": out.shape[1]}
     known = ((x.shape[1], x.cuts(1)), (w.shape[0], w.cuts(0)), (out.shape[1], out.cuts(1)))
     for s in group_states(groups, op.m, known):

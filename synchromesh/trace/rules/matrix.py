@@ -45,13 +45,12 @@ def _product(
 def matmul(op: Operator) -> Iterator[OpSpec]:
     """[.., i, k] @ [.., k, j]: batch dims (broadcasting), i, j, and k (partial)."""
     a, b, out = op.inputs[0], op.inputs[1], op.output
-    if min(len(a.shape), len(b.shape)) < 2 or len(op.inputs) != 2:
+    if min(len(a.shape), len(b.shape)) < 2:
         return
     n, i, j = len(out.shape), len(out.shape) - 2, len(out.shape) - 1
     batch: set[Placement] = set(out.states)
     for x in (a, b):
-        offset = n - len(x.shape)
-        batch |= {s.at(s.dim + offset) for s in x.states}
+        batch |= {s.at(s.dim + n - len(x.shape)) for s in x.states}
     for s in sorted(x for x in batch if x.dim < i):
         yield op.spec({0: dim_state(a, out, s), 1: dim_state(b, out, s)}, s)
     a_last, b_last = len(a.shape) - 1, len(b.shape) - 1

@@ -239,17 +239,16 @@ def cat(op: Operator) -> Iterator[OpSpec]:
     n = len(op.output.shape)
     if len(slots) != len(op.inputs) or any(len(x.shape) != n for x in op.inputs):
         return
-    dim = dim_of(op.constant("dim", 0), len(op.output.shape))
+    dim = dim_of(op.constant("dim", 0), n)
     states = set(op.output.states).union(*(x.states for x in op.inputs))
-    for state in sorted(states):
-        if state.dim != dim:
-            yield op.spec(dict.fromkeys(slots, state), state)
+    for state in sorted(s for s in states if s.dim != dim):
+        yield op.spec(dict.fromkeys(slots, state), state)
     if all(x.floating for x in op.inputs):
         yield op.spec(dict.fromkeys(slots, P), P, share=1.0)
-    sizes = [x.shape[dim] for x in op.inputs]
-    for segment, unit in _segments(op, dim, sizes, [op.output.shape[dim]]):
+    sizes, whole = [x.shape[dim] for x in op.inputs], op.output.shape[dim]
+    for segment, unit in _segments(op, dim, sizes, [whole]):
         inputs = {i: shard(dim, s // segment, unit) for i, s in zip(slots, sizes, strict=True)}
-        yield op.spec(inputs, shard(dim, op.output.shape[dim] // segment, unit))
+        yield op.spec(inputs, shard(dim, whole // segment, unit))
 
 
 def _segments(

@@ -46,8 +46,11 @@ def proof_of(case: Case) -> Proof:
         raise case.positional()
     if set(case.numbers) - {"size"}:
         raise case.counted()
-    if case.name in PROOFS:
-        return PROOFS[case.name]
+    return PROOFS.get(case.name) or proof_by_kind(case)
+
+
+def proof_by_kind(case: Case) -> Proof:
+    """The proof for an operator whose name has none: by torch's tag, or by its arguments."""
     if elementwise.is_elementwise(case):
         return elementwise.elementwise
     if elementwise.last_dims(case) is not None:

@@ -75,12 +75,11 @@ def indexed(case: Case) -> RowLayout:
         raise case.unproved()
     segments = case.result.in_any_order.segments
     for operand in (source, *index.indices):
-        if operand.rows is None or operand is chosen:
-            continue
-        found = evaluated(case, index.taken, [operand])
-        if found is None:
-            raise case.coupled(index.row_dim) if operand is source else case.unproved()
-        segments &= found.segments
+        if operand.rows is not None and operand is not chosen:
+            layout = evaluated(case, index.taken, [operand])
+            if layout is None:
+                raise case.coupled(index.row_dim) if operand is source else case.unproved()
+            segments &= layout.segments
     if not segments or not case.with_rows:
         raise case.different_orders()
     if source.rows is None and not index.indices:
@@ -119,10 +118,12 @@ def gathered(case: Case) -> RowLayout:
         return case.shared_layout(case.operands[1:])
     if case.result.dim == dim:
         raise case.coupled(dim)
-    if any(e.layout.dim != case.result.dim or e.rank != case.rank for e in case.with_rows):
-        raise case.unproved()
-    if any(e.rows is None and e.rank == case.rank for e in case.operands):
-        raise case.positional()
+    for operand in case.with_rows:
+        if operand.layout.dim != case.result.dim or operand.rank != case.rank:
+            raise case.unproved()
+    for operand in case.operands:
+        if operand.rows is None and operand.rank == case.rank:
+            raise case.positional()
     return case.shared_layout()
 
 
@@ -147,17 +148,19 @@ def bagged(case: Case) -> RowLayout:
         raise case.unproved()
 
     def run(ids: dict[int, Tensor], rows: int) -> Tensor:
-        line = ids[id(indices)]
-        starts = content(case, offsets, rows)
-        ends = torch.cat([starts[1:], starts.new_tensor([len(line)])])
-        bags = [line[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-        rows_of_bags = [int(b[0]) if len(b) and bool((b == b[0]).all()) else -1 for b in bags]
-        return torch.tensor(rows_of_bags)[:, None]
+        starts = content(case, offsets, rows).tolist()
+        return torch.tensor(rows_of_bags(ids[id(indices)], starts))[:, None]
 
-    found = evaluated(case, run, [indices])
-    if found is None:
+    layout = evaluated(case, run, [indices])
+    if layout is None:
         raise case.unproved()
-    return found
+    return layout
+
+
+def rows_of_bags(ids: Tensor, starts: list[int]) -> list[int]:
+    """The row that all indices of each bag are of; -1 where they are of several or none."""
+    bags = [ids[a:b] for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)]
+    return [int(b[0]) if len(b) and bool((b == b[0]).all()) else -1 for b in bags]
 
 
 PROOFS: dict[str, Callable[[Case], RowLayout]] = by_operator({
