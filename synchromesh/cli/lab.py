@@ -185,7 +185,7 @@ def _table(shown: dict[str, Any]) -> None:
     from rich.text import Text
 
     from synchromesh.cli.console import Console
-    from synchromesh.lab.quantity import show_bandwidth, show_share
+    from synchromesh.lab.description import show_bandwidth, show_share
     from synchromesh.values import size
 
     title = f"lab {shown['name']}: {len(shown['hosts'])} emulated hosts"

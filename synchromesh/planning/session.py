@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from synchromesh.cost.peak_memory import PeakMemory, held_bytes
 from synchromesh.engine import batches, heap
 from synchromesh.engine.groups import World
-from synchromesh.launch.forewarning import forewarn
+from synchromesh.launch.rank import forewarn
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.decision.decide import survey, with_runners_up

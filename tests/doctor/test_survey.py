@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from synchromesh.cli import main, ranks
-from synchromesh.doctor import links, rates
+from synchromesh.doctor import links
+from synchromesh.doctor import survey as module
 from synchromesh.doctor.links import CollectiveTiming, Line, MessageTiming
 from synchromesh.doctor.survey import hosts, pairs, survey
 from synchromesh.engine.groups import World
@@ -103,9 +104,9 @@ def _surveyed() -> Any:
 
 
 def test_two_ranks_survey_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "EDGES", {"cpu": (32, 64)})
-    monkeypatch.setattr(rates, "COPIED", {"cpu": 1 << 16})
-    monkeypatch.setattr(rates, "_median", _once)
+    monkeypatch.setattr(module, "EDGES", {"cpu": (32, 64)})
+    monkeypatch.setattr(module, "COPIED", {"cpu": 1 << 16})
+    monkeypatch.setattr(module, "_median", _once)
     monkeypatch.setattr(links, "MOST_CALLS", 3)
     monkeypatch.setenv("SYNCHROMESH_LAB", "1")
     first, second = run(2, _surveyed)
@@ -134,7 +135,7 @@ def test_two_ranks_survey_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _once(call: Any, device: torch.device, seconds: float) -> float:
-    return rates._timed(call, device)
+    return module._timed(call, device)
 
 
 def test_one_rank_has_no_links() -> None:
