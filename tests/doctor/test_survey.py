@@ -107,7 +107,7 @@ def test_two_ranks_survey_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EDGES", {"cpu": (32, 64)})
     monkeypatch.setattr(module, "COPIED", {"cpu": 1 << 16})
     monkeypatch.setattr(module, "_median", _once)
-    monkeypatch.setattr(links, "MOST_CALLS", 3)
+    monkeypatch.setattr(links, "TUNING", links.LinkTuning(most_calls=3))
     monkeypatch.setenv("SYNCHROMESH_LAB", "1")
     first, second = run(2, _surveyed)
     assert first == second  # every rank knows everything
@@ -124,7 +124,7 @@ def test_two_ranks_survey_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
         ("all_to_all", ""),
     ]  # fmt: skip
     for c in document["collectives"]:
-        assert [n for n, _ in c["points"]] == list(links.QUICK_SIZES)
+        assert [n for n, _ in c["points"]] == list(links.TUNING.quick_sizes)
         assert all(t > 0 for _, t in c["points"]) and c["bytes_per_second"] > 0
     (message,) = document["messages"]
     assert (message["a"], message["b"]) == (0, 1)
