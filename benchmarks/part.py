@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.turns import Job, Measured
 from synchromesh.lab import Lab
-from synchromesh.lab.running import OUTPUT
+from synchromesh.lab.running import Stream
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 900.0  # seconds of one part
@@ -46,7 +46,7 @@ class Part:
         last = [b""]
 
         def heard(host: int, stream: int, line: bytes) -> None:
-            if stream == OUTPUT:
+            if stream == Stream.OUTPUT:
                 last[0] = line
             else:
                 sys.stderr.buffer.write(line)

@@ -17,8 +17,6 @@ from synchromesh.trace.partition.partition import Partition
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
-SWITCH_STEPS = 2.0  # steps that tracing and partitioning for a new plan take; chosen
-
 
 @dataclass(frozen=True)
 class LiveRun:
@@ -59,7 +57,8 @@ class LiveRun:
         world = self.facts.world.size
         before, after = (planned_step(self.facts.partitions, p) for p in (self.plan, better))
         moved = most_received(before, after, world, 1 + known.state_factor)
-        return transfer_seconds(moved, world, known) + SWITCH_STEPS * now
+        steps = 2.0  # that tracing and partitioning for a new plan take; chosen
+        return transfer_seconds(moved, world, known) + steps * now
 
     def switch(self, plan: Plan) -> Moved:
         return self.shift(plan)

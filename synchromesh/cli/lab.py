@@ -133,7 +133,7 @@ def _show(shown: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(shown))
         return
     from synchromesh.cli.console import Console, table
-    from synchromesh.lab.quantity import show_bandwidth, show_share
+    from synchromesh.lab.description import show_bandwidth, show_share
     from synchromesh.values import size
 
     title = f"lab {shown['name']}: {len(shown['hosts'])} emulated hosts"

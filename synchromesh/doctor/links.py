@@ -16,15 +16,25 @@ from synchromesh.engine.reduce_scatter import PLAIN
 from synchromesh.profiling.collectives import largest, prepared, timed, wait
 from synchromesh.values.traffic import CollectiveKind, sent_bytes
 
-SIZES = (1 << 10, 1 << 15, 1 << 18, 1 << 20, 1 << 22)  # payload bytes, as in traffic.py
-QUICK_SIZES = (1 << 10, 1 << 18, 1 << 20)
+KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+@dataclass(frozen=True)
+class LinkTuning:
+    """What is sent. Chosen."""
+
+    sizes: tuple[int, ...] = (1 << 10, 1 << 15, 1 << 18, 1 << 20, 1 << 22)  # as in traffic.py
+    quick_sizes: tuple[int, ...] = (1 << 10, 1 << 18, 1 << 20)
+    calls: int = 3  # between two readings of the clock ...
+    most_calls: int = 30  # ... and in all
+    long_seconds: float = 1.0  # a call that takes longer is not tried with more bytes
+
+
+TUNING = LinkTuning()
 # Messages by size, and how many of each. Buffers and the burst of a shaped link swallow some
 # 100 KB, so that only large ones show its rate.
 MESSAGES = {1 << 10: 9, 1 << 20: 2, 1 << 22: 2}
 QUICK_MESSAGES = {1 << 10: 5, 1 << 20: 2}
-KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-CALLS, MOST_CALLS = 3, 30  # between two readings of the clock, and in all
-LONG_SECONDS = 1.0  # a call that takes longer is not tried with more bytes
 
 
 @dataclass(frozen=True)
@@ -86,7 +96,7 @@ def collectives(world: World, seconds: float, quick: bool = False) -> list[Colle
     """Every collective on all ranks at several sizes, within about `seconds`; [] on one rank."""
     if world.size == 1:
         return []
-    sizes = QUICK_SIZES if quick else SIZES
+    sizes = TUNING.quick_sizes if quick else TUNING.sizes
     ways = [(k, way) for k in KINDS for way in (PLAIN if k == "reduce_scatter" else ("",))]
     each = seconds / len(sizes) / len(ways)
     found = []
@@ -94,7 +104,7 @@ def collectives(world: World, seconds: float, quick: bool = False) -> list[Colle
         points: list[tuple[int, float]] = []
         for size in sizes:
             points.append((size, _collective(world, kind, way, size, each)))
-            if points[-1][1] > LONG_SECONDS:
+            if points[-1][1] > TUNING.long_seconds:
                 break
         found.append(CollectiveTiming(kind, way, world.size, tuple(points)))
     world.choices.pop(world.everyone.ranks, None)  # of reduce-scatter: tried, not chosen
@@ -109,8 +119,8 @@ def _collective(world: World, kind: CollectiveKind, way: str, size: int, seconds
     timed(world, lambda: begin()())
     taken: list[float] = []
     began = time.perf_counter()
-    while len(taken) < MOST_CALLS:
-        taken += [timed(world, lambda: begin()()) for _ in range(CALLS)]
+    while len(taken) < TUNING.most_calls:
+        taken += [timed(world, lambda: begin()()) for _ in range(TUNING.calls)]
         if largest(world, time.perf_counter() - began) > seconds:  # all stop together
             break
     return median(taken)

@@ -3,22 +3,39 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from itertools import combinations, pairwise
 from statistics import median
-from time import time
+from time import perf_counter, time
 from typing import Any
 
-from synchromesh.doctor import links, rates
+import torch
+
+from synchromesh.doctor import links
 from synchromesh.doctor.links import CollectiveTiming, MessageTiming
 from synchromesh.engine.groups import World
 from synchromesh.launch.machine import LAB, Machine
 from synchromesh.values.cluster import Cluster, Device, Host, Link
 
-EVERY_PAIR = 6  # hosts; of more the neighbours alone are measured
-CLOCK_READINGS = 5  # of all clocks
+
+@dataclass(frozen=True)
+class SurveyTuning:
+    """What is measured. Chosen."""
+
+    every_pair: int = 6  # hosts; of more the neighbours alone are measured
+    clock_readings: int = 5  # of all clocks
+
+
+TUNING = SurveyTuning()
+# edges of the products; the last is what counts, the ones before it warm the device up
+EDGES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
+COPIED = {"cpu": 1 << 25, "cuda": 1 << 30}  # bytes
+DTYPES = {
+    "cpu": {"float32": torch.float32, "bfloat16": torch.bfloat16},
+    "cuda": {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16},
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +85,7 @@ class Survey:
             emulated=self.emulated,
             date=self.date,
             network=_middle([x for (a, b), x in wires.items() if a != b])
-            if len(found) > EVERY_PAIR
+            if len(found) > TUNING.every_pair
             else None,
         )
 
@@ -121,7 +138,7 @@ def pairs(found: dict[str, list[int]]) -> list[tuple[int, int]]:
     """The ranks between which messages are timed: two of each host, one of each of two hosts."""
     first = [ranks[0] for ranks in found.values()]
     inside = [(ranks[0], ranks[1]) for ranks in found.values() if len(ranks) > 1]
-    if len(first) <= EVERY_PAIR:
+    if len(first) <= TUNING.every_pair:
         return [*inside, *combinations(first, 2)]
     return [*inside, *pairwise(first), (first[0], first[-1])]
 
@@ -131,9 +148,9 @@ def survey(world: World, machine: Machine, quick: bool = False) -> Survey:
     everyone, scale = world.everyone, 0.3 if quick else 1.0
     machines = [Machine.from_dict(x) for x in everyone.all_gather_json(machine.to_dict())]
     everyone.barrier()  # all at once, as in training: ranks that share cores share them here
-    flops = rates.flops(world.device, 1.5 * scale)
+    flops = flops_by_dtype(world.device, 1.5 * scale)
     everyone.barrier()
-    copied = rates.bytes_per_second(world.device, 0.3 * scale)
+    copied = bytes_per_second(world.device, 0.3 * scale)
     found = everyone.all_gather_json([flops, copied])
     clocks = _clocks(world)
     timings = links.collectives(world, 4.0 * scale, quick)
@@ -154,8 +171,54 @@ def survey(world: World, machine: Machine, quick: bool = False) -> Survey:
 def _clocks(world: World) -> tuple[float, ...]:
     """Seconds by which each rank's clock is ahead of rank 0's: the median of a few readings."""
     readings = []
-    for _ in range(CLOCK_READINGS):
+    for _ in range(TUNING.clock_readings):
         world.everyone.barrier()
         seen = world.everyone.all_gather_json(time())
         readings.append([t - seen[0] for t in seen])
     return tuple(median(ahead) for ahead in zip(*readings, strict=True))
+
+
+def flops_by_dtype(device: torch.device, seconds: float) -> dict[str, float]:
+    """Achieved rate of large matrix products by dtype; no float16 on a CPU.
+
+    seconds: for each dtype. float32 is as torch is set; where that is TF32 it is TF32's rate."""
+    kinds = DTYPES[device.type]
+    return {name: _products(device, dtype, seconds) for name, dtype in kinds.items()}
+
+
+def _products(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+    rate = 0.0
+    for edge in EDGES[device.type]:
+        a = torch.ones(edge, edge, device=device, dtype=dtype)
+        b = torch.empty_like(a)
+        once = _median(lambda a=a, b=b: torch.mm(a, a, out=b), device, seconds / 3)  # type: ignore[misc]
+        rate = 2 * edge**3 / once
+        if once > seconds / 3:
+            break  # a larger one would take eight times as long
+    return rate
+
+
+def bytes_per_second(device: torch.device, seconds: float) -> float:
+    """Rate of a copy in the device's memory, bytes read and written."""
+    size = COPIED[device.type]
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / _median(lambda: target.copy_(source), device, seconds)
+
+
+def _median(call: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """Median seconds of a call, of at least three and as many as there is time for."""
+    taken: list[float] = []
+    _timed(call, device)
+    end = perf_counter() + seconds
+    while len(taken) < 3 or perf_counter() < end:
+        taken.append(_timed(call, device))
+    return median(taken)
+
+
+def _timed(call: Callable[[], object], device: torch.device) -> float:
+    began = perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter() - began

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from synchromesh.launch.host import boot, namespace
+from synchromesh.launch.machine import boot, namespace
 
 HEADER = struct.Struct("qq")  # which exchange of the run, bytes
 UNDER_WAY = 64  # exchanges that may be; chosen

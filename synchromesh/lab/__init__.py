@@ -5,8 +5,7 @@
 from synchromesh.lab.description import Description, Emulated
 from synchromesh.lab.lab import HostState, Lab, labs
 from synchromesh.lab.requirements import reason_unavailable
-from synchromesh.lab.running import HostFailed, Result, Running
-from synchromesh.lab.way import Way
+from synchromesh.lab.running import HostFailed, Result, Running, Way
 
 __all__ = [
     "Description",

@@ -10,20 +10,29 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from synchromesh.values import size
 
 ROOT = Path("/sys/fs/cgroup")
-# Of a quota; short against a training step, so that a quota looks like a slower core (chosen).
-PERIOD_MICROSECONDS = 10_000
-# Times an ordinary group's weight: a busy machine must not make the hosts slower (chosen).
-CPU_WEIGHT = 10
-UNLIMITED = 2**60  # bytes; v1 has no word for no limit
 NO_MEMORY = "mount cgroup v1's memory controller beside the cpu controller"
-FREEZE_SECONDS = 5.0  # for a group to freeze (chosen)
-END_SECONDS = 10.0  # for killed processes to leave their group (chosen)
+
+
+@dataclass(frozen=True)
+class GroupTuning:
+    """How groups are made and how long they are waited for. Chosen, not measured."""
+
+    # of a quota; short against a training step, so that a quota looks like a slower core
+    period_microseconds: int = 10_000
+    # times an ordinary group's weight: a busy machine must not make the hosts slower
+    cpu_weight: int = 10
+    freeze_seconds: float = 5.0  # for a group to freeze
+    end_seconds: float = 10.0  # for killed processes to leave their group
+
+
+TUNING = GroupTuning()
 
 
 class Groups(ABC):
@@ -125,11 +134,11 @@ class VersionOne(Groups):
     def make(self, name: str) -> None:
         for tree in self._trees:
             (tree / name).mkdir()
-        (self._cpu / name / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
-        (self._cpu / name / "cpu.shares").write_text(str(CPU_WEIGHT * 1024))
+        (self._cpu / name / "cpu.cfs_period_us").write_text(str(TUNING.period_microseconds))
+        (self._cpu / name / "cpu.shares").write_text(str(TUNING.cpu_weight * 1024))
 
     def set_cpu(self, name: str, cpu: float) -> None:
-        quota = round(cpu * PERIOD_MICROSECONDS)
+        quota = round(cpu * TUNING.period_microseconds)
         (self._cpu / name / "cpu.cfs_quota_us").write_text(str(quota))
 
     def cpu(self, name: str) -> float:
@@ -160,7 +169,7 @@ class VersionOne(Groups):
         if self._memory is None:
             return None
         limit = int((self._memory / name / "memory.limit_in_bytes").read_text())
-        return limit if limit < UNLIMITED else None
+        return limit if limit < 2**60 else None  # v1 has no word for no limit
 
     def freeze(self, name: str) -> None:
         """By the freezer, else by SIGSTOP."""
@@ -200,7 +209,7 @@ class VersionTwo(Groups):
         """Make the group's folder; ValueError where the cpu controller cannot be passed on."""
         self._pass_on("cpu")
         (self._root / name).mkdir()
-        (self._root / name / "cpu.weight").write_text(str(CPU_WEIGHT * 100))
+        (self._root / name / "cpu.weight").write_text(str(TUNING.cpu_weight * 100))
 
     def _pass_on(self, controller: str) -> None:
         """Let the groups have a controller."""
@@ -215,8 +224,8 @@ class VersionTwo(Groups):
                 ) from None
 
     def set_cpu(self, name: str, cpu: float) -> None:
-        quota = round(cpu * PERIOD_MICROSECONDS)
-        (self._root / name / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
+        quota = round(cpu * TUNING.period_microseconds)
+        (self._root / name / "cpu.max").write_text(f"{quota} {TUNING.period_microseconds}")
 
     def cpu(self, name: str) -> float:
         """Quota over period; infinite where there is no quota."""
@@ -268,7 +277,7 @@ def detect(root: Path = ROOT) -> Groups | None:
 
 def kill(groups: Groups, name: str) -> None:
     """SIGKILL to every process of the group, which is thawed, so that they can die."""
-    deadline = time.monotonic() + END_SECONDS
+    deadline = time.monotonic() + TUNING.end_seconds
     while True:
         processes = groups.processes(name)
         _signal(processes, signal.SIGKILL)
@@ -278,13 +287,15 @@ def kill(groups: Groups, name: str) -> None:
         if not processes:
             return
         if time.monotonic() > deadline:
-            raise TimeoutError(f"processes of {name} do not end ({END_SECONDS:g} s): {processes}")
+            raise TimeoutError(
+                f"processes of {name} do not end ({TUNING.end_seconds:g} s): {processes}"
+            )
         time.sleep(0.01)
 
 
 def remove(groups: Groups, name: str) -> None:
     """Kill what is in the group, and remove it."""
-    deadline = time.monotonic() + END_SECONDS
+    deadline = time.monotonic() + TUNING.end_seconds
     while True:
         kill(groups, name)
         try:
@@ -297,11 +308,12 @@ def remove(groups: Groups, name: str) -> None:
 
 
 def _await(name: str, done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + FREEZE_SECONDS
+    deadline = time.monotonic() + TUNING.freeze_seconds
     while not done():
         if time.monotonic() > deadline:
             raise TimeoutError(
-                f"{name} is not frozen after {FREEZE_SECONDS:g} s: a process waits in the kernel"
+                f"{name} is not frozen after {TUNING.freeze_seconds:g} s: a process waits in "
+                "the kernel"
             )
         time.sleep(0.005)
 

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,14 +23,24 @@ from synchromesh.lab.lab import Lab
 from synchromesh.lab.requirements import reason_unavailable
 from synchromesh.lab.running import HostFailed
 
-FAST, SLOW = "1gbit", "4mbit"
-HOSTS, CPU = 2, 0.4
-CHANGE = 60  # the step
-STEPS = 5000  # enough that measuring again is worth its time; the run is ended early
-WORKLOAD = ("digits/cnn", "--batch-size", "360")
-POLL_SECONDS = 0.2
-SHOWN_SECONDS = 90.0  # after the change, at most
-LIMIT_SECONDS = 300.0
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What is shown. Chosen."""
+
+    hosts: int = 2
+    cpu: float = 0.4
+    fast: str = "1gbit"
+    slow: str = "4mbit"
+    change: int = 60  # the step at which links become slow
+    steps: int = 5000  # enough that measuring again is worth its time; the run is ended early
+    workload: tuple[str, ...] = ("digits/cnn", "--batch-size", "360")
+    poll_seconds: float = 0.2
+    shown_seconds: float = 90.0  # after the change, at most
+    limit_seconds: float = 300.0
+
+
+DEMO = Demonstration()
 
 
 def main() -> int:
@@ -38,7 +49,8 @@ def main() -> int:
     if reason is not None:
         print(f"the live switch is skipped: {reason}")
         return 0
-    print(f"\na live switch: {HOSTS} emulated hosts, links of {FAST} that become {SLOW}\n")
+    links = f"links of {DEMO.fast} that become {DEMO.slow}"
+    print(f"\na live switch: {DEMO.hosts} emulated hosts, {links}\n")
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         try:
@@ -52,7 +64,7 @@ def main() -> int:
 
 
 def _train(run: Path) -> int:
-    """Trains on the hosts of a lab of its own, whose links become slow at step `CHANGE`, until a
+    """Trains on the hosts of a lab of its own, whose links become slow at step `change`, until a
     switch has followed or time is over; the last step that was known then."""
 
     def show(host: int, stream: int, line: bytes) -> None:
@@ -60,23 +72,23 @@ def _train(run: Path) -> int:
         if host == 0 and text and "[c10d]" not in text:  # gloo has no names for emulated hosts
             print(f"  {text}", flush=True)
 
-    with Lab(hosts=HOSTS, bandwidth=FAST, cpu=CPU) as lab:
+    with Lab(hosts=DEMO.hosts, bandwidth=DEMO.fast, cpu=DEMO.cpu) as lab:
         command = [
-            sys.executable, "-m", "synchromesh", "train", *WORKLOAD, "--adapt",
-            "--steps", str(STEPS), "--output", str(run),
+            sys.executable, "-m", "synchromesh", "train", *DEMO.workload, "--adapt",
+            "--steps", str(DEMO.steps), "--output", str(run),
         ]  # fmt: skip
         running = lab.start(
-            command, timeout=LIMIT_SECONDS, listener=show, environment={"COLUMNS": "110"}
+            command, timeout=DEMO.limit_seconds, listener=show, environment={"COLUMNS": "110"}
         )
         changed, late = 0, 0.0
         while running.poll() is None:
             with suppress(TimeoutError):
-                running.wait(POLL_SECONDS)
+                running.wait(DEMO.poll_seconds)
             step = max((s["step"] for s in _log(run, "step")), default=0)
-            if not changed and step >= CHANGE:
-                changed, late = step, time.monotonic() + SHOWN_SECONDS
-                print(f"  --- the links become {SLOW} ---", flush=True)
-                lab.set(bandwidth=SLOW)
+            if not changed and step >= DEMO.change:
+                changed, late = step, time.monotonic() + DEMO.shown_seconds
+                print(f"  --- the links become {DEMO.slow} ---", flush=True)
+                lab.set(bandwidth=DEMO.slow)
             if changed and (_switched(run, "adapted", changed) or time.monotonic() > late):
                 running.pass_on(signal.SIGTERM)  # it checkpoints and ends
                 break
@@ -91,7 +103,7 @@ def _train(run: Path) -> int:
 def _judged(run: Path, changed: int) -> tuple[bool, str]:
     """Whether no switch has followed that makes steps quicker, and what it brought or why not."""
     if not changed:
-        return True, f"the run ended before step {CHANGE}, at which links were to become slow"
+        return True, f"the run ended before step {DEMO.change}, at which links were to become slow"
     usual = [
         seconds
         for steps in _log(run, "steps")
@@ -103,7 +115,7 @@ def _judged(run: Path, changed: int) -> tuple[bool, str]:
     if found is None:
         reasons = [f"step {d['step']}: {d['noticed']}; {d['reason']}" for d in _log(run, "adapt")]
         said = "; ".join(reasons[-2:]) or "nothing was noticed"
-        return True, f"no plan was switched to in {SHOWN_SECONDS:.0f} s ({before}; {said})"
+        return True, f"no plan was switched to in {DEMO.shown_seconds:.0f} s ({before}; {said})"
     slow, after = found["measured_before"], found.get("measured_after")
     told = f"{before}, {slow * 1e3:.0f} ms over slow links"
     if after is None:

@@ -7,19 +7,111 @@ racks: [[0, 1], [2, 3]]         # both or neither; hosts count from 0
 uplink: 100mbit                 # what all hosts of a rack share on the way to the other
 
 host 0 --- bridge of rack 0 ---uplink--- bridge of rack 1 --- host 2
-host 1 ---/                                              \\--- host 3"""
+host 1 ---/                                              \\--- host 3
+
+Quantities are text:
+
+bandwidth   NUMBER UNIT, UNIT one of kbit, mbit, gbit, in any case, `/s` or `ps` after it or not:
+            10^3, 10^6, 10^9 bits a second in each direction, from 100kbit to 10gbit
+share       NUMBER%, per cent of one core, from 10% to all cores
+memory      NUMBER UNIT, as 1GiB or 500MB, from 16MiB to 1024TiB"""
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from synchromesh.lab import quantity
 from synchromesh.values import document, size
 from synchromesh.values.cluster import Cluster, Device, Host, Link
 
-MOST_HOSTS = 200  # addresses 10.77.0.1 and up, and what one machine can bear
+BANDWIDTH = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmg])bit(?:/s|ps)?", re.IGNORECASE)
+SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
+UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
+
+
+@dataclass(frozen=True)
+class LabLimits:
+    """What one machine can emulate."""
+
+    most_hosts: int = 200  # addresses 10.77.0.1 and up, and what one machine can bear
+    # Bits a second. Less, and one burst of the shaper (64 KB) lasts longer than 5 s; more, and the
+    # kernel's timers and the two ends on one machine are the limit.
+    least_bandwidth: int = 10**5
+    most_bandwidth: int = 10**10
+    least_share: float = 0.1  # 1 ms of a 10 ms period: the kernel takes no smaller quota
+    # Bytes; an interpreter needs 8 MB, torch 300 (measured), and above the kernel sees no limit.
+    least_memory: int = 2**24
+    most_memory: int = 2**50
+
+
+LIMITS = LabLimits()
+
+
+def parse_bandwidth(value: object) -> int:
+    """Bits a second of text, or of a number that says bits a second already."""
+    if isinstance(value, str):
+        found = BANDWIDTH.fullmatch(value.strip())
+        if found is None:
+            raise ValueError(
+                f"{value!r} is not a bandwidth: write a number with kbit, mbit or gbit, as in "
+                "200mbit"
+            )
+        bits = round(float(found[1]) * UNITS[found[2].lower()])
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        bits = round(value) if abs(value) < 2**60 else 2**60
+    else:
+        raise ValueError(f"{value!r} is not a bandwidth: write text as 200mbit")
+    if not LIMITS.least_bandwidth <= bits <= LIMITS.most_bandwidth:
+        raise ValueError(f"a bandwidth of {value} is outside 100kbit to 10gbit: try 200mbit")
+    return bits
+
+
+def parse_share(value: object, cores: int) -> float:
+    """Cores of text such as `40%`, or of a number that counts cores already (0.4)."""
+    if isinstance(value, str):
+        found = SHARE.fullmatch(value.strip())
+        if found is None:
+            raise ValueError(
+                f"{value!r} is not a share of a core: write per cent of one core, as in 40%"
+            )
+        part = float(found[1]) / 100
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        part = float(value)
+    else:
+        raise ValueError(f"{value!r} is not a share of a core: write text as 40%")
+    if not LIMITS.least_share <= part <= cores:
+        raise ValueError(
+            f"a share of {show_share(part)} of a core is outside 10% to {cores * 100}% "
+            f"({cores} cores): try 40%"
+        )
+    return part
+
+
+def parse_memory(value: object) -> int:
+    """Bytes of text such as `1GiB`, or of a number of bytes."""
+    if isinstance(value, str):
+        bytes_ = int(size.parse(value.strip()))
+    elif isinstance(value, int) and not isinstance(value, bool):
+        bytes_ = value
+    else:
+        raise ValueError(f"{value!r} is no size: write text as 1GiB")
+    if not LIMITS.least_memory <= bytes_ <= LIMITS.most_memory:
+        least, most = size.show(LIMITS.least_memory), size.show(LIMITS.most_memory)
+        raise ValueError(f"a host's memory of {value} is outside {least} to {most}: try 1GiB")
+    return bytes_
+
+
+def show_bandwidth(bits: float) -> str:
+    """`200mbit` of 200,000,000."""
+    unit = next((u for u in "gm" if bits >= UNITS[u]), "k")
+    return f"{bits / UNITS[unit]:.6g}{unit}bit"
+
+
+def show_share(part: float) -> str:
+    """`40%` of 0.4."""
+    return f"{part * 100:.4g}%"
 
 
 @dataclass(frozen=True)
@@ -37,7 +129,7 @@ class Emulated:
         return math.ceil(self.cpu)
 
     def __str__(self) -> str:
-        rate, part = quantity.show_bandwidth(self.bandwidth), quantity.show_share(self.cpu)
+        rate, part = show_bandwidth(self.bandwidth), show_share(self.cpu)
         limit = "" if self.memory is None else f", {size.show(self.memory)}"
         return f"{rate}, {part} of a core{limit}"
 
@@ -51,9 +143,10 @@ class Description(document.Document):
     uplink: int | None = None  # bits a second each way
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.hosts) <= MOST_HOSTS:
+        if not 1 <= len(self.hosts) <= LIMITS.most_hosts:
             raise ValueError(
-                f"the number of emulated hosts must be 1 to {MOST_HOSTS}, not {len(self.hosts)}"
+                f"the number of emulated hosts must be 1 to {LIMITS.most_hosts}, not "
+                f"{len(self.hosts)}"
             )
         if bool(self.racks) != (self.uplink is not None):
             raise ValueError("racks and uplink belong together: give both or neither")
@@ -77,7 +170,7 @@ class Description(document.Document):
             text = "hosts: " + "; ".join(f"{count} of {host}" for host, count in kinds.items())
         if self.uplink is None:
             return text
-        return f"{text}; racks {quantity.show_bandwidth(self.uplink)} apart"
+        return f"{text}; racks {show_bandwidth(self.uplink)} apart"
 
     @classmethod
     def alike(
@@ -104,14 +197,14 @@ class Description(document.Document):
         return cls(
             tuple(
                 Emulated(
-                    quantity.bandwidth(rate),
-                    quantity.share(part, cores),
-                    None if limit is None else quantity.memory(limit),
+                    parse_bandwidth(rate),
+                    parse_share(part, cores),
+                    None if limit is None else parse_memory(limit),
                 )
                 for rate, part, limit in by_host
             ),
             tuple(tuple(rack) for rack in racks),
-            None if uplink is None else quantity.bandwidth(uplink),
+            None if uplink is None else parse_bandwidth(uplink),
         )
 
     @classmethod
@@ -131,15 +224,15 @@ class Description(document.Document):
             uplink = item.get("uplink")
             if uplink is not None:
                 with document.at("uplink"):
-                    uplink = quantity.bandwidth(_as_text(uplink, "100mbit"))
+                    uplink = parse_bandwidth(_as_text(uplink, "100mbit"))
             return cls(tuple(hosts), tuple(racks), uplink)
 
     def to_dict(self) -> dict[str, Any]:
         shown: dict[str, Any] = {
             "hosts": [
                 {
-                    "bandwidth": quantity.show_bandwidth(host.bandwidth),
-                    "cpu": quantity.show_share(host.cpu),
+                    "bandwidth": show_bandwidth(host.bandwidth),
+                    "cpu": show_share(host.cpu),
                     **({} if host.memory is None else {"memory": size.show(host.memory)}),
                 }
                 for host in self.hosts
@@ -147,7 +240,7 @@ class Description(document.Document):
         }
         if self.uplink is not None:
             shown["racks"] = [list(rack) for rack in self.racks]
-            shown["uplink"] = quantity.show_bandwidth(self.uplink)
+            shown["uplink"] = show_bandwidth(self.uplink)
         return shown
 
     def rack(self, host: int) -> int:
@@ -180,10 +273,10 @@ class Description(document.Document):
         if busiest <= 1 + 1e-9:
             return None
         shares = [host.cpu for host in self.hosts]
-        alike = f" x {quantity.show_share(shares[0])}" if len(set(shares)) == 1 else ""
+        alike = f" x {show_share(shares[0])}" if len(set(shares)) == 1 else ""
         return (
             f"{len(self.hosts)} hosts{alike} ask for {sum(shares):.3g} cores, but this machine "
-            f"has {len(available)} and the busiest would carry {quantity.show_share(busiest)}: "
+            f"has {len(available)} and the busiest would carry {show_share(busiest)}: "
             f"the hosts will be slower than stated; {_remedy(shares, busiest, len(available))}"
         )
 
@@ -219,7 +312,7 @@ def _remedy(shares: Sequence[float], busiest: float, cores: int) -> str:
     if len(set(shares)) > 1:
         return f"{math.floor(100 / busiest)} % of each share would fit"
     fitting = math.floor(100 * shares[0] / busiest + 1e-9)
-    if fitting >= 100 * quantity.LEAST_SHARE:
+    if fitting >= 100 * LIMITS.least_share:
         return f"--cpu {fitting}% would fit"
     return f"{cores * max(1, math.floor(1 / shares[0] + 1e-9))} hosts would fit"
 
@@ -230,14 +323,14 @@ def _hosts(value: Any, path: str) -> list[Emulated]:
     item = document.mapping(value, path, (*needed, "memory", "count"), needed)
     cores = os.cpu_count() or 1
     with document.at(f"{path}.bandwidth"):
-        rate = quantity.bandwidth(_as_text(item["bandwidth"], "200mbit"))
+        rate = parse_bandwidth(_as_text(item["bandwidth"], "200mbit"))
     with document.at(f"{path}.cpu"):
-        part = quantity.share(_as_text(item["cpu"], "40%"), cores)
+        part = parse_share(_as_text(item["cpu"], "40%"), cores)
     limit = None
     if "memory" in item:
         with document.at(f"{path}.memory"):
-            limit = quantity.memory(_as_text(item["memory"], "1GiB"))
-    count = document.integer(item.get("count", 1), f"{path}.count", 1, MOST_HOSTS)
+            limit = parse_memory(_as_text(item["memory"], "1GiB"))
+    count = document.integer(item.get("count", 1), f"{path}.count", 1, LIMITS.most_hosts)
     return [Emulated(rate, part, limit)] * count
 
 

@@ -11,27 +11,42 @@ import ctypes
 import os
 import signal
 import sys
+from enum import IntEnum, IntFlag
 
-CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWNET = 0x00020000, 0x02000000, 0x40000000
-MS_RDONLY, MS_REC, MS_SLAVE, MNT_DETACH = 1, 0x4000, 1 << 19, 2
 CGROUPS = "/sys/fs/cgroup"
-PR_SET_PDEATHSIG = 1
+
+
+class Clone(IntEnum):
+    """Kinds of namespaces, for `setns` and `unshare` (linux/sched.h)."""
+
+    MOUNTS = 0x00020000
+    CGROUP = 0x02000000
+    NETWORK = 0x40000000
+
+
+class Mount(IntFlag):
+    """Flags of `mount` and `umount2` (linux/mount.h)."""
+
+    READ_ONLY = 1
+    DETACH = 2
+    RECURSIVE = 0x4000
+    SLAVE = 1 << 19
 
 
 def enter(namespace: str, cores: set[int], parent: int, doors: list[str]) -> None:
     """Join the host's namespace, cores and control groups; OSError where the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     if parent:
-        _done(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+        _done(libc.prctl(1, signal.SIGKILL, 0, 0, 0), "prctl")  # PR_SET_PDEATHSIG
         if os.getppid() != parent:  # it died before
             os.kill(os.getpid(), signal.SIGKILL)
     handle = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
-    _done(libc.setns(handle, CLONE_NEWNET), "setns")
+    _done(libc.setns(handle, Clone.NETWORK), "setns")
     os.close(handle)
     # As `ip netns exec` does: /sys/class/net shows the interfaces of the namespace it was
     # mounted in.
-    _done(libc.unshare(CLONE_NEWNS), "unshare")
-    _done(libc.mount(b"", b"/", b"none", MS_SLAVE | MS_REC, None), "mount /")
+    _done(libc.unshare(Clone.MOUNTS), "unshare")
+    _done(libc.mount(b"", b"/", b"none", Mount.SLAVE | Mount.RECURSIVE, None), "mount /")
     os.sched_setaffinity(0, cores)
     for door in doors:
         with open(door, "w") as file:
@@ -39,8 +54,8 @@ def enter(namespace: str, cores: set[int], parent: int, doors: list[str]) -> Non
     unified = os.path.exists(f"{CGROUPS}/cgroup.controllers")
     limited = any(door.startswith(f"{CGROUPS}/memory/") for door in doors)
     # what is mounted from now on shows this group as the root: no other can be reached
-    _done(libc.unshare(CLONE_NEWCGROUP), "unshare")
-    libc.umount2(b"/sys", MNT_DETACH)  # with the control groups below it: none can be left
+    _done(libc.unshare(Clone.CGROUP), "unshare")
+    libc.umount2(b"/sys", Mount.DETACH)  # with the control groups below it: none can be left
     _done(libc.mount(namespace.encode(), b"/sys", b"sysfs", 0, None), "mount /sys")
     if unified:
         _show(libc, CGROUPS, "cgroup2", "")
@@ -52,7 +67,7 @@ def enter(namespace: str, cores: set[int], parent: int, doors: list[str]) -> Non
 
 def _show(libc: ctypes.CDLL, place: str, kind: str, controller: str) -> None:
     """Mounts a tree of control groups there, read-only: its limits can be seen."""
-    fields = place.encode(), kind.encode(), MS_RDONLY, controller.encode() or None
+    fields = place.encode(), kind.encode(), Mount.READ_ONLY, controller.encode() or None
     _done(libc.mount(b"none", *fields), f"mount {place}")
 
 

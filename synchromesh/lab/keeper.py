@@ -1,4 +1,4 @@
-"""A lab's keeper: the process that removes the lab, `python -m synchromesh.lab.keeper`.
+"""A lab's keeper: the process that removes the lab, as it is and as the lab's owner has it.
 
 It has the reading end of a pipe. When the owner of the lab closes the pipe, or dies in whichever
 way, the keeper kills what runs in the hosts and removes them. One byte through the pipe makes it
@@ -6,13 +6,56 @@ independent of its owner: it then keeps the lab until SIGTERM (`synchromesh lab 
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 
-from synchromesh.lab import cgroup
-from synchromesh.lab.keeper_process import READY, STAY
-from synchromesh.lab.record import Records
-from synchromesh.lab.removal import remove
-from synchromesh.lab.tag import Tag
+from synchromesh.lab import cgroup, network
+from synchromesh.lab.cgroup import Groups
+from synchromesh.lab.record import Records, Tag
+
+READY, STAY = b"r", b"s"  # what the keeper writes once it watches; what makes it independent
+
+
+class KeeperProcess:
+    """A child that removes the lab when its standard input ends."""
+
+    def __init__(self) -> None:
+        home = str(Path(__file__).parents[2])
+        path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # a Ctrl-C at the terminal is not for the keeper
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        tag = Tag.of(self._process.pid)
+        if tag is None:
+            raise ValueError("the lab's keeper ended before it began: see its message above")
+        self.tag = tag
+
+    def await_ready(self) -> None:
+        """Return once the keeper watches over the lab; ValueError where it has ended instead."""
+        if self._output.read(1) != READY:
+            raise ValueError("the lab's keeper cannot start: see its message above")
+
+    def stay(self) -> None:
+        """Make the keeper outlive its owner: it then ends by SIGTERM alone."""
+        self._input.write(STAY)
+        self._input.flush()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the end of a keeper that was told to end; close the pipes to it."""
+        self._process.wait(timeout=seconds)
+        self._output.close()
+        with suppress(BrokenPipeError):
+            self._input.close()
 
 
 class _Ended(Exception):
@@ -53,5 +96,32 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise _Ended
 
 
-if __name__ == "__main__":
-    main()
+def _parts(tag: Tag, groups: Groups) -> list[str]:
+    """Names of the namespaces and control groups of a lab."""
+    names = [*network.namespaces(), *groups.names()]
+    return [name for name in names if Tag.in_name(name) == tag]
+
+
+def remove(tag: Tag, groups: Groups, records: Records) -> list[str]:
+    """Remove a lab with all that runs in it; the names it was recorded under.
+
+    Repeated until nothing is found, as the process that was building may not have stopped yet."""
+    names = records.forget(tag)
+    deadline = time.monotonic() + 30  # seconds; chosen
+    while found := _parts(tag, groups):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{', '.join(found)} cannot be removed (30 s)")
+        for name in groups.names():
+            if Tag.in_name(name) == tag:
+                cgroup.remove(groups, name)
+        for name in network.namespaces():
+            if Tag.in_name(name) == tag:
+                network.remove(name)
+    return names
+
+
+def remove_stale(groups: Groups, records: Records) -> dict[Tag, list[str]]:
+    """Remove the labs whose keeper is no longer alive: their tags, the names by tag."""
+    named = [Tag.in_name(name) for name in (*network.namespaces(), *groups.names())]
+    tags = {tag for tag in named if tag is not None} | {r.tag for r in records.all()}
+    return {tag: remove(tag, groups, records) for tag in sorted(tags) if not tag.alive}

@@ -19,26 +19,28 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from synchromesh.lab import cgroup, entry, quantity, removal
-from synchromesh.lab.description import Description, Emulated
-from synchromesh.lab.keeper_process import KeeperProcess
-from synchromesh.lab.killings import Killings
+from synchromesh.lab import cgroup, entry, keeper
+from synchromesh.lab.description import (
+    Description,
+    Emulated,
+    parse_bandwidth,
+    parse_memory,
+    parse_share,
+)
+from synchromesh.lab.keeper import KeeperProcess
 from synchromesh.lab.network import Network
-from synchromesh.lab.record import Record, Records
+from synchromesh.lab.record import Record, Records, Tag
 from synchromesh.lab.requirements import require
-from synchromesh.lab.running import Listener, Result, Running
-from synchromesh.lab.tag import Tag
-from synchromesh.lab.way import Way
+from synchromesh.lab.running import Killings, Listener, Result, Running, Way
 from synchromesh.values.cluster import Cluster
 
-PORTS = (20_000, 30_000)  # of the rendezvous; below those that the kernel gives away
-END_SECONDS = 60.0  # for a keeper to remove its lab
 Bandwidth = str | float  # `200mbit`, or bits a second
 Share = str | float  # `40%`, or cores
 Memory = str | int  # `1GiB`, or bytes
@@ -126,7 +128,7 @@ class Lab:
         groups = require()
         self._warn(self.description)
         with self._records.locked():
-            removal.remove_stale(groups, self._records)
+            keeper.remove_stale(groups, self._records)
             self._check_name()
             self._keeper = KeeperProcess()
             self._attach(self._keeper.tag)
@@ -146,10 +148,11 @@ class Lab:
         """Remove the hosts with all that runs in them; a second call does nothing."""
         if self._tag is None:
             return
-        self._tag.end(END_SECONDS)
+        patience = 60.0  # seconds for a keeper to remove its lab
+        self._tag.end(patience)
         if self._keeper is not None:
-            self._keeper.wait(END_SECONDS)
-        removal.remove(self._tag, self._groups, self._records)  # what a killed keeper left
+            self._keeper.wait(patience)
+        keeper.remove(self._tag, self._groups, self._records)  # what a killed keeper left
         self._tag = self._keeper = None
 
     def _check_name(self) -> None:
@@ -237,7 +240,10 @@ class Lab:
                 raise ValueError(
                     f"host {now.host} of lab {self.name} is {now.state}: thaw or heal it first"
                 )
-        port = random.SystemRandom().randrange(*PORTS)  # an earlier run's may not be free yet
+        # of the rendezvous: below those that the kernel gives away,
+        port = random.SystemRandom().randrange(
+            20_000, 30_000
+        )  # and an earlier run's may not be free
         used = self._hosts()[:hosts]
         pins = self.description.pins(_cores())
         return [
@@ -279,31 +285,35 @@ class Lab:
         """Change the link, share or memory of one host or all, or the uplink; also during a run.
 
         A share is at most the cores the host came up with, as its processes are pinned to them."""
-        if bandwidth is None and cpu is None and uplink is None and memory is None:
+        if all(x is None for x in (bandwidth, cpu, uplink, memory)):
             raise ValueError("nothing to set: give a bandwidth, a share, memory, or an uplink")
         if uplink is not None and self.description.uplink is None:
             raise ValueError(f"lab {self.name} has no racks, so there is no uplink to set")
         hosts = self._hosts(host)
-        shares = {
-            h: quantity.share(cpu, self.description.hosts[h].cores)
-            for h in hosts
-            if cpu is not None
-        }
-        rate = None if bandwidth is None else quantity.bandwidth(bandwidth)
-        limit = None if memory is None else quantity.memory(memory)
+        changes = [c for h in hosts for c in self._changes(h, bandwidth, cpu, memory)]
+        if uplink is not None:
+            changes.append(partial(self._network.set_uplink, parse_bandwidth(uplink)))
         with self._records.locked():
-            for h in hosts:
-                if limit is not None:
-                    self._groups.set_memory(self._part(h), limit)
-                if rate is not None:
-                    self._network.set_rate(h, rate)
-                if h in shares:
-                    self._groups.set_cpu(self._part(h), shares[h])
-            if uplink is not None:
-                self._network.set_uplink(quantity.bandwidth(uplink))
+            for change in changes:
+                change()
             self._write_cluster()
-        if shares:
+        if cpu is not None:
             self._warn(self.current())
+
+    def _changes(
+        self, host: int, bandwidth: Bandwidth | None, cpu: Share | None, memory: Memory | None
+    ) -> Iterator[Callable[[], None]]:
+        """What brings a host to these values; ValueError before any of it where one cannot be."""
+        cores = self.description.hosts[host].cores
+        share = None if cpu is None else parse_share(cpu, cores)
+        rate = None if bandwidth is None else parse_bandwidth(bandwidth)
+        limit = None if memory is None else parse_memory(memory)
+        if limit is not None:
+            yield partial(self._groups.set_memory, self._part(host), limit)
+        if rate is not None:
+            yield partial(self._network.set_rate, host, rate)
+        if share is not None:
+            yield partial(self._groups.set_cpu, self._part(host), share)
 
     def freeze(self, host: int) -> None:
         """Stop every process of the host where it is; its link stays."""
@@ -405,6 +415,6 @@ def labs() -> tuple[list[str], list[str]]:
     """Names of the labs that are up, and of those that were not and have been removed now."""
     groups, records = require(), Records()
     with records.locked():
-        gone = removal.remove_stale(groups, records)
+        gone = keeper.remove_stale(groups, records)
         removed = [name for tag, names in gone.items() for name in (names or [str(tag)])]
         return [record.name for record in records.all()], removed

@@ -19,28 +19,40 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from synchromesh.lab.description import Description
-from synchromesh.lab.tag import Tag
+from synchromesh.lab.entry import Clone
+from synchromesh.lab.record import Tag
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
 
-CLONE_NEWNET = 0x40000000
-# After a pause of the link a burst passes unshaped: messages that are no larger cost nothing. It
-# should be short, but where it does not hold one 64 KB segment of the sender's offload, tbf cuts
-# segments into packets in software, which at 200 Mbit/s takes 0.07 of a core more for each end of
-# a full link, and at 58 Mbit/s 0.03. So slow links have short bursts: with 64 KB a message of
-# 70 KB took 1.2 ms at 58 Mbit/s, 9.7 by its rate, with these 9.4 (2026-11-23, two cores).
-BURST_BYTES = 64 * 1024 + 1024
-BURST_SECONDS, SLOW_BITS = 1e-3, 100_000_000  # of links below so many bits a second
-LEAST_BURST = 2 * 1514  # bytes; two packets
-# What waits in a full queue, in seconds of the link: three senders that meet at one receiver must
-# not lose packets at once (chosen).
-QUEUE_SECONDS = 0.1
 UNSUPPORTED = (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL)
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ShapingTuning:
+    """How links are shaped.
+
+    After a pause of the link a burst passes unshaped: messages that are no larger cost nothing. It
+    should be short, but where it does not hold one 64 KB segment of the sender's offload, tbf cuts
+    segments into packets in software, which at 200 Mbit/s takes 0.07 of a core more for each end
+    of a full link, and at 58 Mbit/s 0.03. So slow links have short bursts: with 64 KB a message of
+    70 KB took 1.2 ms at 58 Mbit/s, 9.7 by its rate, with these 9.4 (2026-11-23, two cores)."""
+
+    burst_bytes: int = 64 * 1024 + 1024
+    burst_seconds: float = 1e-3  # of links below `slow_bits` ...
+    slow_bits: int = 100_000_000  # ... a second
+    least_burst: int = 2 * 1514  # bytes; two packets
+    # What waits in a full queue, in seconds of the link: three senders that meet at one receiver
+    # must not lose packets at once (chosen).
+    queue_seconds: float = 0.1
+
+
+TUNING = ShapingTuning()
 
 
 class Network:
@@ -156,7 +168,7 @@ def _make_namespace(name: str) -> None:
 
     def make() -> None:
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(CLONE_NEWNET) != 0:  # of this thread alone
+        if libc.unshare(Clone.NETWORK) != 0:  # of this thread alone
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), name)
         netns.attach(name, "thread-self")  # /proc/thread-self/ns/net becomes the named one
@@ -193,9 +205,9 @@ def _attach(switch: "IPRoute", port: str, bridge: str) -> None:
 
 def burst_bytes(bits: int) -> int:
     """What passes a link of so many bits a second unshaped after a pause."""
-    if bits >= SLOW_BITS:
-        return BURST_BYTES
-    return max(LEAST_BURST, int(bits / 8 * BURST_SECONDS))
+    if bits >= TUNING.slow_bits:
+        return TUNING.burst_bytes
+    return max(TUNING.least_burst, int(bits / 8 * TUNING.burst_seconds))
 
 
 def _shape(link: "IPRoute", name: str, bits: int) -> None:
@@ -203,7 +215,7 @@ def _shape(link: "IPRoute", name: str, bits: int) -> None:
     link.tc(
         "replace", kind="tbf", index=_index(link, name), handle="1:",
         rate=bits // 8,  # the library counts a shaper's rate in bytes
-        burst=burst, limit=burst + int(bits / 8 * QUEUE_SECONDS),
+        burst=burst, limit=burst + int(bits / 8 * TUNING.queue_seconds),
     )  # fmt: skip
 
 

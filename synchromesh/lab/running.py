@@ -1,7 +1,7 @@
 """A command that runs once on every host of a lab: its output, its first failure, its end.
 
 A thread of its own reads what the hosts write and watches them, so that the owner may change the
-lab meanwhile. The first host that fails ends the run: the others get SIGTERM and, `END_SECONDS`
+lab meanwhile. The first host that fails ends the run: the others get SIGTERM and, three seconds
 later, SIGKILL, each with all of its process group."""
 
 import math
@@ -14,19 +14,54 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
 
-# Limits of time and size of a run; all chosen, not measured.
-END_SECONDS = 3.0  # for hosts that outlive a failed one or the time limit
-GRACE_SECONDS = 30.0  # to checkpoint, after a signal that was passed on
-POLL_SECONDS = 0.02  # between two reads of what the hosts wrote
-WAKE_SECONDS = 0.2  # between the main thread's returns to the interpreter
-LONGEST_LINE = 64 * 1024  # bytes; a longer one is passed on in parts
-DRAIN_SECONDS = 1.0  # for what is still in the pipes
-SHOWN_CHARACTERS = 3000  # of a failed host's output in the message
+from synchromesh.lab import entry
+from synchromesh.lab.cgroup import Groups
+from synchromesh.launch.rank import forewarning
+from synchromesh.values import size
 
-OUTPUT, ERROR = 1, 2
-# Called with the host, OUTPUT or ERROR, and a line with its end; in the thread of the run.
+
+@dataclass(frozen=True)
+class RunLimits:
+    """Of time and size of a run. All chosen, not measured."""
+
+    end_seconds: float = 3.0  # for hosts that outlive a failed one or the time limit
+    grace_seconds: float = 30.0  # to checkpoint, after a signal that was passed on
+    poll_seconds: float = 0.02  # between two reads of what the hosts wrote
+    wake_seconds: float = 0.2  # between the main thread's returns to the interpreter
+    longest_line: int = 64 * 1024  # bytes; a longer one is passed on in parts
+    drain_seconds: float = 1.0  # for what is still in the pipes
+    shown_characters: int = 3000  # of a failed host's output in the message
+
+
+class Stream(IntEnum):
+    """What a host wrote to."""
+
+    OUTPUT = 1
+    ERROR = 2
+
+
+LIMITS = RunLimits()
+# Called with the host, a `Stream`, and a line with its end; in the thread of the run.
 Listener = Callable[[int, int, bytes], None]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a process of a run gets onto its host. place: namespace, cores, and the doors of its
+    control groups (lab/entry.py); variables: of its environment."""
+
+    place: tuple[str, ...]
+    variables: dict[str, str]
+
+    def take(self) -> None:
+        """Takes this process there, which must have one thread. OSError where the kernel
+        refuses."""
+        namespace, cores, *doors = self.place
+        os.environ.update(self.variables)
+        entry.enter(namespace, {int(core) for core in cores.split(",")}, 0, doors)
 
 
 @dataclass(frozen=True)
@@ -52,7 +87,7 @@ class HostFailed(RuntimeError):
             fate = f"did not finish in {timeout:g} s"
         elif result.code < 0:
             fate = f"was ended by {signal.Signals(-result.code).name}"
-        output = result.error[-SHOWN_CHARACTERS:] or result.output[-SHOWN_CHARACTERS:]
+        output = (result.error or result.output)[-LIMITS.shown_characters :]
         super().__init__(
             f"host {rank} of {len(results)} {fate}"
             + (f": {why}" if why else "")
@@ -90,7 +125,7 @@ class Running:
         self._first: int | None = None  # the rank that failed first or was late
         self._late = False
         self._error: BaseException | None = None
-        self._kept = {(r, s): bytearray() for r in range(len(processes)) for s in (OUTPUT, ERROR)}
+        self._kept = {(r, s): bytearray() for r in range(len(processes)) for s in Stream}
         self._part = {key: b"" for key in self._kept}  # a line without its end
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="lab-run", daemon=True)
@@ -104,7 +139,7 @@ class Running:
         if self._error is not None:
             raise self._error
         results = [
-            Result(rank, process.returncode, self._text(rank, OUTPUT), self._text(rank, ERROR))
+            Result(rank, process.returncode, *(self._text(rank, stream) for stream in Stream))
             for rank, process in enumerate(self._processes)
         ]
         if self._first is not None and self._asked is None:
@@ -118,7 +153,7 @@ class Running:
         limit = math.inf if timeout is None else time.monotonic() + timeout
         # Python's signal handlers run in the main thread, which is not woken by a signal that the
         # kernel gave to another thread: hence it returns to the interpreter at intervals.
-        while not self._done.wait(max(0.0, min(WAKE_SECONDS, limit - time.monotonic()))):
+        while not self._done.wait(max(0.0, min(LIMITS.wake_seconds, limit - time.monotonic()))):
             if time.monotonic() >= limit:
                 raise TimeoutError(f"the command still runs after {timeout:g} s")
         results = self.poll()
@@ -127,7 +162,7 @@ class Running:
 
     def pass_on(self, number: int) -> None:
         """Send a signal to the command on every host; what outlives it by 30 s is killed."""
-        grace = 0.0 if number == signal.SIGKILL else GRACE_SECONDS
+        grace = 0.0 if number == signal.SIGKILL else LIMITS.grace_seconds
         self._asked = time.monotonic() + grace
         for process in self._processes:
             _signal_group(process, number)
@@ -140,19 +175,7 @@ class Running:
 
     def _supervise(self) -> None:
         try:
-            with selectors.DefaultSelector() as selector:
-                for rank, process in enumerate(self._processes):
-                    for stream, pipe in ((OUTPUT, process.stdout), (ERROR, process.stderr)):
-                        assert pipe is not None
-                        selector.register(pipe, selectors.EVENT_READ, (rank, stream))
-                while not all([self._ended(process) for process in self._processes]):
-                    self._read(selector, POLL_SECONDS)
-                    self._check_failures()
-                limit = time.monotonic() + DRAIN_SECONDS
-                while selector.get_map() and time.monotonic() < limit:
-                    self._read(selector, POLL_SECONDS)
-            for rank, stream in self._kept:
-                self._pass_on_lines(rank, stream, b"", last=True)
+            self._hear()
         except BaseException as error:  # of the listener: a reader that has gone away
             self._error = error
         finally:
@@ -164,6 +187,23 @@ class Running:
                     assert pipe is not None
                     pipe.close()
             self._done.set()
+
+    def _hear(self) -> None:
+        """Passes on what the hosts write, until all have ended."""
+        with selectors.DefaultSelector() as selector:
+            for rank, process in enumerate(self._processes):
+                pipes = (Stream.OUTPUT, process.stdout), (Stream.ERROR, process.stderr)
+                for stream, pipe in pipes:
+                    assert pipe is not None
+                    selector.register(pipe, selectors.EVENT_READ, (rank, stream))
+            while not all([self._ended(process) for process in self._processes]):
+                self._read(selector, LIMITS.poll_seconds)
+                self._check_failures()
+            limit = time.monotonic() + LIMITS.drain_seconds
+            while selector.get_map() and time.monotonic() < limit:
+                self._read(selector, LIMITS.poll_seconds)
+        for rank, stream in self._kept:
+            self._pass_on_lines(rank, stream, b"", last=True)
 
     def _ended(self, process: "subprocess.Popen[bytes]") -> bool:
         """Whether it has ended; what is left of its group is killed before it is reaped, while
@@ -180,17 +220,20 @@ class Running:
         """Find the first failure, and end the others once their time is over."""
         now = time.monotonic()
         if self._first is None and self._asked is None:  # a second signal would cut grace short
-            codes = [process.returncode for process in self._processes]
-            failed = [rank for rank, code in enumerate(codes) if code]
-            self._late = not failed and self._late_at is not None and now > self._late_at
-            late = [rank for rank, code in enumerate(codes) if code is None and self._late]
-            if first := (failed or late)[:1]:
-                self._first = first[0]
-                self._kill_at = now + END_SECONDS
+            self._first = self._failed(now)
+            if self._first is not None:
+                self._kill_at = now + LIMITS.end_seconds
                 for process in self._processes:
                     _signal_group(process, signal.SIGTERM)
         if any(at is not None and now >= at for at in (self._kill_at, self._asked)):
             self._kill()
+
+    def _failed(self, now: float) -> int | None:
+        """The first host that has failed, else the first that still runs when time is over."""
+        codes = [process.returncode for process in self._processes]
+        failed = next((rank for rank, code in enumerate(codes) if code), None)
+        self._late = failed is None and self._late_at is not None and now > self._late_at
+        return codes.index(None) if self._late and None in codes else failed
 
     def _kill(self) -> None:
         left = [process for process in self._processes if process.returncode is None]
@@ -209,7 +252,7 @@ class Running:
             rank, stream = key.data
             self._pass_on_lines(rank, stream, data, last=not data)
 
-    def _pass_on_lines(self, rank: int, stream: int, data: bytes, last: bool) -> None:
+    def _pass_on_lines(self, rank: int, stream: Stream, data: bytes, last: bool) -> None:
         if self._listener is None:
             self._kept[rank, stream] += data
             return
@@ -217,13 +260,40 @@ class Running:
         *lines, rest = text.split(b"\n")
         for line in lines:
             self._listener(rank, stream, line + b"\n")
-        if rest and (last or len(rest) > LONGEST_LINE):
+        if rest and (last or len(rest) > LIMITS.longest_line):
             self._listener(rank, stream, rest + b"\n")
             rest = b""
         self._part[rank, stream] = rest
 
-    def _text(self, rank: int, stream: int) -> str:
+    def _text(self, rank: int, stream: Stream) -> str:
         return self._kept[rank, stream].decode(errors="replace")
+
+
+class Killings:
+    """Processes that the kernel ended, of one run and from now on, as they needed more memory than
+    their host has: hosts whose groups have the names `parts`. What runs may say before, in the
+    file `said`, why it will be killed."""
+
+    def __init__(self, groups: Groups, parts: Sequence[str], said: Path) -> None:
+        self._groups, self._parts, self._said = groups, tuple(parts), said
+        self._before = [groups.killed(part) for part in parts]
+        said.unlink(missing_ok=True)  # of an earlier run
+
+    def told(self) -> str:
+        """Of which hosts the kernel has killed processes, with what these had said of their
+        memory; empty where of none."""
+        groups, parts = self._groups, self._parts
+        hosts = [h for h, part in enumerate(parts) if groups.killed(part) > self._before[h]]
+        limits = sorted({groups.memory(parts[h]) or 0 for h in hosts})
+        if not hosts:
+            return ""
+        killed = (
+            f"the kernel killed processes of host{'s' * (len(hosts) > 1)} "
+            f"{', '.join(map(str, hosts))}, which needed more than their "
+            f"{' or '.join(map(size.show, limits))} of memory"
+        )
+        said = forewarning(self._said)
+        return f"{killed}; {said}" if said else killed
 
 
 def _signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:

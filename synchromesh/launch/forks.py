@@ -17,8 +17,6 @@ from contextlib import contextmanager, suppress
 
 from synchromesh.launch import rank
 
-POLL_SECONDS = 0.02  # of a wait for a fork's end; chosen, not measured
-
 
 def safe() -> bool:
     """Whether a copy of this process serves as well as a new one: on Linux, without threads (those
@@ -92,7 +90,7 @@ class Fork:
         while (code := self.poll()) is None:
             if end is not None and time.monotonic() > end:
                 raise subprocess.TimeoutExpired("rank", timeout or 0.0)
-            time.sleep(POLL_SECONDS)
+            time.sleep(0.02)  # chosen
         return code
 
     def close(self) -> None:

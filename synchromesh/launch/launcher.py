@@ -1,6 +1,6 @@
 """The launcher: local ranks of one command under torchrun's elastic agent, and how they ended.
 
-The first rank that fails ends the run: the others get SIGTERM and, `END_SECONDS` later, SIGKILL. A
+The first rank that fails ends the run: the others get SIGTERM and, three seconds later, SIGKILL. A
 signal to the launcher goes to every rank, which may take `grace` seconds to checkpoint; a second
 signal kills them at once. A rank dies with its launcher (launch/rank.py). Nothing is restarted."""
 
@@ -26,20 +26,24 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 
-from synchromesh.launch.forewarning import FILE, forewarning
 from synchromesh.launch.forks import Fork
-from synchromesh.launch.rank import LAUNCHER
+from synchromesh.launch.rank import FOREWARNING, LAUNCHER, forewarning
 from synchromesh.launch.scratch import scratch
 from synchromesh.values.fault import Fault
 
-# Seconds, all chosen, not measured.
-END_SECONDS = 3  # for ranks that outlive a failed one
-POLL_SECONDS = 0.1
-START_SECONDS = 60  # for the agent's own rendezvous
-
-FOREWARNING = "forewarning"  # in the launcher's scratch folder
-
 RANK = (sys.executable, "-u", "-m", "synchromesh.launch.rank")  # a new rank's process
+
+
+@dataclass(frozen=True)
+class LaunchTuning:
+    """Seconds; chosen, not measured."""
+
+    end: int = 3  # for ranks that outlive a failed one
+    poll: float = 0.1
+    start: int = 60  # for the agent's own rendezvous
+
+
+TUNING = LaunchTuning()
 
 
 @dataclass(frozen=True)
@@ -124,13 +128,13 @@ def _agent(
     handler = rendezvous.get_rendezvous_handler(
         RendezvousParameters(
             backend="c10d", endpoint="localhost:0", run_id=uuid.uuid4().hex, min_nodes=1,
-            max_nodes=1, local_addr="127.0.0.1", timeout=START_SECONDS,
+            max_nodes=1, local_addr="127.0.0.1", timeout=TUNING.start,
         )
     )  # fmt: skip
     spec = WorkerSpec(
         role="rank", local_world_size=ranks, entrypoint=RANK[0],
         args=(*RANK[1:], *command), rdzv_handler=handler,
-        max_restarts=0, monitor_interval=POLL_SECONDS, local_addr="127.0.0.1",
+        max_restarts=0, monitor_interval=TUNING.poll, local_addr="127.0.0.1",
     )  # fmt: skip
     return _Agent(spec, DefaultLogsSpecs(log_dir=str(folder)), grace, folder, forks)
 
@@ -152,7 +156,7 @@ class _Agent(LocalElasticAgent):
         self, spec: WorkerSpec, logs: DefaultLogsSpecs, grace: int, folder: Path,
         forks: Sequence[Fork],
     ) -> None:  # fmt: skip
-        super().__init__(spec, logs, shutdown_timeout=grace, exit_barrier_timeout=START_SECONDS)
+        super().__init__(spec, logs, shutdown_timeout=grace, exit_barrier_timeout=TUNING.start)
         self.spec, self.folder, self.observed = spec, folder, _Observed()
         self.forks = forks
 
@@ -161,7 +165,7 @@ class _Agent(LocalElasticAgent):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         close = self._pcontext.close
 
-        def note_and_close(death_sig: Any = None, timeout: int = END_SECONDS) -> None:
+        def note_and_close(death_sig: Any = None, timeout: int = TUNING.end) -> None:
             if not self.observed.codes:
                 self.observed.codes.update(self._exit_codes())
             if self.observed.hurried:
@@ -225,7 +229,7 @@ class _Agent(LocalElasticAgent):
             fault = Fault(left["sentence"], left["traceback"], left["code"])
         ended = tuple(r for r, code in sorted(self.observed.codes.items()) if code == 0)
         code = self.observed.codes.get(first, 1)
-        return Failure(first, ranks, code, fault, ended, forewarning(self.folder / FOREWARNING))
+        return Failure(first, ranks, code, fault, ended, forewarning(self.folder / "forewarning"))
 
 
 def _ranks_of(forks: Sequence[Fork]) -> AbstractContextManager[object]:
@@ -251,7 +255,7 @@ def _environment(ranks: int, folder: Path) -> Iterator[None]:
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     wanted = {
         LAUNCHER: str(os.getpid()),
-        FILE: str(folder / FOREWARNING),
+        FOREWARNING: str(folder / "forewarning"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "PYTHONUNBUFFERED": "1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a shared store keeps stale gloo addresses

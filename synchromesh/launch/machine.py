@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from synchromesh.launch.host import boot, namespace, told
 from synchromesh.values.version import VERSION
 
 LAB = "SYNCHROMESH_LAB"  # set where hosts are emulated
@@ -119,6 +118,27 @@ def device_bytes(device: torch.device) -> int:
 
 def _physical() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def boot() -> str:
+    """Equal for all that run on one kernel, and so have one clock."""
+    return told("/proc/sys/kernel/random/boot_id").strip() or socket.gethostname()
+
+
+def told(path: str) -> str:
+    """What a file of the system says; "" where it cannot be read."""
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def namespace() -> str:
+    """The network namespace, where there are such things."""
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:
+        return ""
 
 
 def place() -> str:

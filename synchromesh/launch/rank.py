@@ -3,7 +3,11 @@
     python -m synchromesh.launch.rank [-m MODULE | SCRIPT] [ARGUMENTS]
 
 `launch` starts it so, or as a fork (launch/forks.py); what it runs sees torchrun's environment
-(RANK, WORLD_SIZE, MASTER_ADDR ...)."""
+(RANK, WORLD_SIZE, MASTER_ADDR ...).
+
+A process that the kernel kills has no last words. So a rank whose plan is predicted not to fit
+leaves a forewarning: it writes why into the file that `SYNCHROMESH_FOREWARNING` names, and whoever
+has started the ranks says it together with the kill."""
 
 import atexit
 import ctypes
@@ -13,6 +17,7 @@ import runpy
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +25,7 @@ from typing import Any
 from synchromesh.values.fault import Fault, Stopped
 
 LAUNCHER = "SYNCHROMESH_LAUNCHER"  # process id of the launcher; set in its ranks only
-PR_SET_PDEATHSIG = 1
+FOREWARNING = "SYNCHROMESH_FOREWARNING"  # names the file of forewarnings; set by launchers
 
 
 def launched() -> bool:
@@ -103,10 +108,25 @@ def _leave(entry: dict[str, Any]) -> bool:
     return True
 
 
+def forewarn(clause: str) -> None:
+    """Leaves a clause for the launcher, in place of an earlier one; empty where all is well."""
+    if path := os.environ.get(FOREWARNING):
+        with suppress(OSError):  # the launcher is gone, or has left its folder
+            Path(path).write_text(clause)
+
+
+def forewarning(path: Path) -> str:
+    """The clause that ranks have left, empty where they left none."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
 def die_with(launcher: int) -> None:
     """Asks the kernel to kill this process when its launcher is gone, however that dies."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != launcher:  # it died before the line above
         os._exit(1)
 

@@ -17,9 +17,16 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 T = TypeVar("T")
 
-# Both chosen, not measured.
-ANSWER_SECONDS = 15.0  # for a store to answer once something listens at its port
-ATTEMPT_SECONDS = 5.0  # for one attempt to reach it
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds; chosen, not measured."""
+
+    answer: float = 15.0  # for a store to answer once something listens at its port
+    attempt: float = 5.0  # for one attempt to reach it
+
+
+PATIENCE = Patience()
 
 
 class StartError(TimeoutError):
@@ -146,7 +153,7 @@ def _join(here: Place, deadline: float) -> Store:
                     raise _unreached(here, why)
                 time.sleep(0.05)
         left = max(1.0, deadline - time.monotonic())
-        soon = timedelta(seconds=min(ANSWER_SECONDS, left))
+        soon = timedelta(seconds=min(PATIENCE.answer, left))
         try:
             store = _within(soon, partial(_connect, here, soon), here)
         except StartError:  # unless a store of an earlier opening has closed just now
@@ -159,7 +166,7 @@ def _join(here: Place, deadline: float) -> Store:
 
 def _no_listener(here: Place, deadline: float) -> str:
     """Why nothing listens where the store should be; "" where something does."""
-    left = max(0.1, min(ATTEMPT_SECONDS, deadline - time.monotonic()))
+    left = max(0.1, min(PATIENCE.attempt, deadline - time.monotonic()))
     try:
         socket.create_connection((here.address, here.port), left).close()
     except OSError as error:

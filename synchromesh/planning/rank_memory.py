@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from synchromesh.cost.peak_memory import PeakMemory, held_bytes
 from synchromesh.engine import heap
 from synchromesh.engine.groups import World
-from synchromesh.launch.forewarning import forewarn
 from synchromesh.launch.machine import Machine, machine_of
+from synchromesh.launch.rank import forewarn
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.memory.shortage import Shortage
 from synchromesh.planner.problem import Headroom, Say

@@ -12,7 +12,6 @@ component that is timed alone, as all programs are (`programs/compute.py`),
 `step` is what the trainer asks of model, batch and optimizer in every step. Each run of it comes
 after something else has filled the caches, as the operators of a step have."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -29,7 +28,7 @@ from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Program
 from synchromesh.programs.batch_norm import BatchNormPolicy
-from synchromesh.programs.clock import clock
+from synchromesh.programs.clock import synchronised
 from synchromesh.programs.collectives import GroupAxis
 from synchromesh.programs.compute import Bench
 from synchromesh.programs.model import Model
@@ -65,24 +64,13 @@ _SINGLE = Plan(LayoutSpec("single"))
 def call_seconds(world: World, model: Model, optimizer: Optimizer, batch: Any) -> Calls:
     """Of a step on this rank, by its own clock (`programs/clock.py`); the optimizer's call is not
     in it. Nothing is sent and nothing of the model changed."""
-    now = _clock(world.device)
+    now = synchronised(world.device)
     one, more = (_trivial(world, n, now) for n in (1, TUNING.components))
     alone = _timed_alone(world.device)
     each = [(b - a) / (TUNING.components - 1) for a, b in zip(one, more, strict=True)]
     forward, backward = (part - own for part, own in zip(each, alone, strict=True))
     begin = [max(0.0, first - part) for first, part in zip(one, each, strict=True)]
     return Calls(forward, backward, begin[0], begin[1], _step(world, model, optimizer, batch, now))
-
-
-def _clock(device: torch.device) -> Callable[[], float]:
-    read = clock(device) or time.perf_counter
-
-    def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return read()
-
-    return now
 
 
 def _trivial(world: World, components: int, now: Callable[[], float]) -> tuple[float, float]:

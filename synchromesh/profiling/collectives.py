@@ -21,13 +21,12 @@ from synchromesh.engine.reduce_scatter import quickest
 from synchromesh.values.profile import Curve, Pattern
 from synchromesh.values.traffic import MESSAGES
 
-SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)  # bytes of payload
-
 
 @dataclass(frozen=True)
 class CollectiveTuning:
-    """How long a collective is timed. Chosen, not measured."""
+    """With which payloads, and how long, a collective is timed. Chosen, not measured."""
 
+    sizes: tuple[int, ...] = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)  # bytes
     calls: int = 5  # of a short collective; their median counts
     long_seconds: float = 0.05  # a call longer than this is not repeated
     doubtful: float = 1.1  # times the seconds a byte of the size before: timed once more
@@ -58,7 +57,7 @@ def reaches(curve: Curve, payload: int) -> bool:
     """Whether a curve goes as far as one that is measured for `payload` would."""
     size, seconds = curve.points[-1]
     long = seconds > TUNING.most_seconds / 2  # it ended there; it may have been scaled since
-    return size >= min(payload, SIZES[-1]) or long
+    return size >= min(payload, TUNING.sizes[-1]) or long
 
 
 def sampled(
@@ -156,8 +155,10 @@ def _curve(
         return max(_seconds(world, group, kind, pattern.size, size) for group in groups)
 
     points: list[tuple[float, float]] = []
-    upper = next((s for s in SIZES[1:] if s >= most), SIZES[-1])  # two points, to tell latency
-    for size in (s for s in SIZES if s <= upper):
+    upper = next(
+        (s for s in TUNING.sizes[1:] if s >= most), TUNING.sizes[-1]
+    )  # two points, to tell latency
+    for size in (s for s in TUNING.sizes if s <= upper):
         seconds = taken(size)
         if points and seconds > TUNING.doubtful * points[-1][1] * size / points[-1][0]:
             # more a byte than for fewer bytes: something came between

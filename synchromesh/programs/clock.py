@@ -16,6 +16,18 @@ def clock(device: torch.device) -> Callable[[], float] | None:
     return None
 
 
+def synchronised(device: torch.device) -> Callable[[], float]:
+    """Reads that clock, or the wall's, once the device has done all that was begun."""
+    read = clock(device) or time.perf_counter
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return read()
+
+    return now
+
+
 def mean_and_error(ranks: Sequence[Sequence[float]]) -> tuple[float, float]:
     """The mean of the ranks' means, and its standard error by what each rank's samples vary."""
     variances = (variance(samples) / len(samples) for samples in ranks)

@@ -6,7 +6,7 @@ primitive that converts the value in forward, and the one that converts the grad
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,17 @@ from synchromesh.programs.communicator import Communicator, Finish
 from synchromesh.programs.random import RandomStreams
 from synchromesh.values.placement import Placement, parse, shard
 
-# (x, group, source, target, entries of the dimension that the source shards)
-Primitive = Callable[[Tensor, Communicator, Placement, Placement, int], Finish]
+
+class Transfer(NamedTuple):
+    """One direction of a move; length: entries of the dimension that `source` shards."""
+
+    group: Communicator
+    source: Placement
+    target: Placement
+    length: int
+
+
+Primitive = Callable[[Tensor, Transfer], Finish]
 
 
 def part(x: Tensor, placement: Placement, size: int, index: int) -> Tensor:
@@ -66,45 +75,36 @@ def _trimmed(x: Tensor, placement: Placement, length: int, size: int, index: int
     return _apart(x, dim, segments).narrow(dim + 1, 0, stop - start).flatten(dim, dim + 1)
 
 
-def _identity(
-    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
-) -> Finish:
+def _identity(x: Tensor, transfer: Transfer) -> Finish:
     return lambda: x.view_as(x)
 
 
-def _copy(
-    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
-) -> Finish:
+def _copy(x: Tensor, transfer: Transfer) -> Finish:
     """As `_identity` for gradients, which may become a leaf's `grad`: autograd would take a view
     of another leaf's memory for it, and add to it in place."""
     return lambda: x.clone()
 
 
-def _divide(
-    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
-) -> Finish:
+def _divide(x: Tensor, transfer: Transfer) -> Finish:
+    group = transfer.group
     if x.is_floating_point() or x.is_complex():
         return lambda: x / group.size
     return lambda: x.clone() if group.index == 0 else torch.zeros_like(x)
 
 
-def _all_reduce(
-    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
-) -> Finish:
-    return group.start_all_reduce(x)
+def _all_reduce(x: Tensor, transfer: Transfer) -> Finish:
+    return transfer.group.start_all_reduce(x)
 
 
-def _slice(
-    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
-) -> Finish:
+def _slice(x: Tensor, transfer: Transfer) -> Finish:
     # a copy, as in `_copy`; a view would keep all of `x` alive besides
-    local = part(x, target, group.size, group.index)
+    local = part(x, transfer.target, transfer.group.size, transfer.group.index)
     return lambda: local.clone(memory_format=torch.contiguous_format)
 
 
-def _zeros(
-    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
-) -> Finish:
+def _zeros(x: Tensor, transfer: Transfer) -> Finish:
+    group, source, _, length = transfer
+
     def finish() -> Tensor:
         dim, segments = source.dim, source.segments
         full = x.new_zeros((*x.shape[:dim], length, *x.shape[dim + 1 :]))
@@ -116,9 +116,8 @@ def _zeros(
     return finish
 
 
-def _all_gather(
-    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
-) -> Finish:
+def _all_gather(x: Tensor, transfer: Transfer) -> Finish:
+    group, source, _, length = transfer
     gather = group.start_all_gather(_padded(x, source, length, group.size))
 
     def finish() -> Tensor:
@@ -131,9 +130,8 @@ def _all_gather(
     return finish
 
 
-def _reduce_scatter(
-    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
-) -> Finish:
+def _reduce_scatter(x: Tensor, transfer: Transfer) -> Finish:
+    group, target = transfer.group, transfer.target
     x, size, length = x.detach(), group.size, x.shape[target.dim]
     if target.even(length, size):
         dim = target.dim
@@ -145,9 +143,8 @@ def _reduce_scatter(
     return lambda: _trimmed(scatter(), target, length, size, group.index)
 
 
-def _all_to_all(
-    x: Tensor, group: Communicator, source: Placement, target: Placement, length: int
-) -> Finish:
+def _all_to_all(x: Tensor, transfer: Transfer) -> Finish:
+    group, source, target, length = transfer
     x = x.detach()
     if source.dim != target.dim:
         parts = [part(x, target, group.size, i) for i in range(group.size)]
@@ -211,23 +208,15 @@ class _Move(torch.autograd.Function):
     """A move that sends nothing in either direction."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        group: Communicator,
-        source: Placement,
-        target: Placement,
-        lengths: tuple[int, int],
-    ) -> Tensor:
-        ctx.move = group, source, target, lengths
-        return TABLE[source.kind, target.kind][0](x, group, source, target, lengths[0])()
+    def forward(ctx: Any, x: Tensor, there: Transfer, back: Transfer) -> Tensor:
+        ctx.back = back
+        return TABLE[there.source.kind, there.target.kind][0](x, there)()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        group, source, target, lengths = ctx.move
-        back = TABLE[source.kind, target.kind][1]
-        return back(gradient, group, target, source, lengths[1])(), None, None, None, None
+        back = ctx.back
+        return TABLE[back.target.kind, back.source.kind][1](gradient, back)(), None, None
 
 
 def depart(
@@ -240,18 +229,15 @@ def depart(
     Where `x` needs no gradient nothing is sent in backward; integers are moved forward alone."""
     if source == target or group.size == 1:
         return lambda: x
-    forward, back = TABLE[source.kind, target.kind]
+    forward, backward = TABLE[source.kind, target.kind]
     length = length or (x.shape[source.dim] * group.size if source.sharded else 0)
+    there = Transfer(group, source, target, length)
     if not (x.requires_grad and torch.is_grad_enabled()):
-        return (lambda: x) if forward is _identity else forward(x, group, source, target, length)
-    back_length = _length_back(x, source, target, length)
-    if forward in QUIET and back in QUIET:
-        return lambda: _Move.apply(x, group, source, target, (length, back_length))
-    return async_move(
-        x,
-        lambda value: forward(value, group, source, target, length),
-        lambda gradient: back(gradient, group, target, source, back_length),
-    )
+        return (lambda: x) if forward is _identity else forward(x, there)
+    back = Transfer(group, target, source, _length_back(x, source, target, length))
+    if forward in QUIET and backward in QUIET:
+        return lambda: _Move.apply(x, there, back)
+    return async_move(x, lambda value: forward(value, there), lambda dy: backward(dy, back))
 
 
 def _length_back(x: Tensor, source: Placement, target: Placement, length: int) -> int:

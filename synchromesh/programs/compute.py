@@ -8,7 +8,6 @@ wall's clock is all there is: under a quota a short run is untouched or stopped 
 period, so runs are timed in blocks long enough to hold several periods, and a block's mean counts.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from synchromesh.programs.batch_norm import BatchNormPolicy
 from synchromesh.programs.borders import local_part, tiled
-from synchromesh.programs.clock import clock
+from synchromesh.programs.clock import synchronised
 from synchromesh.programs.collectives import GroupAxis
 from synchromesh.programs.communicator import SilentGroup
 from synchromesh.programs.memory import LiveBytes, storage_bytes
@@ -83,7 +82,7 @@ class Bench:
         device: torch.device,
     ) -> None:
         self.device, self.rows = device, rows
-        self._clock = clock(device) or time.perf_counter
+        self._now = synchronised(device)
         size = local.layout.tensor
         self.axis = GroupAxis(SilentGroup(size), RandomStreams(0, device), BatchNormPolicy(None))
         self.axis.real_rows = rows
@@ -158,11 +157,6 @@ class Bench:
         end = self._now()
         self.clear()
         return middle - began, end - start
-
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return self._clock()
 
     def block(self, least: float) -> tuple[float, float]:
         """Mean seconds of forward and backward over runs that take `least` seconds together."""

@@ -1,6 +1,6 @@
 """The optimizer's step measured: seconds by parameter bytes and by tensors, bytes of its state."""
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -8,13 +8,21 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from synchromesh.programs.clock import clock
+from synchromesh.programs.clock import synchronised
 from synchromesh.programs.memory import LiveBytes
 from synchromesh.values.optimizer import twin_of
 
-TRIAL_BYTES = 1 << 22  # of the parameters it is tried on; chosen, not measured
-TRIAL_RUNS = 5
-FEW = 4096  # numbers of a parameter that shows what state there is
+
+@dataclass(frozen=True)
+class TrialTuning:
+    """What an optimizer is tried on. Chosen, not measured."""
+
+    bytes: int = 1 << 22  # of parameters
+    runs: int = 5  # whose median counts
+    few: int = 4096  # numbers of a parameter that shows what state there is
+
+
+TRIAL = TrialTuning()
 
 
 @dataclass(frozen=True)
@@ -39,22 +47,22 @@ def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> Op
 
     One tensor and several of hardly any bytes tell the seconds of a step and of a tensor apart, a
     large one those of its bytes; many small ones of as many bytes tell the bytes at work apart."""
-    numbers = TRIAL_BYTES // dtype.itemsize
+    numbers = TRIAL.bytes // dtype.itemsize
     few, many = (1, numbers), (128, numbers // 128)
     one, other = (_step(optimizer, device, dtype, *mix) for mix in (few, many))
     least, several = (_step(optimizer, device, dtype, n, 64).seconds for n in (1, 17))
     tensor = max(0.0, (several - least) / 16)
     once = max(0.0, least - tensor)
-    byte = max(0.0, (one.seconds - least) / TRIAL_BYTES)
-    largest = max(0.0, (one.work - other.work) / (TRIAL_BYTES / few[0] - TRIAL_BYTES / many[0]))
-    work = max(0.0, (other.work - largest * TRIAL_BYTES / many[0]) / TRIAL_BYTES)
+    byte = max(0.0, (one.seconds - least) / TRIAL.bytes)
+    largest = max(0.0, (one.work - other.work) / (TRIAL.bytes / few[0] - TRIAL.bytes / many[0]))
+    work = max(0.0, (other.work - largest * TRIAL.bytes / many[0]) / TRIAL.bytes)
     return OptimizerCost(once, byte, tensor, one.state_factor, _copy(device, dtype), largest, work)
 
 
 def state_factor(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> float:
     """Bytes of state that an optimizer of the same class and settings has for a byte of a
     parameter."""
-    parameter = nn.Parameter(torch.ones(FEW, device=device, dtype=dtype))
+    parameter = nn.Parameter(torch.ones(TRIAL.few, device=device, dtype=dtype))
     parameter.grad = torch.full_like(parameter, 1e-3)
     twin = twin_of(optimizer, [parameter])
     twin.step()
@@ -68,17 +76,22 @@ def _state_bytes(twin: Optimizer) -> int:
 
 def _copy(device: torch.device, dtype: torch.dtype) -> float:
     """Seconds a byte, between tensors too large for the caches of one core."""
-    source = torch.ones(TRIAL_BYTES // dtype.itemsize, device=device, dtype=dtype)
+    source = torch.ones(TRIAL.bytes // dtype.itemsize, device=device, dtype=dtype)
     target = torch.empty_like(source)
-    taken = []
-    now = clock(device) or time.perf_counter
-    for _ in range(TRIAL_RUNS + 1):
+    return _median(lambda: target.copy_(source), device) / TRIAL.bytes
+
+
+def _median(
+    run: Callable[[], object], device: torch.device, before: Callable[[], None] = lambda: None
+) -> float:
+    """Median seconds of a run, of a few after a first one; `before` each of them is not timed."""
+    now, taken = synchronised(device), []
+    for _ in range(TRIAL.runs + 1):
+        before()
         began = now()
-        target.copy_(source)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        run()
         taken.append(now() - began)
-    return median(taken[1:]) / TRIAL_BYTES
+    return median(taken[1:])
 
 
 @dataclass(frozen=True)
@@ -95,20 +108,15 @@ def _step(
         nn.Parameter(torch.ones(numbers, device=device, dtype=dtype)) for _ in range(tensors)
     ]
     twin = twin_of(optimizer, parameters)
-    taken = []
-    now = clock(device) or time.perf_counter
-    for _ in range(TRIAL_RUNS + 1):
+
+    def fill() -> None:
         for p in parameters:
             p.grad = torch.full_like(p, 1e-3)
-        began = now()
-        twin.step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        taken.append(now() - began)
+
+    seconds = _median(twin.step, device, before=fill)
     state_bytes = _state_bytes(twin)
-    for p in parameters:
-        p.grad = torch.full_like(p, 1e-3)
+    fill()
     with LiveBytes() as live:
         twin.step()
     parameter_bytes = sum(p.numel() * p.element_size() for p in parameters)
-    return _Step(median(taken[1:]), state_bytes / parameter_bytes, live.peak)
+    return _Step(seconds, state_bytes / parameter_bytes, live.peak)

@@ -10,7 +10,7 @@ import time
 import torch
 
 from synchromesh.engine.groups import Group
-from synchromesh.launch.host import boot
+from synchromesh.launch.machine import boot
 from synchromesh.runs.spans import Recording
 
 EXCHANGES = 16  # per rank; chosen: the smallest of so many round trips is near the least possible

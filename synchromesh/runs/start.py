@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from synchromesh.launch.host import boot
-from synchromesh.launch.machine import LAB, cores, device_bytes, processor
+from synchromesh.launch.machine import LAB, boot, cores, device_bytes, processor
 from synchromesh.runs.layouts import component_layouts
 from synchromesh.runs.machine import versions
 from synchromesh.runs.run_folder import Job

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from synchromesh.cli import main, ranks
-from synchromesh.doctor import links, rates
+from synchromesh.doctor import links
+from synchromesh.doctor import survey as module
 from synchromesh.doctor.links import CollectiveTiming, Line, MessageTiming
 from synchromesh.doctor.survey import hosts, pairs, survey
 from synchromesh.engine.groups import World
@@ -103,10 +104,10 @@ def _surveyed() -> Any:
 
 
 def test_two_ranks_survey_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "EDGES", {"cpu": (32, 64)})
-    monkeypatch.setattr(rates, "COPIED", {"cpu": 1 << 16})
-    monkeypatch.setattr(rates, "_median", _once)
-    monkeypatch.setattr(links, "MOST_CALLS", 3)
+    monkeypatch.setattr(module, "EDGES", {"cpu": (32, 64)})
+    monkeypatch.setattr(module, "COPIED", {"cpu": 1 << 16})
+    monkeypatch.setattr(module, "_median", _once)
+    monkeypatch.setattr(links, "TUNING", links.LinkTuning(most_calls=3))
     monkeypatch.setenv("SYNCHROMESH_LAB", "1")
     first, second = run(2, _surveyed)
     assert first == second  # every rank knows everything
@@ -123,7 +124,7 @@ def test_two_ranks_survey_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
         ("all_to_all", ""),
     ]  # fmt: skip
     for c in document["collectives"]:
-        assert [n for n, _ in c["points"]] == list(links.QUICK_SIZES)
+        assert [n for n, _ in c["points"]] == list(links.TUNING.quick_sizes)
         assert all(t > 0 for _, t in c["points"]) and c["bytes_per_second"] > 0
     (message,) = document["messages"]
     assert (message["a"], message["b"]) == (0, 1)
@@ -134,7 +135,7 @@ def test_two_ranks_survey_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _once(call: Any, device: torch.device, seconds: float) -> float:
-    return rates._timed(call, device)
+    return module._timed(call, device)
 
 
 def test_one_rank_has_no_links() -> None:

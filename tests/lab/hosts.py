@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from synchromesh.lab import cgroup, network, reason_unavailable
-from synchromesh.lab.tag import Tag
+from synchromesh.lab.record import Tag
 
 needs_hosts = pytest.mark.skipif(
     reason_unavailable() is not None, reason=str(reason_unavailable())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from synchromesh.lab import cgroup
-from synchromesh.lab.cgroup import VersionOne, VersionTwo
+from synchromesh.lab.cgroup import GroupTuning, VersionOne, VersionTwo
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_version_two_passes_the_controller_on_once(tree: Path) -> None:
 
 
 def test_a_host_that_does_not_freeze_is_told(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroup, "FREEZE_SECONDS", 0.02)
+    monkeypatch.setattr(cgroup, "TUNING", GroupTuning(freeze_seconds=0.02))
     groups = VersionTwo(tree)
     groups.make("a-0")
     (tree / "a-0" / "cgroup.events").write_text("populated 1\nfrozen 0\n")

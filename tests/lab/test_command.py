@@ -13,7 +13,7 @@ import pytest
 
 from synchromesh.cli import main
 from synchromesh.lab import cgroup, requirements
-from synchromesh.lab.tag import Tag
+from synchromesh.lab.record import Tag
 from synchromesh.values.cluster import Cluster
 from tests.lab.hosts import needs_hosts, python, traces, until
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from synchromesh.lab import Description, Emulated
+from synchromesh.lab.description import parse_bandwidth, parse_share, show_bandwidth, show_share
 
 TEXT = """
 hosts:
@@ -137,3 +138,56 @@ def test_the_cluster_of_a_lab_is_emulated(tmp_path: Path) -> None:
 def test_a_share_may_be_all_cores() -> None:
     cores = os.cpu_count() or 1
     assert Description.alike(1, "1gbit", f"{cores * 100}%").hosts[0].cores == cores
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [
+        ("200mbit", 200_000_000),
+        ("1.5gbit", 1_500_000_000),
+        ("50 Mbit/s", 50_000_000),
+        (" 800kbps", None),
+        ("800kbitps", 800_000),
+        ("100kbit", 100_000),
+        (2.5e7, 25_000_000),
+    ],
+)
+def test_bandwidths(text: str | float, bits: int | None) -> None:
+    if bits is None:  # kbps is kilobytes to some and kilobits to others
+        with pytest.raises(ValueError, match="is not a bandwidth"):
+            parse_bandwidth(text)
+    else:
+        assert parse_bandwidth(text) == bits and parse_bandwidth(show_bandwidth(bits)) == bits
+
+
+@pytest.mark.parametrize(
+    "text", ["200", "200MB", "mbit", "-5mbit", "1e3mbit", "", "0x2mbit", True]
+)
+def test_what_is_no_bandwidth(text: object) -> None:
+    with pytest.raises(ValueError, match=r"is not a bandwidth: write .* 200mbit"):
+        parse_bandwidth(text)
+
+
+@pytest.mark.parametrize("text", ["0mbit", "99kbit", "11gbit", 1e300, float("-inf")])
+def test_bandwidths_out_of_range(text: object) -> None:
+    with pytest.raises(ValueError, match="is outside 100kbit to 10gbit: try 200mbit"):
+        parse_bandwidth(text)
+
+
+def test_shares() -> None:
+    assert parse_share("40%", 2) == parse_share(0.4, 2) == 0.4
+    assert parse_share("200 %", 2) == 2 and parse_share("12.5%", 2) == 0.125
+    assert [show_share(x) for x in (0.4, 0.125, 2.0)] == ["40%", "12.5%", "200%"]
+    assert [show_bandwidth(x) for x in (2e8, 1.5e9, 1e5)] == ["200mbit", "1.5gbit", "100kbit"]
+
+
+@pytest.mark.parametrize("text", ["40", "0.4", "%", "-40%", "forty%", None])
+def test_what_is_no_share(text: object) -> None:
+    with pytest.raises(ValueError, match=r"is not a share of a core: write .* 40%"):
+        parse_share(text, 2)
+
+
+@pytest.mark.parametrize("value", ["9%", "201%", 0.0, float("nan")])
+def test_shares_out_of_range(value: object) -> None:
+    with pytest.raises(ValueError, match=r"of a core is outside 10% to 200% \(2 cores\): try 40%"):
+        parse_share(value, 2)

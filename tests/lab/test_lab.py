@@ -13,7 +13,7 @@ import pytest
 
 from synchromesh.lab import HostFailed, Lab, Running, network, requirements
 from synchromesh.lab import running as running_module
-from synchromesh.lab.tag import Tag
+from synchromesh.lab.record import Tag
 from synchromesh.values.cluster import Cluster
 from tests.lab.hosts import alive, needs_hosts, needs_memory, python, traces, until
 
@@ -97,9 +97,9 @@ def test_links_carry_what_they_are_shaped_to(pair: Lab, mbit: int) -> None:
 def test_a_small_message_on_a_slow_link_takes_what_its_bytes_take(pair: Lab) -> None:
     pair.set(bandwidth="20mbit")
     assert rate(pair, sender=1, size=100_000) < 1.2 * 20, "a burst of 64 KB would make it 50"
-    whole = network.BURST_BYTES
+    whole = network.TUNING.burst_bytes
     bursts = [network.burst_bytes(bits) for bits in (10**5, 40_000_000, 10**8, 10**10)]
-    assert bursts == [network.LEAST_BURST, 5000, whole, whole]
+    assert bursts == [network.TUNING.least_burst, 5000, whole, whole]
 
 
 def test_a_healed_link_has_the_rate_it_had(pair: Lab) -> None:
@@ -240,7 +240,8 @@ def test_a_host_holds_no_more_memory_than_stated(pair: Lab) -> None:
 def test_a_host_that_fails_ends_all_and_its_words_are_told(
     pair: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running_module, "END_SECONDS", 0.5)  # the other ignores SIGTERM
+    limits = running_module.RunLimits(end_seconds=0.5)
+    monkeypatch.setattr(running_module, "LIMITS", limits)  # the other ignores SIGTERM
     program = (
         "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "time.sleep(30) if os.environ['RANK'] == '0' else 1 / 0"

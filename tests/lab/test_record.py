@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from synchromesh.lab import Description
-from synchromesh.lab.record import Record, Records
-from synchromesh.lab.tag import Tag
+from synchromesh.lab.record import Record, Records, Tag
 
 LAB = Description.alike(2, "200mbit", 0.4)
 

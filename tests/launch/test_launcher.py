@@ -17,10 +17,9 @@ import torch
 
 from synchromesh.launch import forks
 from synchromesh.launch import launcher as launching
-from synchromesh.launch.forewarning import FILE
 from synchromesh.launch.forks import forked
 from synchromesh.launch.launcher import Ending, launch
-from synchromesh.launch.rank import LAUNCHER
+from synchromesh.launch.rank import FOREWARNING, LAUNCHER
 
 SCRIPT = """
 import os, signal, sys, time
@@ -74,7 +73,7 @@ def test_ranks_see_torchruns_environment_and_rank_0_alone_is_heard(
 def test_first_failure_ends_the_run_and_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launching, "END_SECONDS", 0.5)
+    monkeypatch.setattr(launching, "TUNING", launching.LaunchTuning(end=0.5))
     command = script(
         tmp_path,
         'if rank == "2":\n'
@@ -115,7 +114,9 @@ def test_bad_input_in_a_rank_is_one_sentence(tmp_path: Path) -> None:
 def test_a_rank_that_dies_without_an_error(
     tmp_path: Path, body: str, fate: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launching, "POLL_SECONDS", 0.6)  # so that both ends are seen at once
+    monkeypatch.setattr(
+        launching, "TUNING", launching.LaunchTuning(poll=0.6)
+    )  # so that both ends are seen at once
     lost = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1."
     victim = f'raise RuntimeError("{lost}")'  # what its neighbours see; later
     died = '(folder / "died").write_text("x")'
@@ -129,7 +130,7 @@ def test_a_rank_that_dies_without_an_error(
 def test_a_killed_rank_is_told_with_what_was_said_of_its_memory(tmp_path: Path) -> None:
     said = "the plan 'data' is predicted to need 3.0 GB"
     body = (
-        "from synchromesh.launch.forewarning import forewarn\n"
+        "from synchromesh.launch.rank import forewarn\n"
         f'forewarn("nothing yet"); forewarn("{said}")\n'
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -259,7 +260,7 @@ while rank == "1" and not (folder / f"{mode}0").exists():
     time.sleep(0.01)
 sys.exit(3 if rank == "1" else 0)
 """
-    run = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "MASTER_PORT", LAUNCHER, FILE)
+    run = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "MASTER_PORT", LAUNCHER, FOREWARNING)
     seen = {}
     for mode, ahead in (("new", False), ("ahead", True)):
         command = script(tmp_path, f"mode, PARENT, RUN = {mode!r}, {LAUNCHER!r}, {run!r}\n{body}")

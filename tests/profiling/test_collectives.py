@@ -3,7 +3,9 @@
 import pytest
 
 from synchromesh.profiling import collectives as module
-from synchromesh.profiling.collectives import SIZES, TUNING, reaches
+from synchromesh.profiling.collectives import TUNING, reaches
+
+SIZES = TUNING.sizes
 from synchromesh.values.profile import Curve, Pattern
 
 
@@ -14,7 +16,12 @@ from synchromesh.values.profile import Curve, Pattern
         (SIZES[2], 0.01, SIZES[2] + 1, False),
         (SIZES[-1], 0.01, 100 * SIZES[-1], True),  # the largest there is
         (SIZES[2], 1.1 * TUNING.most_seconds, SIZES[4], True),  # it was ended there
-        (SIZES[2], 1.1 * TUNING.most_seconds / 1.5, SIZES[4], True),  # and scaled since
+        (
+            SIZES[2],
+            1.1 * TUNING.most_seconds / 1.5,
+            SIZES[4],
+            True,
+        ),  # and scaled since
     ],
 )
 def test_reach(size: int, seconds: float, payload: int, enough: bool) -> None:
