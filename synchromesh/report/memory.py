@@ -19,9 +19,10 @@ def figures(subject: Subject) -> Iterator[PageFigure]:
     number = subject.comparison.most_devices(_measured)
     if number is None:
         return
-    alone = [run for run in runs if run.devices == 1] if number > 1 else []
-    shown = alone + [run for run in runs if run.devices == number]
+    shown = [run for run in runs if run.devices == 1 < number]
+    shown += [run for run in runs if run.devices == number]
     most = max(shown, key=lambda run: peak(run) or 0)
+    predicted = any(run.predicted_peak_bytes for run in shown)
     yield subject.figure(
         "memory",
         f"Peak memory of each device, on {devices(number)}",
@@ -36,7 +37,7 @@ def figures(subject: Subject) -> Iterator[PageFigure]:
             heads=3,
         ),
         "Activations are all that is none of the other kinds."
-        + " A line marks what was predicted." * any(r.predicted_peak_bytes for r in shown),
+        + " A line marks what was predicted." * predicted,
     )  # fmt: skip
 
 
@@ -60,10 +61,14 @@ def _draw(width: int, shown: list[RunResult]) -> Drawing:
     measured = [device for run in shown for device in run.peak_memory_bytes]
     used = [fill for kind, fill in MEMORY.items() if any(getattr(d, kind) for d in measured)]
     most = max(max(peak(run) or 0, run.predicted_peak_bytes or 0) for run in shown) * 1.05 or 1
-    unit = next((u for u in (2**30, 2**20, 2**10) if most >= u), 1)  # that it is written in
-    ticks = [unit * tick for tick in round_numbers(most / unit, 4)]
     panels = [_panel(run, several=len(shown) > 1) for run in shown]
-    return PANELS.draw(width, used, panels, most, ticks)
+    return PANELS.draw(width, used, panels, most, _ticks(most))
+
+
+def _ticks(most: float) -> list[float]:
+    """Round numbers of the unit that `most` bytes are written in."""
+    unit = next((unit for unit in (2**30, 2**20, 2**10) if most >= unit), 1)
+    return [unit * tick for tick in round_numbers(most / unit, 4)]
 
 
 def _panel(run: RunResult, several: bool) -> ColumnPanel:

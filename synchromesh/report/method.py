@@ -1,9 +1,10 @@
 """How a study was measured, on what, and the command that repeats it: terms and descriptions."""
 
 import re
+from collections.abc import Iterable
 
 from synchromesh.catalogue.prices import HourlyPrice
-from synchromesh.report.numbers import NONE, count, counted, devices, listed, short, size
+from synchromesh.report.numbers import count, counted, devices, joined, listed, short, size
 from synchromesh.results.study import Settings, StudyMachine, StudyResults
 
 EMULATED = (
@@ -74,7 +75,7 @@ def _machine(machine: StudyMachine) -> str:
         listed(machine.devices) or "no accelerator",
         machine.system,
     ]
-    return ", ".join(part for part in parts if part)
+    return joined(parts)
 
 
 def _cluster(results: StudyResults) -> str:
@@ -85,7 +86,7 @@ def _cluster(results: StudyResults) -> str:
     )
     parts = [listed([name or _place(results) for name in measured])]
     parts += [f"predicted for {listed(list(predicted))}, where nothing ran"] if predicted else []
-    return "; ".join(part for part in parts if part)
+    return joined(parts, "; ")
 
 
 def _place(results: StudyResults) -> str:
@@ -98,45 +99,43 @@ def _place(results: StudyResults) -> str:
     return f"{len(hosts)} hosts" + (", emulated" if results.emulated else "")
 
 
+def _settings(settings: Settings) -> str:
+    def some(before: str, values: Iterable[object], after: str = "") -> str:
+        said = listed([str(value) for value in values])
+        return f"{before} {said}{after}" if said else ""
+
+    parts = [
+        listed(list(settings.strategies)),
+        some("on", settings.devices, " devices"),
+        some("batch", settings.batch_sizes),
+        f"{settings.scaling} scaling",
+        some("seeds", settings.seeds),
+        f"{settings.epochs} epochs" if settings.epochs else "",
+        _timed(settings) if settings.steps else "",
+        some("targets", settings.targets),
+    ]
+    return joined(parts, "; ")
+
+
 def _timed(settings: Settings) -> str:
     limit = "" if settings.at_most is None else f", fewer where they take {settings.at_most:g} s"
     return f"{settings.steps} timed steps{limit}"
 
 
-def _settings(settings: Settings) -> str:
-    lengths = [
-        f"{settings.epochs} epochs" if settings.epochs else "",
-        _timed(settings) if settings.steps else "",
-    ]
-    parts = [
-        listed(list(settings.strategies)),
-        f"on {listed([str(n) for n in settings.devices])} devices" if settings.devices else "",
-        f"batch {listed([str(n) for n in settings.batch_sizes])}" if settings.batch_sizes else "",
-        f"{settings.scaling} scaling",
-        f"seeds {listed([str(n) for n in settings.seeds])}" if settings.seeds else "",
-        *lengths,
-        f"targets {listed(list(settings.targets))}" if settings.targets else "",
-    ]
-    return "; ".join(part for part in parts if part)
-
-
 def _runs(results: StudyResults) -> str:
     failed = sum(run.status == "failed" for run in results.runs)
     steps = sum(run.timed_steps for run in results.runs)
-    parts = [counted(len(results.runs), "run")]
-    parts += [f"{failed} of them failed"] if failed else []
-    parts += [f"{count(steps)} timed steps"] if steps else []
-    return ", ".join(parts)
+    parts = [
+        counted(len(results.runs), "run"),
+        f"{failed} of them failed" if failed else "",
+        f"{count(steps)} timed steps" if steps else "",
+    ]
+    return joined(parts)
 
 
 def _price(price: HourlyPrice | None) -> str:
     if price is None:
         return ""
-    what = f"{price.name}, " if price.name else ""
-    parts = [
-        f"{what}${price.dollars_per_hour:g} per hour for {devices(price.devices)}",
-        price.region,
-        f"of {price.date}" if price.date else "",
-        price.source,
-    ]
-    return ", ".join(part for part in parts if part) or NONE
+    hourly = f"${price.dollars_per_hour:g} per hour for {devices(price.devices)}"
+    date = f"of {price.date}" if price.date else ""
+    return joined([price.name, hourly, price.region, date, price.source])

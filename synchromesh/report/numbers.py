@@ -1,7 +1,7 @@
 """Numbers as a reader wants them: three significant digits and a unit; `NONE` for what is not
 known."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import floor, isfinite, log10
 
 from synchromesh.results.groups import Spread
@@ -77,6 +77,11 @@ def spread(value: Spread | None) -> str:
 def listed(words: Sequence[str]) -> str:
     """`a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def joined(texts: Iterable[str], between: str = ", ") -> str:
+    """Those that are not empty."""
+    return between.join(text for text in texts if text)
 
 
 def devices(number: int) -> str:

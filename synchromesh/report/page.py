@@ -10,7 +10,7 @@ from synchromesh.report.answer import answer
 from synchromesh.report.drawing import SharedStyles
 from synchromesh.report.figure import PageFigure, Section, Subject
 from synchromesh.report.method import method, notices
-from synchromesh.report.numbers import NONE, devices
+from synchromesh.report.numbers import NONE, devices, joined
 from synchromesh.report.palette import StrategyMark, marks, style
 from synchromesh.report.summary import Summary, summary
 from synchromesh.results.groups import RunComparison, comparisons
@@ -118,7 +118,7 @@ def _places(found: list[RunComparison]) -> list[str]:
             "emulated hosts" if comparison.emulated else "",
             "predicted" if comparison.predicted else "",
         ]
-        said.append(", ".join(word for word in words if word))
+        said.append(joined(words))
     return [
         place if said.count(place) == 1 else f"{place}, on {devices(max(c.devices))}"
         for place, c in zip(said, found, strict=True)

@@ -22,31 +22,38 @@ from synchromesh.results.groups import RunGroup
 
 @dataclass(frozen=True)
 class RowPanels:
-    """Panels below one another under a title each, whose rows lie along one axis from 0; pixels.
+    """Panels below one another under a title each, whose rows lie along one axis of seconds from
+    0, which is named below the last one; pixels.
 
-    row: of a row. between: the rows of a panel and the next title. below: the last panel."""
+    row: of a row. between: the rows of a panel and the next title. below: the last panel. title:
+    of letters. ticks: about how many, on wide and on narrow sheets. marked: at each panel."""
 
     row: int
     between: int
     below: int
+    ticks: tuple[int, int]
+    marked: bool
     title: float = SIZES.small
 
-    def height(self, counts: Iterable[int]) -> int:
-        """Of panels of so many rows each."""
-        return self.below + sum(SIZES.line + self.between + self.row * n for n in counts)
+    def sheet(self, width: int, fills: Sequence[Fill], counts: Iterable[int]) -> Drawing:
+        """For panels of so many rows each, below a legend."""
+        tall = sum(SIZES.line + self.between + self.row * count for count in counts)
+        return Drawing(width, tall + self.below, fills)
 
     def on(
-        self, sheet: Drawing, panels: Iterable[tuple[str, int]], left: float, width: float,
+        self, sheet: Drawing, panels: Sequence[tuple[str, int]], left: float, width: float,
         longest: float,
     ) -> Iterator[tuple[Any, list[float]]]:  # fmt: skip
         """Of each panel (title and number of rows) its axes up to `longest`, and the base lines of
         texts beside its rows."""
-        top = sheet.top
-        for title, count in panels:
+        top, ticks = sheet.top, round_numbers(longest, self.ticks[sheet.narrow])
+        for i, (title, count) in enumerate(panels, 1):
             sheet.text(0, top + 12, title, fontsize=self.title, fontweight="bold")
-            first, tall = top + SIZES.line + 2, self.row * count
+            first, tall, last = top + SIZES.line + 2, self.row * count, i == len(panels)
             axes = sheet.axes(left, first, width, tall)
             axes.set(xlim=(0, longest), ylim=(count - 0.5, -0.5), yticks=[])
+            axes.set_xticks(ticks, [seconds(tick) if last else "" for tick in ticks])
+            axes.tick_params(labelbottom=last, bottom=last or self.marked)
             axes.grid(True, axis="x")
             yield axes, [first + tall * (row + 0.5) / count + 4 for row in range(count)]
             top += SIZES.line + self.between + tall
@@ -67,36 +74,31 @@ class Bar:
         return max(sum(value for _, value in self.parts), *(self.whiskers or (0.0,)))
 
 
-BARS = RowPanels(row=24, between=20, below=18, title=SIZES.small + 1)
+BARS = RowPanels(row=24, between=20, below=18, ticks=(5, 3), marked=False, title=SIZES.small + 1)
 
 
 def bars(
-    width: int, found: Sequence[tuple[RunGroup, Bar]], legend: Sequence[Fill],
+    width: int, found: Sequence[tuple[RunGroup, Bar]], fills: Sequence[Fill],
     marks: Mapping[str, StrategyMark],
 ) -> Drawing:  # fmt: skip
     """Bars of seconds, in a panel for each number of devices."""
     panels: dict[str, list[Bar]] = {}
     for group, bar in found:
         panels.setdefault(devices(group.first.devices), []).append(bar)
-    names = list(dict.fromkeys(bar.strategy for _, bar in found))
+    every = [bar for _, bar in found]
+    names = list(dict.fromkeys(bar.strategy for bar in every))
     name_width = min(max(map(width_of, names)), 0.30 * width) + 6
-    short = labels(names, name_width - 6)
-    left = name_width + 18
-    inner = width - left - max(width_of(bar.label) for _, bar in found) - 12
-    longest = max(bar.end for _, bar in found) or 1.0
+    left, short = name_width + 18, labels(names, name_width - 6)
+    inner = width - left - max(width_of(bar.label) for bar in every) - 12
+    longest = max(bar.end for bar in every) or 1.0
     counts = [(title, len(of_panel)) for title, of_panel in panels.items()]
-    sheet = Drawing(width, BARS.height(n for _, n in counts), legend)
-    ticks = round_numbers(longest, 3 if sheet.narrow else 5)
+    sheet = BARS.sheet(width, fills, map(len, panels.values()))
     placed = BARS.on(sheet, counts, left, inner, longest)
     for (axes, texts), of_panel in zip(placed, panels.values(), strict=True):
         _panel(axes, of_panel, marks, longest)
         for bar, y in zip(of_panel, texts, strict=True):
             sheet.text(name_width, y, short[bar.strategy], ha="right")
             sheet.text(left + inner * bar.end / longest + 7, y, bar.label, "muted")
-        axes.tick_params(labelbottom=False, bottom=False)
-        axes.set_xticks(ticks, ["" for _ in ticks])
-    axes.tick_params(labelbottom=True, bottom=True)  # below the last panel
-    axes.set_xticks(ticks, [seconds(tick) for tick in ticks])
     return sheet
 
 

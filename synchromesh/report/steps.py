@@ -11,7 +11,7 @@ from synchromesh.report.panels import RowPanels
 from synchromesh.results.groups import RunGroup
 from synchromesh.results.run import RunResult, TimelineSpan
 
-PANELS = RowPanels(row=20, between=12, below=30)
+PANELS = RowPanels(row=20, between=12, below=30, ticks=(8, 4), marked=True)
 KINDS = {
     "computation": Fill(PARTS["computation"].ink, "", "computation (upper row)"),
     "communication": Fill(PARTS["transfer"].ink, "", "communication"),
@@ -82,23 +82,16 @@ def merged(spans: Iterable[TimelineSpan], least: float) -> list[tuple[float, flo
 
 
 def _draw(width: int, shown: list[RunResult]) -> Drawing:
-    panels = [
-        (fitted(run.strategy, SIZES.bold * width), spans)
-        for run in shown
-        for spans in [_by_device(run)]
-    ]
-    counts = [(title, len(spans)) for title, spans in panels]
     left, longest = 16, max(map(_length, shown)) or 1.0
-    sheet = Drawing(width, PANELS.height(n for _, n in counts), list(KINDS.values()))
+    runs = [_by_device(run) for run in shown]
+    titles = [fitted(run.strategy, SIZES.bold * width) for run in shown]
+    counts = list(zip(titles, map(len, runs), strict=True))
+    sheet = PANELS.sheet(width, list(KINDS.values()), map(len, runs))
     placed = PANELS.on(sheet, counts, left, width - left - 24, longest)
-    for (axes, texts), (_, by_device) in zip(placed, panels, strict=True):
-        for row, (device, spans) in enumerate(by_device.items()):
+    for (axes, texts), run in zip(placed, runs, strict=True):
+        for row, (device, spans) in enumerate(run.items()):
             _device(axes, row, spans, longest / (width - left))
             sheet.text(left - 6, texts[row], str(device), "muted", ha="right")
-        axes.locator_params(axis="x", nbins=4 if sheet.narrow else 8)
-        ticks = [tick for tick in axes.get_xticks() if 0 <= tick <= longest]
-        axes.set_xticks(ticks, ["" for _ in ticks])
-    axes.set_xticks(ticks, [seconds(tick) for tick in ticks])  # below the last panel
     return sheet
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from synchromesh.report.drawing import SIZES, Drawing, filled, fitted, width_of
 from synchromesh.report.figure import PageFigure, PageTable, Subject
-from synchromesh.report.numbers import NONE, devices, listed, seconds, size
+from synchromesh.report.numbers import NONE, devices, joined, listed, seconds, size
 from synchromesh.report.palette import INKS, LAYOUTS, Fill, layout_fill
 from synchromesh.results.groups import RunGroup
 from synchromesh.results.run import ComponentLayout, Layouts, RunResult
@@ -98,7 +98,7 @@ def _of_run(run: RunResult, title: str) -> Iterator[Strip]:
     ends = [f"until step {later.step}" for later in stretches[1:]] + [""]
     for stretch, until in zip(stretches, ends, strict=True):
         since = f"from step {stretch.step + 1}" if stretch.step else ""
-        when = " ".join(part for part in (since, until) if part)
+        when = joined([since, until], " ")
         yield Strip(f"{title}, {when}" if when else title, stretch)
 
 

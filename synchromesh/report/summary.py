@@ -50,16 +50,16 @@ class Summary:
 def summary(comparison: RunComparison) -> Summary:
     """Of all runs of a comparison; columns of which nothing is known are left out."""
     groups = [group for group in comparison.groups if group.done]
-    texts = {
-        (label, name): [cell(group) for group in groups]
-        for label, columns in _columns(comparison).items()
-        for name, cell in columns.items()
-    }
-    kept = [key for key in texts if key[0] == "Run" or any(text != NONE for text in texts[key])]
-    labels = dict.fromkeys(label for label, _ in kept)
+    kept: dict[str, dict[str, list[str]]] = {}
+    for label, columns in _columns(comparison).items():
+        for name, cell in columns.items():
+            texts = [cell(group) for group in groups]
+            if label == "Run" or set(texts) - {NONE}:
+                kept.setdefault(label, {})[name] = texts
+    texts_of_columns = [texts for columns in kept.values() for texts in columns.values()]
     return Summary(
-        tuple((label, tuple(name for of, name in kept if of == label)) for label in labels),
-        tuple(zip(*(texts[key] for key in kept), strict=True)),
+        tuple((label, tuple(columns)) for label, columns in kept.items()),
+        tuple(zip(*texts_of_columns, strict=True)),
         tuple(_remarks(comparison)),
     )
 
