@@ -20,8 +20,8 @@ from .components import ComponentModule, component_modules
 from .coupling import coupling, row_dependent_buffers
 from .export import NUMBER, Export, Function, Numbers, Untraceable, export
 from .flatten import flatten, shared_names
+from .known_values import fold_masks
 from .loss_reduction import LossReduction
-from .masks import fold_masks
 from .model_snapshot import in_mode
 from .outputs import refuse_metrics
 from .rows import annotate
@@ -132,13 +132,13 @@ def signature(batch: Any) -> Hashable:
 
     Lists count as tuples: collate functions make the one where examples are the other."""
     if type(batch) in (list, tuple) and all(isinstance(x, Tensor) for x in batch):
-        found, tree = batch, _flat(len(batch))  # a quarter of the time of any structure
+        given, tree = batch, _flat(len(batch))  # a quarter of the time of any structure
     else:
-        found, structure = pytree.tree_flatten(as_tuples(batch))
+        given, structure = pytree.tree_flatten(as_tuples(batch))
         tree = str(structure)
     kinds = tuple(
         (str(x.dtype), tuple(x.shape[1:]), x.dim()) if isinstance(x, Tensor) else ("=", repr(x))
-        for x in found
+        for x in given
     )
     return tree, kinds
 

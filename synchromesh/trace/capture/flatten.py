@@ -143,15 +143,15 @@ class Flattener:
 
     def symbols(self, rows: Node) -> set[sympy.Symbol]:
         """The symbols that stand for the rows; Untraceable where tracing fixed their number."""
-        found = set()
+        of_rows = set()
         for leaf in meta.placeholders(self.flat.graph, "leaf"):
             if meta.val(leaf).dim() > 0:
                 size = meta.val(leaf).shape[0]
                 if isinstance(size, int) or not size.node.expr.is_Symbol:
                     raise Untraceable(fixed_rows(size, self.fixed))
-                found.add(size.node.expr)
+                of_rows.add(size.node.expr)
                 meta.example_rows.set(rows, int(size.node.hint))
-        return found
+        return of_rows
 
     # -- walking the exported graphs -----------------------------------------------------
 
@@ -207,8 +207,8 @@ class Flattener:
     def operator(self, node: Node, name: str, env: Environment) -> Cell:
         """An operator without in-place effects, those of running statistics aside."""
         args, kwargs = self.mapped((node.args, node.kwargs), env)
-        if (found := self.selections.written(node, name, args, kwargs)) is not None:
-            return Cell(found)
+        if (selected := self.selections.written(node, name, args, kwargs)) is not None:
+            return Cell(selected)
         cell = Cell(self.emit_settled(node, node.target, args, kwargs))
         source = cell_of(viewed(node), env)
         if source is not None:
@@ -252,9 +252,9 @@ class Flattener:
             val = meta.val(args[0])[args[1]]
         cell = Cell(self.flat.emit(node, node.target, args, {}, val))
         if isinstance(source, Node) and is_operator(source) and viewed(source) is not None:
-            found = cell_of(source, env)
-            if found is not None:
-                cell.share(found)
+            source_cell = cell_of(source, env)
+            if source_cell is not None:
+                cell.share(source_cell)
         return cell
 
     def mapped(self, args: Any, env: Environment) -> Any:

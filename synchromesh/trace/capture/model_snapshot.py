@@ -76,8 +76,8 @@ def training_modes(modules: Iterable[nn.Module]) -> tuple[bool, ...]:
     Those that the modules have: a frozen batch norm stays in evaluation mode. A model of which no
     module is in training mode (as loaders of pretrained weights leave it) is trained as `train()`
     would set it."""
-    found = tuple(map(_TRAINING, modules))
-    return found if any(found) else (True,) * len(found)
+    modes = tuple(map(_TRAINING, modules))
+    return modes if any(modes) else (True,) * len(modes)
 
 
 @contextmanager
