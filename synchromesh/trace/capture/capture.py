@@ -81,8 +81,7 @@ def captured(
         merged = str(unordered)
         grouped, chain, _ = split(graph, model, modules, constants, merge=True)
     added = () if totals is None else names(len(outputs(totals)))
-    graphs = [grouped] if totals is None else [grouped, totals]
-    used = {meta.name(n) for g in graphs for n in meta.placeholders(g, "constant")}
+    used = constants_of(grouped) | constants_of(totals)
     coupled = coupling(grouped, reduction.doubt)
     return Step(
         chain, grouped, {n: x for n, x in constants.items() if n in used},
@@ -94,6 +93,11 @@ def captured(
         targets=reduction.targets, doubt=coupled.why if coupled.doubted else "",
         carry=exported.carry, totals=totals, read=exported.read,
     )  # fmt: skip
+
+
+def constants_of(graph: Graph | None) -> set[str]:
+    """Names of the constants that a graph reads."""
+    return set() if graph is None else set(map(meta.name, meta.placeholders(graph, "constant")))
 
 
 def refuse_changing(assumed: Container[str], graph: Graph) -> None:

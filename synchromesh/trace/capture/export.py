@@ -251,21 +251,13 @@ def export_with(module: StepModule, sample: Any, dim: Any) -> torch.export.Expor
 @contextmanager
 def faked(model: nn.Module, sample: Any) -> Iterator[Any]:
     """A model on the meta device is exported as if it lay on the batch's device."""
-    if not any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+    replaced = list(meta_tensors(model))
+    if not replaced:
         yield sample
         return
     there = (x.tensor.device for x in leaves(sample) if not x.tensor.is_meta)
     device = next(there, torch.device("cpu"))
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    tables: list[dict[str, Any]] = [
-        table for m in model.modules() for table in (m._parameters, m._buffers)
-    ]
-    replaced = [
-        (table, name, tensor)
-        for table in tables
-        for name, tensor in table.items()
-        if tensor is not None and tensor.is_meta
-    ]
     fakes: dict[int, Tensor] = {}  # one for all the names of a shared tensor
     with mode:
         for table, name, tensor in replaced:
@@ -285,6 +277,16 @@ def faked(model: nn.Module, sample: Any) -> Iterator[Any]:
     finally:
         for table, name, tensor in replaced:
             table[name] = tensor
+
+
+def meta_tensors(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """The parameters and buffers on the meta device: (table, name, tensor)."""
+    for module in model.modules():
+        tables: tuple[dict[str, Any], ...] = module._parameters, module._buffers
+        for table in tables:
+            for name, tensor in table.items():
+                if tensor is not None and tensor.is_meta:
+                    yield table, name, tensor
 
 
 def run_once(

@@ -31,6 +31,10 @@ class Storage:
         self.cells: list[Cell] = []
         self.fresh = False
 
+    def placeholders(self) -> list[Node]:
+        """Those whose memory it is."""
+        return [c.node for c in self.cells if c.node.op == "placeholder"]
+
 
 class Cell:
     """What an exported node stands for now: an in-place operator puts a new node in its place.

@@ -105,14 +105,15 @@ class Flattener:
         holders = {n.name: n for n in self.program.graph.find_nodes(op="placeholder")}
         for spec in self.program.graph_signature.input_specs:
             old = holders[spec.arg.name]
-            name = (spec.target or "").removeprefix("model.")
+            target = spec.target or ""
+            name = target.removeprefix("model.")
             if spec.kind == InputKind.USER_INPUT:
                 if not isinstance(meta.val(old), Tensor):
                     continue  # a number, string or None: export has put its value where it is read
                 role, name = "leaf", next(leaves)
             elif self.foreign(spec):
                 role = "constant"
-                self.constants[name] = self.foreign_tensor(spec.target or "")
+                self.constants[name] = self.foreign_tensor(target)
             elif spec.kind in HELD:
                 role, name = HELD[spec.kind], self.shared.get(name, name)
             else:
@@ -120,8 +121,8 @@ class Flattener:
                     f"the model uses an object that is not a tensor ({spec.kind.name.lower()})"
                 )
             if name not in cells or role == "leaf":
-                target = f"{role}_{old.name}"
-                cells[name] = Cell(self.flat.placeholder(target, role, name, meta.val(old)))
+                node = self.flat.placeholder(f"{role}_{old.name}", role, name, meta.val(old))
+                cells[name] = Cell(node)
             env[old] = cells[name]
         return env
 
@@ -329,7 +330,7 @@ class Flattener:
         args, kwargs = self.mapped((node.args, node.kwargs), env)
         if self.selections.mask_of(cell.node) is not None:
             raise Untraceable(f"{line_of(node)} changes selected entries: return new ones")
-        roots = [c.node for c in cell.storage.cells if c.node.op == "placeholder"]
+        roots = cell.storage.placeholders()
         if not cell.storage.fresh:
             refuse_lost_writes(node, roots)
         if buffers := buffers_among(roots):

@@ -76,14 +76,9 @@ class KnownValues(TorchFunctionMode):
         target: Node = slot.proxy.node
         needed, names = history(target), self._buffer_names(mode.tracer)
         root = getattr(mode.tracer, "root", None)
-        inputs: dict[Node, Tensor] = {}
-        for node in needed:
-            if node.op != CALL:
-                held = self._held(node, names, root)
-                if held is None:
-                    return None
-                inputs[node] = held
-        if not bounded(needed):
+        held = {n: self._held(n, names, root) for n in needed if n.op != CALL}
+        inputs = {n: x for n, x in held.items() if x is not None}
+        if len(inputs) < len(held) or not bounded(needed):
             return None
         with outside_the_trace(), torch.no_grad():
             low, high = (

@@ -210,17 +210,17 @@ class Reads:
         the names that it may look up in modules and classes."""
         code, known = function.__code__, Globals()
         known.__dict__ = function.__globals__
-        of_globals, names = map(sorted, names_in(code))
+        of_globals, names = names_in(code)
         cells = zip(function.__closure__ or (), code.co_freevars, strict=True)
         reads = [ReadValue(cell, "cell_contents", name) for cell, name in cells]
-        reads += [ReadValue(known, name, name) for name in of_globals if name in vars(known)]
+        reads += [ReadValue(known, n, n) for n in sorted(of_globals & vars(known).keys())]
         reads += [ReadValue(function, "__defaults__", f"{function.__name__}.__defaults__")]
         for read in reads:
             content = self._read_now(read)
             self._meet(content, read.name, function.__module__)
             if isinstance(content, NAMESPACES) and id(content) not in self._owners:
                 self._owners[id(content)] = content, ""
-                own = (n for n in names if n in vars(content))
+                own = sorted(names & vars(content).keys())
                 reads += [ReadValue(content, n, f"{read.name}.{n}") for n in own]
 
     def _read_now(self, read: ReadValue) -> Any:

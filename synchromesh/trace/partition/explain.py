@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from synchromesh.trace.step import Step
@@ -174,7 +175,8 @@ class _AppliedPlan:
 
     def _message_bytes(self, position: int) -> int:
         """Bytes of values, their gradients and the carry that go to other ranks."""
-        between = [x for items in crossings(self.made).values() for x in items if x.crosses]
+        crossing = chain.from_iterable(crossings(self.made).values())
+        between = [x for x in crossing if x.crosses]
         carry = [
             x for _, ways in deliveries(self.made) for x in ways if x.source.mesh != x.target.mesh
         ]

@@ -63,7 +63,7 @@ def dependent(case: Case) -> str:
 def entrywise(case: Case, prove: Prove) -> Arrangement:
     """An operator that computes each entry of values in one order from those at its place."""
     orders = [e.order for e in case.with_rows]
-    first = next(order for order in orders if order)
+    first = next(filter(None, orders))
     if first.kind != "values":
         filled = case.result.in_any_order if case.name in FILLING else None
         return first if case.name in COPIES else filled
@@ -185,7 +185,7 @@ def grouped(case: Case) -> Arrangement:
     if counts is None or short_name(counts) != "histc":
         return None
     groups = int(case.operands[1].sizes[0])
-    others = any(e.rows is not None for e in case.operands[1:])
+    others = len(case.with_rows) > 1
     descending = all_arguments(order.by)["descending"]
     meta.grouped.set(
         case.node, counts_sorted(counts, order.by, groups) and not (others or descending)
