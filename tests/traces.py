@@ -21,7 +21,7 @@ from synchromesh.checkpoint.model_state import checksum
 from synchromesh.trace.capture.batch import row_count
 from synchromesh.trace.capture.capture import compare, signature, trace
 from synchromesh.trace.capture.export import Numbers
-from synchromesh.trace.capture.readings import ReadValue, Same, frozen, same
+from synchromesh.trace.capture.readings import Identity, ReadValue, frozen, same
 from synchromesh.trace.partition import partition as partitioning
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
@@ -81,7 +81,7 @@ def read_of(model: nn.Module, known: nn.Module, step: Step) -> tuple[ReadValue, 
     for read in step.read:
         ours = replace(read, owner=owners.get(id(read.owner), read.owner))
         now = ours.now()
-        if isinstance(read.value, Same) and isinstance(now, Same):
+        if isinstance(read.value, Identity) and isinstance(now, Identity):
             theirs, mine = read.value.content, now.content
             if isinstance(theirs, Tensor) and isinstance(mine, Tensor):
                 alike = mine.equal(theirs)

@@ -25,8 +25,8 @@ class MetaEntry(Generic[T]):
     default: T
 
     def __call__(self, node: Node) -> T:
-        found: T = node.meta.get(self.key, self.default)
-        return found
+        entry: T = node.meta.get(self.key, self.default)
+        return entry
 
     def set(self, node: Node, value: T) -> None:
         node.meta[self.key] = value
@@ -79,16 +79,16 @@ def copy(source: Node, target: Node) -> None:
 
 def tensors(node: Node) -> Iterator[tuple[int, Tensor]]:
     """The fake tensors that a node makes, with their places in a tuple."""
-    found = val(node)
-    for at, each in enumerate(found if isinstance(found, tuple | list) else (found,)):
+    made = val(node)
+    for at, each in enumerate(made if isinstance(made, tuple | list) else (made,)):
         if isinstance(each, Tensor):
             yield at, each
 
 
 def values_of(node: Node) -> tuple[Value | None, ...]:
     """The descriptions of all that a node makes: none for an integer, None for no tensor."""
-    found = value(node)
-    return found if isinstance(found, tuple) else () if found is None else (found,)
+    described = value(node)
+    return described if isinstance(described, tuple) else () if described is None else (described,)
 
 
 def has_rows(node: Node) -> bool:
@@ -98,8 +98,8 @@ def has_rows(node: Node) -> bool:
 
 def why_irregular(node: Node, at: int = 0) -> str | None:
     """Why the rows of a tensor may not be taken apart, a clause; None where they may."""
-    found: str | tuple[str | None, ...] | None = irregular(node)
-    return found[at] if isinstance(found, tuple) else found
+    reasons: str | tuple[str | None, ...] | None = irregular(node)
+    return reasons[at] if isinstance(reasons, tuple) else reasons
 
 
 def placeholders(graph: Any, wanted: str) -> list[Node]:

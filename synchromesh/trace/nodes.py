@@ -151,8 +151,8 @@ def writes(node: Node) -> bool:
 def written(node: Node) -> list[Node]:
     """The arguments that the node changes."""
     given = arguments(node)
-    found = (given.get(a.name) for a in schema(node).arguments if a.is_write)
-    return [a for a in found if isinstance(a, Node)]
+    changed = (given.get(a.name) for a in schema(node).arguments if a.is_write)
+    return [a for a in changed if isinstance(a, Node)]
 
 
 def viewed(node: Node) -> Node | None:
@@ -186,14 +186,14 @@ def same_shape(a: Tensor, b: Tensor) -> bool:
 
 def ancestors(*targets: Node) -> set[Node]:
     """The nodes and all that they depend on."""
-    found: set[Node] = set()
+    reached: set[Node] = set()
     stack = list(targets)
     while stack:
         node = stack.pop()
-        if node not in found:
-            found.add(node)
+        if node not in reached:
+            reached.add(node)
             stack.extend(node.all_input_nodes)
-    return found
+    return reached
 
 
 def living(graph: Graph) -> set[Node]:
@@ -220,12 +220,12 @@ def number(node: Any, rows: int) -> Any:
 
 def exported_owner(node: Node) -> meta.Owners:
     """The modules that were running, outermost first: (path in the model, number of the call)."""
-    found = []
+    owners = []
     for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
         if path == "model" or path.startswith("model."):
             call = key.rpartition("@")[2] if "@" in key else "0"
-            found.append((path.removeprefix("model").removeprefix("."), int(call)))
-    return tuple(found)
+            owners.append((path.removeprefix("model").removeprefix("."), int(call)))
+    return tuple(owners)
 
 
 def described(node: Node) -> str:

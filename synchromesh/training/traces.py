@@ -21,7 +21,7 @@ from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.capture.capture import trace as capture
 from synchromesh.trace.capture.carry import Carrying
 from synchromesh.trace.capture.export import Numbers
-from synchromesh.trace.capture.masks import digest
+from synchromesh.trace.capture.known_values import digest
 from synchromesh.trace.capture.model_snapshot import training_modes
 from synchromesh.trace.capture.readings import Readings
 from synchromesh.trace.step import Step

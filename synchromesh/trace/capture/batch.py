@@ -26,16 +26,16 @@ class Leaf:
 
 def leaves(batch: Any) -> list[Leaf]:
     """The tensor leaves of a batch in flattening order, named by path: `x`, `0`, `inputs.mask`."""
-    found = []
+    named = []
     for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
         if isinstance(leaf, Tensor):
-            found.append(Leaf(_name(path), leaf))
+            named.append(Leaf(_name(path), leaf))
         if remedy := undivided(leaf):
             raise ValueError(
                 f"the rows of {type(leaf).__name__} ({_name(path)}) in the batch cannot be "
                 f"divided over ranks: {remedy}"
             )
-    return found
+    return named
 
 
 def _name(path: Any) -> str:
@@ -130,10 +130,10 @@ def autocast_for(batch: Any, dtype: torch.dtype | None) -> AbstractContextManage
 def row_count(batch: Any) -> int:
     """Rows of a global batch or of a rank's part of one, which may be none; ValueError where its
     tensors disagree."""
-    found = pytree.tree_leaves(batch)
-    if any(map(undivided, found)):
+    given = pytree.tree_leaves(batch)
+    if any(map(undivided, given)):
         leaves(batch)  # says which
-    counts = {x.shape[0] for x in found if isinstance(x, Tensor) and x.dim()}
+    counts = {x.shape[0] for x in given if isinstance(x, Tensor) and x.dim()}
     if len(counts) != 1:
         raise ValueError(
             "the tensors of a batch must have the same number of rows in dimension 0, got "

@@ -20,8 +20,8 @@ from .components import ComponentModule, component_modules
 from .coupling import coupling, row_dependent_buffers
 from .export import NUMBER, Export, Function, Numbers, Untraceable, export
 from .flatten import flatten, shared_names
+from .known_values import fold_masks
 from .loss_reduction import LossReduction
-from .masks import fold_masks
 from .model_snapshot import in_mode
 from .outputs import refuse_metrics
 from .rows import annotate
@@ -81,8 +81,7 @@ def captured(
         merged = str(unordered)
         grouped, chain, _ = split(graph, model, modules, constants, merge=True)
     added = () if totals is None else names(len(outputs(totals)))
-    graphs = [grouped] if totals is None else [grouped, totals]
-    used = {meta.name(n) for g in graphs for n in meta.placeholders(g, "constant")}
+    used = constants_of(grouped) | constants_of(totals)
     coupled = coupling(grouped, reduction.doubt)
     return Step(
         chain, grouped, {n: x for n, x in constants.items() if n in used},
@@ -94,6 +93,11 @@ def captured(
         targets=reduction.targets, doubt=coupled.why if coupled.doubted else "",
         carry=exported.carry, totals=totals, read=exported.read,
     )  # fmt: skip
+
+
+def constants_of(graph: Graph | None) -> set[str]:
+    """Names of the constants that a graph reads."""
+    return set() if graph is None else set(map(meta.name, meta.placeholders(graph, "constant")))
 
 
 def refuse_changing(assumed: Container[str], graph: Graph) -> None:
@@ -132,13 +136,13 @@ def signature(batch: Any) -> Hashable:
 
     Lists count as tuples: collate functions make the one where examples are the other."""
     if type(batch) in (list, tuple) and all(isinstance(x, Tensor) for x in batch):
-        found, tree = batch, _flat(len(batch))  # a quarter of the time of any structure
+        given, tree = batch, _flat(len(batch))  # a quarter of the time of any structure
     else:
-        found, structure = pytree.tree_flatten(as_tuples(batch))
+        given, structure = pytree.tree_flatten(as_tuples(batch))
         tree = str(structure)
     kinds = tuple(
         (str(x.dtype), tuple(x.shape[1:]), x.dim()) if isinstance(x, Tensor) else ("=", repr(x))
-        for x in found
+        for x in given
     )
     return tree, kinds
 

@@ -29,15 +29,15 @@ class Carrying:
 
     def __call__(self, model: Any, joined: Any) -> WithCarry:
         """What the function returned."""
-        found = self.function(model, joined["batch"], joined["carry"])
-        if not isinstance(found, tuple | list) or len(found) != 2:
-            kind = "a tensor" if isinstance(found, Tensor) else type(found).__name__
-            kind = f"{len(found)} values" if isinstance(found, tuple | list) else kind
+        returned = self.function(model, joined["batch"], joined["carry"])
+        if not isinstance(returned, tuple | list) or len(returned) != 2:
+            kind = "a tensor" if isinstance(returned, Tensor) else type(returned).__name__
+            kind = f"{len(returned)} values" if isinstance(returned, tuple | list) else kind
             raise BadOutput(
                 f"the loss or metric returned {kind}, but it takes a carry: it should return a "
                 "pair, (loss, carry)"
             )
-        return WithCarry(found[0], detached(joined["carry"], found[1]))
+        return WithCarry(returned[0], detached(joined["carry"], returned[1]))
 
 
 def detached(given: Any, made: Any) -> dict[str, Tensor]:
@@ -61,8 +61,8 @@ def detached(given: Any, made: Any) -> dict[str, Tensor]:
     return {n: x.detach().to(old[n].dtype, copy=True) for n, x in new.items()}
 
 
-def _listed(found: dict[str, Tensor]) -> str:
-    return ", ".join(found) or "no tensors"
+def _listed(tensors: dict[str, Tensor]) -> str:
+    return ", ".join(tensors) or "no tensors"
 
 
 def carry_leaves(carry: Any) -> dict[str, Tensor]:
@@ -70,9 +70,9 @@ def carry_leaves(carry: Any) -> dict[str, Tensor]:
     return {leaf.name: leaf.tensor for leaf in leaves({"carry": carry})}
 
 
-def with_leaves(carry: Any, found: Mapping[str, Tensor]) -> Any:
+def with_leaves(carry: Any, tensors: Mapping[str, Tensor]) -> Any:
     """A carry like `carry` of these leaves, in their order."""
-    return pytree.tree_unflatten(list(found.values()), pytree.tree_structure(carry))
+    return pytree.tree_unflatten(list(tensors.values()), pytree.tree_structure(carry))
 
 
 def join(batch: Any, carry: Any) -> Any:
@@ -92,8 +92,8 @@ def started(start: Start, rows: int) -> Any:
     """The carry at the beginning of streams. ValueError where it has other rows."""
     for count in (rows + 1, rows):  # a dim that has as many by chance is no dim of rows
         carry = start(count)
-        found = pytree.tree_leaves(carry)
-        if odd := [type(x).__name__ for x in found if not isinstance(x, Tensor)] or not found:
+        tensors = pytree.tree_leaves(carry)
+        if odd := [type(x).__name__ for x in tensors if not isinstance(x, Tensor)] or not tensors:
             what = f"holds {odd[0]}" if isinstance(odd, list) else "holds no tensor"
             raise ValueError(
                 f"carry({count}) {what}: it should be a tensor, or a tuple or dict of tensors, "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from synchromesh.trace.step import Step
 
 from .batch import autocast_for, copy_of, example
-from .export import Function, own_fault, parts_of, quiet
+from .export import Function, line_and_reason, own_fault, quiet
 from .gradients import (
     OwnLeaves,
     deterministic,
@@ -113,7 +113,7 @@ def _fault(
 
 
 def _fault_of_ours(error: Exception) -> str:
-    where, code, why = parts_of(error)
+    where, code, why = line_and_reason(error)
     return (
         f"{where} fails when it is compared with its trace ({code!r}: {why}) and not as it is, "
         f"which is a fault of Synchromesh and not of the model; {REMEDY}"
@@ -180,16 +180,16 @@ def difference(
         for sample, outputs, carry in zip(samples, eager.outputs, eager.carry, strict=True):
             made = run(without_chance, model, sample, parameters=leaves)
             traced, states = made[: len(step.outputs)], made[len(step.outputs) :]
-            found, expected = gradients(mean(traced), trained), eager.gradients.pop(0)
+            of_trace, expected = gradients(mean(traced), trained), eager.gradients.pop(0)
             limit = tolerance(outputs[0].dtype, expected, autocast)
             fault = (
                 differing_loss(outputs, traced, limit)
                 or differing_carry(carry, states, limit)
-                or differing_gradient(expected, found, limit, eager.cause)
+                or differing_gradient(expected, of_trace, limit, eager.cause)
             )
             if fault:
                 return fault
-            del found, expected
+            del of_trace, expected
         now = dict(model.named_buffers())
         for name, buffer in eager.buffers.items():
             if name not in now or not close(now[name].detach(), buffer, limit):
@@ -230,9 +230,9 @@ def differing_loss(
     outputs: Sequence[Tensor], traced: Sequence[Tensor], limit: float
 ) -> str | None:
     """A sentence where the losses differ by more than `limit` of them."""
-    expected, found = float(mean(outputs)), float(mean(traced))
-    gap = abs(found - expected) / (abs(expected) or 1.0)
-    if gap <= limit or expected == found or (expected != expected and found != found):
+    expected, of_trace = float(mean(outputs)), float(mean(traced))
+    gap = abs(of_trace - expected) / (abs(expected) or 1.0)
+    if gap <= limit or expected == of_trace or (expected != expected and of_trace != of_trace):
         return None
     return (
         f"the loss of the model and of its trace differ (by {gap:.1e} of it): the model "

@@ -34,10 +34,10 @@ class ComponentModule:
 
 def component_modules(model: nn.Module, cuts: Sequence[str] = ()) -> tuple[ComponentModule, ...]:
     """Those of a model, in the order of its module tree, and those that `cuts` names."""
-    found = list(visit(model, ""))
-    if not found and any(True for _ in model.parameters()):
-        found = [ComponentModule("")]
-    return with_cuts(model, found, cuts)
+    modules = list(visit(model, ""))
+    if not modules and any(True for _ in model.parameters()):
+        modules = [ComponentModule("")]
+    return with_cuts(model, modules, cuts)
 
 
 def root_name(model: nn.Module) -> str:
@@ -46,21 +46,21 @@ def root_name(model: nn.Module) -> str:
 
 
 def with_cuts(
-    model: nn.Module, found: list[ComponentModule], cuts: Sequence[str]
+    model: nn.Module, modules: list[ComponentModule], cuts: Sequence[str]
 ) -> tuple[ComponentModule, ...]:
-    """`found`, with the modules that `cuts` names; ValueError for a name that no module has."""
+    """`modules`, with the modules that `cuts` names; ValueError for a name that no module has."""
     names = {name for name, _ in model.named_modules(remove_duplicate=False)}
     for cut in cuts:
         if cut not in names:
             near = difflib.get_close_matches(cut, sorted(names - {""}), n=3)
             hint = f" (near: {', '.join(near)})" if near else ""
             raise ValueError(f"the model has no module {cut!r}{hint}")
-        at = next((i for i, p in enumerate(found) if p.path == cut), None)
+        at = next((i for i, p in enumerate(modules) if p.path == cut), None)
         if at is not None:
-            found[at] = replace(found[at], norm=False)
-        elif not any(p.path.startswith(f"{cut}.") for p in found):
-            found.append(ComponentModule(cut))
-    return tuple(found)
+            modules[at] = replace(modules[at], norm=False)
+        elif not any(p.path.startswith(f"{cut}.") for p in modules):
+            modules.append(ComponentModule(cut))
+    return tuple(modules)
 
 
 def visit(module: nn.Module, path: str) -> Iterator[ComponentModule]:
@@ -85,7 +85,7 @@ def visit_container(container: nn.Module, path: str) -> Iterator[ComponentModule
         elif holds_block(child):
             yield from visit(child, name)
         elif is_block(child):
-            for part, inner in parts(child, name):
+            for part, inner in inner_children(child, name):
                 yield component_module(part, inner, name)
         else:
             group = path if isinstance(container, nn.Sequential) else None
@@ -105,11 +105,11 @@ def children(module: nn.Module, path: str) -> Iterator[Child]:
             yield f"{path}.{name}" if path else name, child
 
 
-def parts(module: nn.Module, path: str) -> Iterator[Child]:
+def inner_children(module: nn.Module, path: str) -> Iterator[Child]:
     """Direct children that hold parameters, looking through lists."""
     for name, child in children(module, path):
         if isinstance(child, LISTS):
-            yield from parts(child, name)
+            yield from inner_children(child, name)
         else:
             yield name, child
 
@@ -129,14 +129,14 @@ def is_block(module: nn.Module) -> bool:
     """Whether a child of a container is cut into its parts (if no block is inside)."""
     if isinstance(module, LISTS):
         return False
-    return sum(not is_norm(m) for _, m in parts(module, "")) >= 2
+    return sum(not is_norm(m) for _, m in inner_children(module, "")) >= 2
 
 
 def is_layer(module: nn.Module) -> bool:
     """Whether a child of a container is a block, or has one in its place beside norms."""
     if isinstance(module, LISTS):
         return False
-    inner = [m for _, m in parts(module, "") if not is_norm(m)]
+    inner = [m for _, m in inner_children(module, "") if not is_norm(m)]
     return len(inner) > 1 or (len(inner) == 1 and is_layer(inner[0]))
 
 

@@ -10,14 +10,7 @@ import torch
 from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import (
-    all_arguments,
-    calls,
-    described,
-    is_number,
-    living,
-    short_name,
-)
+from synchromesh.trace.nodes import all_arguments, calls, described, is_number, living, short_name
 from synchromesh.trace.rules.elementwise import FILLING
 
 NORMS = ("batch_norm", "instance_norm")  # whose statistics the engine knows how to combine

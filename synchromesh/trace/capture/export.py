@@ -19,13 +19,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from synchromesh.trace.guards import Guard, guards_of
 from synchromesh.trace.nodes import HERE, TORCH
+from synchromesh.trace.step import Guard, guards_of
 from synchromesh.values.fault import message
 
 from .batch import autocast_for, copy_of, example, leaves, rows_of
-from .known_values import KnownValues
-from .masks import is_fake
+from .known_values import KnownValues, is_fake
 from .model_snapshot import Attributes, preserved, restored, untraced
 from .outputs import BadOutput, carried, flat_outputs
 from .readings import Reads, ReadValue
@@ -161,8 +160,8 @@ def export(
     guards = guards_of(program)
     at = fixed[0] if fixed else ()
     given = {read.place for read, _ in numbers}
-    found = tuple(read for read in reads.found() if read.place not in given)
-    return Export(program, record.outputs, names, guards, record.assumed, at, record.carry, found)
+    read = tuple(r for r in reads.unchanged() if r.place not in given)
+    return Export(program, record.outputs, names, guards, record.assumed, at, record.carry, read)
 
 
 def constants_of(program: torch.export.ExportedProgram) -> set[str]:
@@ -252,21 +251,13 @@ def export_with(module: StepModule, sample: Any, dim: Any) -> torch.export.Expor
 @contextmanager
 def faked(model: nn.Module, sample: Any) -> Iterator[Any]:
     """A model on the meta device is exported as if it lay on the batch's device."""
-    if not any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+    replaced = list(meta_tensors(model))
+    if not replaced:
         yield sample
         return
     there = (x.tensor.device for x in leaves(sample) if not x.tensor.is_meta)
     device = next(there, torch.device("cpu"))
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    tables: list[dict[str, Any]] = [
-        table for m in model.modules() for table in (m._parameters, m._buffers)
-    ]
-    replaced = [
-        (table, name, tensor)
-        for table in tables
-        for name, tensor in table.items()
-        if tensor is not None and tensor.is_meta
-    ]
     fakes: dict[int, Tensor] = {}  # one for all the names of a shared tensor
     with mode:
         for table, name, tensor in replaced:
@@ -286,6 +277,16 @@ def faked(model: nn.Module, sample: Any) -> Iterator[Any]:
     finally:
         for table, name, tensor in replaced:
             table[name] = tensor
+
+
+def meta_tensors(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """The parameters and buffers on the meta device: (table, name, tensor)."""
+    for module in model.modules():
+        tables: tuple[dict[str, Any], ...] = module._parameters, module._buffers
+        for table in tables:
+            for name, tensor in table.items():
+                if tensor is not None and tensor.is_meta:
+                    yield table, name, tensor
 
 
 def run_once(
@@ -310,7 +311,7 @@ def own_fault(
         with preserved(model, training), torch.no_grad(), autocast_for(sample, autocast):
             function(model, copy_of(sample))
     except Exception as error:
-        where, code, why = parts_of(error)
+        where, code, why = line_and_reason(error)
         return (
             f"{where} fails on a batch of {rows_of(sample)} rows, traced or not ({code!r}: "
             f"{why}): correct the model, its configuration or the batch"
@@ -320,7 +321,7 @@ def own_fault(
 
 def sentence(error: BaseException) -> str:
     """One sentence about `error`: the user's line that was not traced, why, and what to do."""
-    where, code, why = parts_of(error)
+    where, code, why = line_and_reason(error)
     remedy = (
         "write it with tensor operations alone (torch.where instead of a branch on values, no "
         ".item() or .tolist())"
@@ -345,7 +346,7 @@ def products(error: BaseException | None) -> str:
     return products(error.__cause__ or error.__context__)
 
 
-def parts_of(error: BaseException) -> tuple[str, str, str]:
+def line_and_reason(error: BaseException) -> tuple[str, str, str]:
     """The user's line, its source, and the error's first line."""
     lines = [line.strip() for line in message(error).splitlines() if line.strip()]
     why = (lines[0] if lines else type(error).__name__).rstrip(".")[:200]

@@ -31,6 +31,10 @@ class Storage:
         self.cells: list[Cell] = []
         self.fresh = False
 
+    def placeholders(self) -> list[Node]:
+        """Those whose memory it is."""
+        return [c.node for c in self.cells if c.node.op == "placeholder"]
+
 
 class Cell:
     """What an exported node stands for now: an in-place operator puts a new node in its place.
@@ -57,8 +61,8 @@ Environment = dict[Node, Any]  # exported node -> its cell, a tuple of cells, or
 
 def cell_of(node: Any, env: Environment) -> Cell | None:
     """The cell of an exported node, None where it has none or is no node."""
-    found = env.get(node) if isinstance(node, Node) else None
-    return found if isinstance(found, Cell) else None
+    cell = env.get(node) if isinstance(node, Node) else None
+    return cell if isinstance(cell, Cell) else None
 
 
 class FlatGraph:

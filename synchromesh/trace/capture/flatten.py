@@ -105,14 +105,15 @@ class Flattener:
         holders = {n.name: n for n in self.program.graph.find_nodes(op="placeholder")}
         for spec in self.program.graph_signature.input_specs:
             old = holders[spec.arg.name]
-            name = (spec.target or "").removeprefix("model.")
+            target = spec.target or ""
+            name = target.removeprefix("model.")
             if spec.kind == InputKind.USER_INPUT:
                 if not isinstance(meta.val(old), Tensor):
                     continue  # a number, string or None: export has put its value where it is read
                 role, name = "leaf", next(leaves)
             elif self.foreign(spec):
                 role = "constant"
-                self.constants[name] = self.foreign_tensor(spec.target or "")
+                self.constants[name] = self.foreign_tensor(target)
             elif spec.kind in HELD:
                 role, name = HELD[spec.kind], self.shared.get(name, name)
             else:
@@ -120,8 +121,8 @@ class Flattener:
                     f"the model uses an object that is not a tensor ({spec.kind.name.lower()})"
                 )
             if name not in cells or role == "leaf":
-                target = f"{role}_{old.name}"
-                cells[name] = Cell(self.flat.placeholder(target, role, name, meta.val(old)))
+                node = self.flat.placeholder(f"{role}_{old.name}", role, name, meta.val(old))
+                cells[name] = Cell(node)
             env[old] = cells[name]
         return env
 
@@ -143,15 +144,15 @@ class Flattener:
 
     def symbols(self, rows: Node) -> set[sympy.Symbol]:
         """The symbols that stand for the rows; Untraceable where tracing fixed their number."""
-        found = set()
+        of_rows = set()
         for leaf in meta.placeholders(self.flat.graph, "leaf"):
             if meta.val(leaf).dim() > 0:
                 size = meta.val(leaf).shape[0]
                 if isinstance(size, int) or not size.node.expr.is_Symbol:
                     raise Untraceable(fixed_rows(size, self.fixed))
-                found.add(size.node.expr)
+                of_rows.add(size.node.expr)
                 meta.example_rows.set(rows, int(size.node.hint))
-        return found
+        return of_rows
 
     # -- walking the exported graphs -----------------------------------------------------
 
@@ -207,8 +208,8 @@ class Flattener:
     def operator(self, node: Node, name: str, env: Environment) -> Cell:
         """An operator without in-place effects, those of running statistics aside."""
         args, kwargs = self.mapped((node.args, node.kwargs), env)
-        if (found := self.selections.written(node, name, args, kwargs)) is not None:
-            return Cell(found)
+        if (selected := self.selections.written(node, name, args, kwargs)) is not None:
+            return Cell(selected)
         cell = Cell(self.emit_settled(node, node.target, args, kwargs))
         source = cell_of(viewed(node), env)
         if source is not None:
@@ -252,9 +253,9 @@ class Flattener:
             val = meta.val(args[0])[args[1]]
         cell = Cell(self.flat.emit(node, node.target, args, {}, val))
         if isinstance(source, Node) and is_operator(source) and viewed(source) is not None:
-            found = cell_of(source, env)
-            if found is not None:
-                cell.share(found)
+            source_cell = cell_of(source, env)
+            if source_cell is not None:
+                cell.share(source_cell)
         return cell
 
     def mapped(self, args: Any, env: Environment) -> Any:
@@ -329,7 +330,7 @@ class Flattener:
         args, kwargs = self.mapped((node.args, node.kwargs), env)
         if self.selections.mask_of(cell.node) is not None:
             raise Untraceable(f"{line_of(node)} changes selected entries: return new ones")
-        roots = [c.node for c in cell.storage.cells if c.node.op == "placeholder"]
+        roots = cell.storage.placeholders()
         if not cell.storage.fresh:
             refuse_lost_writes(node, roots)
         if buffers := buffers_among(roots):

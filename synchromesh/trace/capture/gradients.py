@@ -37,12 +37,12 @@ def gradients(loss: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tenso
         return {n: torch.zeros_like(p) for n, p in parameters.items()}
     given = list(parameters.values())
     if REENTRANT in custom_functions(loss):
-        found = tuple(_gradients_by_backward(loss, given))
+        by_parameter = tuple(_gradients_by_backward(loss, given))
     else:
-        found = torch.autograd.grad(loss, given, allow_unused=True)
+        by_parameter = torch.autograd.grad(loss, given, allow_unused=True)
     return {
         n: torch.zeros_like(p) if g is None else g.detach().to_dense()
-        for (n, p), g in zip(parameters.items(), found, strict=True)
+        for (n, p), g in zip(parameters.items(), by_parameter, strict=True)
     }
 
 
@@ -61,9 +61,9 @@ def _gradients_by_backward(loss: Tensor, parameters: list[Tensor]) -> Iterator[T
 
 def largest_entry(x: Tensor) -> float:
     """The largest absolute entry that is finite."""
-    found = float(x.abs().max()) if x.numel() else 0.0
-    if isfinite(found):
-        return found
+    largest = float(x.abs().max()) if x.numel() else 0.0
+    if isfinite(largest):
+        return largest
     finite = x[x.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
 
@@ -71,21 +71,21 @@ def largest_entry(x: Tensor) -> float:
 def largest_gap(a: Tensor, b: Tensor) -> float:
     """The largest difference of two tensors; entries that are finite in neither count as equal."""
     gap = a - b
-    found = float((gap.abs() if gap.is_complex() else gap.abs_()).max()) if a.numel() else 0.0
-    if isfinite(found):
-        return found
+    largest = float((gap.abs() if gap.is_complex() else gap.abs_()).max()) if a.numel() else 0.0
+    if isfinite(largest):
+        return largest
     finite = b.isfinite()
     return largest_entry(a[finite] - b[finite]) if torch.equal(finite, a.isfinite()) else inf
 
 
 def first_gap(
-    expected: Mapping[str, Tensor], found: Mapping[str, Tensor], limit: float
+    expected: Mapping[str, Tensor], traced: Mapping[str, Tensor], limit: float
 ) -> tuple[str, float, float] | None:
     """The first gradient that is further off than `limit` times the largest entry of all: its
     name, its gap and that entry."""
     largest = max(map(largest_entry, expected.values()), default=0.0)
     for name, gradient in expected.items():
-        gap = largest_gap(found[name], gradient)
+        gap = largest_gap(traced[name], gradient)
         if not gap <= limit * (largest or 1.0):
             return name, gap, largest
     return None

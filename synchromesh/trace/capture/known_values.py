@@ -1,23 +1,26 @@
-"""Known values: what traced code asks of tensors that neither rows nor parameters enter.
+"""Known values: what traced code asks of tensors that neither rows nor parameters enter, and masks
+that are made of constants.
 
     mask = generate_square_subsequent_mask(length)
     is_causal = bool((mask == causal).all())        <- export knows the mask's shape alone
 
 What was traced so far says how such a tensor is computed, so it is computed once more."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.fx.node import map_arg
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from synchromesh.trace import meta
 from synchromesh.trace.nodes import (
     ancestors,
     is_operator,
@@ -27,8 +30,6 @@ from synchromesh.trace.nodes import (
     writes,
     written,
 )
-
-from .masks import digest, is_fake
 
 # functions that make Python's numbers, lists and truths of tensors
 QUESTIONS = {
@@ -40,6 +41,7 @@ QUESTIONS = {
 # operators that keep the order of their first argument, or turn it around
 MONOTONE = {"lt", "le", "gt", "ge", "logical_not", "to", "detach", "any", "all"}
 CALL = "call_function"
+sdpa = torch.ops.aten.scaled_dot_product_attention.default
 
 
 class KnownValues(TorchFunctionMode):
@@ -59,8 +61,8 @@ class KnownValues(TorchFunctionMode):
             given, tree = pytree.tree_flatten((args, kwargs))
             known = {i: self.content(x) for i, x in enumerate(given) if isinstance(x, Tensor)}
             if not any(x is None for x in known.values()):
-                found = [known.get(i, x) for i, x in enumerate(given)]
-                args, kwargs = pytree.tree_unflatten(found, tree)
+                with_content = [known.get(i, x) for i, x in enumerate(given)]
+                args, kwargs = pytree.tree_unflatten(with_content, tree)
                 with outside_the_trace():
                     return func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -74,21 +76,20 @@ class KnownValues(TorchFunctionMode):
         target: Node = slot.proxy.node
         needed, names = history(target), self._buffer_names(mode.tracer)
         root = getattr(mode.tracer, "root", None)
-        inputs: dict[Node, Tensor] = {}
-        for node in needed:
-            if node.op != CALL:
-                held = self._held(node, names, root)
-                if held is None:
-                    return None
-                inputs[node] = held
-        if not bounded(needed):
+        held = {n: self._held(n, names, root) for n in needed if n.op != CALL}
+        inputs = {n: x for n, x in held.items() if x is not None}
+        if len(inputs) < len(held) or not bounded(needed):
             return None
         with outside_the_trace(), torch.no_grad():
-            low, high = (computed(target, needed, inputs, draw) for draw in (0.0, 1.0))
+            low, high = (
+                computed(target, needed, {n: x.clone() for n, x in inputs.items()}, draw)
+                for draw in (0.0, 1.0)
+            )
             if not torch.equal(low, high):  # which number is drawn matters
                 return None
             self.read |= {names[n]: digest(self.buffers[names[n]]) for n in needed if n in names}
-        return low
+        known: Tensor = low
+        return known
 
     def _buffer_names(self, tracer: Any) -> dict[Node, str]:
         """Names of the model's buffers, by their nodes in the trace."""
@@ -106,18 +107,17 @@ class KnownValues(TorchFunctionMode):
 
 
 def computed(
-    target: Node, needed: set[Node], inputs: Mapping[Node, Tensor], draw: float
-) -> Tensor:
-    """The value of a node, where every random number is `draw`."""
-    values: dict[Node, Any] = {n: x.clone() for n, x in inputs.items()}
+    target: Node, needed: set[Node], inputs: Mapping[Node, Any], draw: float = 0.0
+) -> Any:
+    """The value of a node, where every random number is `draw`. needed: what it is computed of."""
+    values = dict(inputs)
     for node in target.graph.nodes:
         if node in needed and node.op == CALL:
             args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)
             if is_random(node):
                 values[node] = torch.full_like(values[node], draw)
-    made: Tensor = values[target]
-    return made
+    return values[target]
 
 
 def bounded(needed: set[Node]) -> bool:
@@ -147,11 +147,112 @@ def outside_the_trace() -> Iterator[None]:
 
 def history(target: Node) -> set[Node]:
     """The nodes that a value is computed from, with those that wrote to its memory or theirs."""
-    found = ancestors(target)
-    writers = [n for n in target.graph.nodes if is_operator(n) and writes(n)]
+    reached = ancestors(target)
+    writers = {n for n in target.graph.nodes if is_operator(n) and writes(n)}
     while True:
-        memory = set(map(memory_of, found))
-        more = [n for n in writers if n not in found and memory & set(map(memory_of, written(n)))]
+        memory = set(map(memory_of, reached))
+        more = {n for n in writers - reached if memory & set(map(memory_of, written(n)))}
         if not more:
-            return found
-        found |= ancestors(*more)
+            return reached
+        reached |= ancestors(*more)
+
+
+# -- masks: attention without one, or causal, is faster than with one that says so --------
+
+
+def fold_masks(
+    graph: Graph, constants: dict[str, Tensor], buffers: dict[str, Tensor]
+) -> dict[str, str]:
+    """Fold masks made of constants alone: all-true becomes none, lower triangular `is_causal`.
+
+    Returns the buffers that such a mask was made of, each with the digest of its content: with
+    another content the graph is another one."""
+    assumed: dict[str, str] = {}
+    known = {**constants, **buffers}
+    cache: dict[Node, str] = {}
+    for node in graph.find_nodes(op="call_function", target=sdpa):
+        args = list(node.args) + [None, 0.0, False][len(node.args) - 3 :]
+        mask = node.kwargs.get("attn_mask", args[3])
+        if not isinstance(mask, Node) or args[5] or node.kwargs.get("is_causal"):
+            continue
+        if mask not in cache:
+            cache[mask] = mask_kind(mask, known)
+        if cache[mask] == "other":
+            continue
+        for name in buffers_behind(mask):
+            assumed[name] = digest(buffers[name])
+        args[3], args[5] = None, cache[mask] == "causal"
+        kwargs = {k: v for k, v in node.kwargs.items() if k not in ("attn_mask", "is_causal")}
+        args[4] = kwargs.pop("dropout_p", args[4])
+        node.args, node.kwargs = tuple(args), kwargs
+    return assumed
+
+
+def buffers_behind(mask: Node) -> set[str]:
+    """Names of the buffers that the mask is computed from."""
+    return {meta.name(n) for n in ancestors(mask) if meta.role(n) == "buffer"}
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether the tensor has a shape and no content."""
+    return tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor)
+
+
+def digest(tensor: Tensor) -> str:
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(data.numpy().data).hexdigest()[:16]
+
+
+def mask_kind(mask: Node, known: dict[str, Tensor]) -> str:
+    """What the mask hides, the same for two different numbers of rows: see `classify`."""
+    kinds = {classify(evaluate(mask, known, rows)) for rows in (2, 3)}
+    return kinds.pop() if len(kinds) == 1 else "other"
+
+
+def classify(mask: Tensor | None) -> str:
+    """`all` where the mask hides nothing, `causal` where it hides what comes later, or `other`."""
+    if mask is None or mask.dim() < 2:
+        return "other"
+    if mask.dtype == torch.bool:
+        seen = mask
+    else:
+        hidden = mask <= torch.finfo(mask.dtype).min / 2
+        if not bool((hidden | (mask == 0)).all()):
+            return "other"
+        seen = ~hidden
+    if bool(seen.all()):
+        return "all"
+    if mask.shape[-1] == mask.shape[-2] and bool((seen == torch.ones_like(seen).tril()).all()):
+        return "causal"
+    return "other"
+
+
+def evaluate(target: Node, known: Mapping[str, Tensor], rows: int) -> Tensor | None:
+    """The value of a node that depends on constants and rows alone, None for others."""
+    needed = ancestors(target)
+    if not all(computable(node, known) for node in needed):
+        return None
+    inputs = {
+        node: rows if meta.role(node) == "rows" else known[meta.name(node)]
+        for node in needed
+        if node.op == "placeholder"
+    }
+    with torch.no_grad():
+        value = computed(target, needed, inputs)
+    return value if isinstance(value, Tensor) else None
+
+
+def computable(node: Node, known: Mapping[str, Tensor]) -> bool:
+    """Whether the node's value depends on its inputs alone, or is known and stays."""
+    if node.op == "placeholder":
+        return meta.role(node) == "rows" or readable(node, known)
+    return not meta.effect(node) and not is_random(node)
+
+
+def readable(node: Node, known: Mapping[str, Tensor]) -> bool:
+    """Whether the placeholder's value is known and stays: a constant, an unchanged buffer."""
+    tensor = known.get(meta.name(node))
+    unchanged = meta.role(node) == "buffer" and not any(map(meta.effect, node.users))
+    return (
+        (meta.role(node) == "constant" or unchanged) and tensor is not None and not is_fake(tensor)
+    )

@@ -76,8 +76,8 @@ def training_modes(modules: Iterable[nn.Module]) -> tuple[bool, ...]:
     Those that the modules have: a frozen batch norm stays in evaluation mode. A model of which no
     module is in training mode (as loaders of pretrained weights leave it) is trained as `train()`
     would set it."""
-    found = tuple(map(_TRAINING, modules))
-    return found if any(found) else (True,) * len(found)
+    modes = tuple(map(_TRAINING, modules))
+    return modes if any(modes) else (True,) * len(modes)
 
 
 @contextmanager
@@ -159,28 +159,27 @@ def written_back(copy: tuple[Any, Any]) -> Any:
     if content is None:
         return value
     if isinstance(value, Tensor):
-        data, entries = content
-        if value.data_ptr() != data.data_ptr():
-            value.data = data
-        if entries is not None and not torch.equal(value, entries):
-            with torch.no_grad():
-                value.copy_(entries)
+        write_tensor(value, *content)
         return value
     if isinstance(value, torch.Generator):
         value.set_state(content)
         return value
     items = {key: written_back(item) for key, item in content.items()}
-    if isinstance(value, SimpleNamespace):
-        value = value.__dict__
-    if isinstance(value, (dict, set, list, deque)):
-        value.clear()
-    if isinstance(value, dict):
-        value.update(items)
-    elif isinstance(value, set):
-        value.update(items.values())
-    elif isinstance(value, (list, deque)):
-        value.extend(items.values())
-    return copy[0]
+    container = value.__dict__ if isinstance(value, SimpleNamespace) else value
+    if isinstance(container, (dict, set, list, deque)):
+        container.clear()
+        fill = container.extend if isinstance(container, (list, deque)) else container.update
+        fill(items if isinstance(container, dict) else items.values())
+    return value
+
+
+def write_tensor(tensor: Tensor, data: Tensor, entries: Tensor | None) -> None:
+    """Gives a tensor its memory and its entries of before; None: those are not known."""
+    if tensor.data_ptr() != data.data_ptr():
+        tensor.data = data
+    if entries is not None and not torch.equal(tensor, entries):
+        with torch.no_grad():
+            tensor.copy_(entries)
 
 
 class ParameterWrites(TorchDispatchMode):

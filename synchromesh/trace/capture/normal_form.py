@@ -119,10 +119,10 @@ def other_defaults(
 ) -> dict[str, Any]:
     """Defaults of an in-place operator that `target` does not have (`bernoulli_(p=0.5)`)."""
     known = {a.name: a for a in target._schema.arguments}
-    found = {}
+    defaults = {}
     for a in schema(node).arguments[len(args) :]:
         if a.name in known and a.name not in kwargs and a.has_default_value():
             other = known[a.name]
             if not other.has_default_value() or other.default_value != a.default_value:
-                found[a.name] = a.default_value
-    return found
+                defaults[a.name] = a.default_value
+    return defaults

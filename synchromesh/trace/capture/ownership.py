@@ -47,10 +47,9 @@ def ownership(
     owners = with_norms_joined(graph, modules, running)
     # a norm that has joined another component does not decide that one's position
     stay = set(owners.values())
-    in_use = dict.fromkeys(running[n] for n in graph.nodes if n in running)
-    order = [owner for owner in in_use if owner in stay] or [("", 0)]
-    index = {owner: i for i, owner in enumerate(order)}
-    own = {n: index.get(owners[n]) if n in owners else None for n in calls(graph) if n not in free}
+    order = [owner for owner in dict.fromkeys(running.values()) if owner in stay] or [("", 0)]
+    index: dict[Owner | None, int] = {owner: i for i, owner in enumerate(order)}
+    own = {n: index.get(owners.get(n)) for n in calls(graph) if n not in free}
     place_unowned(own)
     component = no_earlier_than_read(own, folded)
     names = [name_of(owner, model) for owner in order]
@@ -132,20 +131,22 @@ def with_norms_joined(
 ) -> dict[Node, Owner]:
     """`owners`, with every norm in the component that it joins."""
     norms = {m.path: m for m in modules if m.norm}
-    order = list(dict.fromkeys(o for n in graph.nodes if (o := owners.get(n))))
-    joined = dict(zip(order, order, strict=True))
-    for at, owner in enumerate(order):
+    order = list(dict.fromkeys(owners.values()))
+    before: list[Owner] = []
+    after = [o for o in order if o[0] not in norms]
+    joined = {o: o for o in after}
+    for owner in order:
         norm = norms.get(owner[0])
         if norm is None:
+            before.append(after.pop(0))
             continue
-        before = [o for o in order[:at] if o[0] not in norms]
-        after = [o for o in order[at + 1 :] if o[0] not in norms]
+        left, right = before, after
         if norm.group is not None:
-            before, after = of_group(before, after, modules, norm.group)
+            left, right = of_group(before, after, modules, norm.group)
         elif not norm.batch_norm:
-            after = first_reader(graph, owners, owner, set(after)) or after
-        nearest = before[::-1] + after if norm.batch_norm else after + before[::-1]
-        joined[owner] = (*nearest, owner)[0]
+            right = first_reader(graph, owners, owner, set(after)) or after
+        nearest = left[::-1] + right if norm.batch_norm else right + left[::-1]
+        joined[owner] = nearest[0] if nearest else owner
     return {n: joined[o] for n, o in owners.items()}
 
 

@@ -77,14 +77,14 @@ class Globals:
 
 
 @dataclass(frozen=True, eq=False)
-class Same:
+class Identity:
     """Equal to one object alone, in whatever way it compares itself."""
 
     content: Any
     __array_ufunc__ = None  # numpy's arrays leave the comparison to it
 
     def __eq__(self, other: object) -> bool:
-        return self.content is (other.content if isinstance(other, Same) else other)
+        return self.content is (other.content if isinstance(other, Identity) else other)
 
     __hash__ = object.__hash__
 
@@ -93,7 +93,7 @@ def frozen(value: Any) -> Any:
     """A copy to compare with later of a number, flag, text, function, or small container; of other
     objects, in it too, what is equal to these alone. `NOTHING` of what is not compared."""
     if not isinstance(value, (*CONTAINERS, *APART, property)):
-        return value if isinstance(value, PLAIN) else Same(value)
+        return value if isinstance(value, PLAIN) else Identity(value)
     objects: dict[int, Any] = {}
     return _copy(value, objects) if is_small(value, objects) else NOTHING
 
@@ -116,7 +116,7 @@ def is_small(value: Any, objects: dict[int, Any], depth: int = MAX_DEPTH) -> boo
         items = [item for _, item in items_of(value)] if depth else [value] * (MOST + 1)
         return len(items) <= MOST and all(is_small(x, objects, depth - 1) for x in items)
     if not isinstance(value, PLAIN):
-        objects[id(value)] = Same(value)
+        objects[id(value)] = Identity(value)
     return depth < MAX_DEPTH and not isinstance(value, (Tensor, *APART))
 
 
@@ -210,17 +210,17 @@ class Reads:
         the names that it may look up in modules and classes."""
         code, known = function.__code__, Globals()
         known.__dict__ = function.__globals__
-        of_globals, names = map(sorted, names_in(code))
+        of_globals, names = names_in(code)
         cells = zip(function.__closure__ or (), code.co_freevars, strict=True)
         reads = [ReadValue(cell, "cell_contents", name) for cell, name in cells]
-        reads += [ReadValue(known, name, name) for name in of_globals if name in vars(known)]
+        reads += [ReadValue(known, n, n) for n in sorted(of_globals & vars(known).keys())]
         reads += [ReadValue(function, "__defaults__", f"{function.__name__}.__defaults__")]
         for read in reads:
             content = self._read_now(read)
             self._meet(content, read.name, function.__module__)
             if isinstance(content, NAMESPACES) and id(content) not in self._owners:
                 self._owners[id(content)] = content, ""
-                own = (n for n in names if n in vars(content))
+                own = sorted(names & vars(content).keys())
                 reads += [ReadValue(content, n, f"{read.name}.{n}") for n in own]
 
     def _read_now(self, read: ReadValue) -> Any:
@@ -253,31 +253,31 @@ class Reads:
             place = id(owner), key
             is_new = place[0] in owners and key not in NATIVE and place not in read
             try:
-                found = original(owner, key)
+                value = original(owner, key)
             except AttributeError:
                 if is_new and not in_tables(owner, key):
                     self._note(owner, key, of_class(owner, key))
                 raise
             if is_new:
-                self._note(owner, key, found)
-            return found
+                self._note(owner, key, value)
+            return value
 
         return get
 
-    def _note(self, owner: Any, key: str, found: Any) -> None:
-        """Notes that code has read `found` as an attribute; `NOTHING`: that it has asked for one
+    def _note(self, owner: Any, key: str, value: Any) -> None:
+        """Notes that code has read `value` as an attribute; `NOTHING`: that it has asked for one
         that is not there."""
         stored = getattr_static(owner, key, NOTHING)  # a property itself
         if stored is NOTHING or isinstance(stored, MemberDescriptorType):
-            stored = found
+            stored = value
         name = self._owners[id(owner)][1] + key
         self._read[id(owner), key] = ReadValue(owner, key, name, frozen(stored))
-        self._own(found, f"{name}.")
+        self._own(value, f"{name}.")
         held = key in getattr(owner, "__dict__", {})  # not of the class
-        if held and (isinstance(found, (FunctionType, partial)) or ismethod(found)):
-            self._meet(found, name)
+        if held and (isinstance(value, (FunctionType, partial)) or ismethod(value)):
+            self._meet(value, name)
 
-    def found(self) -> tuple[ReadValue, ...]:
+    def unchanged(self) -> tuple[ReadValue, ...]:
         """What was read that is plain, and the same now: code does not change it itself."""
         plain = (read for read in self._read.values() if read.value is not NOTHING)
         return tuple(read for read in plain if same(read.now(), read.value))
@@ -304,16 +304,16 @@ class Readings:
                 self._reads.append(read)
                 self._asks.append(read.ask)
                 self._values.append(self.now.setdefault(read.place, NOTHING))
-        found: list[Any] = []
+        values: list[Any] = []
         try:
-            found = list(map(call, self._asks))
-            if found == self._values:  # in lists what is identical is equal, also a NaN
+            values = list(map(call, self._asks))
+            if values == self._values:  # in lists what is identical is equal, also a NaN
                 return False
         except Exception:  # one is gone, or cannot be compared
             pass
         self._held = {}
         for i, read in enumerate(self._reads):
-            if not found or found[i] is not self._values[i]:
+            if not values or values[i] is not self._values[i]:
                 before = self._values[i]
                 value = self._values[i] = self.now[read.place] = read.now()
                 self._asks[i] = read.ask

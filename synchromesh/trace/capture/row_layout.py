@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from synchromesh.trace.guards import ROWS
 from synchromesh.trace.nodes import OperatorCall, described, is_number, line_of, number
+from synchromesh.trace.step import ROWS
 
 from .flat_graph import expression
 
@@ -53,7 +53,7 @@ class Order:
     per: int = 1
 
 
-class Irregular(Exception):
+class IrregularRows(Exception):
     """Rows that are not proved to be regular.
 
     coupling: a clause where it is the operator itself that works along the rows.
@@ -67,7 +67,7 @@ class Irregular(Exception):
         self.why, self.coupling, self.grid, self.order = why, coupling, grid, order
 
 
-RowStatus = RowLayout | Irregular | None  # None: a value without rows
+RowStatus = RowLayout | IrregularRows | None  # None: a value without rows
 
 
 def sizes_of(val: Tensor, symbols: set[sympy.Symbol]) -> tuple[Any, ...]:
@@ -87,10 +87,10 @@ def unproved_layout(sizes: tuple[Any, ...]) -> RowStatus:
     if not dims:
         return None
     if len(dims) > 1:
-        return Irregular(f"has rows along two dimensions ({dims[0]} and {dims[1]})")
+        return IrregularRows(f"has rows along two dimensions ({dims[0]} and {dims[1]})")
     count = sympy.expand(sizes[dims[0]] / ROWS)
     if not count.is_Integer:
-        return Irregular(
+        return IrregularRows(
             f"has {sizes[dims[0]]} entries along dimension {dims[0]}, which is no multiple of "
             "the rows"
         )
@@ -115,20 +115,20 @@ class RowOperand:
     @property
     def layout(self) -> RowLayout:
         """Its layout; raises where there is none."""
-        if isinstance(self.rows, Irregular):
-            raise Irregular(self.rows.why)
+        if isinstance(self.rows, IrregularRows):
+            raise IrregularRows(self.rows.why)
         assert self.rows is not None
         return self.rows
 
     @property
     def grid(self) -> bool:
         """Whether it has every row with every row, in order."""
-        return isinstance(self.rows, Irregular) and self.rows.grid
+        return isinstance(self.rows, IrregularRows) and self.rows.grid
 
     @property
     def order(self) -> Order | None:
         """The order that its rows are in, where the step may undo it."""
-        return self.rows.order if isinstance(self.rows, Irregular) else None
+        return self.rows.order if isinstance(self.rows, IrregularRows) else None
 
     @property
     def one_per_row(self) -> bool:
@@ -161,9 +161,9 @@ class Case(OperatorCall):
         for argument, value in self.arguments.items():
             for item in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(item, Node):
-                    found = operand(item, argument)
-                    if found is not None:
-                        self.operands.append(found)
+                    tensor = operand(item, argument)
+                    if tensor is not None:
+                        self.operands.append(tensor)
                     else:
                         self.numbers.append(argument)
 
@@ -218,29 +218,29 @@ class Case(OperatorCall):
             segments &= layout.segments
         return self.result.with_segments(segments)
 
-    def unproved(self) -> Irregular:
+    def unproved(self) -> IrregularRows:
         """No proof applies."""
-        return Irregular(f"has rows in an order that is not known ({self.where})")
+        return IrregularRows(f"has rows in an order that is not known ({self.where})")
 
-    def different_orders(self) -> Irregular:
+    def different_orders(self) -> IrregularRows:
         """What is read has no layout in common."""
-        return Irregular(f"joins rows that lie in different orders ({self.where})")
+        return IrregularRows(f"joins rows that lie in different orders ({self.where})")
 
-    def coupled(self, dim: int) -> Irregular:
+    def coupled(self, dim: int) -> IrregularRows:
         """The operator works along the rows, which lie along `dim`."""
         along = f"{self.name} along dimension {dim}"
-        return Irregular(
+        return IrregularRows(
             f"has rows that depend on each other ({along} at {line_of(self.node)})",
             f"{along} at {line_of(self.node)} makes rows depend on each other",
         )
 
-    def positional(self) -> Irregular:
+    def positional(self) -> IrregularRows:
         """A row of the result depends on where in the batch it stands."""
-        return Irregular(f"depends on the position of its rows ({self.where})")
+        return IrregularRows(f"depends on the position of its rows ({self.where})")
 
-    def counted(self) -> Irregular:
+    def counted(self) -> IrregularRows:
         """The result depends on how many rows there are."""
-        return Irregular(f"depends on the number of rows ({self.where})")
+        return IrregularRows(f"depends on the number of rows ({self.where})")
 
 
 def flat_size(sizes: tuple[Any, ...]) -> int:

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.guards import ROWS
 from synchromesh.trace.nodes import has_gradients, is_number
+from synchromesh.trace.step import ROWS
 from synchromesh.values.component import Rows, Value
 
 from .proofs import crossed, order, prove
 from .row_layout import (
     Case,
-    Irregular,
+    IrregularRows,
     RowLayout,
     RowOperand,
     RowStatus,
@@ -56,7 +56,7 @@ class Annotation:
                 sizes = sizes_of(tensor, self.symbols)
                 rows = self.rows[node, at] = self.status(node, at, sizes)
                 values[at] = value_of(node, tensor, sizes, rows)
-                if isinstance(rows, Irregular):
+                if isinstance(rows, IrregularRows):
                     reasons[at] = rows.why
                     if rows.coupling:
                         meta.coupling.set(node, rows.coupling)
@@ -79,11 +79,11 @@ class Annotation:
             if order.matters(case):
                 meta.coupling.set(node, order.dependent(case))
             return None
-        if isinstance(layout, Irregular):
+        if isinstance(layout, IrregularRows):
             return crossed(case, layout)
         try:
             return prove(case)
-        except Irregular as irregular:
+        except IrregularRows as irregular:
             return irregular
         except ZeroDivisionError:  # sizes that no small batch has
             return case.unproved()
@@ -102,7 +102,7 @@ def value_of(node: Node, tensor: Tensor, sizes: tuple[sympy.Expr, ...], rows: Ro
     if isinstance(rows, RowLayout):
         segments = min(rows.segments)
         where = Rows(rows.dim, segments, rows.count // segments)
-    elif isinstance(rows, Irregular):
+    elif isinstance(rows, IrregularRows):
         layout = unproved_layout(sizes)
         count = layout.count if isinstance(layout, RowLayout) else 1
         dims = row_dims(sizes)

@@ -61,8 +61,8 @@ class Runner:
 
     def __call__(self, batch: Any, rows: int | None = None) -> tuple[Tensor, ...]:
         rows = rows_of(batch) if rows is None else rows
-        found = leaf_values(batch, rows, self.totals)
-        given = self.bound | {("leaf", name): x for name, x in found.items()}
+        of_leaves = leaf_values(batch, rows, self.totals)
+        given = self.bound | {("leaf", name): x for name, x in of_leaves.items()}
         given["rows", "rows"] = rows
         result: tuple[Tensor, ...] = self.module(*(given[i] for i in self.inputs))
         return result

@@ -65,19 +65,19 @@ class Selections:
         if not masks:
             mask = selecting(node, name, args)
             return None if mask is None else self.selected(node, args[0], mask)
-        found, (_, made) = None, next(meta.tensors(node))
+        in_graph, (_, made) = None, next(meta.tensors(node))
         if len(set(map(self.first_alike, masks))) == 1:
             same = made.dim() and expression(made.shape[0]) in self.counts
             write = self.of_each if same else self.reduced
             with suppress(RuntimeError, TypeError, ValueError, IndexError):  # it takes no others
-                found = write(node, name, args, kwargs, masks[0])
-        if found is None:
+                in_graph = write(node, name, args, kwargs, masks[0])
+        if in_graph is None:
             raise Untraceable(
                 f"{line_of(node)} uses entries that a mask selects so that their number matters "
                 f"({node.target}): write it with the mask itself (torch.where, ignore_index), or "
                 "train the model as it is, under 'data' with a loss that returns (sum, weight)"
             )
-        return found
+        return in_graph
 
     def mask_of(self, node: Node) -> Node | None:
         """The mask of the entries that a node stands for, None for other nodes."""

@@ -15,7 +15,7 @@ from synchromesh.values.component import Chain, Component, Edge, Parameter, Valu
 
 from .components import ComponentModule
 from .export import Untraceable
-from .masks import is_fake
+from .known_values import is_fake
 from .ownership import Ownership, ownership
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .batch import autocast_for, copy_of, example, take
 from .export import Function, quiet
 from .gradients import without_dropout
-from .masks import digest
+from .known_values import digest
 from .model_snapshot import CONTAINERS, MAX_DEPTH, attributes_of, items_of, preserved
 from .outputs import flat_outputs
 

@@ -26,10 +26,10 @@ from .loss_reduction import WEIGHTED, LossReduction, ReductionAnalysis, aten, re
 from .ownership import free_nodes
 
 # the step's graph, its loss, the graph of its totals
-Reduced = tuple[Graph, LossReduction, Graph | None]
+LossWithTotals = tuple[Graph, LossReduction, Graph | None]
 
 
-def with_loss_reduced(graph: Graph, count: int) -> Reduced:
+def with_loss_reduced(graph: Graph, count: int) -> LossWithTotals:
     """The step with its loss, the first `count` outputs, as a mean or a pair of sums; where rows
     would stay together, and would not with them, with totals as leaves and with the graph that
     computes those of a block of rows."""

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from synchromesh.trace.step import Step
@@ -93,12 +94,12 @@ class Explanation:
 
     def document(self) -> dict[str, Any]:
         """The JSON form; its keys, which are the names of the fields, are interface."""
-        found = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        found["edges"] = [
+        form = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        form["edges"] = [
             {"from": edge.pop("source"), "to": edge.pop("target"), **edge}
-            for edge in found["edges"]
+            for edge in form["edges"]
         ]
-        return found
+        return form
 
 
 def explain(
@@ -111,7 +112,7 @@ def explain(
     ranks = plan.devices(world)
     if sync_batch_norm:
         made = replace(made, components=tuple(_with_norms(c, made) for c in made.components))
-    applied = _Applied(made, plan, rows, _holdings(step, made, len(ranks)))
+    applied = _AppliedPlan(made, plan, rows, _holdings(step, made, len(ranks)))
     sent, local_bytes = [0] * world, [0] * world
     for position, rank in enumerate(ranks):
         local_bytes[rank] = sum(h.bytes_at(position) for h in applied.holding.values())
@@ -131,7 +132,7 @@ def explain(
 
 
 @dataclass(frozen=True)
-class _Applied:
+class _AppliedPlan:
     """A partition under a plan, with a global batch of so many rows."""
 
     made: Partition
@@ -174,7 +175,8 @@ class _Applied:
 
     def _message_bytes(self, position: int) -> int:
         """Bytes of values, their gradients and the carry that go to other ranks."""
-        between = [x for items in crossings(self.made).values() for x in items if x.crosses]
+        crossing = chain.from_iterable(crossings(self.made).values())
+        between = [x for x in crossing if x.crosses]
         carry = [
             x for _, ways in deliveries(self.made) for x in ways if x.source.mesh != x.target.mesh
         ]
@@ -227,7 +229,7 @@ def _with_norms(local: LocalComponent, made: Partition) -> LocalComponent:
     first = 2 + len(local.inputs)  # the axis and the rows come before
     names = dict(zip(nodes[first:], (*local.parameters, *local.buffers), strict=False))
     tensors = {t.name: t for t in (*local.component.parameters, *local.component.buffers)}
-    found: list[Collective] = []
+    sent: list[Collective] = []
     for node in local.graph.graph.find_nodes(op="call_method", target="batch_norm"):
         *own, training = node.args[2:7]  # weight, bias, running mean and variance
         known = [names[a] for a in own if a in names]
@@ -237,8 +239,8 @@ def _with_norms(local: LocalComponent, made: Partition) -> LocalComponent:
         placement = made.placements.get((name, local.layout), REPLICATED)
         (channels,) = placement.local_shape(tensors[name].shape, local.layout.tensor)
         item = max(4, ITEM_BYTES[tensors[name].dtype])
-        found += batch_norm_collectives(channels, item, local.layout.data)
-    return replace(local, events=(*local.events, Communication(tuple(found), repeated=True)))
+        sent += batch_norm_collectives(channels, item, local.layout.data)
+    return replace(local, events=(*local.events, Communication(tuple(sent), repeated=True)))
 
 
 def _holdings(step: Step, made: Partition, devices: int) -> dict[str, Holding]:
@@ -247,7 +249,7 @@ def _holdings(step: Step, made: Partition, devices: int) -> dict[str, Holding]:
 
 
 def _component(
-    applied: _Applied, index: int, stage: int, ranks: Sequence[int]
+    applied: _AppliedPlan, index: int, stage: int, ranks: Sequence[int]
 ) -> ComponentExplanation:
     local = applied.made.components[index]
     own = [applied.holding[p.name] for p in local.component.parameters]
@@ -349,8 +351,8 @@ def _of_component(
 
 def _options(part: ComponentExplanation) -> str:
     """What is sharded over data ranks, with what the levels before it shard; recomputation."""
-    *found, last = ("", *SHARDED[: STATES.index(part.states)])
-    what = " and ".join(x for x in (", ".join(found[1:]), last) if x)
+    *sharded_before, last = ("", *SHARDED[: STATES.index(part.states)])
+    what = " and ".join(x for x in (", ".join(sharded_before[1:]), last) if x)
     sharded = f", {what} sharded over data ranks" if what and part.data > 1 else ""
     return sharded + (", recomputed" if part.recompute else "")
 

@@ -179,12 +179,12 @@ def structure(graph: Graph) -> list[Any]:
             return x.type  # every rank has a GPU of another number
         return repr(x)
 
-    found = []
+    nodes = []
     for node in graph.nodes:
         target = "" if node.op == "placeholder" else _name(node.target)
-        found.append((node.op, target, plain(node.args), plain(node.kwargs)))
+        nodes.append((node.op, target, plain(node.args), plain(node.kwargs)))
         place[node] = len(place)
-    return found
+    return nodes
 
 
 # -- recomputation -----------------------------------------------------------------------

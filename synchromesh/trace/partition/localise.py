@@ -175,7 +175,7 @@ class Borders:
 
 
 @dataclass(frozen=True)
-class Written:
+class LocalGraph:
     """A local graph, and what of it holds for all components of its form."""
 
     graph: torch.fx.GraphModule
@@ -311,7 +311,7 @@ class LocalGraphWriter:
             self.forms[(node, 0), spec.outputs[0]] = made
         self.made |= zip(results_of(node), spec.outputs, strict=True)
 
-    def written(self) -> Written:
+    def written(self) -> LocalGraph:
         """The finished graph."""
         self.add_placeholders()
         self.add_operators()
@@ -323,10 +323,10 @@ class LocalGraphWriter:
             for n in self.subgraph.parameters
         )
         module = torch.fx.GraphModule({}, self.graph)
-        return Written(module, form_of(self.graph), tuple(self.events), tuple(unsharded))
+        return LocalGraph(module, form_of(self.graph), tuple(self.events), tuple(unsharded))
 
 
-def _local(borders: Borders, subgraph: Subgraph, written: Written) -> LocalComponent:
+def _local(borders: Borders, subgraph: Subgraph, written: LocalGraph) -> LocalComponent:
     """A component of the form that was written."""
     index, layout = subgraph.index, borders.problem.layout(subgraph)
     component = borders.problem.step.chain.components[index]
@@ -367,7 +367,7 @@ def length_of(tensor: Tensor, source: Placement, m: int) -> tuple[int, ...]:
 def localise(problem: StepProblem, assignment: Assignment) -> Partition:
     """The partition that an assignment describes, under the meshes of its layouts."""
     borders = Borders(problem, assignment)
-    written: dict[Hashable, Written] = {}
+    written: dict[Hashable, LocalGraph] = {}
     components = []
     for subgraph in problem.subgraphs:
         form = borders.form(subgraph)

@@ -73,14 +73,14 @@ def move_collectives(
     if source == target or ranks == 1:
         return ()
     forward_kind, backward_kind = TABLE[source.kind, target.kind]
-    found = []
+    run = []
     if forward_kind:
         parts = source if source.sharded else target
-        found.append(collective(forward_kind, "forward", ranks, value, parts))
+        run.append(collective(forward_kind, "forward", ranks, value, parts))
     if backward and backward_kind:
         parts = target if target.sharded else source
-        found.append(collective(backward_kind, "backward", ranks, value, parts))
-    return tuple(found)
+        run.append(collective(backward_kind, "backward", ranks, value, parts))
+    return tuple(run)
 
 
 # -- between layouts ---------------------------------------------------------------------

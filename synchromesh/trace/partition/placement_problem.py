@@ -45,13 +45,13 @@ class Price:
     # sharded if that costs traffic: norms and biases
     small: tuple[float, float] = (0.04, 1e-4)
 
-    def collectives(self, found: Sequence[Collective], rows: float) -> float:
+    def collectives(self, run: Sequence[Collective], rows: float) -> float:
         """The price of collectives for a data block of so many rows."""
         sent = sum(
             sent_bytes(c.kind, round(c.bytes_per_row * rows**c.power + c.fixed_bytes), c.ranks)
-            for c in found
+            for c in run
         )
-        return self.byte * sent + self.latency * len(found)
+        return self.byte * sent + self.latency * len(run)
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,11 @@ class IntegerProgram:
 
     def by_state(self, unit: int, place: int, made: bool) -> dict[Placement, list[int]]:
         """Columns of a unit's options by the state they make or read."""
-        found: dict[Placement, list[int]] = {}
+        columns: dict[Placement, list[int]] = {}
         for k, column in self.x[unit].items():
             option = self.problem.options[unit][k]
-            found.setdefault((option.makes if made else option.reads)[place], []).append(column)
-        return found
+            columns.setdefault((option.makes if made else option.reads)[place], []).append(column)
+        return columns
 
     def add_costs(self, cost: Callable[[UnitOption], float]) -> None:
         """The costs of the units' options, as often as the units occur."""

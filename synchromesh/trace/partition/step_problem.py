@@ -93,8 +93,8 @@ class StepProblem:
         read = {(c, slot): (s, n) for s, n, _, c, slot in uses}  # of each class, one component
         states: dict[Hashable, set[Placement]] = {}
         for (c, slot), (subgraph, node) in read.items():
-            found = self.strategies[subgraph.index].states_read(subgraph, node)
-            states.setdefault(roots["use", c, slot], set()).update(found)
+            of_use = self.strategies[subgraph.index].states_read(subgraph, node)
+            states.setdefault(roots["use", c, slot], set()).update(of_use)
         names: dict[int, set[str]] = {}
         for subgraph, node, layout, *_ in uses:
             root = roots["node", node, layout]
@@ -153,8 +153,9 @@ class StepProblem:
     def _add_operators(self) -> None:
         for subgraph, name in zip(self.subgraphs, self.classes, strict=True):
             rows = self.rows / self.layout(subgraph).data
-            found = self.strategies[subgraph.index]
-            for i, (op, specs) in enumerate(zip(found.operators, found.specs, strict=True)):
+            strategies = self.strategies[subgraph.index]
+            pairs = zip(strategies.operators, strategies.specs, strict=True)
+            for i, (op, specs) in enumerate(pairs):
                 key = ("operator", name, i)
                 if key not in self._units:
                     work = self.price.flop * op.work * rows
@@ -339,8 +340,8 @@ class StepProblem:
     def assignment(self, taken: list[int]) -> Assignment:
         """The solution in terms of the step."""
         specs = []
-        for subgraph, found in zip(self.subgraphs, self.strategies, strict=True):
-            options = ((self.unit(subgraph, i), s) for i, s in enumerate(found.specs))
+        for subgraph, strategies in zip(self.subgraphs, self.strategies, strict=True):
+            options = ((self.unit(subgraph, i), s) for i, s in enumerate(strategies.specs))
             specs.append(tuple(s[taken[unit]] for unit, s in options))
         states: dict[str, dict[Any, Placement]] = {"placeholder": {}, "border": {}}
         for key, unit in self._units.items():

@@ -11,17 +11,7 @@ from synchromesh.trace import meta
 from synchromesh.trace.nodes import has_tag
 from synchromesh.values.placement import Placement
 
-from . import (
-    attention,
-    convolution,
-    elementwise,
-    indexing,
-    loss,
-    matrix,
-    normalise,
-    reduce,
-    views,
-)
+from . import attention, convolution, elementwise, indexing, loss, matrix, normalise, reduce, views
 from .operator import Operand, Operator, OpSpec, R, Rule, r
 
 RULES: dict[str, Rule] = {

@@ -53,13 +53,13 @@ def partial(op: Operator) -> Iterator[OpSpec]:
 
 def broadcast_states(op: Operator) -> list[Placement]:
     """Sharded states to try for the output: its own and those of its inputs."""
-    found = set(op.output.states)
+    states = set(op.output.states)
     for x in op.inputs:
         offset = len(op.output.shape) - len(x.shape)
         for state in x.states:
             if x.shape[state.dim] == op.output.shape[state.dim + offset]:
-                found.add(state.at(state.dim + offset))
-    return sorted(found)
+                states.add(state.at(state.dim + offset))
+    return sorted(states)
 
 
 def dim_state(x: Operand, out: Operand, state: Placement) -> Placement:

@@ -49,11 +49,11 @@ def embedding_of_part(
     local = indices - start
     elsewhere = (indices < start) | (indices >= stop)
     row = padding - start if start <= padding < stop else None
-    found = F.embedding(local.masked_fill(elsewhere, 0), weight)
+    rows = F.embedding(local.masked_fill(elsewhere, 0), weight)
     if row is not None:  # not handed to F.embedding: foreign indices are mapped to row 0
         elsewhere_or_padding = (local == row).unsqueeze(-1)
-        found = torch.where(elsewhere_or_padding, found.detach(), found)
-    return found.masked_fill(elsewhere.unsqueeze(-1), 0)
+        rows = torch.where(elsewhere_or_padding, rows.detach(), rows)
+    return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
 class BagMode:
@@ -109,8 +109,8 @@ def embedding_bag(op: Operator) -> Iterator[OpSpec]:
     def emit(to: Emit, given: dict[str, Any]) -> Node:
         bag_arguments = [field.name for field in fields(Bags)]
         bags = {n: x for n, x in given.items() if n in bag_arguments}
-        found = to.call(embedding_bag_of_part, to.axis, given["weight"], w.shape[0], **bags)
-        return to.call(first_of, found, len(op.outputs))
+        sums = to.call(embedding_bag_of_part, to.axis, given["weight"], w.shape[0], **bags)
+        return to.call(first_of, sums, len(op.outputs))
 
     yield op.spec({"weight": shard(0)}, (P, *rest), replace=emit, collectives=_maxima(op))
 

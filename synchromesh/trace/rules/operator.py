@@ -133,15 +133,15 @@ def group_states(
     """States of a dimension with an entry for each of the groups, over m ranks.
 
     known: lengths of dimensions that are made of the groups, and states that shard them."""
-    found = {shard(0)}
+    of_groups = {shard(0)}
     for length, states in known:
         inner = length // groups
         for s in states:
             if s.even(length, m):
-                found.add(shard(0, s.segments))
+                of_groups.add(shard(0, s.segments))
             elif s.unit % inner == 0:
-                found.add(shard(0, s.segments, s.unit // inner))
-    return sorted(s for s in found if s.fits((groups,), m))
+                of_groups.add(shard(0, s.segments, s.unit // inner))
+    return sorted(s for s in of_groups if s.fits((groups,), m))
 
 
 def spread(state: Placement, groups: int, length: int, dim: int, m: int) -> Placement:
@@ -255,10 +255,10 @@ class Operator(OperatorCall):
         for name, value in self.arguments.items():
             self._slots[name] = []
             for item in value if isinstance(value, list | tuple) else (value,):
-                found = operand_of(item) if isinstance(item, Node) else None
-                self._slots[name].append(None if found is None else len(inputs))
-                if found is not None:
-                    inputs.append(found)
+                tensor = operand_of(item) if isinstance(item, Node) else None
+                self._slots[name].append(None if tensor is None else len(inputs))
+                if tensor is not None:
+                    inputs.append(tensor)
         self.inputs: tuple[Operand, ...] = tuple(inputs)
 
     @property
@@ -268,8 +268,8 @@ class Operator(OperatorCall):
     def slot(self, name: str) -> int | None:
         """Index among the tensor inputs of the tensor argument `name`; None when it is not
         given."""
-        found = self._slots.get(name, [])
-        return found[0] if found else None
+        slots = self._slots.get(name, [])
+        return slots[0] if slots else None
 
     def slots(self, name: str) -> list[int | None]:
         """The same for an argument that is a list of tensors."""

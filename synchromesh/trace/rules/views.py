@@ -165,10 +165,10 @@ def expand(op: Operator) -> Iterator[OpSpec]:
     if len(op.inputs) > 1:  # expand_as
         return
     offset = len(out.shape) - len(x.shape)
-    found = set(out.states) | {
+    states = set(out.states) | {
         s.at(s.dim + offset) for s in x.states if x.shape[s.dim] == out.shape[s.dim + offset]
     }
-    for state in sorted(s for s in found if not inside_rows(s)):
+    for state in sorted(s for s in states if not inside_rows(s)):
         dim = state.dim - offset
         kept = dim >= 0 and x.shape[dim] == out.shape[state.dim]
         yield op.spec({0: state.at(dim) if kept else None}, state, replace=_expand(op, state))
@@ -187,7 +187,7 @@ def _expand(op: Operator, state: Placement) -> Replace:
     return emit
 
 
-def part(op: Operator) -> Iterator[OpSpec]:
+def sliced(op: Operator) -> Iterator[OpSpec]:
     """select, slice, narrow, unbind: every dim but the one that is cut; a slice of everything
     cuts none."""
     x = op.inputs[0]
@@ -348,7 +348,7 @@ RULES: dict[str, Rule] = {
         unsqueeze: "unsqueeze",
         squeeze: "squeeze",
         expand: "expand",
-        part: "select slice narrow unbind",
+        sliced: "select slice narrow unbind",
         split: "split split_with_sizes chunk tensor_split",
         cat: "cat concat concatenate",
         stack: "stack",

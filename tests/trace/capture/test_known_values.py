@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.trace.capture.capture import compare, trace
-from synchromesh.trace.capture.masks import digest
+from synchromesh.trace.capture.known_values import digest
 from synchromesh.trace.step import Step
 from tests.models import TOKENS, tokens
 

@@ -1,22 +1,22 @@
 """Proofs that a value's rows are regular, per family of operators: `prove(case)` is its layout.
 
-What none of them proves raises `Irregular`: it may not be taken apart by rows."""
+What none of them proves raises `IrregularRows`: it may not be taken apart by rows."""
 
 from collections.abc import Callable
 
-from ..row_layout import Case, Irregular, RowLayout
-from . import along, elementwise, indexing, order, views
+from ..row_layout import Case, IrregularRows, RowLayout
+from . import elementwise, indexing, order, views
 from .trial import tried
 
 Proof = Callable[[Case], RowLayout]
 
 # sizes and bounds of these may be computed from the number of rows
-SIZED: dict[str, Proof] = {**views.PROOFS, **along.PROOFS}
+SIZED: dict[str, Proof] = views.PROOFS
 PROOFS: dict[str, Proof] = {**indexing.PROOFS, **elementwise.PROOFS}
 
 
 def prove(case: Case) -> RowLayout:
-    """Where the rows of the case's result lie; raises Irregular where that is not proved."""
+    """Where the rows of the case's result lie; raises IrregularRows where that is not proved."""
     if order.concerns(case):
         return order.carried(case, prove)
     layout = proof_of(case)(case)
@@ -24,14 +24,14 @@ def prove(case: Case) -> RowLayout:
     return layout
 
 
-def crossed(case: Case, why: Irregular) -> Irregular:
+def crossed(case: Case, why: IrregularRows) -> IrregularRows:
     """A result that no layout describes: a grid where rows meet rows and their order is known;
     else some of the rows, or others beside them, which only operators along the rows bring
     about."""
     first = next((e.rows.dim for e in case.with_rows if isinstance(e.rows, RowLayout)), None)
-    if case.name in along.PROOFS and first is not None:
-        return Irregular(why.why, coupling=case.coupled(first).coupling)
-    return Irregular(why.why, grid=elementwise.is_grid(case))
+    if case.name in views.ALONG and first is not None:
+        return IrregularRows(why.why, coupling=case.coupled(first).coupling)
+    return IrregularRows(why.why, grid=elementwise.is_grid(case))
 
 
 def proof_of(case: Case) -> Proof:

@@ -18,10 +18,10 @@ from .trial import evaluated, known
 
 def content(case: Case, operand: RowOperand, rows: int) -> Tensor:
     """What an index holds; raises where it depends on more than the number of rows."""
-    found = known(operand.node, rows)
-    if found is None:
+    index = known(operand.node, rows)
+    if index is None:
         raise case.coupled(case.first.layout.dim)
-    return found
+    return index
 
 
 class Index:
@@ -52,8 +52,8 @@ class Index:
             else:
                 indices.append(torch.zeros(each.shape(rows), dtype=torch.int64))
         if id(self.source) in ids:
-            found: Tensor = torch.ops.aten.index.Tensor(ids[id(self.source)], indices)
-            return found
+            ids_taken: Tensor = torch.ops.aten.index.Tensor(ids[id(self.source)], indices)
+            return ids_taken
         shape = torch.broadcast_shapes(*(i.shape for i in indices if i is not None))
         (line,) = ids.values()
         return self.placed(line.expand(shape))
@@ -101,10 +101,10 @@ def chosen_rows(case: Case) -> RowLayout:
     def run(ids: dict[int, Tensor], rows: int) -> Tensor:
         return ids[id(source)].index_select(dim, content(case, order, rows))
 
-    found = evaluated(case, run, [source])
-    if found is None:
+    layout = evaluated(case, run, [source])
+    if layout is None:
         raise case.coupled(dim)
-    return found
+    return layout
 
 
 def gathered(case: Case) -> RowLayout:

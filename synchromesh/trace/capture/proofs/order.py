@@ -16,14 +16,14 @@ import torch
 from torch.fx import Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.guards import ROWS
 from synchromesh.trace.nodes import all_arguments, by_operator, described, short_name
 from synchromesh.trace.rules.elementwise import FILLING
+from synchromesh.trace.step import ROWS
 
-from ..row_layout import Case, Irregular, Order, RowLayout, RowOperand
+from ..row_layout import Case, IrregularRows, Order, RowLayout, RowOperand
 from .trial import known
 
-Found = RowLayout | Order | None  # in order, in another one, or not proved
+Arrangement = RowLayout | Order | None  # in order, in another one, or not proved
 Prove = Callable[[Case], RowLayout]
 COUNTS = {"histc"}  # reductions to which the order does not matter
 COPIES = {"to", "_to_copy", "clone", "contiguous", "detach", "alias"}
@@ -43,14 +43,15 @@ def matters(case: Case) -> bool:
 
 
 def carried(case: Case, prove: Prove) -> RowLayout:
-    """The layout of what is computed of values in another order; raises Irregular."""
+    """The layout of what is computed of values in another order; raises IrregularRows."""
     rule = RULES.get(case.name)
-    found = (rule(case) if rule else None) or entrywise(case, prove)
-    if isinstance(found, Order):
-        raise Irregular(f"has rows in the order of {described(found.by)}", order=found)
-    if found is None:
-        raise Irregular(f"has rows that depend on each other ({dependent(case)})", dependent(case))
-    return found
+    rows = (rule(case) if rule else None) or entrywise(case, prove)
+    if isinstance(rows, Order):
+        raise IrregularRows(f"has rows in the order of {described(rows.by)}", order=rows)
+    if rows is None:
+        why = dependent(case)
+        raise IrregularRows(f"has rows that depend on each other ({why})", why)
+    return rows
 
 
 def dependent(case: Case) -> str:
@@ -59,10 +60,10 @@ def dependent(case: Case) -> str:
     return f"{case.where} depends on the order of {described(order.by)}"
 
 
-def entrywise(case: Case, prove: Prove) -> Found:
+def entrywise(case: Case, prove: Prove) -> Arrangement:
     """An operator that computes each entry of values in one order from those at its place."""
     orders = [e.order for e in case.with_rows]
-    first = next(order for order in orders if order)
+    first = next(filter(None, orders))
     if first.kind != "values":
         filled = case.result.in_any_order if case.name in FILLING else None
         return first if case.name in COPIES else filled
@@ -92,12 +93,12 @@ def apart(case: Case, entries: Sequence[Node], prove: Prove) -> bool:
         given = {(e.node, e.argument): as_rows(e) for e in case.operands}
         made = sizes(case.sizes, True)
         prove(Case(case.node, case.index, made, ENTRY, lambda n, a: given.get((n, a))))
-    except Irregular:
+    except IrregularRows:
         return False
     return True
 
 
-def permuted(case: Case) -> Found:
+def permuted(case: Case) -> Arrangement:
     """sort, argsort: values and places; of places the inverse."""
     order, indices = case.first.order, case.name == "argsort" or case.index == 1
     if order is None:
@@ -108,7 +109,7 @@ def permuted(case: Case) -> Found:
     return replace(order, kind=OPPOSITE[order.kind])
 
 
-def divided(case: Case) -> Found:
+def divided(case: Case) -> Arrangement:
     """places // k, of entries of which k are of one place."""
     order, k = case.first.order, case.node.args[1]
     if order is None or order.kind != "places" or not isinstance(k, int) or k < 1:
@@ -125,12 +126,12 @@ def order_of_index(case: Case) -> Order | None:
 
 def in_order(values: RowOperand, order: Order | None) -> RowLayout | None:
     """The layout of `values` once they are put back, None where they have another order."""
-    found = values.order
-    same = found and order and found.kind == "values" and found.by is order.by
-    return found.layout if found and same else None
+    own = values.order
+    same = own and order and own.kind == "values" and own.by is order.by
+    return own.layout if own and same else None
 
 
-def picked(case: Case) -> Found:
+def picked(case: Case) -> Arrangement:
     """x[places // k] and made[inverse]."""
     order, source = order_of_index(case), case.first
     if order is None or order.kind == "inverse":
@@ -142,7 +143,7 @@ def picked(case: Case) -> Found:
     return Order(order.by, "values", layout) if complete else None
 
 
-def put_back(case: Case) -> Found:
+def put_back(case: Case) -> Arrangement:
     """out[places] = made; of places alone the inverse; out.index_add(0, places // k, made)."""
     (base, _, values), order = case.operands, order_of_index(case)
     if order is None or order.kind != "places" or values.rank != base.rank:
@@ -155,7 +156,7 @@ def put_back(case: Case) -> Found:
     return made or (replace(order, kind="inverse") if are_places(values, order) else None)
 
 
-def added(case: Case, base: RowOperand, made: RowLayout, order: Order) -> Found:
+def added(case: Case, base: RowOperand, made: RowLayout, order: Order) -> Arrangement:
     """Values in order, some for each entry of `base`, are added to that entry."""
     if not isinstance(base.rows, RowLayout) or case.constant("alpha", 1) != 1 or base.layout.dim:
         return None
@@ -173,7 +174,7 @@ def are_places(values: RowOperand, order: Order) -> bool:
     return True
 
 
-def grouped(case: Case) -> Found:
+def grouped(case: Case) -> Arrangement:
     """grouped_mm: each entry by the weight of its own group, where entries are sorted by group and
     the groups end where running counts of the same ids 0, 1, ... say."""
     order, ends = case.first.order, case.arguments.get("offs")
@@ -184,7 +185,7 @@ def grouped(case: Case) -> Found:
     if counts is None or short_name(counts) != "histc":
         return None
     groups = int(case.operands[1].sizes[0])
-    others = any(e.rows is not None for e in case.operands[1:])
+    others = len(case.with_rows) > 1
     descending = all_arguments(order.by)["descending"]
     meta.grouped.set(
         case.node, counts_sorted(counts, order.by, groups) and not (others or descending)
@@ -207,7 +208,7 @@ def content_of(node: Any) -> Node:
     return node  # type: ignore[no-any-return]
 
 
-RULES: dict[str, Callable[[Case], Found]] = by_operator({
+RULES: dict[str, Callable[[Case], Arrangement]] = by_operator({
     permuted: "sort argsort",
     divided: "floor_divide",
     picked: "index index_select",

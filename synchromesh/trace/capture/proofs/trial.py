@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from synchromesh.trace import meta
 
-from ..masks import evaluate
+from ..known_values import evaluate
 from ..row_layout import Case, RowLayout, RowOperand
 
 Run = Callable[[dict[int, Tensor], int], Any]  # identities by operand, rows -> the result
@@ -41,8 +41,8 @@ SIZES = TrialSizes()
 
 def known(node: Node, rows: int) -> Tensor | None:
     """What a tensor holds that depends on the number of rows alone."""
-    found = evaluate(node.graph, node, {}, rows)
-    return None if found is None else found.cpu()
+    value = evaluate(node, {}, rows)
+    return None if value is None else value.cpu()
 
 
 def identities(layout: RowLayout, segments: int, rank: int, rows: int) -> Tensor:
@@ -56,9 +56,9 @@ def line(count: int, segments: int, rows: int) -> Tensor:
     return torch.arange(rows).repeat_interleave(count // segments).repeat(segments)
 
 
-def read(found: Tensor, layout: RowLayout, rows: int) -> int | None:
+def read(made: Tensor, layout: RowLayout, rows: int) -> int | None:
     """In how many segments the identities lie; None where they lie otherwise."""
-    lines = found.movedim(layout.dim, -1).reshape(-1, found.shape[layout.dim])
+    lines = made.movedim(layout.dim, -1).reshape(-1, made.shape[layout.dim])
     if lines.shape[1] != layout.count * rows or not bool((lines == lines[:1]).all()):
         return None
     for segments in sorted(layout.in_any_order.segments):
@@ -91,12 +91,12 @@ def segments_of(
         }
         try:
             with torch.no_grad():
-                found = run(tensors, rows)
+                made = run(tensors, rows)
         except (RuntimeError, IndexError, TypeError, ValueError):
             return None  # it does not work on dimensions of size 1
-        if isinstance(found, tuple | list):
-            found = found[case.index]
-        seen.add(read(found, case.result, rows) if found.dim() == case.rank else None)
+        if isinstance(made, tuple | list):
+            made = made[case.index]
+        seen.add(read(made, case.result, rows) if made.dim() == case.rank else None)
     return seen.pop() if len(seen) == 1 else None
 
 
@@ -142,14 +142,14 @@ def blocks_agree(case: Case, segments: int) -> bool:
     of_all = run(case, drawn, SIZES.of_all)
     for start, stop in SIZES.blocks:
         inputs = {
-            id(e): part(drawn[id(e)], e.rows, segments, start, stop)
+            id(e): rows_between(drawn[id(e)], e.rows, segments, start, stop)
             if isinstance(e.rows, RowLayout)
             else drawn[id(e)]
             for e in case.operands
         }
-        found = run(case, inputs, stop - start)
-        wanted = part(of_all, case.result, segments, start, stop)
-        if not torch.allclose(found.double(), wanted.double(), 1e-9, 1e-9, equal_nan=True):
+        made = run(case, inputs, stop - start)
+        wanted = rows_between(of_all, case.result, segments, start, stop)
+        if not torch.allclose(made.double(), wanted.double(), 1e-9, 1e-9, equal_nan=True):
             return False
     return True
 
@@ -162,7 +162,7 @@ def random_of(operand: RowOperand, generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2, shape, generator=generator).to(val.dtype)
 
 
-def part(x: Tensor, layout: RowLayout, segments: int, start: int, stop: int) -> Tensor:
+def rows_between(x: Tensor, layout: RowLayout, segments: int, start: int, stop: int) -> Tensor:
     """The rows [start, stop)."""
     apart: Tensor = x.unflatten(layout.dim, (segments, SIZES.of_all, layout.count // segments))
     return apart[(slice(None),) * (layout.dim + 1) + (slice(start, stop),)].flatten(
@@ -176,14 +176,14 @@ def run(case: Case, tensors: dict[int, Tensor], rows: int) -> Any:
     def tensor(operand: RowOperand) -> Tensor:
         if operand.rows is None or isinstance(operand.rows, RowLayout):
             return tensors[id(operand)]
-        found = known(operand.node, rows)
-        if found is None:
+        made = known(operand.node, rows)
+        if made is None:
             raise operand.rows
-        return found
+        return made
 
     with torch.no_grad():
-        found = case.apply(tensor, rows, plain)
-    return found[case.index] if isinstance(found, tuple | list) else found
+        made = case.apply(tensor, rows, plain)
+    return made[case.index] if isinstance(made, tuple | list) else made
 
 
 def plain(argument: Any) -> Any:
