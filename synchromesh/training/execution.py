@@ -19,8 +19,7 @@ from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.checkpoint.switch import TransferStats
 from synchromesh.engine import batches
 from synchromesh.engine.batches import MODELS_DIFFER, GlobalRows, Marks, RowAgreement
-from synchromesh.engine.buckets import Summed
-from synchromesh.engine.gradients import GradientSync
+from synchromesh.engine.gradients import GradientSync, Summed
 from synchromesh.engine.groups import World
 from synchromesh.engine.interleaving import Interleaving
 from synchromesh.engine.opaque import OpaqueProgram, hand_over
