@@ -115,7 +115,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 def watch(model_name: str, optimizer_name: str, plan: str) -> dict[str, Any]:
     """On every rank: bytes predicted and measured of a step of one model under one plan."""
     import synchromesh as sm
-    from synchromesh.engine.buckets import FlatBucket
+    from synchromesh.engine.gradients import FlatBucket
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -140,7 +140,7 @@ def watch(model_name: str, optimizer_name: str, plan: str) -> dict[str, Any]:
 def watch_states(plan: str) -> dict[str, Any]:
     """On every rank: what is held before the update, what is kept for backward, the peak."""
     import synchromesh as sm
-    from synchromesh.engine.buckets import FlatBucket
+    from synchromesh.engine.gradients import FlatBucket
     from synchromesh.programs.memory import storage_bytes
 
     torch.manual_seed(0)

@@ -260,7 +260,7 @@ def _slowest(step: Callable[[], Any]) -> float:
 
 def _peak(trainer: Any, mine: Any) -> float:
     """The most bytes of tensors that a rank has alive in a step, of the rank that has most."""
-    from synchromesh.engine.buckets import FlatBucket
+    from synchromesh.engine.gradients import FlatBucket
     from synchromesh.programs.memory import LiveBytes
 
     execution = trainer._execution

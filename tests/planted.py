@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.engine import batches
-from synchromesh.engine.buckets import FlatBucket
-from synchromesh.engine.gradients import GradientSync
+from synchromesh.engine.gradients import FlatBucket, GradientSync
 from synchromesh.trace.capture.batch import take
 from synchromesh.training.trainer import Trainer
 

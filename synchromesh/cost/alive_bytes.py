@@ -1,8 +1,18 @@
-"""Bytes that are alive at a moment of a step, by their kind."""
+"""Bytes that are alive at a moment of a step, by their kind; how long border values stay.
+
+x -> [c0] -> h -> [c1] -> y        h is dropped after c1's forward, its last reader; where c1's
+                                   backward reads it, after that; where another stage reads
+                                   it, after the backward of its maker's stage"""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, get_args
+
+from synchromesh.trace.partition.local import LocalComponent
+from synchromesh.values.component import Value
+from synchromesh.values.layout import Layout
+from synchromesh.values.placement import Placement
+from synchromesh.values.profile import Memory
 
 # what a gigabyte of a device is: tensors of the model and of the optimizer; activations, their
 # gradients and what a component works with; buffers of the model and of what is under way
@@ -41,3 +51,71 @@ class AliveBytes:
             self.highest = self.now + working
             activations = self._by_kind["activations"] + working
             self.of_highest = {**self._by_kind, "activations": activations}
+
+
+Form = tuple[str, int, Placement]  # value, tensor degree, placement
+
+
+def form_of(value: Value, layout: Layout, placement: Placement) -> Form:
+    """The form of a value under a layout."""
+    return value.name, layout.tensor, placement
+
+
+class Lifetimes:
+    """Until when the forms of border values are there for one micro-batch, as the program drops
+    them and autograd keeps them.
+
+    parts: the components of a device group by their place in the chain, with the memory of each.
+    handed: the forms that other stages read, with the stage of their maker."""
+
+    def __init__(
+        self, parts: Mapping[int, LocalComponent], memory: Mapping[int, Memory],
+        handed: Mapping[Form, int],
+    ) -> None:  # fmt: skip
+        self._handed = handed
+        self._last: dict[Form, int] = {}  # the last component that reads a form
+        self._keeper: dict[Form, int] = {}  # the first one that keeps it for its backward
+        for i, local in parts.items():
+            for number, item in enumerate(local.inputs):
+                form = form_of(item.value, local.layout, item.want)
+                self._last[form] = i
+                if item.source is None:
+                    continue
+                if number in memory[i].kept_inputs or local.layout.recompute:
+                    self._keeper.setdefault(form, i)
+                if item.source in parts:
+                    maker = parts[item.source].layout
+                    self._last[form_of(item.value, maker, item.have)] = i
+        unread = {
+            form: i
+            for i, local in parts.items()
+            for o in local.outputs
+            if (form := form_of(o.value, local.layout, o.placement)) not in self._last
+        }
+        self._dropped = self._by_component({**self._last, **unread}, but=self._keeper)
+        self._released = self._by_component(self._keeper)
+
+    def _by_component(
+        self, ends: Mapping[Form, int], but: Collection[Form] = ()
+    ) -> dict[int, list[Form]]:
+        found: dict[int, list[Form]] = {}
+        for form, i in ends.items():
+            if form not in self._handed and form not in but:
+                found.setdefault(i, []).append(form)
+        return found
+
+    def after_forward(self, component: int) -> Collection[Form]:
+        """What is gone after a component's forward."""
+        return self._dropped.get(component, ())
+
+    def after_backward(self, component: int) -> Collection[Form]:
+        """What is gone after a component's backward."""
+        return self._released.get(component, ())
+
+    def after_stage(self, stage: int) -> Collection[Form]:
+        """What is gone after a stage's backward."""
+        return [form for form, maker in self._handed.items() if maker == stage]
+
+    def forms_of(self, values: Collection[str]) -> Collection[Form]:
+        """The forms in which components read values."""
+        return [form for form in self._last if form[0] in values]

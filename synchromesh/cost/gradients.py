@@ -1,156 +1,182 @@
 """The gradients of a device group: buckets in their order, each sent when its last one is there.
 
-A parameter that several stages use is summed over the ranks of all of them: its bucket begins when
-the last of their groups comes to it."""
+    seconds    copies into buckets, collectives, what is waited for        `GradientSeconds`
+    bytes      of those of which each rank gets a part                     `ScatteredBytes`
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+Both carry out the events of `values/buckets.py`. A parameter that several stages use is summed
+over the ranks of all of them: its bucket begins when the last of their groups comes to it."""
 
+from collections.abc import Iterable
+from functools import cached_property, partial
+
+from synchromesh.cost.alive_bytes import AliveBytes
 from synchromesh.cost.planned_step import (
     PlannedStep,
     collective_seconds,
     gradient_pattern,
     shard_seconds,
+    sharded_bytes,
 )
 from synchromesh.cost.timeline import Spans
 from synchromesh.cost.timelines import Timelines
 from synchromesh.values import buckets
-from synchromesh.values.buckets import UNDER_WAY, SendingOrder
+from synchromesh.values.buckets import BucketEvent, BucketKind, Sending, SendingRules, completing
 from synchromesh.values.holding import Holding
 from synchromesh.values.profile import Profile
+from synchromesh.values.schedule import Action
 from synchromesh.values.traffic import CollectiveKind
 
 
-def first_users(planned: PlannedStep, group: int) -> dict[str, int]:
-    """The first component of a device group that uses each trained parameter."""
-    found: dict[str, int] = {}
-    for i in planned.components(group):
-        for h in planned.trained(i):
-            found.setdefault(h.tensor.name, i)
-    return found
+class GroupGradients:
+    """The gradients of a device group, when each is complete, and the buckets of those that are
+    summed over ranks, in the order in which they are sent."""
+
+    def __init__(self, planned: PlannedStep, group: int, pieces: int = 1) -> None:
+        self.planned, self.group, self.pieces = planned, group, pieces
+        self._stages: dict[str, tuple[int, ...]] = {}  # that use each parameter
+        self._first: dict[str, tuple[int, int]] = {}  # of these, with the component in it
+        for stage in planned.stages_on(group):
+            for i in planned.stages[stage]:
+                for h in planned.trained(i):
+                    name = h.tensor.name
+                    self._first.setdefault(name, (stage, i))
+                    known = self._stages.get(name, ())
+                    self._stages[name] = (*(s for s in known if s != stage), stage)
+        held = [planned.holdings[name] for name in self._first]
+        summed = [h for h in held if h.summed]
+        self.buckets = buckets.fill(summed, self.kind, lambda h: h.local_bytes)
+        self.bucket_of = {h.tensor.name: n for n, b in enumerate(self.buckets) for h in b}
+
+    def kind(self, holding: Holding) -> BucketKind:
+        """What it has in common with those that share its bucket."""
+        ranks = gradient_pattern(holding), tuple(holding.positions)
+        stages = self._stages[holding.tensor.name] if holding.each_backward else ()
+        return BucketKind(ranks, holding.tensor.dtype, holding.parts > 1, stages)
+
+    @cached_property
+    def _completing(self) -> dict[Action, dict[int, tuple[str, ...]]]:
+        actions = self.planned.actions(self.group, self.pieces)
+        each = {n for n in self._first if self.planned.holdings[n].each_backward}
+        return completing(actions, self._first, each)
+
+    def complete(self, action: Action, component: int) -> tuple[str, ...]:
+        """The parameters whose gradients are complete after a component's backward."""
+        return self._completing[action.of_all(self.pieces)].get(component, ())
+
+    def sending(self, rules: SendingRules) -> Sending:
+        """Nothing has been sent."""
+        its = [(self.kind(b[0]), [h.tensor.name for h in b]) for b in self.buckets]
+        return Sending(its, rules)
 
 
-def gradient_buckets(planned: PlannedStep, group: int) -> list[list[Holding]]:
-    """The buckets of a device group's gradients, in the order in which they are sent."""
-    stages: dict[str, list[int]] = {}  # of the group that use each parameter, in their order
-    for s in planned.stages_on(group):
-        for name in dict.fromkeys(
-            h.tensor.name for i in planned.stages[s] for h in planned.trained(i)
-        ):
-            stages.setdefault(name, []).append(s)
-
-    def kind(h: Holding) -> Hashable:
-        when = tuple(stages[h.tensor.name]) if h.each_backward else None
-        return gradient_pattern(h), tuple(h.positions), h.tensor.dtype, h.parts > 1, when
-
-    summed = [h for n in stages if (h := planned.holdings[n]).summed]
-    return buckets.fill(summed, kind, lambda h: h.local_bytes)
-
-
-@dataclass
-class _Filling:
-    """A bucket, and the gradients that it waits for."""
-
-    held: list[Holding]
-    missing: set[str] = field(default_factory=set)
-
-    def empty(self) -> None:
-        """None is there."""
-        self.missing = {h.tensor.name for h in self.held}
-
-
-def _order(found: Iterable[list[Holding]]) -> SendingOrder[_Filling]:
-    order: SendingOrder[_Filling] = SendingOrder(lambda bucket: not bucket.missing)
-    order.buckets += map(_Filling, found)
-    for bucket in order.buckets:
-        bucket.empty()
-    return order
-
-
-class Gradients:
+class GradientSeconds:
     """Call `ready` after each backward of one of the group's components, `end_backward` after each
     one of a stage, then `finish`."""
 
-    def __init__(
-        self, planned: PlannedStep, profile: Profile, timelines: Timelines, group: int = 0
-    ) -> None:
-        self.planned, self.profile = planned, profile
-        self.timelines, self.group, self.line = timelines, group, timelines.lines[group]
-        ranks = [planned.ranks[p] for p in planned.positions[group]]
+    def __init__(self, gradients: GroupGradients, profile: Profile, timelines: Timelines) -> None:
+        self.gradients, self.profile, self.timelines = gradients, profile, timelines
+        self.planned, self.group = gradients.planned, gradients.group
+        self.line = timelines.lines[self.group]
+        ranks = [self.planned.ranks[p] for p in self.planned.positions[self.group]]
         self.copy_byte = profile.copy_byte * profile.relative_slowdown(ranks)
-        self._first_user = first = first_users(planned, group)  # whose backward ends last
-        stage_of = {i: s for s in planned.stages_on(group) for i in planned.stages[s]}
-        found = gradient_buckets(planned, group)
-        self._last = _order(b for b in found if not b[0].each_backward)
-        self._every = {
-            s: _order(
-                b for b in found if b[0].each_backward and stage_of[first[b[0].tensor.name]] == s
-            )
-            for s in planned.stages_on(group)
-        }
-        orders = (self._last, *self._every.values())
-        self._fills = {order: self._filled_by(order) for order in orders}
+        self._sending = gradients.sending(SendingRules(reuse=False, of_stages=False))
         self._sent: list[object] = []
-        self._under_way: list[object] = []  # of buckets that are scattered
+        self._of: dict[int, list[object]] = {}  # of a bucket, those not yet awaited
 
-    def _filled_by(
-        self, order: SendingOrder[_Filling]
-    ) -> dict[int, list[tuple[_Filling, set[str]]]]:
-        """By component: the buckets that its gradients go into, and which of these do."""
-        found: dict[int, list[tuple[_Filling, set[str]]]] = {}
-        for bucket in order.buckets:
-            by_user: dict[int, set[str]] = {}
-            for h in bucket.held:
-                by_user.setdefault(self._first_user[h.tensor.name], set()).add(h.tensor.name)
-            for component, names in by_user.items():
-                found.setdefault(component, []).append((bucket, names))
-        return found
-
-    def ready(self, component: int, last: bool = True) -> Spans:
-        """A backward of `component` is done: gradients that are summed then go into their
-        buckets. last: there is no other one in this step."""
-        for order in [*self._every.values(), *([self._last] if last else [])]:
-            for bucket, names in self._fills[order].get(component, ()):
-                sizes = (self.planned.holdings[n].local_bytes for n in bucket.missing & names)
+    def ready(self, action: Action, component: int) -> Spans:
+        """A backward of `component` is done: gradients that are complete go into their buckets,
+        first those that are summed in each backward."""
+        names: dict[int, list[str]] = {}
+        for name in self.gradients.complete(action, component):
+            if name in self.gradients.bucket_of:
+                names.setdefault(self.gradients.bucket_of[name], []).append(name)
+        once = {n for n in names if not self.gradients.buckets[n][0].each_backward}
+        for numbers in (names.keys() - once, once):
+            events: list[BucketEvent] = []
+            for number in sorted(numbers):
+                sizes = (self.planned.holdings[n].local_bytes for n in names[number])
                 yield from self.line.compute(self.copy_byte * sum(sizes))
-                bucket.missing -= names
-            yield from self._launch(order.ready())
+                for name in names[number]:
+                    events += self._sending.fill(number, name)
+            yield from self._carry_out(events)
 
     def end_backward(self, stage: int) -> Spans:
         """A backward of a stage is over: what is summed in each one is on its way."""
-        order = self._every[stage]
-        yield from self._launch(order.rest())
-        order.restart()
-        for bucket in order.buckets:
-            bucket.empty()
+        yield from self._carry_out(self._sending.end_backward(stage))
 
-    def _launch(self, ready: Sequence[_Filling]) -> Spans:
-        for bucket in (filling.held for filling in ready):
-            ranks, scattered = gradient_pattern(bucket[0]), bucket[0].parts > 1
-            kind: CollectiveKind = "reduce_scatter" if scattered else "all_reduce"
-            if scattered:
-                seconds = shard_seconds(kind, bucket, self.profile)
+    def finish(self) -> Spans:
+        """Backward is over: what is left is sent, and all of it is waited for."""
+        yield from self._carry_out(self._sending.finish())
+        yield from self.line.wait(lambda: all(map(self.timelines.arrived, self._sent)))
+        yield from self.line.finish()
+
+    def _carry_out(self, events: Iterable[BucketEvent]) -> Spans:
+        for event in events:
+            if event.verb == "send":
+                self._send(event.bucket)
             else:
-                payload = sum(h.local_bytes for h in bucket)
-                seconds = collective_seconds(kind, ranks, payload, self.profile)
-            groups = self._groups(bucket[0])
-            shared = () if groups > 1 else (self.group, len(self._sent))
-            key = ("gradients", *shared, bucket[0].tensor.name)
-            self.timelines.come(self.group, key, groups, kind, seconds, ranks)
-            self._sent.append(key)
-            if scattered:
-                self._under_way.append(key)
-            if len(self._under_way) > UNDER_WAY:
-                first = self._under_way.pop(0)
+                first = self._of[event.bucket].pop(0)
                 yield from self.line.wait(partial(self.timelines.arrived, first))
+
+    def _send(self, number: int) -> None:
+        bucket = self.gradients.buckets[number]
+        ranks, scattered = gradient_pattern(bucket[0]), bucket[0].parts > 1
+        kind: CollectiveKind = "reduce_scatter" if scattered else "all_reduce"
+        if scattered:
+            seconds = shard_seconds(kind, bucket, self.profile)
+        else:
+            payload = sum(h.local_bytes for h in bucket)
+            seconds = collective_seconds(kind, ranks, payload, self.profile)
+        groups = self._groups(bucket[0])
+        shared = () if groups > 1 else (self.group, len(self._sent))
+        key = ("gradients", *shared, bucket[0].tensor.name)
+        self.timelines.come(self.group, key, groups, kind, seconds, ranks)
+        self._sent.append(key)
+        self._of.setdefault(number, []).append(key)
 
     def _groups(self, holding: Holding) -> int:
         """How many device groups hold a tensor."""
         return sum(its[0] in holding.positions for its in self.planned.positions)
 
-    def finish(self) -> Spans:
-        """Backward is over: what is left is sent, and all of it is waited for."""
-        yield from self._launch(self._last.rest())
-        yield from self.line.wait(lambda: all(map(self.timelines.arrived, self._sent)))
-        yield from self.line.finish()
+
+SCATTERED, PART = "scattered", "part"
+
+
+class ScatteredBytes:
+    """Buckets of a device group of which each rank gets a part: each gradient is added once it is
+    there, and its bucket awaited before the next backward fills it again."""
+
+    def __init__(self, gradients: GroupGradients, alive: AliveBytes) -> None:
+        self.gradients, self.alive = gradients, alive
+        self._sending = gradients.sending(SendingRules(in_order=False))
+
+    def open(self, holding: Holding) -> None:
+        """The bucket of a gradient is there."""
+        number = self.gradients.bucket_of[holding.tensor.name]
+        self._carry_out(self._sending.open(number))
+        if (SCATTERED, number) not in self.alive.bytes:
+            self.alive.set((SCATTERED, number), sharded_bytes(self.gradients.buckets[number]))
+
+    def add(self, holding: Holding) -> None:
+        """A gradient goes into its bucket."""
+        if holding.parts > 1:
+            self.open(holding)
+        name = holding.tensor.name
+        self._carry_out(self._sending.fill(self.gradients.bucket_of[name], name))
+
+    def end_backward(self, stage: int) -> None:
+        """What is summed in each backward is sent."""
+        self._carry_out(self._sending.end_backward(stage))
+
+    def _carry_out(self, events: Iterable[BucketEvent]) -> None:
+        for event in events:
+            bucket = self.gradients.buckets[event.bucket]
+            if bucket[0].parts == 1:
+                continue  # summed in place, in memory that is always there
+            if event.verb == "send":  # what is sent, and parts of all ranks
+                self.alive.set((SCATTERED, event.bucket), 2 * sharded_bytes(bucket))
+                self.alive.meanwhile(0.0)
+            else:
+                self.alive.free((SCATTERED, event.bucket))
+                size = sum(h.kept_bytes for h in bucket)
+                self.alive.set((PART, event.bucket), float(size))

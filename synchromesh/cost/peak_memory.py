@@ -18,13 +18,20 @@ gradient lies beside its bucket from the backward of the first to that of the la
 turns share a backward, in which their gradients are added up out of place."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from synchromesh.cost.alive_bytes import KINDS, AliveBytes, MemoryKind
+from synchromesh.cost.alive_bytes import (
+    KINDS,
+    AliveBytes,
+    Form,
+    Lifetimes,
+    MemoryKind,
+    form_of,
+)
+from synchromesh.cost.gradients import PART, SCATTERED, GroupGradients, ScatteredBytes
 from synchromesh.cost.planned_step import PlannedStep, measured, sharded_bytes
-from synchromesh.cost.scattered_gradients import PART, SCATTERED, ScatteredGradients
 from synchromesh.cost.turns import Portion, walked
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values.component import Value
@@ -33,10 +40,11 @@ from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout, leaf_layout_at
 from synchromesh.values.messages import Message, Receive, Run, Send
 from synchromesh.values.placement import REPLICATED, Placement
-from synchromesh.values.profile import Profile
+from synchromesh.values.profile import Memory, Profile
 from synchromesh.values.schedule import Action
+from synchromesh.values.sharding import UnitEvent, UseWalk
 
-Form = tuple[str, int, Placement]  # value, tensor degree, placement
+Brought = Sequence[tuple[Message, Exchange]]  # messages with what they bring
 
 
 @dataclass(frozen=True)
@@ -131,65 +139,48 @@ class _MemoryWalk:
         self.parts = {i: planned.partition.components[i] for i in planned.components(self.group)}
         self.memory = {i: measured(planned, p, profile).memory for i, p in self.parts.items()}
         self.count = planned.plan.micro_batches * pieces
-        uses = Counter(h.tensor.name for i in self.parts for h in planned.trained(i))
-        # gradients that are still to be added up to a parameter's; those of one backward
-        self.left = Counter({name: n * self.count for name, n in uses.items()})
-        self.each = {name: n * pieces for name, n in uses.items()}
-        self.last: dict[Form, int] = {}  # the last component that reads a form
-        self.keepers: dict[Form, int] = {}  # the first one that keeps it for its backward
-        for i, local in self.parts.items():
-            for number, item in enumerate(local.inputs):
-                form = self._sized(item.value, local.layout, item.want)[0]
-                self.last[form] = i
-                if item.source is None:
-                    continue
-                if number in self.memory[i].kept_inputs or local.layout.recompute:
-                    self.keepers.setdefault(form, i)
-                if item.source in self.parts:
-                    maker = self.parts[item.source].layout
-                    self.last[self._sized(item.value, maker, item.have)[0]] = i
-        self.dies: dict[int, list[Form]] = {}
-        for form, i in self.last.items():
-            self.dies.setdefault(i, []).append(form)
-        self.forms: dict[str, list[Form]] = {}  # of each value
-        for form in self.last:
-            self.forms.setdefault(form[0], []).append(form)
-        self.handed = {  # until the maker's stage has run its backward
-            self._sized(e.value, e.source, e.have)[0]: source
-            for (source, _), items in planned.crossings.items()
-            for e in items
-            if planned.of[source] == self.group
-        }
+        self.lifetimes = Lifetimes(self.parts, self.memory, self._handed())
         self.alive = AliveBytes(KIND_OF)
+        self.passed = Counter[tuple[Action, int]]()  # micro-batches, by action and component
         self.begun: set[tuple[str, int, int]] = set()  # passes through components
-        self.passes = planned.passes(self.group, pieces)
-        self.left_uses: Counter[int] = Counter()  # micro-batches that have passed a use
-        self.scattered = ScatteredGradients(planned, self.group, self.alive)
+        actions = planned.actions(self.group, pieces)
+        self.uses = UseWalk(planned.gathering.uses(actions, planned.stages))
+        self.gradients = GroupGradients(planned, self.group, pieces)
+        self.scattered = ScatteredBytes(self.gradients, self.alive)
+
+    def _handed(self) -> dict[Form, int]:
+        """The forms of values that other stages read, with the stage that makes them."""
+        return {
+            form_of(e.value, e.source, e.have): source
+            for (source, _), items in self.planned.crossings.items()
+            for e in items
+            if self.planned.of[source] == self.group
+        }
 
     def rows(self, layout: Layout) -> float:
         """Rows of a micro-batch on this device."""
         return self.planned.blocks(layout)[layout.data_index(self.position)] / self.pieces
 
-    def _sized(self, value: Value, layout: Layout, placement: Placement) -> tuple[Form, float]:
-        """A form of a value, and its bytes for a micro-batch on this device."""
+    def _bytes(self, value: Value, layout: Layout, placement: Placement) -> float:
+        """Bytes of a value for a micro-batch on this device."""
         whole = placement.padded_bytes(value.bytes(1), value.shape, layout.tensor)
         size = whole * (self.rows(layout) ** value.rows.power if value.rows else 1.0)
-        form = value.name, layout.tensor, placement
-        return form, size / layout.tensor if placement.sharded else size
+        return size / layout.tensor if placement.sharded else size
 
     @property
     def batch_bytes(self) -> float:
         """This rank's rows of the batch's leaves, of those too that other stages read alone."""
-        found: dict[Form, float] = {}
         own = leaf_layout_at(self.planned.partition.leaf_layouts, self.position)
         read = [(p.layout, x) for p in self.parts.values() for x in p.inputs if x.source is None]
         here = {item.value.name for _, item in read}
         every = (x for p in self.planned.partition.components for x in p.inputs)
         others = [x for x in every if x.source is None and x.value.name not in here]
-        for layout, item in (*read, *((own, replace(x, want=REPLICATED)) for x in others)):
-            form, size = self._sized(item.value, layout, item.want)
-            found[form] = size * (self.count if item.value.rows else 1)
-        return sum(found.values())
+        read += [(own, replace(x, want=REPLICATED)) for x in others]
+        return sum({
+            form_of(item.value, layout, item.want): (self.count if item.value.rows else 1)
+            * self._bytes(item.value, layout, item.want)
+            for layout, item in read
+        }.values())  # fmt: skip
 
     def run(self) -> None:
         """Walks through the step."""
@@ -219,10 +210,10 @@ class _MemoryWalk:
         if message.kind == "F":
             return
         for e in exchanges:  # a gradient that is sent as it lies stays with what is sent
-            form, size = self._sized(e.value, e.target, e.want)
+            form = form_of(e.value, e.target, e.want)
             self.alive.free((WAITING, message.micro_batch, form))
             if not self._copied(e, message):
-                self.alive.set((SENT, message, e), size)
+                self.alive.set((SENT, message, e), self._bytes(e.value, e.target, e.want))
 
     def _copied(self, exchange: Exchange, message: Message) -> int:
         """Bytes of the copies that are sent: of parts of rows, and of rows that lie inside."""
@@ -256,8 +247,8 @@ class _MemoryWalk:
     def _received(self, exchange: Exchange, message: Message) -> float:
         """Bytes of a value, or of its gradient, at the receiver."""
         if message.kind == "F":
-            return self._sized(exchange.value, exchange.target, exchange.want)[1]
-        return self._sized(exchange.value, exchange.source, exchange.have)[1]
+            return self._bytes(exchange.value, exchange.target, exchange.want)
+        return self._bytes(exchange.value, exchange.source, exchange.have)
 
     def _needed(self, action: Action) -> list[tuple[Message, Exchange]]:
         """The messages without which an action does not begin, with what they bring."""
@@ -272,126 +263,125 @@ class _MemoryWalk:
 
     def _run(self, action: Action) -> None:
         """The components of a stage, or those that an action's turn comes to first."""
-        m, stage = action.micro_batch, action.stage
         needed = self._needed(action)
         for message, e in needed:
             self.alive.set((ARRIVED, message, e), self._received(e, message))
             if message.kind == "B":  # it is back, so the value has arrived
                 self.alive.free((SENT, replace(message, kind="F")))
-        run = self._forward if action.kind == "F" else self._backward
-        for item in walked(self.planned.turns[stage], action):
-            if isinstance(item, Portion) and (action.kind, m, item.component) not in self.begun:
-                self.begun.add((action.kind, m, item.component))
-                at = self.passes.at(action, item.component)
-                if at is not None:
-                    self._enter(at)
-                run(m, item.component, needed)
-                if at is not None:
-                    self._leave_use(at)
-        if action.kind == "F" or action.turn:
-            return
+        for item in walked(self.planned.turns[action.stage], action):
+            key = action.kind, action.micro_batch, item.component
+            if isinstance(item, Portion) and key not in self.begun:
+                self.begun.add(key)
+                self._component(action, item.component, needed)
+        if action.kind == "B" and not action.turn:
+            self._end_backward(action, needed)
+
+    def _component(self, action: Action, i: int, needed: Brought) -> None:
+        place = action.of_all(self.pieces), i
+        use = self.uses.uses.number.get(place)
+        if use is not None:
+            self._carry_out(self.uses.enter(use, self.pieces))
+        self.passed[place] += 1
+        if action.kind == "F":
+            self._forward(action.micro_batch, i)
+        else:
+            last = self.passed[place] == self.pieces
+            complete = self.gradients.complete(action, i) if last else ()
+            self._backward(action.micro_batch, i, needed, complete)
+        if use is not None:
+            self._carry_out(self.uses.leave(use, self.pieces))
+
+    def _end_backward(self, action: Action, needed: Brought) -> None:
+        m, stage = action.micro_batch, action.stage
         if m % self.pieces == 0:
-            self.scattered.end_backward()
+            self.scattered.end_backward(stage)
         for message, e in (*needed, *self._needed(replace(action, kind="F"))):
             self.alive.free((ARRIVED, message, e))
-        for form, maker in self.handed.items():
-            if maker == stage:
-                self.alive.free((VALUE, m, form))
+        for form in self.lifetimes.after_stage(stage):
+            self.alive.free((VALUE, m, form))
 
-    def _enter(self, at: int) -> None:
-        """What a use gathers is there, and what the next one gathers on its way."""
-        units = self.planned.gathering.units
-        for unit in self.passes.uses[at].gathered if not self.left_uses[at] else ():
-            held = units[unit].holdings
-            self.alive.set((ON_ITS_WAY, unit), sharded_bytes(held))
-            self.alive.set((GATHERED, unit), sum(h.local_bytes for h in held))
-            self.alive.meanwhile(0.0)
-            self.alive.free((ON_ITS_WAY, unit))
-        for unit in self.passes.uses[at + 1].gathered if at + 1 < len(self.passes.uses) else ():
-            held = units[unit].holdings
-            own = sum(h.kept_bytes for h in held)  # a copy in one piece is what is sent
-            self.alive.set((ON_ITS_WAY, unit), own + sharded_bytes(held))
+    def _carry_out(self, events: Iterable[UnitEvent]) -> None:
+        """A gather's copy of this rank's parts and room for all ranks', then the parameters beside
+        that room, then these alone."""
+        for event in events:
+            held = self.planned.gathering.units[event.unit].holdings
+            there, coming = (GATHERED, event.unit), (ON_ITS_WAY, event.unit)
+            match event.verb:
+                case "gather":
+                    own = sum(h.kept_bytes for h in held)  # a copy in one piece is what is sent
+                    self.alive.set(coming, own + sharded_bytes(held))
+                case "await":
+                    self.alive.set(coming, sharded_bytes(held))
+                    self.alive.set(there, sum(h.local_bytes for h in held))
+                    self.alive.meanwhile(0.0)
+                    self.alive.free(coming)
+                case "free":
+                    self.alive.free(there)
 
-    def _leave_use(self, at: int) -> None:
-        self.left_uses[at] += 1
-        if self.left_uses[at] == self.pieces:
-            for unit in self.passes.uses[at].freed:
-                self.alive.free((GATHERED, unit))
-
-    def _forward(self, m: int, i: int, _: object) -> None:
+    def _forward(self, m: int, i: int) -> None:
         local, memory, alive = self.parts[i], self.memory[i], self.alive
         for item in local.inputs:
-            if item.source in self.parts:
-                form, size = self._sized(item.value, local.layout, item.want)
-                if (VALUE, m, form) not in alive.bytes:
-                    alive.set((VALUE, m, form), size)
-        rows = self.rows(local.layout)
+            key = VALUE, m, form_of(item.value, local.layout, item.want)
+            if item.source in self.parts and key not in alive.bytes:
+                alive.set(key, self._bytes(item.value, local.layout, item.want))
+        rows, recompute = self.rows(local.layout), local.layout.recompute
         alive.meanwhile(memory.forward(rows))
-        recompute = local.layout.recompute
         alive.set((KEPT, m, i), 0.0 if recompute else memory.kept(rows))
-        made = []
-        for number, output in enumerate(local.outputs):
-            form, size = self._sized(output.value, local.layout, output.placement)
+        for number, o in enumerate(local.outputs):
             # kept outputs are counted among what the component keeps
             counted = number in memory.kept_outputs and not recompute
-            alive.set((VALUE, m, form), 0.0 if counted else size)
-            made.append(form)
-        for form in (*self.dies.get(i, ()), *(f for f in made if f not in self.last)):
-            if form not in self.keepers and form not in self.handed:
-                alive.free((VALUE, m, form))
+            size = 0.0 if counted else self._bytes(o.value, local.layout, o.placement)
+            alive.set((VALUE, m, form_of(o.value, local.layout, o.placement)), size)
+        for form in self.lifetimes.after_forward(i):
+            alive.free((VALUE, m, form))
 
-    def _backward(self, m: int, i: int, needed: Sequence[tuple[Message, Exchange]]) -> None:
+    def _backward(self, m: int, i: int, needed: Brought, complete: Collection[str]) -> None:
+        """complete: the parameters whose gradients are, after it."""
         local, memory, alive = self.parts[i], self.memory[i], self.alive
         rows, trained = self.rows(local.layout), self.planned.trained(i)
         names = {output.value.name for output in local.outputs}
         brought = [(message, e) for message, e in needed if e.value.name in names]
         alive.free((KEPT, m, i))
-        for name in names:  # gradients of outputs are among its working bytes
-            for form in self.forms.get(name, ()):
-                alive.free((WAITING, m, form))
+        for form in self.lifetimes.forms_of(names):  # are among its working bytes
+            alive.free((WAITING, m, form))
         for message, e in brought:
             alive.free((ARRIVED, message, e))
-        staying = not all(h.summed for h in trained)
-        added = sum(alive.bytes.get((SUMMED, h.tensor.name), 0.0) for h in trained)
-        if self.pieces == 1:  # each has a backward of its own, which adds in place to the earlier
-            staying = staying and (self.count == 1 or not added)
-            added = 0.0
+        working = self._working(memory, rows, trained)  # beside what lies there before
         if local.layout.recompute:
             alive.meanwhile(memory.forward(rows))
         for holding in trained:
-            if self._scatters(holding):
+            if holding.parts > 1 and holding.tensor.name in complete:
                 self.scattered.open(holding)  # filled while the component is at work
-        alive.meanwhile((memory.staying if staying else memory.backward)(rows) + added)
+        alive.meanwhile(working)
         for message, e in brought:  # autograd's caller holds them until it returns
             alive.set((ARRIVED, message, e), self._received(e, message))
-        self._leave(m, local, trained)
-        for form, keeper in self.keepers.items():
-            if keeper == i and form not in self.handed:
-                alive.free((VALUE, m, form))
+        self._leave_gradients(m, local, trained, complete)
+        for form in self.lifetimes.after_backward(i):
+            alive.free((VALUE, m, form))
 
-    def _scatters(self, holding: Holding) -> bool:
-        """Whether each rank gets a part of the sum after the use to come, which is the last one of
-        a backward, of which micro-batches that take turns have one, or of the step."""
-        name = holding.tensor.name
-        of_backward = self.left[name] % self.each[name] == 1 % self.each[name]
-        return holding.parts > 1 and (
-            of_backward if holding.each_backward else self.left[name] == 1
-        )
+    def _working(self, memory: Memory, rows: float, trained: Sequence[Holding]) -> float:
+        """What a backward works in. Where each micro-batch has a backward of its own, it adds in
+        place to the gradients of earlier ones; of those that share one, out of place."""
+        staying = not all(h.summed for h in trained)
+        added = sum(self.alive.bytes.get((SUMMED, h.tensor.name), 0.0) for h in trained)
+        if self.pieces == 1:
+            staying = staying and (self.count == 1 or not added)
+            added = 0.0
+        return (memory.staying if staying else memory.backward)(rows) + added
 
-    def _leave(self, m: int, local: LocalComponent, trained: Sequence[Holding]) -> None:
+    def _leave_gradients(
+        self, m: int, local: LocalComponent, trained: Sequence[Holding], complete: Collection[str]
+    ) -> None:
         """The gradients that a component leaves: of what it read, and of its parameters."""
         for item in local.inputs:
             if item.source is not None and item.value.differentiable:
-                form, size = self._sized(item.value, local.layout, item.want)
+                form = form_of(item.value, local.layout, item.want)
+                size = self._bytes(item.value, local.layout, item.want)
                 self.alive.set((WAITING, m, form), size)
         for holding in trained:
             name = holding.tensor.name
-            scatters = self._scatters(holding)
-            self.left[name] -= 1
-            if scatters:
-                self.alive.free((SUMMED, name))
-                self.scattered.add(holding)
-            elif self.left[name] or not holding.summed:
-                self.alive.set((SUMMED, name), float(holding.local_bytes))
-            else:
+            if name in complete and holding.summed:
                 self.alive.free((SUMMED, name))  # it lies in its bucket
+                self.scattered.add(holding)
+            else:
+                self.alive.set((SUMMED, name), float(holding.local_bytes))

@@ -18,7 +18,7 @@ from synchromesh.values.messages import Instruction, instructions
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Compute, Pattern, Profile
 from synchromesh.values.schedule import Action, Schedule, pipeline, taking_turns
-from synchromesh.values.sharding import Gathering, Use
+from synchromesh.values.sharding import Gathering
 from synchromesh.values.traffic import Collective
 
 
@@ -111,14 +111,10 @@ class PlannedStep:
         """What each device group does, in its order."""
         return instructions(self.schedule(pieces), frozenset(self.crossings))
 
-    def passes(self, group: int, pieces: int) -> "Passes":
-        """How a device group's components use sharded parameters."""
+    def actions(self, group: int, pieces: int) -> tuple[Action, ...]:
+        """What a device group runs, in its order; those that take turns as one micro-batch."""
         actions = self.schedule(pieces).groups[group]
-        runs = list(dict.fromkeys((a.kind, a.stage, a.micro_batch // pieces) for a in actions))
-        found = [self.gathering.run(self.stages[stage], kind == "B") for kind, stage, _ in runs]
-        places = [(run, i) for run, its in zip(runs, found, strict=True) for i, _ in its]
-        uses = self.gathering.uses(found)
-        return Passes(pieces, uses, {place: at for at, place in enumerate(places)})
+        return tuple(dict.fromkeys(action.of_all(pieces) for action in actions))
 
     def blocks(self, layout: Layout) -> tuple[int, ...]:
         """Rows that each data index has of one of the plan's micro-batches, of the largest where
@@ -128,21 +124,6 @@ class PlannedStep:
     def row_ranges(self, data: int) -> tuple[tuple[int, int], ...]:
         """The rows [start, stop) of that micro-batch by data index, of a data degree."""
         return self.plan.row_ranges(-(-self.rows // self.plan.micro_batches), data)
-
-
-@dataclass(frozen=True)
-class Passes:
-    """The uses of sharded parameters by a device group in a step, in order; `places`: by what runs
-    (its kind, stage and number, whatever takes turns in it) and component."""
-
-    pieces: int
-    uses: tuple[Use, ...]
-    places: Mapping[tuple[tuple[str, int, int], int], int]
-
-    def at(self, action: Action, component: int) -> int | None:
-        """The use that a component of an action is; None: it needs nothing."""
-        run = action.kind, action.stage, action.micro_batch // self.pieces
-        return self.places.get((run, component))
 
 
 def measured(planned: PlannedStep, local: LocalComponent, profile: Profile) -> Compute:

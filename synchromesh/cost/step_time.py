@@ -13,11 +13,11 @@ Where ranks of a stage differ in speed or rows, a component takes what it takes 
 they meet at every collective, and at the end of the step in any case."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from synchromesh.cost.gradients import Gradients
+from synchromesh.cost.gradients import GradientSeconds, GroupGradients
 from synchromesh.cost.planned_step import PlannedStep as PlannedStep
 from synchromesh.cost.planned_step import Unmeasured as Unmeasured
 from synchromesh.cost.planned_step import collective_seconds as collective_seconds
@@ -33,6 +33,7 @@ from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values.messages import Instruction, Message, Receive, Run
 from synchromesh.values.profile import Profile
 from synchromesh.values.schedule import Action
+from synchromesh.values.sharding import UnitEvent, UseWalk
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,11 @@ def step_time(planned: PlannedStep, profile: Profile, pieces: int = 1) -> StepTi
     lines = [Timeline(profile.overlap, profile.device) for _ in lists]
     timelines = Timelines(lines)
     walks = [
-        _GroupWalk(traffic, timelines, group, Gradients(planned, profile, timelines, group))
+        _GroupWalk(
+            traffic,
+            timelines,
+            GradientSeconds(GroupGradients(planned, group, pieces), profile, timelines),
+        )
         for group in range(len(lists))
     ]
     timelines.walk([walk.spans(own) for walk, own in zip(walks, lists, strict=True)])
@@ -92,15 +97,10 @@ def best_interleaving(planned: PlannedStep, profile: Profile, choices: Sequence[
 class _GroupWalk:
     """What one device group does in a step, in seconds."""
 
-    def __init__(
-        self, traffic: Traffic, timelines: Timelines, group: int, gradients: Gradients
-    ) -> None:
-        self.traffic, self.timelines, self.group = traffic, timelines, group
-        self.planned, self.line, self.gradients = (
-            traffic.planned,
-            timelines.lines[group],
-            gradients,
-        )
+    def __init__(self, traffic: Traffic, timelines: Timelines, gradients: GradientSeconds) -> None:
+        self.traffic, self.timelines, self.gradients = traffic, timelines, gradients
+        self.planned, self.group, self.line = traffic.planned, gradients.group, gradients.line
+        group = self.group
         count = self.planned.plan.micro_batches * traffic.pieces
         self.seconds, self.left = {}, Counter[int]()  # of each component: until its last backward
         for stage in self.planned.stages_on(group):
@@ -113,15 +113,15 @@ class _GroupWalk:
             self.left[i] *= count
         self.forward = 0.0
         self.needs: dict[Action, list[Message]] = {}
-        self.passes = self.planned.passes(group, traffic.pieces)
-        # uses of sharded parameters, and those whose parameters are on their way
-        self.entered, self.begun = set[int](), set[int]()
+        actions = self.planned.actions(group, traffic.pieces)
+        self.uses = UseWalk(self.planned.gathering.uses(actions, self.planned.stages))
+        self.entered = set[int]()  # uses of sharded parameters
         self.again: set[tuple[int, Action]] = set()  # components that were computed again
 
     def spans(self, instructions: Sequence[Instruction]) -> Spans:
         """The walk (cost/timelines.py)."""
         sent: list[Message] = []
-        self._gather(0)
+        yield from self._carry_out(self.uses.start())
         for instruction in instructions:
             if isinstance(instruction, Run):
                 begun = self.line.clock
@@ -164,9 +164,10 @@ class _GroupWalk:
 
     def _portion(self, item: Portion, action: Action) -> Spans:
         i, backward = item.component, action.kind == "B"
-        at = self.passes.at(action, i)
-        if at is not None and at not in self.entered:
-            yield from self._enter(at)
+        use = self.uses.uses.number.get((action.of_all(self.traffic.pieces), i))
+        if use is not None and use not in self.entered:
+            self.entered.add(use)
+            yield from self._carry_out(self.uses.enter(use))
         if backward and (i, action) not in self.again:
             self.again.add((i, action))
             for number, repeated in enumerate(self.traffic.repeats(i)):
@@ -177,29 +178,20 @@ class _GroupWalk:
         if backward:
             self.left[i] -= 1
             if self.left[i] % (self.portions[i] * self.traffic.pieces) == 0:
-                yield from self.gradients.ready(i, last=not self.left[i])
+                yield from self.gradients.ready(action, i)
 
-    def _enter(self, at: int) -> Spans:
-        """The parameters that a use needs are waited for, and those of the next one on their
-        way."""
-        self.entered.add(at)
-        self._gather(at)
-        for unit in self.passes.uses[at].gathered:
-            yield from self.line.arrive(("gather", at, unit))
-            held = self.planned.gathering.units[unit].holdings
-            copied = self.gradients.copy_byte * sum(h.local_bytes for h in held)
-            yield from self.line.compute(copied)
-        self._gather(at + 1)
-
-    def _gather(self, at: int) -> None:
-        if at >= len(self.passes.uses) or at in self.begun:
-            return
-        self.begun.add(at)
-        for unit in self.passes.uses[at].gathered:
-            held = self.planned.gathering.units[unit].holdings
-            seconds = shard_seconds("all_gather", held, self.traffic.profile)
-            ranks = gradient_pattern(held[0])
-            self.line.depart(("gather", at, unit), "all_gather", seconds, ranks)
+    def _carry_out(self, events: Iterable[UnitEvent]) -> Spans:
+        """What is gathered departs; what is awaited comes, and is copied to where it is read."""
+        for event in events:
+            held = self.planned.gathering.units[event.unit].holdings
+            if event.verb == "gather":
+                seconds = shard_seconds("all_gather", held, self.traffic.profile)
+                ranks = gradient_pattern(held[0])
+                self.line.depart(("gather", event.unit), "all_gather", seconds, ranks)
+            elif event.verb == "await":
+                yield from self.line.arrive(("gather", event.unit))
+                copied = self.gradients.copy_byte * sum(h.local_bytes for h in held)
+                yield from self.line.compute(copied)
 
 
 def _compute(

@@ -1,24 +1,237 @@
 """The sum of gradients over ranks: buckets, sent while backward still runs.
 
-Parameters are assigned to buckets by `values/buckets.py`, and buckets start in a fixed order, so
-that every rank sends alike and a resumed run adds up in the order of the first one (DDP, which
-rebuilds its buckets after the first step, does not)."""
+Parameters are assigned to buckets, and these are sent, by `values/buckets.py`: in a fixed order,
+so that every rank sends alike and a resumed run adds up in the order of the first one (DDP, which
+rebuilds its buckets after the first step, does not).
 
-from collections.abc import Iterable, Sequence
+A gradient is copied once, into its bucket. Each bucket ends with one number for each parameter,
+how many ranks had a gradient: where none had, `grad` stays None."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from synchromesh.engine.buckets import Bucket, Summed, bucket_of
+from synchromesh.engine.groups import Group
+from synchromesh.engine.sharding import parts_of
+from synchromesh.programs.communicator import Finish
 from synchromesh.values import buckets
-from synchromesh.values.buckets import UNDER_WAY, SendingOrder
+from synchromesh.values.buckets import BucketEvent, BucketKind, Sending, SendingRules
+from synchromesh.values.placement import REPLICATED, Placement
 
-Order = SendingOrder[Bucket]
+
+@dataclass(frozen=True)
+class Summed:
+    """A parameter whose gradient is summed over a group.
+
+    whole: what programs compute with, where this rank keeps a part of it, along `part_placement`.
+    each_backward: whether it is summed after each backward, of the first of `stages`, the pipeline
+    stages of this rank that use it: what the others' backwards give has been added up by then.
+    most_bytes: of the gradient on any rank, by which all of them fill equal buckets; None: as on
+    this one."""
+
+    parameter: nn.Parameter
+    group: Group
+    whole: nn.Parameter | None = None
+    part_placement: Placement = REPLICATED
+    each_backward: bool = False
+    stages: tuple[int, ...] = (0,)
+    most_bytes: int | None = None
+
+    @property
+    def leaf(self) -> nn.Parameter:
+        """What backward makes the gradient of."""
+        return self.parameter if self.whole is None else self.whole
+
+    @property
+    def size(self) -> int:
+        """Bytes that its gradient counts for in a bucket."""
+        return self.leaf.nbytes if self.most_bytes is None else self.most_bytes
+
+    @property
+    def kind(self) -> BucketKind:
+        stages = self.stages if self.each_backward else ()
+        of = self.parameter.dtype, self.parameter.device
+        return BucketKind(self.group.ranks, of, self.part_placement.sharded, stages)
 
 
-def _order() -> Order:
-    return SendingOrder(lambda bucket: bucket.ready)
+class Bucket:
+    """Parameters of one kind whose gradients are sent together: `fill` for each, `launch`,
+    `finish`."""
+
+    def __init__(self, items: Sequence[Summed]) -> None:
+        self.items, self.group, self.kind = items, items[0].group, items[0].kind
+        self.reset()
+
+    def reset(self) -> None:
+        """Makes the bucket ready for another backward."""
+        self.filled = [False] * len(self.items)
+        self.waiting = len(self.items)
+
+    def fill(self, index: int, gradient: Tensor) -> None:
+        """Takes one gradient in."""
+        self.waiting -= not self.filled[index]
+        self.filled[index] = True
+
+    def launch(self) -> None:
+        """Starts the sum; gradients that are missing here count as zero."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Waits for the sum, where it was started; `grad` of each parameter has it then."""
+        raise NotImplementedError
+
+    def fill_accumulated(self) -> None:
+        """Takes in what only an earlier micro-batch gave a gradient of."""
+        for index, item in enumerate(self.items):
+            if not self.filled[index] and item.leaf.grad is not None:
+                self.fill(index, item.leaf.grad)
+
+    def forget(self) -> None:
+        """After a step that failed, maybe on this rank alone: what is on its way is of no use."""
+        self.reset()
+
+
+class FlatBucket(Bucket):
+    """Gradients that every rank gets the sum of: they lie in one flat tensor from the first step
+    on, and `parameter.grad` is a view of it."""
+
+    def __init__(self, items: Sequence[Summed]) -> None:
+        parameters = [item.parameter for item in items]
+        numbers = sum(p.numel() for p in parameters)
+        first = parameters[0]
+        self.flat = torch.zeros(numbers + len(parameters), dtype=first.dtype, device=first.device)
+        self.views: list[Tensor] = []
+        start = 0
+        for p in parameters:
+            self.views.append(_like(p, self.flat[start : start + p.numel()]))
+            start += p.numel()
+        self.counts = self.flat[numbers:]
+        self.payload = numbers * first.element_size()
+        self.work: Any = None
+        self._given: dict[int, Tensor] = {}  # gradients that are not copied yet, by index
+        super().__init__(items)
+
+    def fill(self, index: int, gradient: Tensor) -> None:
+        """Takes one gradient in, which is copied with the others."""
+        if gradient is not self.views[index]:
+            self._given[index] = gradient.to_dense() if gradient.is_sparse else gradient
+        super().fill(index, gradient)
+
+    def launch(self) -> None:
+        """Starts the all-reduce; `grad` of each parameter becomes a view of what is summed."""
+        if self._given:
+            torch._foreach_copy_([self.views[i] for i in self._given], [*self._given.values()])
+            for index in self._given:
+                self.items[index].parameter.grad = self.views[index]
+            self._given.clear()
+        if self.waiting:  # parameters without a gradient here, which other ranks may have
+            for view, filled in zip(self.views, self.filled, strict=True):
+                if not filled:
+                    view.zero_()
+            self.counts.copy_(torch.tensor(self.filled, dtype=self.flat.dtype))
+        else:
+            self.counts.fill_(1)
+        self.group.world.ledger.add("all_reduce", self.payload, self.group.size)
+        self.work = self.group.all_reduce(self.flat, asynchronous=True, counted=False)
+
+    def finish(self) -> None:
+        """Waits for the sum; gradients that other ranks alone had appear."""
+        if self.work is None:
+            return
+        self.group.world.wait(self.work)
+        self.work = None
+        if self.waiting:
+            found = zip(self.items, self.views, self.filled, self.counts.tolist(), strict=True)
+            for item, view, filled, count in found:
+                if not filled and count:
+                    item.parameter.grad = view
+
+    def forget(self) -> None:
+        """See `Bucket.forget`; waits for it, as its memory is used again."""
+        if self.work is not None:
+            self.group.world.wait(self.work)
+            self.work = None
+        self._given.clear()
+        super().forget()
+
+
+class ScatterBucket(Bucket):
+    """Gradients of which every rank gets the sum of its own part: they lie in one tensor while
+    they are sent, the parts of a rank one after the other, and are added to `parameter.grad`."""
+
+    def __init__(self, items: Sequence[Summed]) -> None:
+        self._flat: Tensor | None = None
+        self._finish: Finish | None = None
+        self._forgotten: Finish | None = None  # to be waited for before the next one starts
+        self._partial = False  # whether gradients were missing here in what is under way
+        self._offsets = [0]
+        for item in items:
+            largest = item.part_placement.local_shape(tuple(item.leaf.shape), items[0].group.size)
+            self._offsets.append(self._offsets[-1] + torch.Size(largest).numel())
+        super().__init__(items)
+
+    def fill(self, index: int, gradient: Tensor) -> None:
+        """Takes one gradient in, which is freed; adds it to what another stage's backward gave."""
+        self.finish()  # of the backward before
+        item, start = self.items[index], self._offsets[index]
+        flat, take = self._tensor(), Tensor.add_ if self.filled[index] else Tensor.copy_
+        dense = gradient.to_dense() if gradient.is_sparse else gradient
+        for ranks, view in parts_of(dense, item.part_placement, self.group.size):
+            shape = view.shape[1:]
+            take(flat[ranks, start : start + shape.numel()].unflatten(1, shape), view)
+        item.leaf.grad = None
+        super().fill(index, gradient)
+
+    def _tensor(self) -> Tensor:
+        """(ranks, what each of them gets)"""
+        if self._flat is None:
+            first, numbers = self.items[0].leaf, self._offsets[-1]
+            # zeros: parts that are smaller than the largest one leave entries that are sent too
+            self._flat = first.new_zeros(self.group.size, numbers + len(self.items)).detach()
+        return self._flat
+
+    def launch(self) -> None:
+        """Starts the reduce-scatter."""
+        self.finish()
+        if self._forgotten is not None:
+            self._forgotten()
+            self._forgotten = None
+        flat, numbers = self._tensor(), self._offsets[-1]
+        flat[:, numbers:] = torch.tensor(self.filled, dtype=flat.dtype, device=flat.device)
+        payload = self.group.size * numbers * flat.element_size()
+        self._finish = self.group.start_reduce_scatter(flat, payload)
+        self._partial = self.waiting > 0
+        self.reset()  # the next backward fills it anew while this one's sum is under way
+
+    def finish(self) -> None:
+        """Waits for the sum and adds it up."""
+        if self._finish is None:
+            return
+        part, self._finish, self._flat = self._finish(), None, None
+        counts = part[self._offsets[-1] :].tolist() if self._partial else [1] * len(self.items)
+        for item, start, count in zip(self.items, self._offsets, counts, strict=False):
+            if not count:
+                continue
+            p = item.parameter
+            own = part[start : start + p.numel()].view(p.shape)
+            if p.grad is None:
+                p.grad = own
+            else:
+                p.grad.add_(own)
+
+    def forget(self) -> None:
+        """See `Bucket.forget`; the next launch waits for it."""
+        self._forgotten, self._finish = self._finish or self._forgotten, None
+        self._flat = None
+        super().forget()
+
+
+def bucket_of(items: Sequence[Summed]) -> Bucket:
+    """The bucket of parameters of one kind."""
+    return ScatterBucket(items) if items[0].part_placement.sharded else FlatBucket(items)
 
 
 class GradientSync:
@@ -33,63 +246,56 @@ class GradientSync:
     def __init__(self, parameters: Sequence[Summed], *, late: bool = False) -> None:
         """late: buckets start in `finish`, or when a backward is over: when no other collective of
         backward is under way."""
-        self._late = late
         self._alone = [p.parameter for p in parameters if p.group.size == 1]
         shared = [p for p in parameters if p.group.size > 1]
-        filled = buckets.fill(shared, _kind, lambda item: item.size)
+        filled = buckets.fill(shared, lambda item: item.kind, lambda item: item.size)
         self._buckets = [bucket_of(items) for items in filled]
-        self._last = _order()  # of buckets that are summed once
-        self._every: dict[int, Order] = {}  # by stage: of those that are summed in each backward
-        for bucket in self._buckets:
-            self._order_of(bucket).buckets.append(bucket)
-        self._under_way: list[Bucket] = []
+        items = [(b.kind, range(len(b.items))) for b in self._buckets]
+        self._sending = Sending(items, SendingRules(late=late))
         self._armed = False
         self._complete: set[nn.Parameter] = set()  # after the backward to come
         self._hooks = [
-            item.leaf.register_post_accumulate_grad_hook(self._hook(bucket, index))
-            for bucket in self._buckets
+            item.leaf.register_post_accumulate_grad_hook(self._hook(number, index))
+            for number, bucket in enumerate(self._buckets)
             for index, item in enumerate(bucket.items)
         ]
 
-    def _order_of(self, bucket: Bucket) -> Order:
-        first = bucket.items[0]
-        return (
-            self._every.setdefault(first.stages[0], _order())
-            if first.each_backward
-            else self._last
-        )
+    def _hook(self, number: int, index: int) -> Callable[[Tensor], None]:
+        bucket = self._buckets[number]
+        item = bucket.items[index]
 
-    def _hook(self, bucket: Bucket, index: int) -> Any:
-        item, order = bucket.items[index], self._order_of(bucket)
-
-        def ready(leaf: Tensor) -> None:
-            if not item.each_backward and not (self._armed and item.parameter in self._complete):
+        def filled(leaf: Tensor) -> None:
+            each = item.each_backward
+            if not each and not (self._armed and item.parameter in self._complete):
                 return
-            assert item.each_backward or not bucket.filled[index], "a gradient is complete once"
+            assert each or not bucket.filled[index], "a gradient is complete once"
             assert leaf.grad is not None
+            self._carry_out(self._sending.open(number))
             bucket.fill(index, leaf.grad)
-            if item.part_placement.sharded:
-                item.group.world.advance()
-            if bucket.ready and not self._late:
-                self._launch(order.ready())
+            if bucket.kind.scattered:
+                bucket.group.world.advance()
+            self._carry_out(self._sending.fill(number, index))
 
-        return ready
+        return filled
 
-    def _launch(self, ready: Sequence[Bucket]) -> None:
-        for bucket in ready:
-            bucket.launch()
-            if bucket in self._under_way:
-                self._under_way.remove(bucket)
-            if bucket.items[0].part_placement.sharded:
-                self._under_way.append(bucket)
-            if len(self._under_way) > UNDER_WAY:
-                self._under_way.pop(0).finish()
+    def _carry_out(self, events: Iterable[BucketEvent]) -> None:
+        for event in events:
+            bucket = self._buckets[event.bucket]
+            match event.verb:
+                case "send":
+                    bucket.launch()
+                case "await":
+                    bucket.finish()
+
+    @property
+    def _summed_once(self) -> list[Bucket]:
+        return [bucket for bucket in self._buckets if not bucket.kind.stages]
 
     def begin(self) -> None:
         """The accumulation ends with the backwards to come: its gradients will be summed."""
-        for bucket in self._last.buckets:
+        for bucket in self._summed_once:
             bucket.forget()  # a step that failed half-way
-        self._last.restart()
+        self._sending.begin()
         self._complete.clear()
         self._armed = True
 
@@ -99,44 +305,39 @@ class GradientSync:
 
     def end_backward(self, stage: int) -> None:
         """A backward of a stage is over: what is summed in each one is on its way."""
-        if stage in self._every:
-            self._launch(self._every[stage].rest())
-            self._every[stage].restart()
+        self._carry_out(self._sending.end_backward(stage))
 
     def finish(self, scale: float | None = None) -> None:
         """After it every gradient is the sum over its group, times `scale`, on all ranks."""
         assert self._armed, "begin comes before finish"
         self._armed = False
-        for bucket in self._last.rest():
-            for index, item in enumerate(bucket.items):
-                # had a gradient in an earlier micro-batch only
-                if not bucket.filled[index] and item.leaf.grad is not None:
-                    bucket.fill(index, item.leaf.grad)
-            self._launch([bucket])
+        for event in self._sending.finish():
+            if event.verb == "send":
+                self._buckets[event.bucket].fill_accumulated()
+            self._carry_out([event])
         for bucket in self._buckets:
             bucket.finish()
-        self._under_way.clear()
         for p in self._alone:
             if p.grad is not None and p.grad.is_sparse:
                 p.grad = p.grad.to_dense()  # as where gradients are summed
-        if scale is None:
-            return
+        if scale is not None:
+            self._scale(scale)
+
+    def _scale(self, scale: float) -> None:
         shared = (item.parameter for bucket in self._buckets for item in bucket.items)
-        found = [p.grad for p in (*shared, *self._alone) if p.grad is not None]
-        if found:
-            torch._foreach_mul_(found, scale)
+        gradients = [p.grad for p in (*shared, *self._alone) if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, scale)
 
     def abandon(self) -> None:
         """After a backward that failed: the next one sums nothing until `begin`."""
         self._armed = False
-        self._under_way.clear()
+        self._sending.abandon()
         for bucket in self._buckets:
-            if bucket.items[0].part_placement.sharded:
+            if bucket.kind.scattered:
                 bucket.forget()
                 for item in bucket.items:  # of earlier micro-batches
                     item.leaf.grad = None
-        for order in self._every.values():
-            order.restart()
 
     def close(self) -> None:
         """Takes the hooks away; gradients stay as they are."""
@@ -144,13 +345,17 @@ class GradientSync:
             hook.remove()
         for bucket in self._buckets:
             bucket.finish()
-        self._hooks, self._buckets, self._alone, self._every = [], [], [], {}
-        self._last = _order()
+        self._hooks, self._buckets, self._alone = [], [], []
+        self._sending = Sending([])
         self._armed = False
 
 
-def _kind(item: Summed) -> tuple[Any, ...]:
-    """What gradients have in common that can be summed together."""
-    parameter = item.parameter
-    when = item.stages if item.each_backward else None
-    return item.group.ranks, parameter.dtype, parameter.device, item.part_placement.sharded, when
+def _like(p: Tensor, flat: Tensor) -> Tensor:
+    """A view of `flat` laid out as `p`, so that the optimizer runs along both."""
+    dense = sorted(zip(p.stride(), p.shape, strict=True))
+    expected = 1
+    for stride, length in dense:
+        if length != 1 and stride != expected:
+            return flat.view(p.shape)
+        expected *= length
+    return flat.as_strided(p.shape, p.stride(), flat.storage_offset())

@@ -29,6 +29,7 @@ from synchromesh.trace.capture.model_snapshot import CONTAINERS, attributes_of, 
 from synchromesh.trace.capture.outputs import carried, flat_outputs
 from synchromesh.values.exchange import Border, Exchange
 from synchromesh.values.layout import Layout
+from synchromesh.values.schedule import Action
 from synchromesh.values.sharding import Run
 
 
@@ -69,11 +70,12 @@ class OpaqueProgram:
         self.completing: Completing = {}
         self._checked = False  # whether the loss reaches nothing but the model's parameters
 
-    def parameters(self, _: int) -> tuple[str, ...]:
-        """All of the model's."""
-        return tuple(self.model.parameters)
+    @property
+    def first_users(self) -> dict[str, tuple[int, int]]:
+        """Of all of the model's parameters: the only stage and component."""
+        return dict.fromkeys(self.model.parameters, (0, 0))
 
-    def gathered(self, _: int, backward: bool) -> Run:
+    def gathered(self, _: Action) -> Run:
         """As of `Program`: no sharded parameters."""
         return ()
 

@@ -20,6 +20,7 @@ from synchromesh.engine.groups import Posted
 from synchromesh.engine.opaque import OpaqueProgram
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import ForwardResult, Program, RankOutputs, share
+from synchromesh.values.buckets import completing
 from synchromesh.values.exchange import Border
 from synchromesh.values.messages import Instruction, Message, Receive, Run, Send, instructions
 from synchromesh.values.schedule import Action, Schedule, forward_only, pipeline
@@ -111,18 +112,14 @@ class PipelineWalk:
     def last_backwards(self, name: str) -> dict[Action, list[str]]:
         """Of the schedule `name`: the backwards after which gradients of parameters are complete
         on this rank, with the parameters' names."""
-        known, found = set[str](), self.program.completing.get((name, len(self.micro_batches)))
-        if found is not None:
-            return found
-        schedule = pipeline(name, self.program.of, len(self.micro_batches))
-        found = self.program.completing[name, len(self.micro_batches)] = {}
-        for action in reversed(schedule.groups[self.program.group]):
-            if action.kind == "B":
-                names = set(self.program.parameters(action.stage)) - known
-                known |= names
-                if names:
-                    found[action] = sorted(names)
-        return found
+        program, key = self.program, (name, len(self.micro_batches))
+        if key not in program.completing:
+            actions = pipeline(name, program.of, len(self.micro_batches)).groups[program.group]
+            program.completing[key] = {
+                action: [n for names in by_component.values() for n in names]
+                for action, by_component in completing(actions, program.first_users).items()
+            }
+        return program.completing[key]
 
     def _instructions(self, schedule: Schedule) -> tuple[Instruction, ...]:
         pairs = frozenset(p for m in self.micro_batches for p in m.program.crossings)
@@ -133,7 +130,7 @@ class PipelineWalk:
         """Tells which parameters will be needed, in which order."""
         actions = [i.action for i in instructions if isinstance(i, Run)]
         programs = [self.micro_batches[a.micro_batch].program for a in actions]
-        runs = [p.gathered(a.stage, a.kind == "B") for p, a in zip(programs, actions, strict=True)]
+        runs = [(a, program.gathered(a)) for a, program in zip(actions, programs, strict=True)]
         self.sharding.expect(runs, goes_on)
 
     def _forget(self) -> None:
@@ -165,7 +162,7 @@ class PipelineWalk:
 
     def _run_forward(self, action: Action) -> ForwardResult:
         self._forget()
-        self.sharding.begin_run()
+        self.sharding.begin(action)
         stage, m = action.stage, action.micro_batch
         batch, arrived = self.micro_batches[m], dict[Border, Tensor]()
         for (source, target), items in batch.program.crossings.items():
@@ -195,7 +192,7 @@ class PipelineWalk:
         self, action: Action, backwards: Callable[[Action, Sequence[RankOutputs]], Seeds]
     ) -> None:
         self._forget()
-        self.sharding.begin_run()
+        self.sharding.begin(action)
         stage, m = action.stage, action.micro_batch
         program, forward = self.micro_batches[m].program, self._forwards[stage, m]
         seeds = backwards(action, forward.results)

@@ -166,9 +166,15 @@ class Program:
         """The group of devices that this rank is in."""
         return self.of[next(iter(self._stages))]
 
-    def parameters(self, stage: int) -> tuple[str, ...]:
-        """The names of those that a stage uses."""
-        return tuple(name for _, p in self._stages[stage].parts for name in p.local.parameters)
+    @property
+    def first_users(self) -> dict[str, tuple[int, int]]:
+        """The stage and component of this rank that uses each parameter first."""
+        found: dict[str, tuple[int, int]] = {}
+        for number, stage in self._stages.items():
+            for i, part in stage.parts:
+                for name in part.local.parameters:
+                    found.setdefault(name, (number, i))
+        return found
 
     def _stage(
         self, number: int, stage: range, tensors: Mapping[str, Tensor],
@@ -275,10 +281,11 @@ class Program:
         results = run_forwards(walks, taking_turns(len(walks), parts.turns))
         return ForwardResult(results, arrived or {}, made, lanes)
 
-    def gathered(self, stage: int, backward: bool) -> Run:
-        """The components of a stage that need sharded parameters, in the order in which they
+    def gathered(self, action: Action) -> Run:
+        """The components of an action that need sharded parameters, in the order in which they
         run."""
-        return self._gathering.run((i for i, _ in self._stages[stage].parts), backward)
+        stage = (i for i, _ in self._stages[action.stage].parts)
+        return self._gathering.run(stage, action.kind == "B")
 
     def end(self, forward: ForwardResult) -> None:
         """Its backward is over: what the forward used is free for another one."""

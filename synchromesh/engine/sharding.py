@@ -9,8 +9,7 @@ forward to its backward. Two autograd nodes around the component say when its ba
 ends. The latter comes last: of the nodes that are ready autograd runs the one that was made last.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -22,15 +21,16 @@ from synchromesh.engine.groups import Group
 from synchromesh.programs.communicator import Finish
 from synchromesh.values.holding import Holding
 from synchromesh.values.placement import Placement
-from synchromesh.values.sharding import Run, Unit, Use, uses
+from synchromesh.values.schedule import Action
+from synchromesh.values.sharding import Run, Unit, UnitEvent, UseWalk, uses_of
 
 
-def parts_of(whole: Tensor, cut: Placement, parts: int) -> Iterator[tuple[slice, Tensor]]:
+def parts_of(whole: Tensor, placement: Placement, parts: int) -> Iterator[tuple[slice, Tensor]]:
     """Views of `whole` with its parts in front: (which parts, (how many, *shape of each)).
 
-    Parts differ by one entry along the dimension that is cut, so that there are two views at most.
+    Parts differ by one entry along its dimension, so that there are two views at most.
     """
-    d, length = cut.dim, whole.shape[cut.dim]
+    d, length = placement.dim, whole.shape[placement.dim]
     each, more = divmod(length, parts)
     for ranks, size in ((slice(0, more), each + 1), (slice(more, parts), each)):
         count = ranks.stop - ranks.start
@@ -97,18 +97,9 @@ class _Gathered:
         return any(whole.untyped_storage()._cdata == own for whole in self.whole)
 
 
-@dataclass
-class _AtWork:
-    """A component at work: how many micro-batches it has begun and ended."""
-
-    ends: bool
-    entered: int = 0
-    left: int = 0
-
-
 class Sharding:
     """The parameters of which this rank keeps parts. A walk begins with `expect`; in each of its
-    runs every component that needs a unit is used between `enter` and `leave`."""
+    actions every component that needs a unit is used between `enter` and `leave`."""
 
     def __init__(
         self,
@@ -130,63 +121,56 @@ class Sharding:
             for name, whole in zip(gathered.unit.names, gathered.whole, strict=True)
         }
         self._goes_on = False
-        self._walk: tuple[Use, ...] = ()
-        self._places: dict[tuple[int, int], int] = {}  # of a run's components in the walk
-        self._run = -1
-        self._open: dict[int, _AtWork] = {}  # components at work
+        self._walk: UseWalk | None = None
+        self._action: Action | None = None
 
-    def expect(self, runs: Sequence[Run], goes_on: bool) -> None:
+    def expect(self, runs: Sequence[tuple[Action, Run]], goes_on: bool) -> None:
         """What comes next. goes_on: whether more follows before the parameters change."""
-        if self._places:  # a walk that failed half-way
+        if self._walk is not None:  # a walk that failed half-way
             self.over()
-        places = [(i, c, units) for i, run in enumerate(runs) for c, units in run]
-        lasting = tuple(unit.lasting for unit in self.units)
-        self._walk = uses(tuple(units for *_, units in places), lasting, goes_on)
-        self._places = {(i, c): at for at, (i, c, _) in enumerate(places)}
-        self._goes_on, self._run = goes_on, -1
-        self._begin(0)
+        self._goes_on = goes_on
+        self._walk = UseWalk(uses_of(runs, self.units, goes_on))
+        self._carry_out(self._walk.start())
 
-    def begin_run(self) -> None:
-        """The next run begins; the one before is over."""
-        for component in list(self._open):
-            self._close(component)
-        self._run += 1
+    def begin(self, action: Action) -> None:
+        """The action begins; the one before is over."""
+        assert self._walk is not None, "expect comes before begin"
+        self._carry_out(self._walk.end_action())
+        self._action = action
 
-    def enter(self, component: int, turns: int = 1, ends: bool = True) -> None:
-        """The component is about to compute one of `turns` micro-batches that take turns: what it
-        needs is there, and what the next one needs is on its way. ends: whether it will `leave`;
-        if not, it is over when another one begins."""
-        for other, use in list(self._open.items()):
-            if other != component and not use.ends and use.entered == turns:
-                self._close(other)
-        at = self._places[self._run, component]
-        for unit in self._walk[at].units:
-            self._here[unit].wait()
-        self._open.setdefault(component, _AtWork(ends)).entered += 1
-        self._begin(at + 1)
+    def enter(self, component: int, together: int = 1, leaves: bool = True) -> None:
+        """The component is about to compute (`UseWalk.enter`)."""
+        walk, use = self._use(component)
+        self._carry_out(walk.enter(use, together, leaves))
+        for unit in walk.uses.uses[use].units:  # those too that a backward which autograd left
+            self._here[unit].wait()  # out was to gather, or that another micro-batch has freed
 
-    def leave(self, component: int, turns: int) -> None:
-        """The component has computed one of `turns` micro-batches."""
-        self._open[component].left += 1
-        if self._open[component].left == turns:
-            self._close(component)
+    def leave(self, component: int, together: int = 1) -> None:
+        """The component has computed one of the micro-batches."""
+        walk, use = self._use(component)
+        self._carry_out(walk.leave(use, together))
 
     def over(self) -> None:
         """The walk is over, or was abandoned."""
-        self._open.clear()
+        self._walk = None
         for gathered in self._here.values():
             if not (self._goes_on and gathered.unit.lasting):
                 gathered.free()
-        self._walk, self._places = (), {}
 
-    def _close(self, component: int) -> None:
-        del self._open[component]
-        for unit in self._walk[self._places[self._run, component]].freed:
-            self._here[unit].free()
+    def _use(self, component: int) -> tuple[UseWalk, int]:
+        assert self._walk is not None and self._action is not None
+        return self._walk, self._walk.uses.number[self._action, component]
 
-    def _begin(self, at: int) -> None:
-        for unit in self._walk[at].units if at < len(self._walk) else ():
-            self._here[unit].begin()
+    def _carry_out(self, events: Iterable[UnitEvent]) -> None:
+        for event in events:
+            unit = self._here[event.unit]
+            match event.verb:
+                case "gather":
+                    unit.begin()
+                case "await":
+                    unit.wait()
+                case "free":
+                    unit.free()
 
     def owned(self, units: Sequence[int], x: Tensor) -> bool:
         """Whether `x` lies in a parameter that will be freed."""

@@ -20,8 +20,7 @@ from synchromesh.checkpoint.switch import TransferStats
 from synchromesh.engine import batches
 from synchromesh.engine.agreement import MODELS_DIFFER, Marks
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.buckets import Summed
-from synchromesh.engine.gradients import GradientSync
+from synchromesh.engine.gradients import GradientSync, Summed
 from synchromesh.engine.groups import World
 from synchromesh.engine.interleaving import Interleaving
 from synchromesh.engine.opaque import OpaqueProgram, hand_over

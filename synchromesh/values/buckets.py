@@ -1,13 +1,18 @@
-"""Gradient buckets: which gradients are summed over ranks in one all-reduce.
+"""Gradient buckets: which gradients are summed over ranks in one collective, and when.
 
     backward makes gradients of   p9 p8 p7 | p6 p5 | p4 p3 p2 p1 | p0      (last parameter first)
     buckets are sent as filled    ---- 0 --> -- 1 -> ------ 2 ---->
 
-Only gradients of one kind (same ranks, data type and device) can share a bucket."""
+Only gradients of one kind can share a bucket. Buckets are sent in their order, which is that of
+every rank. `Sending` says so of a step, gradient by gradient: the engine carries its events out
+with tensors, the predictions of `cost` with seconds and bytes."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from itertools import takewhile
+from typing import Literal, TypeVar
+
+from synchromesh.values.schedule import Action
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -22,12 +27,26 @@ class BucketSizes:
 
     full: int = 25 * MIB
     first: int = MIB  # of the first bucket of a kind: small, so that communication begins early
+    # Buckets of which each rank gets a part that are under way at once, and take memory as long.
+    # Chosen: one is sent while another fills.
+    under_way: int = 2
 
 
 SIZES = BucketSizes()
-# Buckets of which each rank gets a part that are under way at once, and take memory as long.
-# Chosen: one is sent while another fills.
-UNDER_WAY = 2
+
+
+@dataclass(frozen=True)
+class BucketKind:
+    """What the gradients of a bucket have in common.
+
+    ranks: that sum them. scattered: whether each of these gets a part of the sum, not all of it.
+    stages: of this device group that use them, where they are summed after each backward; (): once
+    in a step, after the last one."""
+
+    ranks: Hashable
+    dtype: Hashable
+    scattered: bool = False
+    stages: tuple[int, ...] = ()
 
 
 def fill(
@@ -52,26 +71,152 @@ def fill(
     return done + list(filling.values())
 
 
-class SendingOrder(Generic[T]):
-    """Buckets that are sent in their order, which is that of every rank; each when it is full."""
+@dataclass(frozen=True)
+class BucketEvent:
+    """A bucket's collective begins, or has to be over."""
 
-    def __init__(self, full: Callable[[T], bool]) -> None:
-        self.buckets: list[T] = []
-        self._full = full
-        self._next = 0
+    verb: Literal["send", "await"]
+    bucket: int
 
-    def ready(self) -> list[T]:
-        """Those whose turn it is, which are full."""
-        start = self._next
-        while self._next < len(self.buckets) and self._full(self.buckets[self._next]):
-            self._next += 1
-        return self.buckets[start : self._next]
+    def __str__(self) -> str:
+        return f"{self.verb} {self.bucket}"
 
-    def rest(self) -> list[T]:
-        """Those that have not been sent."""
-        start, self._next = self._next, len(self.buckets)
-        return self.buckets[start:]
 
-    def restart(self) -> None:
-        """None has been sent."""
-        self._next = 0
+@dataclass(frozen=True)
+class SendingRules:
+    """What a bucket waits for, all of which the engine keeps to.
+
+    Predictions leave some out, each of which was found where both came to walk the same events;
+    to keep to it would change what is predicted (docs/design.md, "Sharded states")."""
+
+    in_order: bool = True  # until those before it have been sent
+    of_stages: bool = True  # where the backwards of several stages add up: until the first's ends
+    reuse: bool = True  # before it is filled again, for its last sum: it is the same memory
+    late: bool = False  # until a backward, or the last of all, is over
+
+
+RULES = SendingRules()
+
+
+class Sending:
+    """Which buckets are sent, and which are awaited, as gradients come in.
+
+        two buckets that are scattered      fill(0)  send 0       fill(1)  send 1
+        once more                           open(0)  await 0      fill(0)  send 0
+
+    Those that are summed once are sent between `begin` and `finish`, those that are summed in each
+    backward before its `end_backward`. items: of each bucket, by any names."""
+
+    def __init__(
+        self,
+        buckets: Sequence[tuple[BucketKind, Collection[Hashable]]],
+        rules: SendingRules = RULES,
+    ) -> None:
+        self._kinds = [kind for kind, _ in buckets]
+        self._items = [frozenset(items) for _, items in buckets]
+        self._rules = rules
+        self._missing = [set(items) for items in self._items]
+        self._unsent: dict[int | None, list[int]] = {}  # by `_round`, in their order
+        for round_ in dict.fromkeys(map(self._round, range(len(buckets)))):
+            self._restart(round_)
+        self._under_way: list[int] = []
+
+    def _round(self, bucket: int) -> int | None:
+        """The stage with whose backward a bucket is sent; None: with the last one of all."""
+        stages = self._kinds[bucket].stages
+        return stages[0] if stages else None
+
+    def _restart(self, round_: int | None) -> None:
+        its = [n for n in range(len(self._kinds)) if self._round(n) == round_]
+        self._unsent[round_] = its
+        for bucket in its:
+            self._missing[bucket] = set(self._items[bucket])
+
+    def begin(self) -> None:
+        """A step's last backwards begin."""
+        self._restart(None)
+
+    def open(self, bucket: int) -> list[BucketEvent]:
+        """Before a gradient is filled in: the sum of an earlier backward has come."""
+        if not self._rules.reuse or bucket not in self._under_way:
+            return []
+        self._under_way.remove(bucket)
+        return [BucketEvent("await", bucket)]
+
+    def fill(self, bucket: int, item: Hashable) -> list[BucketEvent]:
+        """A gradient is in its bucket."""
+        self._missing[bucket].discard(item)
+        unsent = self._unsent[self._round(bucket)]
+        if self._rules.in_order:
+            ready = list(takewhile(self._full, unsent))
+        else:
+            ready = [bucket] if bucket in unsent and self._full(bucket) else []
+        for one in ready:
+            unsent.remove(one)
+        return [event for one in ready for event in self._send(one)]
+
+    def _full(self, bucket: int) -> bool:
+        several = self._rules.of_stages and len(self._kinds[bucket].stages) > 1
+        return not (self._missing[bucket] or several or self._rules.late)
+
+    def end_backward(self, stage: int) -> list[BucketEvent]:
+        """A backward of a stage is over: what is summed in each one is sent."""
+        if stage not in self._unsent:
+            return []
+        events = self._rest(stage)
+        self._restart(stage)
+        return events
+
+    def finish(self) -> list[BucketEvent]:
+        """The last backward is over: what is left is sent, and all of it awaited."""
+        events = self._rest(None)
+        self._under_way.clear()
+        return events
+
+    def abandon(self) -> None:
+        """A step has failed: nothing of it is sent or awaited."""
+        for round_ in self._unsent:
+            self._restart(round_)
+        self._under_way.clear()
+
+    def _rest(self, round_: int | None) -> list[BucketEvent]:
+        unsent = self._unsent.get(round_, [])
+        events = [event for bucket in unsent for event in self._send(bucket)]
+        unsent.clear()
+        return events
+
+    def _send(self, bucket: int) -> list[BucketEvent]:
+        """Of those that are scattered no more than `SIZES.under_way` remain under way."""
+        events = [*self.open(bucket), BucketEvent("send", bucket)]
+        if self._kinds[bucket].scattered:
+            self._under_way.append(bucket)
+        if len(self._under_way) > SIZES.under_way:
+            events.append(BucketEvent("await", self._under_way.pop(0)))
+        return events
+
+
+def completing(
+    actions: Sequence[Action], users: Mapping[str, tuple[int, int]], each: Collection[str] = ()
+) -> dict[Action, dict[int, tuple[str, ...]]]:
+    """By backward of a device group, and by component in it: the parameters whose gradients are
+    complete then.
+
+    That is when the first of the components that use it is done, which backward comes to last, in
+    the last backward of its stage. actions: of the group, in their order. users: the stage and the
+    place in the chain of that component. each: those that are summed in each backward."""
+    backwards = [action for action in actions if action.kind == "B"]
+    last = {action.stage: action for action in backwards}
+    found: dict[Action, dict[int, tuple[str, ...]]] = {}
+    for stage, last_one in last.items():
+        own = {name: component for name, (s, component) in users.items() if s == stage}
+        every = _by_component({name: i for name, i in own.items() if name in each})
+        found |= {action: every for action in backwards if action.stage == stage}
+        found[last_one] = _by_component(own)
+    return found
+
+
+def _by_component(components: Mapping[str, int]) -> dict[int, tuple[str, ...]]:
+    found: dict[int, tuple[str, ...]] = {}
+    for name, component in components.items():
+        found[component] = (*found.get(component, ()), name)
+    return found

@@ -54,6 +54,10 @@ class Action:
         kind: ActionKind = "F" if match[2] == "F" else "B"
         return cls(int(match[1]), kind, int(match[3]), int(match[4] or 0))
 
+    def of_all(self, together: int) -> "Action":
+        """The same of all `together` micro-batches that share a backward, which count as one."""
+        return Action(self.stage, self.kind, self.micro_batch // together)
+
     def waits_for(self, stages: int, turns: int = 1) -> tuple["Action", ...]:
         """The actions on this or a neighbouring stage that have to be done before."""
         stage, m, turn = self.stage, self.micro_batch, self.turn

@@ -14,11 +14,13 @@ state. The level says how long more than that is there:
 Between the last use in a step and the first one of the next no level has more than the parts. That
 is less than ZeRO 1 and 2 have in the paper, where parameters stay; what is sent is the same."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Literal
 
 from synchromesh.values.holding import Holding
+from synchromesh.values.schedule import Action
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,10 @@ class Gathering:
         order = [i for i in stage if self.needed[i] and (self.flows[i] or not backward)]
         return tuple((i, self.needed[i]) for i in (reversed(order) if backward else order))
 
-    def uses(self, runs: Iterable[Run], goes_on: bool = False) -> tuple["Use", ...]:
-        """What a rank does that computes `runs`."""
-        needed = tuple(units for run in runs for _, units in run)
-        return uses(needed, tuple(unit.lasting for unit in self.units), goes_on)
+    def uses(self, actions: Iterable[Action], stages: Sequence[Iterable[int]]) -> "Uses":
+        """What a rank does in `actions`. stages: the components of each."""
+        runs = [(a, self.run(stages[a.stage], a.kind == "B")) for a in actions]
+        return uses_of(runs, self.units)
 
 
 def gathering(
@@ -91,32 +93,132 @@ def gathering(
 
 @dataclass(frozen=True)
 class Use:
-    """A component that computes: which units it needs, by their numbers; which of them are
-    gathered for it, and which are freed after it."""
+    """A component that computes, with units by their numbers: those that it needs; of these, those
+    that are gathered for it, and those that are freed after it; those that are gathered while it
+    computes, for the next one."""
 
     units: tuple[int, ...]
     gathered: tuple[int, ...]
     freed: tuple[int, ...]
+    ahead: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The uses of a rank in their order, each with its action and component."""
+
+    places: tuple[tuple[Action, int], ...] = ()
+    uses: tuple[Use, ...] = ()
+
+    @cached_property
+    def number(self) -> Mapping[tuple[Action, int], int]:
+        """Of the use of an action by a component; those that need no unit have none."""
+        return {place: number for number, place in enumerate(self.places)}
+
+
+def uses_of(
+    runs: Sequence[tuple[Action, Run]], units: Sequence[Unit], goes_on: bool = False
+) -> Uses:
+    """What a rank does that computes `runs`. goes_on: whether others follow before the parameters
+    change."""
+    places = tuple((action, i) for action, run in runs for i, _ in run)
+    needed = tuple(its for _, run in runs for _, its in run)
+    return Uses(places, _uses(needed, tuple(unit.lasting for unit in units), goes_on))
 
 
 @lru_cache(maxsize=64)
-def uses(
-    needed: tuple[tuple[int, ...], ...], lasting: tuple[bool, ...], goes_on: bool = False
+def _uses(
+    needed: tuple[tuple[int, ...], ...], lasting: tuple[bool, ...], goes_on: bool
 ) -> tuple[Use, ...]:
-    """What each use of a component does.
-
-    needed: the units of each use, in their order. lasting: of each unit. goes_on: whether uses
-    follow that are not listed."""
+    """needed: the units of each use, in their order. lasting: of each unit."""
     last = {unit: at for at, use in enumerate(needed) for unit in use}
     there: set[int] = set()
-    found = []
+    found: list[Use] = []
     for at, use in enumerate(needed):
         following = needed[at + 1] if at + 1 < len(needed) else ()
-        over = tuple(
-            unit
-            for unit in use
-            if (last[unit] == at and not goes_on if lasting[unit] else unit not in following)
-        )
-        found.append(Use(use, tuple(u for u in use if u not in there), over))
-        there = (there | set(use)) - set(over)
-    return tuple(found)
+
+        def is_over(unit: int, at: int = at, following: tuple[int, ...] = following) -> bool:
+            if lasting[unit]:
+                return last[unit] == at and not goes_on
+            return unit not in following
+
+        gathered = tuple(unit for unit in use if unit not in there)
+        found.append(Use(use, gathered, tuple(filter(is_over, use))))
+        there = (there | set(use)) - set(found[-1].freed)
+    ahead = (*(use.gathered for use in found[1:]), ())
+    return tuple(replace(use, ahead=units) for use, units in zip(found, ahead, strict=False))
+
+
+@dataclass(frozen=True)
+class UnitEvent:
+    """A unit's gather begins, has to be over, or its parameters are freed."""
+
+    verb: Literal["gather", "await", "free"]
+    unit: int
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.unit}"
+
+
+@dataclass
+class _InUse:
+    """How many micro-batches have entered and left a use, and whether all will leave it."""
+
+    leaves: bool
+    entered: int = 0
+    left: int = 0
+
+
+class UseWalk:
+    """What is gathered, awaited and freed as components come to their uses.
+
+        ZeRO 3, c0 and c1          start      gather 0
+                                   enter c0   await 0, gather 1
+                                   leave c0   free 0
+                                   enter c1   await 1
+                                   leave c1
+
+    together: how many micro-batches take turns, each of which enters and leaves every use: it is
+    begins with the first of them and is over with the last one. Each says what is gathered ahead:
+    whether that has begun is for those to know who carry the events out."""
+
+    def __init__(self, uses: Uses) -> None:
+        self.uses = uses
+        self._begun: set[int] = set()
+        self._at_work: dict[int, _InUse] = {}
+
+    def start(self) -> list[UnitEvent]:
+        """Before the first use."""
+        return _events("gather", self.uses.uses[0].gathered if self.uses.uses else ())
+
+    def enter(self, number: int, together: int = 1, leaves: bool = True) -> list[UnitEvent]:
+        """Before a component computes. leaves: whether each micro-batch that enters will `leave`;
+        if not, the use is over when all have entered and another one begins."""
+        events: list[UnitEvent] = []
+        for other, work in list(self._at_work.items()):
+            if other != number and not work.leaves and work.entered == together:
+                events += self._over(other)
+        self._at_work.setdefault(number, _InUse(leaves)).entered += 1
+        use = self.uses.uses[number]
+        if number not in self._begun:
+            self._begun.add(number)
+            events += _events("await", use.gathered)
+        return events + _events("gather", use.ahead)
+
+    def leave(self, number: int, together: int = 1) -> list[UnitEvent]:
+        """After a component has computed."""
+        work = self._at_work[number]
+        work.left += 1
+        return self._over(number) if work.left == together else []
+
+    def end_action(self) -> list[UnitEvent]:
+        """What is in use is over, as the action is."""
+        return [event for number in list(self._at_work) for event in self._over(number)]
+
+    def _over(self, number: int) -> list[UnitEvent]:
+        del self._at_work[number]
+        return _events("free", self.uses.uses[number].freed)
+
+
+def _events(verb: Literal["gather", "await", "free"], units: Iterable[int]) -> list[UnitEvent]:
+    return [UnitEvent(verb, unit) for unit in units]

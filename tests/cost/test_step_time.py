@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from synchromesh.cost import step_time as module
-from synchromesh.cost.gradients import gradient_buckets
+from synchromesh.cost.gradients import GroupGradients
 from synchromesh.cost.step_time import PlannedStep, Unmeasured, best_interleaving, step_time
 from synchromesh.cost.turns import Portion, Transmit, turns_of, walked
 from synchromesh.engine import program
@@ -351,7 +351,7 @@ def test_every_shared_gradient_is_sent_once(name: str, layouts: Any) -> None:
         if h.tensor.trainable and len(h.gradient_positions(0)) > 1
     ]
     with bucket_sizes(6000, 1500):
-        made = gradient_buckets(planned, 0)
+        made = GroupGradients(planned, 0).buckets
     assert sorted(h.tensor.name for bucket in made for h in bucket) == sorted(
         h.tensor.name for h in shared
     )

@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from synchromesh.engine.buckets import Summed
-from synchromesh.engine.gradients import GradientSync
+from synchromesh.engine.gradients import GradientSync, Summed
 from synchromesh.engine.groups import World
 from synchromesh.values.placement import shard
 from tests.bucket_sizes import bucket_sizes

@@ -13,7 +13,6 @@ from synchromesh.cost.planned_step import (
 from synchromesh.planner.uniform import DIRECTIONS, UniformPartitions, seconds_of
 from synchromesh.trace.partition.local import Communication, LocalComponent
 from synchromesh.values import buckets
-from synchromesh.values.buckets import UNDER_WAY
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
 from synchromesh.values.profile import Overlap, Pattern, Profile
@@ -154,13 +153,14 @@ def _gathered_bytes(h: Holding) -> int:
 
 def _scattered(trained: Sequence[Holding], profile: Profile) -> tuple[float, float]:
     """Seconds of the reduce-scatters of its gradients: of those that backward waits for, as no
-    more than `UNDER_WAY` buckets are under way, and of the others."""
+    more than so many buckets are under way, and of the others."""
     sharded = [h for h in trained if h.parts > 1]
     found = buckets.fill(
         sharded, lambda h: (gradient_pattern(h), h.tensor.dtype), lambda h: h.local_bytes
     )
     seconds = [shard_seconds("reduce_scatter", bucket, profile) for bucket in found]
-    return sum(seconds[:-UNDER_WAY]), sum(seconds[-UNDER_WAY:])
+    most = buckets.SIZES.under_way
+    return sum(seconds[:-most]), sum(seconds[-most:])
 
 
 def _taken(kind: str, seconds: float, profile: Profile) -> float:

@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from synchromesh.values.buckets import completing
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import groups_of, stages_of
-from synchromesh.values.schedule import ActionKind, pipeline
+from synchromesh.values.schedule import Action, ActionKind, pipeline
 from synchromesh.values.sharding import Gathering, gathering, units
 from synchromesh.values.traffic import Collective, CollectiveKind, Direction
 
@@ -37,35 +38,58 @@ def shard_traffic(
     """What the device at a position takes part in, in a step of so many micro-batches."""
     layouts = [local.layout for local in made.components]
     of, stages = groups_of(layouts), stages_of(layouts)
-    found = gathering_of(made, held)
+    gathering = gathering_of(made, held)
     here = {of[n] for n, stage in enumerate(stages) if position in layouts[stage[0]].positions}
-    if not found.units or not here:
+    if not gathering.units or not here:
         return ()
     (group,) = here
     actions = pipeline(schedule, of, micro_batches).groups[group]
-    runs = [found.run(stages[a.stage], a.kind == "B") for a in actions]
-    places = [
-        (i, _DIRECTIONS[a.kind]) for a, run in zip(actions, runs, strict=True) for i, _ in run
-    ]
+    return (
+        *_gathered(gathering, actions, stages, position),
+        *_scattered(gathering, actions, stages, position),
+    )
+
+
+def _gathered(
+    gathering: Gathering, actions: Sequence[Action], stages: Sequence[range], position: int
+) -> list[ShardTraffic]:
+    uses = gathering.uses(actions, stages)
     gathers: Counter[tuple[int, Direction, int]] = Counter()
-    for place, use in zip(places, found.uses(runs), strict=True):
-        gathers.update((*place, unit) for unit in use.gathered)
-    traffic = [
+    for (action, i), use in zip(uses.places, uses.uses, strict=True):
+        gathers.update((i, _DIRECTIONS[action.kind], unit) for unit in use.gathered)
+    return [
         ShardTraffic(
-            i, _collective("all_gather", direction, found.units[unit].holdings, position), n
+            i, _collective("all_gather", direction, gathering.units[unit].holdings, position), n
         )
         for (i, direction, unit), n in gathers.items()
     ]
-    backwards = Counter(a.stage for a in actions if a.kind == "B")
+
+
+def _scattered(
+    gathering: Gathering, actions: Sequence[Action], stages: Sequence[range], position: int
+) -> list[ShardTraffic]:
     stage_of = {i: number for number, stage in enumerate(stages) for i in stage}
-    for number, unit in enumerate(found.units):
-        trained = tuple(h for h in unit.holdings if h.tensor.trainable)
-        first = next(i for i, needed in enumerate(found.needed) if number in needed)
-        if trained and position in trained[0].positions:
-            times = backwards[stage_of[first]] if trained[0].each_backward else 1
-            collective = _collective("reduce_scatter", "gradient", trained, position)
-            traffic.append(ShardTraffic(first, collective, times))
-    return tuple(traffic)
+    trained: dict[str, tuple[Holding, ...]] = {}  # of each unit, by the name of its first
+    users: dict[str, tuple[int, int]] = {}
+    for number, unit in enumerate(gathering.units):
+        its = tuple(h for h in unit.holdings if h.tensor.trainable)
+        if its and position in its[0].positions:
+            first = next(i for i, needed in enumerate(gathering.needed) if number in needed)
+            name = its[0].tensor.name
+            trained[name], users[name] = its, (stage_of[first], first)
+    each = {name for name, its in trained.items() if its[0].each_backward}
+    sums = Counter(
+        name
+        for by_component in completing(actions, users, each).values()
+        for names in by_component.values()
+        for name in names
+    )
+    return [
+        ShardTraffic(
+            users[name][1], _collective("reduce_scatter", "gradient", its, position), sums[name]
+        )
+        for name, its in trained.items()
+    ]
 
 
 def _collective(
