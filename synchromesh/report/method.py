@@ -4,7 +4,7 @@ import re
 
 from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.report.numbers import NONE, count, counted, devices, listed, short, size
-from synchromesh.results.study import Settings, StudyMachine, StudyResults
+from synchromesh.results.study import StudyMachine, StudyResults, StudySettings
 
 EMULATED = (
     "Hosts are emulated: their links and speed are limited on one machine. Times are of that "
@@ -98,12 +98,12 @@ def _place(results: StudyResults) -> str:
     return f"{len(hosts)} hosts" + (", emulated" if results.emulated else "")
 
 
-def _timed(settings: Settings) -> str:
+def _timed(settings: StudySettings) -> str:
     limit = "" if settings.at_most is None else f", fewer where they take {settings.at_most:g} s"
     return f"{settings.steps} timed steps{limit}"
 
 
-def _settings(settings: Settings) -> str:
+def _settings(settings: StudySettings) -> str:
     lengths = [
         f"{settings.epochs} epochs" if settings.epochs else "",
         _timed(settings) if settings.steps else "",
