@@ -16,7 +16,7 @@ from statistics import fmean
 
 from synchromesh.results.groups import comparisons
 from synchromesh.results.run import RunResult
-from synchromesh.results.study import Settings, StudyResults
+from synchromesh.results.study import StudyResults, StudySettings
 from synchromesh.study.prediction import predicted
 from synchromesh.study.strategy import OURS
 from synchromesh.workloads.target import load
@@ -204,7 +204,7 @@ def full_forms(data: Path) -> Iterator[list[str]]:
     """ResNet-50 (images of 32 x 32) and ViT-B/16 (of 224 x 224), 128 rows, on V100s with NVLink,
     predicted."""
     yield ["model", "strategy", "devices", "images/s", "plan or reason"]
-    settings = Settings(OURS, (8,), (128,), (0,))
+    settings = StudySettings(OURS, (8,), (128,), (0,))
     for target in ("cifar100/resnet50", "cifar100/vit_b16"):
         workload = replace(load(target, str(data)), batch_size=128)
         for run in predicted(workload, settings, ["v100"]):

@@ -4,7 +4,7 @@ import argparse
 import hashlib
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,19 +15,20 @@ from synchromesh.study import strategy
 from synchromesh.values.suggestion import near
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from synchromesh.catalogue.prices import HourlyPrice
-    from synchromesh.results.study import Settings
+    from synchromesh.results.study import StudySettings
     from synchromesh.study.cell import StudyCell
     from synchromesh.workloads.workload import Workload
 
-# of a metric's trial: rows, and how near to the same value twice as many of them come to a mean
-SAMPLED, ALIKE = 32, 0.01
-STEPS = 30  # that are timed where neither steps nor epochs nor a target are asked for
 NAME = re.compile(r"[^*?\[@]+\*?")  # a pattern that matches a module, or nothing
 
 
 class AskedStudy:
     """What the command line asks for, checked as far as it can be before anything runs."""
+
+    STEPS = 30  # that are timed where neither steps nor epochs nor a target are asked for
 
     def __init__(self, args: argparse.Namespace) -> None:
         from synchromesh.study.prediction import cluster
@@ -41,6 +42,20 @@ class AskedStudy:
         for kind in args.predict:
             cluster(kind, 1)
         self.targets = tuple(Target.parse(text) for text in args.target)
+        self._require_agreement()
+        self.devices = args.nproc or (options.processes(None),)
+        self.workloads = self._loaded()
+        self._require_modules()
+        usual = max(workload.epochs for workload in self.models)
+        self.epochs = args.epochs or (usual if self.targets else None)
+        self.steps = None if self.epochs else args.steps or self.STEPS
+        if self.epochs and args.at_most is not None:
+            raise ValueError("--at-most limits the steps that are timed: epochs are trained whole")
+        self.groups(1)  # says what is wrong with batches
+
+    def _require_agreement(self) -> None:
+        """ValueError for options that contradict each other."""
+        args = self.args
         if self.targets and args.steps is not None:
             raise ValueError("--target needs validation, which --steps leaves out: use --epochs")
         if len(args.data) > 1 and len(args.data) != len(args.targets):
@@ -48,15 +63,6 @@ class AskedStudy:
                 f"--data is given {len(args.data)} times for {len(args.targets)} TARGETs: give it "
                 "once for all, or once for each in their order"
             )
-        self.devices = args.nproc or (options.processes(None),)
-        self.workloads = self._loaded()
-        self._require_modules()
-        usual = max(workload.epochs for _, _, workload in self.workloads.values())
-        self.epochs = args.epochs or (usual if self.targets else None)
-        self.steps = None if self.epochs else args.steps or STEPS
-        if self.epochs and args.at_most is not None:
-            raise ValueError("--at-most limits the steps that are timed: epochs are trained whole")
-        self.groups(1)  # says what is wrong with batches
 
     def _loaded(self) -> "dict[str, tuple[str, str | None, Workload]]":
         """By name: TARGET, the folder of its data, and the workload."""
@@ -80,11 +86,11 @@ class AskedStudy:
         those of modules. Patterns of other forms are left to the trace."""
         if not (patterns := strategy.patterns(self.strategies)):
             return
-        from synchromesh.runs.machine import built_without_values
+        from synchromesh.study.processes import built_without_values
         from synchromesh.trace.capture.components import root_name
 
         names: set[str] = set()
-        for _, _, workload in self.workloads.values():
+        for workload in self.models:
             model = built_without_values(workload)
             names |= {path for path, _ in model.named_modules(remove_duplicate=False)}
             names.add(root_name(model))
@@ -95,14 +101,20 @@ class AskedStudy:
                     f"{' or '.join(self.workloads)}{near(pattern, names)}"
                 )
 
-    def settings(self, batch_sizes: tuple[int, ...]) -> "Settings":
-        """What every workload's runs share, and its batch sizes."""
-        from synchromesh.results.study import Settings
+    @property
+    def models(self) -> "list[Workload]":
+        """The workloads, in order."""
+        return [workload for _, _, workload in self.workloads.values()]
 
-        return Settings(
-            self.strategies, self.devices, batch_sizes, tuple(range(self.args.seeds)),
-            self.args.scaling, self.epochs, self.steps, tuple(map(str, self.targets)),
-            self.args.at_most,
+    def settings(self, usual: Iterable[int]) -> "StudySettings":
+        """What the runs share. usual: the batch sizes of their workloads, for where none is asked
+        for."""
+        from synchromesh.results.study import StudySettings
+
+        return StudySettings(
+            self.strategies, self.devices, self.args.batch_sizes or tuple(usual),
+            tuple(range(self.args.seeds)), self.args.scaling, self.epochs, self.steps,
+            tuple(map(str, self.targets)), self.args.at_most,
         )  # fmt: skip
 
     def groups(self, most: int) -> "list[list[StudyCell]]":
@@ -111,7 +123,7 @@ class AskedStudy:
 
         found: list[list[StudyCell]] = []
         for name, (_, _, workload) in self.workloads.items():
-            settings = self.settings(self.args.batch_sizes or (workload.batch_size,))
+            settings = self.settings([workload.batch_size])
             cells = grid(name, settings)
             for rows in {cell.batch for cell in cells}:
                 replace(workload, batch_size=rows).check_batch()
@@ -129,7 +141,7 @@ class AskedStudy:
     def document(self) -> dict[str, Any]:
         """What makes a study this one: with another it does not share a folder."""
         args = self.args
-        sizes = args.batch_sizes or [w.batch_size for _, _, w in self.workloads.values()]
+        sizes = args.batch_sizes or [w.batch_size for w in self.models]
         return {
             "workloads": list(self.workloads), "data": args.data, **_digests(args.targets),
             "strategies": list(self.strategies), "devices": list(self.devices),
@@ -163,40 +175,51 @@ def _digests(targets: list[str]) -> dict[str, str]:
     return {f"file {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
 
 
-def metric_names(workload: "Workload") -> tuple[str, ...]:
+def metric_names(workload: "Workload", sampled: int = 32, alike: float = 0.01) -> tuple[str, ...]:
     """What the workload's metric gives, of some rows under fresh weights; nothing without one.
     ValueError where it fails, or gives means instead of sums: twice the same rows give twice the
-    sum."""
-    import torch
+    sum.
 
-    from synchromesh.trace.capture.batch import pick
+    sampled: rows, at most. alike: how near to the same value twice as many of them come to a
+    mean."""
     from synchromesh.values.fault import message
 
     if workload.metric is None or workload.valid_data is None:
         return ()
-    count = min(SAMPLED, workload.batch_size)
-    model, batch, found = workload.build().eval(), workload.example(count), []
+    count = min(sampled, workload.batch_size)
+    model, batch = workload.build().eval(), workload.example(count)
     try:
-        for rows in (torch.arange(count), torch.arange(2 * count) % count):
-            carry = () if workload.carry is None else (workload.carry(len(rows)),)
-            with torch.no_grad():
-                values = workload.metric(model, pick(batch, rows), *carry)
-            found.append(values[0] if carry else values)
+        once, twice = (_metric(workload, model, batch, count, times) for times in (1, 2))
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
             f"the metric of {workload.name} fails on {count} rows ({type(error).__name__}: "
             f"{message(error)}; {where.filename}, line {where.lineno})"
         ) from error
-    once, twice = ({name: float(value) for name, value in values.items()} for values in found)
     for name, value in once.items():
-        if value and abs(twice[name] / value - 1) < ALIKE:
+        if value and abs(twice[name] / value - 1) < alike:
             raise ValueError(
                 f"the metric of {workload.name} gives a mean: {name} of {count} rows is "
                 f"{value:.4g}, and of the same rows twice {twice[name]:.4g}; give the sum over "
                 "the rows, which ranks can add up"
             )
     return tuple(once)
+
+
+def _metric(
+    workload: "Workload", model: "nn.Module", batch: Any, count: int, times: int
+) -> dict[str, float]:
+    """Of so many rows, so many times each."""
+    import torch
+
+    from synchromesh.trace.capture.batch import pick
+
+    assert workload.metric is not None
+    rows = torch.arange(times * count) % count
+    carry = () if workload.carry is None else (workload.carry(len(rows)),)
+    with torch.no_grad():
+        values = workload.metric(model, pick(batch, rows), *carry)
+    return {name: float(value) for name, value in (values[0] if carry else values).items()}
 
 
 def _price(args: argparse.Namespace) -> "HourlyPrice | None":

@@ -15,13 +15,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options, ranks
-from synchromesh.cli.asked_study import STEPS, AskedStudy
+from synchromesh.cli.asked_study import AskedStudy
 from synchromesh.cli.command import command, either, option
 from synchromesh.study import strategy, turns
 from synchromesh.values import document
 from synchromesh.values.fault import Stopped
 
 if TYPE_CHECKING:
+    from synchromesh.results.run import RunResult
     from synchromesh.results.study import StudyResults
     from synchromesh.study.folder import StudyFolder
     from synchromesh.study.processes import Start
@@ -94,11 +95,11 @@ COMMAND = command(
         option("--epochs", type=options.positive, metavar="N",
                help="to train, with validation; default with --target: the workload's"),
         option("--steps", type=options.positive, metavar="N",
-               help=f"to time, without validation; default {STEPS}"),
+               help=f"to time, without validation; default {AskedStudy.STEPS}"),
     ),
     option("--at-most", type=options.seconds, metavar="SECONDS",
            help="of timed steps of a run: one whose steps are slow times fewer of them, though "
-           f"at least {turns.LEAST}"),
+           f"at least {turns.TUNING.least}"),
     option("--lab", metavar="FILE", help="emulated hosts, as of `lab up --file`"),
     option("--predict", action="append", default=[], metavar="DEVICE",
            help="rows that are predicted, not run, for devices of the catalogue: v100, or "
@@ -173,15 +174,39 @@ def samples_of(workload: "Workload") -> int | None:
 
 
 def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "StudyResults":
-    from synchromesh.cli.study_display import StudyDisplay
+    """Runs it, and writes its results."""
     from synchromesh.report.page import page
     from synchromesh.results.derive import derive
     from synchromesh.results.study import StudyResults
     from synchromesh.results.table import table
-    from synchromesh.runs.machine import machine, most_processes, versions
+    from synchromesh.runs.machine import machine, versions
+
+    results = derive(
+        StudyResults(
+            title=" and ".join(asked.workloads),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=shlex.join(["synchromesh", *asked.args.words]),
+            machine=machine(),
+            runs=(*_ran(asked, folder, machines), *_predicted(asked)),
+            settings=asked.settings(dict.fromkeys(w.batch_size for w in asked.models)),
+            cluster=machines.cluster,
+            emulated=asked.args.lab is not None,
+            versions=versions(),
+            price=asked.price or None,
+            note=asked.args.note,
+        )
+    )
+    document.write(folder.results, results.to_json())
+    document.write(folder.path / "results.csv", table(results))
+    document.write(folder.path / "report.html", page(results))
+    return results
+
+
+def _ran(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "list[RunResult]":
+    """What was measured of all runs."""
+    from synchromesh.cli.study_display import StudyDisplay
+    from synchromesh.runs.flops import gpu, with_flops
     from synchromesh.study.contest import Common, Contest, Trained
-    from synchromesh.study.flops import gpu, with_flops
-    from synchromesh.study.prediction import predicted
 
     args = asked.args
     trained = {
@@ -192,41 +217,35 @@ def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "St
         trained, machines.start, asked.targets, args.bf16, asked.epochs, asked.steps,
         args.at_most, args.lab is not None, machines.processors,
     )  # fmt: skip
-    models = [workload for _, _, workload in asked.workloads.values()]
-    most = most_processes(models, max(asked.devices))
-    if args.lab is None and max(asked.devices) > most:
+    groups = asked.groups(_most_processes(asked))
+    with closing(StudyDisplay()) as display:
+        runs = Contest(common, folder, display.take).run(groups)
+    placed = [replace(run, cluster=machines.words) for run in runs]
+    named = {name: workload for name, (_, _, workload) in asked.workloads.items()}
+    return with_flops(placed, named, gpu() if args.lab is None else None, args.bf16)
+
+
+def _most_processes(asked: AskedStudy) -> int:
+    """That this machine holds at once; a warning where they are too few."""
+    from synchromesh.study.processes import most_processes
+
+    devices = max(asked.devices)
+    most = most_processes(asked.models, devices)
+    if asked.args.lab is None and devices > most:
         warnings.warn(
-            f"--nproc {max(asked.devices)} is more processes than the memory of this machine is "
+            f"--nproc {devices} is more processes than the memory of this machine is "
             f"estimated to hold ({most}): some may be killed; ask for fewer devices",
             stacklevel=2,
         )
-    groups = asked.groups(most)
-    with closing(StudyDisplay()) as display:
-        runs = Contest(common, folder, display.take).run(groups)
-    runs = [replace(run, cluster=machines.words) for run in runs]
-    sizes = args.batch_sizes or tuple(dict.fromkeys(w.batch_size for w in models))
-    named = {name: workload for name, (_, _, workload) in asked.workloads.items()}
-    runs = with_flops(runs, named, gpu() if args.lab is None else None, args.bf16)
-    if args.predict:
-        for workload in models:
-            sizes_of = args.batch_sizes or (workload.batch_size,)
-            runs += predicted(workload, asked.settings(sizes_of), args.predict, args.bf16)
-    results = derive(
-        StudyResults(
-            title=" and ".join(trained),
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=shlex.join(["synchromesh", *args.words]),
-            machine=machine(),
-            runs=tuple(runs),
-            settings=asked.settings(sizes),
-            cluster=machines.cluster,
-            emulated=args.lab is not None,
-            versions=versions(),
-            price=asked.price or None,
-            note=args.note,
+    return most
+
+
+def _predicted(asked: AskedStudy) -> "Iterator[RunResult]":
+    """Rows of devices that are not there."""
+    from synchromesh.study.prediction import predicted
+
+    kinds = asked.args.predict
+    for workload in asked.models if kinds else ():
+        yield from predicted(
+            workload, asked.settings([workload.batch_size]), kinds, asked.args.bf16
         )
-    )
-    document.write(folder.results, results.to_json())
-    document.write(folder.path / "results.csv", table(results))
-    document.write(folder.path / "report.html", page(results))
-    return results

@@ -12,8 +12,6 @@ from synchromesh.cli import options
 from synchromesh.cli.command import command, option
 from synchromesh.runs.run_folder import RunFolder
 
-NAMED = 6  # runs of a study that are named at most
-
 
 def main(args: argparse.Namespace) -> int:
     folder = RunFolder(Path(args.run))
@@ -49,14 +47,14 @@ COMMAND = command(
 )  # fmt: skip
 
 
-def _missing(path: Path) -> str:
-    """Why a folder has no trace, and the remedy."""
+def _missing(path: Path, named: int = 6) -> str:
+    """Why a folder has no trace, and the remedy. named: runs of a study, at most."""
     if (path / "study.json").is_file():
         traces = sorted(str(found.parent) for found in path.glob("runs/*/trace.json.gz"))
         if not traces:
             return "it is a study's folder, and none of its runs has recorded steps yet"
-        more = f" and {len(traces) - NAMED} more" if len(traces) > NAMED else ""
-        return f"it is a study's folder; name one of its runs: {', '.join(traces[:NAMED])}{more}"
+        more = f" and {len(traces) - named} more" if len(traces) > named else ""
+        return f"it is a study's folder; name one of its runs: {', '.join(traces[:named])}{more}"
     if (path.absolute().parent.parent / "study.json").is_file():
         return "this run of a study failed, or has not ended yet; name one that is done"
     return (

@@ -12,25 +12,31 @@ from synchromesh.cli import options, ranks
 from synchromesh.cli.choice import choice_table, component_table, notes, prediction_text
 from synchromesh.cli.console import Display, summary
 from synchromesh.report.numbers import counted
+from synchromesh.runs.events import (
+    CheckpointNotSaved,
+    CheckpointSaved,
+    EpochMeasured,
+    PlanChosen,
+    PlanDecided,
+    RunEnded,
+    RunEvent,
+    RunResumed,
+    RunStopped,
+    StepLoss,
+    StepPredicted,
+    SwitchMeasured,
+    logged_metrics,
+)
 from synchromesh.runs.run_folder import Job, RunFolder, finite
-from synchromesh.runs.start import layout_values, start_values
-from synchromesh.runs.step_log import StepLog
-from synchromesh.runs.step_watch import DEFAULT_STEP, StepWatch
 from synchromesh.runs.tensorboard import TensorBoard
+from synchromesh.runs.trainer_events import StepLog, layout_in_force, started
 from synchromesh.runs.utilisation import Utilisation
+from synchromesh.runs.watches import StepWatch
 from synchromesh.training import events
 from synchromesh.training.events import FitEvent
 from synchromesh.training.loop import SIGNALS, fit
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import Stopped
-
-LOGGED = frozenset(
-    {
-        "event", "time", "epoch", "epochs", "step", "steps", "loss", "seconds", "workload", "plan",
-        "ranks", "best", "samples_per_second", "stopped", "samples per second",
-        "run folder", "trained_seconds", "elapsed_seconds", "utilisation",
-    }
-)  # fmt: skip
 
 
 def train(job: Job, document: TextIO | None) -> int:
@@ -78,7 +84,7 @@ class _Report:
             events.StepDone: self._step_done,
             events.EpochTrained: self._epoch_trained,
             events.EpochEnded: self._epoch_ended,
-            events.Saved: lambda e: self._log("checkpoint", path=str(e.path), step=e.step),
+            events.Saved: lambda e: self._log(CheckpointSaved(path=str(e.path), step=e.step)),
             events.NotSaved: self._not_saved,
             events.Interrupted: self._interrupted,
             events.Finished: self._finished,
@@ -96,11 +102,11 @@ class _Report:
         """One event; all ranks call alike."""
         self._handlers[type(event)](event)
 
-    def _log(self, event: str, **values: Any) -> None:
+    def _log(self, event: RunEvent) -> None:
         if self.display.shown:
-            self._write(lambda: self.folder.log(event, **values))
+            self._write(lambda: self.folder.log(event))
         if self.board is not None:
-            self.board.log(event, values)
+            self.board.log(event)
 
     def _write(self, do: Callable[[], None]) -> None:
         """Training goes on where the run folder has no room; that is said once."""
@@ -123,11 +129,11 @@ class _Report:
             if job.tensorboard:
                 self.board = TensorBoard(self.folder.path / "tensorboard")
         self._note_plan(trainer)
-        self._log("start", **start_values(job, trainer))
-        self._log("layout", **layout_values(trainer))
+        self._log(started(job, trainer))
+        self._log(layout_in_force(trainer))
         self._watch(trainer)
         if event.resumed is not None:
-            self._log("resume", checkpoint=str(event.resumed), step=trainer.steps)
+            self._log(RunResumed(checkpoint=str(event.resumed), step=trainer.steps))
             self.display.say(f"resumed from {event.resumed} at step {trainer.steps}")
         self.display.say(
             f"{job.workload.name} under plan {trainer.plan} on "
@@ -145,7 +151,7 @@ class _Report:
         self.steps = StepLog(trainer.world)
         asked = self.job.trace_steps
         if asked is not None or trainer.world.device.type == "cpu":
-            first, last = asked or (trainer.steps + DEFAULT_STEP,) * 2
+            first, last = asked or (trainer.steps + StepWatch.DEFAULT_STEP,) * 2
             self.watch = StepWatch(trainer, first, last)
 
     def _note_plan(self, trainer: Trainer) -> None:
@@ -162,10 +168,10 @@ class _Report:
         """What a step should take, said before the first one; how the plan was found."""
         found = trainer.predict()
         self.predicted = None if found.time is None else found.seconds
-        self._log("prediction", **found.to_dict())
+        self._log(StepPredicted.saying(found.to_dict()))
         choice = trainer.explained() if self.display.shown else None
         if choice is not None and len(choice.candidates) > 1:
-            self._log("choice", **choice.to_dict())
+            self._log(PlanChosen.saying(choice.to_dict()))
             self.display.table(choice_table(choice))
             self.display.table(component_table(trainer))
             for line in notes(choice):
@@ -207,14 +213,14 @@ class _Report:
             return
         seen = watch.done(event.step, event.seconds, self.folder, self._write)
         if seen is not None:
-            self._log(seen.event, **seen.values)
+            self._log(seen)
         if event.done != self.epoch.length:
             watch.ahead(event.step + 1)
 
     def _log_steps(self) -> None:
-        values = None if self.steps is None else self.steps.take()
-        if values is not None:
-            self._log("steps", **values)
+        taken = None if self.steps is None else self.steps.take()
+        if taken is not None:
+            self._log(taken)
 
     def _epoch_trained(self, event: events.EpochTrained) -> None:
         self._log_steps()
@@ -224,14 +230,14 @@ class _Report:
 
     def _losses(self, event: events.Losses) -> None:
         for step, loss in enumerate(event.values, event.first):
-            self._log("step", step=step, epoch=event.epoch, loss=loss)
+            self._log(StepLoss(step=step, epoch=event.epoch, loss=loss))
 
     def _not_saved(self, event: events.NotSaved) -> None:
-        self._log("unsaved", path=str(event.path), step=event.step, reason=event.reason)
+        self._log(CheckpointNotSaved(path=str(event.path), step=event.step, reason=event.reason))
         self.display.say(f"no checkpoint at step {event.step}: {event.reason}")
 
     def _interrupted(self, event: events.Interrupted) -> None:
-        self._log("stop", signal=event.cause, step=event.step)
+        self._log(RunStopped(signal=event.cause, step=event.step))
         self.display.say(
             f"{event.cause}: stopped after step {event.step}; go on with --resume "
             f"{event.checkpoint}"
@@ -241,21 +247,17 @@ class _Report:
         """A decision of the adapter, logged and shown with its reasons; later what came of it."""
         assert self.trainer is not None
         if decision.measured_after is not None:
-            self._log("adapted", **decision.to_dict())
+            self._log(SwitchMeasured.saying(decision.to_dict()))
             return self.display.say(
                 f"since the switch at step {decision.step} a step takes "
                 f"{decision.measured_after * 1e3:.0f} ms ({decision.measured_before * 1e3:.0f} ms "
                 f"before; {decision.predicted_after * 1e3:.0f} ms were predicted)"
             )
-        self._log("adapt", **decision.to_dict())
+        self._log(PlanDecided.saying(decision.to_dict()))
         self._decided_in_step = True
         if decision.switched:
             self._note_plan(self.trainer)
-            self._log(
-                "layout", **layout_values(self.trainer),
-                reason=f"{decision.noticed}: {decision.reason}",
-                pause_seconds=decision.pause_seconds, bytes_moved=decision.bytes_moved,
-            )  # fmt: skip
+            self._log(layout_in_force(self.trainer, decision))
             self.predicted = decision.predicted_after
         done = f"switched to {decision.plan_to}" if decision.switched else "kept the plan"
         pause = f"; {decision.bytes_moved:,} bytes in {decision.pause_seconds:.2f} s"
@@ -267,15 +269,21 @@ class _Report:
 
     def _epoch_ended(self, event: events.EpochEnded) -> None:
         assert self.trainer is not None and self.steps is not None and self.used is not None
-        metrics = _named(event.metrics)
         used = self.trainer.world.everyone.all_gather_json(self.used.share)
         self._log(
-            "epoch", epoch=event.epoch, step=event.step, loss=event.loss,
-            seconds=round(event.seconds, 3),
-            samples_per_second=round(event.samples_per_second, 1),
-            trained_seconds=round(self.steps.trained_seconds, 3),
-            elapsed_seconds=round(time.monotonic() - self.began, 3), utilisation=used, **metrics,
-        )  # fmt: skip
+            EpochMeasured(
+                epoch=event.epoch,
+                step=event.step,
+                loss=event.loss,
+                seconds=round(event.seconds, 3),
+                samples_per_second=round(event.samples_per_second, 1),
+                trained_seconds=round(self.steps.trained_seconds, 3),
+                elapsed_seconds=round(time.monotonic() - self.began, 3),
+                utilisation=tuple(used),
+                metrics=event.metrics,
+            )
+        )
+        metrics = logged_metrics(event.metrics)
         shown = "".join(f"  {name} {_shown(value)}" for name, value in metrics.items())
         self.display.say(
             f"epoch {event.epoch}  step {event.step}  loss {_number(event.loss)}"
@@ -296,7 +304,7 @@ class _Report:
             event.trainer.world.everyone.broadcast_json(None)
 
     def _conclude(self, trainer: Trainer, result: events.FitResult) -> None:
-        metrics, speed = _named(result.metrics), result.samples_per_second
+        metrics, speed = logged_metrics(result.metrics), result.samples_per_second
         values: dict[str, Any] = {
             "workload": self.job.workload.name, "plan": str(result.plan), "ranks": result.ranks,
             "steps": result.steps, "epochs": result.epochs, "loss": result.loss,
@@ -306,7 +314,7 @@ class _Report:
             "switches": [d.to_dict() for d in result.decisions if d.switched],
             "run_directory": str(self.folder.path), "stopped": result.stopped or None,
         }  # fmt: skip
-        self._log("end", **values)
+        self._log(RunEnded.saying(values))
         if self.document is not None:
             return print(json.dumps(finite(values)), file=self.document, flush=True)
         rows = {
@@ -326,11 +334,6 @@ class _Report:
 
 def _milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
-
-
-def _named(metrics: dict[str, float]) -> dict[str, float]:
-    """Metrics by their names in the log, which has words of its own: `loss` is of training."""
-    return {f"valid_{n}" if n in LOGGED else n: value for n, value in metrics.items()}
 
 
 def _number(value: float | None) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.report.numbers import count, counted, devices, joined, listed, short, size
-from synchromesh.results.study import Settings, StudyMachine, StudyResults
+from synchromesh.results.study import StudyMachine, StudyResults, StudySettings
 
 EMULATED = (
     "Hosts are emulated: their links and speed are limited on one machine. Times are of that "
@@ -99,7 +99,7 @@ def _place(results: StudyResults) -> str:
     return f"{len(hosts)} hosts" + (", emulated" if results.emulated else "")
 
 
-def _settings(settings: Settings) -> str:
+def _settings(settings: StudySettings) -> str:
     def some(before: str, values: Iterable[object], after: str = "") -> str:
         said = listed([str(value) for value in values])
         return f"{before} {said}{after}" if said else ""
@@ -117,7 +117,7 @@ def _settings(settings: Settings) -> str:
     return joined(parts, "; ")
 
 
-def _timed(settings: Settings) -> str:
+def _timed(settings: StudySettings) -> str:
     limit = "" if settings.at_most is None else f", fewer where they take {settings.at_most:g} s"
     return f"{settings.steps} timed steps{limit}"
 

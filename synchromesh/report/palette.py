@@ -84,7 +84,7 @@ PARTS: Mapping[str, Fill] = {
 MEMORY: Mapping[str, Fill] = {
     "parameters": Fill(INKS["data"], "", "parameters"),
     "gradients": Fill(INKS["pipeline"], "//", "gradients"),
-    "optimizer": Fill(INKS["tensor"], "\\\\", "optimizer states"),
+    "states": Fill(INKS["tensor"], "\\\\", "optimizer states"),
     "buffers": Fill(INKS["rest"], "", "buffers"),
     "activations": Fill(INKS["hybrid"], "--", "activations"),
 }

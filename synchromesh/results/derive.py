@@ -65,17 +65,15 @@ def _weak(run: RunResult, done: Sequence[RunResult]) -> float | None:
 
 
 def _on_one_device(run: RunResult, batch: int, done: Sequence[RunResult]) -> list[RunResult]:
+    wanted = (1, batch, run.workload, run.cluster, run.emulated, run.predicted)
     alike = [
         r
         for r in done
-        if r.devices == 1
-        and r.batch == batch
-        and (r.workload, r.cluster, r.emulated, r.predicted)
-        == (run.workload, run.cluster, run.emulated, run.predicted)
+        if (r.devices, r.batch, r.workload, r.cluster, r.emulated, r.predicted) == wanted
         and _timed(r)
     ]
-    found = [r for r in alike if r.strategy == "single"] or alike
-    return [r for r in found if r.seed == run.seed] or found
+    base = [r for r in alike if r.strategy == "single"] or alike
+    return [r for r in base if r.seed == run.seed] or base
 
 
 def _timed(run: RunResult) -> bool:

@@ -4,13 +4,14 @@ Of seeds: times are medians, their quartiles medians of quartiles, metrics a mea
 standard deviation s = sqrt(sum (x_i - mean)^2 / (n - 1)). Two groups differ beyond noise where
 neither their quartiles nor the medians of their seeds overlap."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from statistics import fmean, median, stdev
 
-from synchromesh.results.run import Quartiles, RunResult
+from synchromesh.results.run import Epoch, Quartiles, RunResult
 from synchromesh.results.study import StudyResults
 
 
@@ -75,15 +76,14 @@ class RunGroup:
 
     def curve(self, metric: str) -> tuple[MetricPoint, ...]:
         """A metric by epoch."""
-        epochs = sorted({e.epoch for run in self.done for e in run.metrics if metric in e.values})
-        points = []
-        for number in epochs:
-            ends = [e for run in self.done for e in run.metrics if e.epoch == number]
-            known = [e for e in ends if metric in e.values]
-            spread = _spread([e.values[metric] for e in known])
-            if spread is not None:
-                points.append(MetricPoint(number, median(e.seconds for e in known), spread))
-        return tuple(points)
+        ends: dict[int, list[Epoch]] = defaultdict(list)
+        for end in (e for run in self.done for e in run.metrics if metric in e.values):
+            ends[end.epoch].append(end)
+        return tuple(
+            MetricPoint(number, median(e.seconds for e in of_seeds), spread)
+            for number, of_seeds in sorted(ends.items())
+            if (spread := _spread([e.values[metric] for e in of_seeds])) is not None
+        )
 
     def within_noise_of(self, other: "RunGroup") -> bool:
         """Whether the quartiles of step times overlap, or the medians of seeds do."""

@@ -1,11 +1,11 @@
 """Several documents as one: what ran alike is compared, what did not has another cluster."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from synchromesh.results.derive import derive
 from synchromesh.results.run import RunResult
-from synchromesh.results.study import Settings, StudyResults
+from synchromesh.results.study import StudyResults, StudySettings
 
 
 def merged(studies: Sequence[StudyResults]) -> StudyResults:
@@ -21,15 +21,6 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
         raise ValueError(
             "strong and weak scaling are not compared on one page: report on each by itself"
         )
-    machines = list(dict.fromkeys(study.machine for study in studies))
-    runs: list[RunResult] = []
-    for study in studies:
-        where = f"{study.machine.processor} ({study.machine.cores} cores)"
-        if len(machines) > 1:
-            number = machines.index(study.machine) + 1
-            where = f"machine {number}: {where}"
-            study = replace(study, runs=tuple(_placed(run, where) for run in study.runs))
-        runs += derive(study).runs
     prices = {study.price for study in studies}
     return derive(
         replace(
@@ -38,8 +29,8 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
             created=max(study.created for study in studies),
             command=_joined((study.command for study in studies), "\n"),
             note=_joined((study.note for study in studies), "\n"),
-            runs=tuple(runs),
-            settings=Settings(scaling=first.settings.scaling),
+            runs=tuple(run for study in _placed(studies) for run in derive(study).runs),
+            settings=StudySettings(scaling=first.settings.scaling),
             cluster=first.cluster if all(s.cluster == first.cluster for s in studies) else None,
             emulated=any(study.emulated for study in studies),
             versions=_versions(studies),
@@ -48,7 +39,20 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
     )
 
 
-def _placed(run: RunResult, where: str) -> RunResult:
+def _placed(studies: Sequence[StudyResults]) -> Iterator[StudyResults]:
+    """Of several machines each with its machine as the cluster of its runs."""
+    machines = list(dict.fromkeys(study.machine for study in studies))
+    if len(machines) == 1:
+        yield from studies
+        return
+    for study in studies:
+        machine = study.machine
+        number = machines.index(machine) + 1
+        where = f"machine {number}: {machine.processor} ({machine.cores} cores)"
+        yield replace(study, runs=tuple(_on(where, run) for run in study.runs))
+
+
+def _on(where: str, run: RunResult) -> RunResult:
     if run.predicted:
         return run
     return replace(run, cluster=f"{where}, {run.cluster}" if run.cluster else where)

@@ -23,7 +23,7 @@ class StudyMachine:
 
 
 @dataclass(frozen=True)
-class Settings:
+class StudySettings:
     """What was asked for: of each list every combination was run. at_most: seconds of timed steps
     of a run, of which slow ones have fewer then."""
 
@@ -57,7 +57,7 @@ class StudyResults(document.Document):
     command: str
     machine: StudyMachine
     runs: tuple[RunResult, ...]
-    settings: Settings = field(default_factory=Settings)
+    settings: StudySettings = field(default_factory=StudySettings)
     cluster: Mapping[str, Any] | None = None
     emulated: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)

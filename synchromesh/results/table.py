@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from synchromesh.results.run import RunResult
+from synchromesh.results.run import STORED_KINDS, MemoryByKind, RunResult
 from synchromesh.results.study import StudyResults
 
 Cell = str | int | float | None
@@ -75,10 +75,7 @@ COLUMNS: Mapping[str, Callable[[RunResult], Cell]] = {
     "hidden_communication_share": _field("hidden_share"),
     **_fields("waiting_share", "utilisation", "utilisation_of", "flops_utilisation"),
     "peak_memory_bytes": _peak("total"),
-    **{
-        f"peak_{kind}_bytes": _peak(kind)
-        for kind in ("parameters", "gradients", "optimizer", "buffers", "activations")
-    },
+    **{f"peak_{STORED_KINDS.get(k, k)}_bytes": _peak(k) for k in vars(MemoryByKind())},
     "sent_bytes_per_step_most": lambda run: max(run.sent_bytes_per_step, default=None),
     **_fields("predicted_step_seconds", "predicted_peak_bytes", "seconds", "dollars"),
     "target": _field("to_target", "target"),

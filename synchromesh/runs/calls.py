@@ -16,8 +16,24 @@ from unittest.mock import patch
 import torch.distributed as dist
 from torch._C._profiler import _RecordFunctionFast as Annotation
 
-from synchromesh.runs.names import ANNOTATION, MESSAGES, WAIT, communication_name
-
+ANNOTATION = "synchromesh::"  # begins a range that a call of a process group has from us
+WAIT = f"{ANNOTATION}wait"  # the range in which a thread waits for a communication
+MESSAGES = ("send", "receive")
+_NAMES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "sendrecv": "send_receive",  # one NCCL kernel for both
+    "send": "send",
+    "recv": "receive",
+}
+_LONGEST_FIRST = sorted(_NAMES, key=len, reverse=True)
 METHODS = (
     "allreduce", "allreduce_coalesced",
     "allgather", "_allgather_base", "all_gather_single", "allgather_coalesced",
@@ -28,6 +44,15 @@ METHODS = (
     "broadcast", "reduce", "gather", "scatter", "barrier",
     "send", "recv",
 )  # fmt: skip
+
+
+def communication_name(text: str) -> str | None:
+    """Our name of a collective or message by a method of a process group (`_allgather_base`), an
+    operator (`c10d::allreduce_`), a range (`gloo:recv`) or a kernel
+    (`ncclDevKernel_AllReduce_Sum_f32_RING_LL`); None where it is none."""
+    last = text.rpartition(":")[2].rpartition("Kernel_")[2]
+    plain = last.replace("_", "").lower()
+    return next((_NAMES[key] for key in _LONGEST_FIRST if plain.startswith(key)), None)
 
 
 def everyone() -> tuple[int, ...]:

@@ -13,12 +13,13 @@ from synchromesh.engine.groups import Group
 from synchromesh.launch.machine import boot
 from synchromesh.runs.spans import Recording
 
-EXCHANGES = 16  # per rank; chosen: the smallest of so many round trips is near the least possible
 
-
-def common_clock(group: Group) -> float:
+def common_clock(group: Group, exchanges: int = 16) -> float:
     """Seconds that rank 0's system clock (of the group) shows more than this rank's; all members
-    call alike."""
+    call alike.
+
+    exchanges: for each rank; chosen: the smallest of so many round trips is near the least
+    possible."""
     machines = group.all_gather_json(boot())
     offset = 0.0
     with group.world.ledger.paused():
@@ -26,9 +27,9 @@ def common_clock(group: Group) -> float:
             if machines[index] == machines[0]:
                 continue
             if group.index == index:
-                offset = _asked(group)
+                offset = _asked(group, exchanges)
             elif group.index == 0:
-                _answer(group, index)
+                _answer(group, index, exchanges)
     return offset
 
 
@@ -42,10 +43,10 @@ def _number(group: Group, value: int = 0) -> torch.Tensor:
     return torch.tensor([value], dtype=torch.int64, device=group.world.device)
 
 
-def _asked(group: Group) -> float:
+def _asked(group: Group, exchanges: int) -> float:
     """The offset of rank 0's clock, by the quickest of several exchanges."""
     trips: list[tuple[int, float]] = []
-    for _ in range(EXCHANGES):
+    for _ in range(exchanges):
         answer, began = _number(group), time.time_ns()
         group.exchange([(0, _number(group))], [])
         group.exchange([], [(0, answer)])
@@ -55,8 +56,8 @@ def _asked(group: Group) -> float:
     return min(trips)[1] * 1e-9
 
 
-def _answer(group: Group, index: int) -> None:
-    for _ in range(EXCHANGES):
+def _answer(group: Group, index: int, exchanges: int) -> None:
+    for _ in range(exchanges):
         question = _number(group)
         group.exchange([], [(index, question)])
         group.exchange([(index, _number(group, time.time_ns()))], [])

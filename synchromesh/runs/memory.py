@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from synchromesh.cost.alive_bytes import MemoryKind
 from synchromesh.programs.memory import LiveBytes, StorageMark
 from synchromesh.results.run import MemoryByKind
 
@@ -46,7 +47,7 @@ class MemoryTracker:
     def __enter__(self) -> "MemoryTracker":
         live = self._live
         live.label(_gradients(self.parameters), "gradients")
-        live.label(_states(self.optimizer), "optimizer")
+        live.label(_states(self.optimizer), "states")
         live.label(self.parameters, "parameters")
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -57,12 +58,12 @@ class MemoryTracker:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
         self._live.name(_gradients(self.parameters), "gradients")
-        self._live.name(_states(self.optimizer), "optimizer")
+        self._live.name(_states(self.optimizer), "states")
         kinds = self._live.at_peak()
         if self.device.type == "cuda":
             beyond = torch.cuda.max_memory_allocated(self.device) - kinds.total()
             kinds["activations"] = max(0, kinds["activations"] + beyond)
-        self.by_kind = MemoryByKind(**kinds)
+        self.by_kind = MemoryByKind(**{str(kind): size for kind, size in kinds.items()})
 
 
 def peak_memory(
@@ -83,35 +84,35 @@ class _Journal(LiveBytes):
 
     def __init__(self) -> None:
         self._changes: list[tuple[StorageMark, int]] = []
-        self._kinds: dict[StorageMark, str] = {}
+        self._kinds: dict[StorageMark, MemoryKind] = {}
         super().__init__()
 
     def _change(self, mark: StorageMark, size: int) -> None:
         super()._change(mark, size)
         self._changes.append((mark, size))
 
-    def label(self, tensors: Iterable[Any], kind: str) -> None:
+    def label(self, tensors: Iterable[Any], kind: MemoryKind) -> None:
         """Counts tensors that exist already, and names their kind."""
         local = [x for tensor in tensors for x in _plain(tensor)]
         for x in local:
             self.add(x)
         self.name(local, kind)
 
-    def name(self, tensors: Iterable[Any], kind: str) -> None:
+    def name(self, tensors: Iterable[Any], kind: MemoryKind) -> None:
         """Names the kind of those that are counted."""
         for x in (x for tensor in tensors for x in _plain(tensor)):
             mark = self._seen.get(id(x.untyped_storage()))
             if mark is not None:
                 self._kinds[mark] = kind
 
-    def at_peak(self) -> Counter[str]:
+    def at_peak(self) -> Counter[MemoryKind]:
         """Bytes by kind when most bytes were alive, for the first time."""
         now = most = length = 0
         for n, (_, size) in enumerate(self._changes, 1):
             now += size
             if now > most:
                 most, length = now, n
-        found = Counter[str]()
+        found = Counter[MemoryKind]()
         for mark, size in self._changes[:length]:
             found[self._kinds.get(mark, "activations")] += size
         assert found.total() == most == self.peak, (found, most, self.peak)

@@ -19,13 +19,12 @@ On CUDA, kernels and copies of the device's streams; those of NCCL communicate (
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from synchromesh.runs.intervals import Interval, minus, union
-from synchromesh.runs.names import ANNOTATION, MESSAGES, WAIT, communication_name
-from synchromesh.runs.spans import Span, by_start
+from synchromesh.runs.calls import ANNOTATION, MESSAGES, WAIT, communication_name
+from synchromesh.runs.spans import Interval, Span, by_start, minus, union
 
 NOT_COMPUTING = ("c10d", "_c10d_functional", "autograd", "profiler", "synchromesh")
 GLOO = "gloo:"
@@ -64,13 +63,9 @@ def cpu_spans(
     everyone: the ranks of a collective that was called without an annotation. main: the number of
     the thread that runs the steps."""
     ordered = sorted(ranges, key=lambda r: (r.start, -r.end))
-    of_gloo = [r for r in ordered if r.name.startswith(GLOO)]
-    collectives = [r for r in of_gloo if communication_name(r.name) not in MESSAGES]
-    messages = [r for r in of_gloo if communication_name(r.name) in MESSAGES]
+    collectives, messages = _of_gloo(ordered)
     calls = _calls(ordered, everyone)
-    # not the threads of gloo, in which operators run, too
-    computing = {main} | {r.thread for r in ordered if r.name.startswith(AUTOGRAD)}
-    operators = _outermost(r for r in ordered if _computes(r) and r.thread in computing)
+    operators = _outermost(_computations(ordered, main))
     gaps = minus(union(steps), union((s.start, s.end) for s in operators))
     reduced, inferred = _inferred_waits(_collectives(collectives, calls), gaps)
     annotated = [(r.start, r.end) for r in ordered if r.name == WAIT and r.thread == main]
@@ -80,6 +75,20 @@ def cpu_spans(
         for start, end in minus(gaps, union([*annotated, *inferred]))
     ]
     return by_start([*traffic, *operators, *host])
+
+
+def _of_gloo(ordered: Iterable[Range]) -> tuple[list[Range], list[Range]]:
+    """Its collectives and its messages."""
+    ranges = [r for r in ordered if r.name.startswith(GLOO)]
+    collectives = [r for r in ranges if communication_name(r.name) not in MESSAGES]
+    return collectives, [r for r in ranges if communication_name(r.name) in MESSAGES]
+
+
+def _computations(ordered: Sequence[Range], main: int) -> Iterator[Range]:
+    """Operators of the main thread and of autograd's; not of gloo's threads, in which operators
+    run, too."""
+    computing = {main} | {r.thread for r in ordered if r.name.startswith(AUTOGRAD)}
+    return (r for r in ordered if _computes(r) and r.thread in computing)
 
 
 def _computes(r: Range) -> bool:

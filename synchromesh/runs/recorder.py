@@ -18,10 +18,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from synchromesh.runs import calls
-from synchromesh.runs.intervals import Interval
-from synchromesh.runs.names import communication_name
+from synchromesh.runs.calls import communication_name
 from synchromesh.runs.profile_ranges import Range, cpu_spans
-from synchromesh.runs.spans import Recording, Span, by_start
+from synchromesh.runs.spans import Interval, Recording, Span, by_start
 
 OPERATOR = 0  # RecordScope::FUNCTION, a call through torch's dispatcher
 
@@ -61,6 +60,10 @@ class Recorder:
         """One training step: shares are of the time inside. On CUDA its end is waited for."""
         began = time.perf_counter()
         yield
+        self.step_ended(began)
+
+    def step_ended(self, began: float) -> None:
+        """The end of a training step that began then, by `time.perf_counter`."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.stepped(time.perf_counter() - began)

@@ -27,6 +27,7 @@ from synchromesh.checkpoint.manifest import by_age
 from synchromesh.values import document
 
 if TYPE_CHECKING:
+    from synchromesh.runs.events import RunEvent
     from synchromesh.values.plan import Plan
     from synchromesh.workloads.workload import Workload
 
@@ -96,10 +97,12 @@ class RunFolder:
         document.write(self.path / "run.json", json.dumps(asked, indent=1) + "\n")
         document.write(self.path / "plan.yaml", plan_yaml)
 
-    def log(self, event: str, **values: Any) -> None:
+    def log(self, event: "RunEvent") -> None:
         """Appends a line in one write: of a killed run only the last may be incomplete. OSError
         where there is no room for all of it, and then nothing is written."""
-        entry = {"event": event, "time": round(time.time(), 3), **finite(values)}
+        entry = {
+            "event": event.name, "time": round(time.time(), 3), **finite(event.to_dict()),
+        }  # fmt: skip
         line = json.dumps(entry, allow_nan=False) + "\n"
         with open(self.path / "log.jsonl", "ab", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)

@@ -21,8 +21,16 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from synchromesh.runs.intervals import Intervals, common, covered_before, length, minus, union
-from synchromesh.runs.spans import Recording, Span
+from synchromesh.runs.spans import (
+    Intervals,
+    Recording,
+    Span,
+    common,
+    covered_before,
+    length,
+    minus,
+    union,
+)
 
 SENT_AS = {"receive": "send"}  # what the other rank calls it
 

@@ -1,12 +1,25 @@
-"""TensorBoard logs of a run: what the log says as curves, and each switch of the plan as text."""
+"""TensorBoard logs of a run: what its events say as curves, each switch of the plan as text."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from synchromesh.runs.events import (
+    EpochMeasured,
+    LayoutInForce,
+    MemoryTracked,
+    PlanDecided,
+    RunEvent,
+    StepLoss,
+    StepsRecorded,
+    StepsTimed,
+)
+
+Point = tuple[str, Any, int]  # of the curve of that name: value, step
+
 
 class TensorBoard:
-    """Writes into a folder from events of the run's log (docs/runs.md); opened on rank 0 alone.
+    """Writes into a folder; opened on rank 0 alone.
 
     loss and step seconds by step, metrics and samples per second by epoch, shares of time and
     memory where they were measured."""
@@ -16,30 +29,15 @@ class TensorBoard:
 
         self._writer = SummaryWriter(str(folder))
 
-    def log(self, event: str, values: Mapping[str, Any]) -> None:
-        """One event with its fields; those that are no curve are passed over."""
-        match event:
-            case "step":
-                self._curve("loss", values["loss"], values["step"])
-            case "steps":
-                for step, seconds in enumerate(values["seconds"], values["first"]):
-                    self._curve("step_seconds", seconds, step)
-            case "epoch":
-                known = ("event", "time", "epoch", "step", "utilisation")
-                for name, value in values.items():
-                    if name not in known:
-                        self._curve(f"epoch/{name}", value, values["step"])
-            case "recording":
-                step = values["steps"][-1]
-                for name in ("computation", "exposed", "hidden", "waiting", "other"):
-                    self._curve(f"share/{name}", values["mean"][name], step)
-            case "memory":
-                for rank, kinds in enumerate(values["peak_bytes"]):
-                    for kind, size in kinds.items():
-                        self._curve(f"memory/rank{rank}/{kind}", size, values["step"])
-            case "layout" | "adapt":
-                lines = [f"{name}: {value}" for name, value in values.items()]
-                self._writer.add_text(event, "    " + "\n    ".join(lines), values["step"])
+    def log(self, event: RunEvent) -> None:
+        """What an event says; one that is no curve is passed over."""
+        for kind, points in CURVES.items():
+            if isinstance(event, kind):
+                self._draw(points(event))
+        if isinstance(event, LayoutInForce | PlanDecided):
+            values = event.to_dict()
+            lines = [f"{name}: {value}" for name, value in values.items()]
+            self._writer.add_text(event.name, "    " + "\n    ".join(lines), values["step"])
 
     def flush(self) -> None:
         """What was logged is in the files."""
@@ -49,6 +47,39 @@ class TensorBoard:
         """After the last event."""
         self._writer.close()
 
-    def _curve(self, name: str, value: Any, step: int) -> None:
-        if isinstance(value, int | float):
-            self._writer.add_scalar(name, value, step)
+    def _draw(self, points: Iterator[Point]) -> None:
+        for name, value, step in points:
+            if isinstance(value, int | float):
+                self._writer.add_scalar(name, value, step)
+
+
+def _loss(event: StepLoss) -> Iterator[Point]:
+    yield "loss", event.loss, event.step
+
+
+def _seconds(event: StepsTimed) -> Iterator[Point]:
+    for step, seconds in enumerate(event.seconds, event.first):
+        yield "step_seconds", seconds, step
+
+
+def _epoch(event: EpochMeasured) -> Iterator[Point]:
+    for name, value in event.to_dict().items():
+        if name not in ("epoch", "step", "utilisation"):
+            yield f"epoch/{name}", value, event.step
+
+
+def _shares(event: StepsRecorded) -> Iterator[Point]:
+    for name in ("computation", "exposed", "hidden", "waiting", "other"):
+        yield f"share/{name}", event.mean[name], event.steps[-1]
+
+
+def _memory(event: MemoryTracked) -> Iterator[Point]:
+    for rank, peak in enumerate(event.peak_bytes):
+        for kind, size in peak.to_plain().items():
+            yield f"memory/rank{rank}/{kind}", size, event.step
+
+
+CURVES: dict[type[RunEvent], Any] = {
+    StepLoss: _loss, StepsTimed: _seconds, EpochMeasured: _epoch, StepsRecorded: _shares,
+    MemoryTracked: _memory,
+}  # fmt: skip

@@ -1,50 +1,148 @@
-"""The timeline of one recorded step, as a picture has it: a few spans of each device."""
+"""Timelines of recorded steps: a Chrome trace of all of them, which Perfetto (ui.perfetto.dev) and
+chrome://tracing show, and the last one as the picture of a report has it.
 
+A Chrome trace has a process per rank, a thread per lane and a marker at each step. Format: "Trace
+Event Format", Google, in its JSON object form: `X` complete events, `M` metadata, `i` instants;
+times in microseconds."""
+
+import gzip
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from synchromesh.results.run import TimelineSpan
-from synchromesh.runs.intervals import Interval, Intervals, common, union
+from synchromesh.runs.profile_ranges import HOST
 from synchromesh.runs.shares import waits
-from synchromesh.runs.spans import Recording
+from synchromesh.runs.spans import Interval, Intervals, Recording, Span, common, union
 
-# Parts of the step: shorter pauses between computations are not seen, nor shorter spans.
-FINEST = 1 / 500
+Event = dict[str, Any]
 
 
-def timeline(recordings: Sequence[Recording]) -> tuple[TimelineSpan, ...]:
-    """The last recorded step of every rank, from the first of its beginnings on. When a rank
-    waits for another one, this is a span beside the communication that it waits in."""
-    origin = min(r.steps[-1][0] for r in recordings)
-    finest = FINEST * max(end - start for r in recordings for start, end in r.steps[-1:])
-    found = []
+def chrome_trace(
+    recordings: Sequence[Recording], shortest_us: float = 5.0, **notes: Any
+) -> dict[str, Any]:
+    """The document of what went on in the steps, with times since the earliest.
+
+    shortest_us: microseconds below which computations are left out (in the steps of small models
+    nine tenths of all), and said so in `otherData`, which has `notes` besides. What runs between
+    operators (`host`) is never drawn. Where a rank waits for another one, a thread of its own
+    shows it."""
+    starts = [s.start for r in recordings for s in r.spans if s.end > r.steps[0][0]]
+    origin = min(starts + [start for r in recordings for start, _ in r.steps])
+    events: list[Event] = []
+    dropped = 0
     for recording, waiting in zip(recordings, waits(recordings), strict=True):
-        for span in _spans(recording, waiting, finest):
-            found.append(replace(span, start=span.start - origin, end=span.end - origin))
-    return tuple(found)
+        drawn = list(_inside_steps(recording))
+        kept = [s for s in drawn if s.kind == "communication" or s.seconds * 1e6 >= shortest_us]
+        dropped += len(drawn) - len(kept)
+        events += _Process(recording.rank, origin).events(recording.steps, kept, waiting)
+    left_out = {"computations_left_out": dropped, "shorter_than_us": shortest_us}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {**notes, **left_out}}
 
 
-def _spans(recording: Recording, waiting: Intervals, finest: float) -> Iterator[TimelineSpan]:
+def write_chrome_trace(path: Path, document: dict[str, Any]) -> None:
+    """Writes it gzip-compressed, which both viewers open as it is."""
+    text = json.dumps(document, separators=(",", ":"))
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def _inside_steps(recording: Recording) -> Iterator[Span]:
+    """Those that are drawn, between the first step's beginning and the last one's end."""
+    first, last = recording.steps[0][0], recording.steps[-1][1]
+    return (s for s in recording.spans if s.start < last and s.end > first and s.name != HOST)
+
+
+@dataclass(frozen=True)
+class _Process:
+    """A rank in a Chrome trace. origin: the time that is 0 there."""
+
+    rank: int
+    origin: float
+
+    def events(
+        self, steps: Sequence[Interval], spans: Sequence[Span], waiting: Intervals
+    ) -> Iterator[Event]:
+        """Of thread 0, the steps; of a thread for each lane; of one for what the rank waits."""
+        lanes = dict.fromkeys(span.lane for span in spans)
+        threads = {lane: number for number, lane in enumerate(lanes, 1)}
+        yield self._metadata("process_name", name=f"rank {self.rank}")
+        yield self._metadata("process_sort_index", sort_index=self.rank)
+        yield self._thread(0, "steps")
+        for lane, thread in threads.items():
+            yield self._thread(thread, lane)
+        for number, (start, end) in enumerate(steps, 1):
+            yield self._complete(0, f"step {number}", "step", start, end)
+            yield self._instant(f"step {number} begins", start)
+        for span in spans:
+            yield self._of_span(span, threads[span.lane])
+        if waiting:
+            yield self._thread(1 + len(threads), "waiting for other ranks")
+        for start, end in waiting:
+            yield self._complete(1 + len(threads), "waiting", "waiting", start, end)
+
+    def _of_span(self, span: Span, thread: int) -> Event:
+        event = self._complete(thread, span.name, span.kind, span.start, span.end)
+        return {**event, "args": {"ranks": list(span.ranks)}} if span.ranks else event
+
+    def _complete(self, thread: int, name: str, kind: str, start: float, end: float) -> Event:
+        return {
+            "ph": "X", "pid": self.rank, "tid": thread, "name": name, "cat": kind,
+            "ts": _us(start - self.origin), "dur": _us(end - start),
+        }  # fmt: skip
+
+    def _instant(self, name: str, time: float) -> Event:
+        marker = {"ph": "i", "pid": self.rank, "tid": 0, "name": name}
+        return {**marker, "ts": _us(time - self.origin), "s": "p"}
+
+    def _thread(self, thread: int, name: str) -> Event:
+        return {"tid": thread, **self._metadata("thread_name", name=name)}
+
+    def _metadata(self, what: str, **value: Any) -> Event:
+        return {"ph": "M", "pid": self.rank, "name": what, "args": value}
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+def timeline(recordings: Sequence[Recording], parts: int = 500) -> tuple[TimelineSpan, ...]:
+    """The last recorded step of every rank, from the first of its beginnings on. When a rank
+    waits for another one, this is a span beside the communication that it waits in.
+
+    parts: of the step; pauses between computations that are shorter than one are not seen, nor
+    shorter spans."""
+    origin = min(r.steps[-1][0] for r in recordings)
+    finest = max(end - start for r in recordings for start, end in r.steps[-1:]) / parts
+    return tuple(
+        replace(span, start=span.start - origin, end=span.end - origin)
+        for recording, waiting in zip(recordings, waits(recordings), strict=True)
+        for span in _last_step(recording, waiting, finest)
+    )
+
+
+def _last_step(recording: Recording, waiting: Intervals, finest: float) -> Iterator[TimelineSpan]:
     """Of one rank, by the recording's clock."""
     rank, step = recording.rank, recording.steps[-1]
-    spans = [s for s in recording.spans if s.start < step[1] and s.end > step[0]]
-    busy = union((s.start, s.end) for s in spans if s.kind == "computation")
-    for start, end in _joined(common(busy, union([step])), finest):
+    whole = union([step])
+    busy = union((s.start, s.end) for s in recording.spans if s.kind == "computation")
+    for start, end in _joined(common(busy, whole), finest):
         yield TimelineSpan(rank, start, end, "computation")
-    for s in spans:
-        start, end = max(s.start, step[0]), min(s.end, step[1])
-        if s.kind == "communication" and end - start >= finest:
-            yield TimelineSpan(rank, start, end, "communication", s.name)
-    for start, end in _joined(common(waiting, union([step])), finest):
+    for span in (s for s in recording.spans if s.kind == "communication"):
+        start, end = max(span.start, step[0]), min(span.end, step[1])
+        if end - start >= finest:
+            yield TimelineSpan(rank, start, end, "communication", span.name)
+    for start, end in _joined(common(waiting, whole), finest):
         yield TimelineSpan(rank, start, end, "waiting")
 
 
 def _joined(intervals: Sequence[Interval], finest: float) -> list[Interval]:
     """Those that are seen, neighbours that are seen as one joined."""
-    found: list[Interval] = []
+    joined: list[Interval] = []
     for start, end in intervals:
-        if found and start - found[-1][1] < finest:
-            found[-1] = (found[-1][0], end)
+        if joined and start - joined[-1][1] < finest:
+            joined[-1] = (joined[-1][0], end)
         else:
-            found.append((start, end))
-    return [(start, end) for start, end in found if end - start >= finest]
+            joined.append((start, end))
+    return [(start, end) for start, end in joined if end - start >= finest]

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-SAMPLE_SECONDS = 0.2  # chosen: NVML's own periods are 1/6 s to 1 s by its documentation
-
 
 class Utilisation:
     """`with Utilisation(device) as used: ...`, then `used.share`; None where nobody tells."""
+
+    SAMPLE_SECONDS = 0.2  # chosen: NVML's own periods are 1/6 s to 1 s by its documentation
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -51,7 +51,7 @@ class Utilisation:
             pynvml.nvmlInit()
             uuid = f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            while not self._ended.wait(SAMPLE_SECONDS):
+            while not self._ended.wait(self.SAMPLE_SECONDS):
                 rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
                 self._samples.append(rates.gpu / 100)
         except pynvml.NVMLError:

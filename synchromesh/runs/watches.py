@@ -1,88 +1,203 @@
-"""What looks at the steps of a turn that is not timed: recorded steps, and peak memory."""
+"""Watches: what looks at a few steps, in `train` and in the turns of a study that are not timed:
+recorded steps, and peak memory. Both slow down the step that they look at."""
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from synchromesh.results.run import MemoryByKind
+from synchromesh.runs.common_clock import gathered
+from synchromesh.runs.events import (
+    MemoryTracked,
+    RankMemory,
+    RankRecorded,
+    RunEvent,
+    StepsRecorded,
+)
 from synchromesh.runs.memory import MemoryTracker
 from synchromesh.runs.recorder import Recorder
+from synchromesh.runs.run_folder import RunFolder
+from synchromesh.runs.shares import mean, shares
+from synchromesh.runs.spans import Recording
+from synchromesh.runs.timeline import chrome_trace, write_chrome_trace
+from synchromesh.runs.trainer_events import memory_tracker
+from synchromesh.training.trainer import Trainer
 from synchromesh.values.fields import to_plain
 
+Write = Callable[[Callable[[], None]], None]
 LOOPBACK = "lo"
 
 
-class Recorded:
-    """The spans of all steps of a turn but the first, which brings the ranks together after the
-    profiler has started; and the bytes that this rank sent in them.
+class TurnWatch(Protocol):
+    """What looks at the steps of one turn."""
+
+    def begin(self) -> None:
+        """Before the turn's first step."""
+
+    def after_step(self, left: int, full: bool) -> None:
+        """After each step. left: steps of the turn that are still to come. full: whether its batch
+        had all rows."""
+
+    def end(self) -> RunEvent:
+        """After its last step."""
+
+
+class RecordedSteps:
+    """The spans of steps, and the bytes that this rank sends in them. In a turn, of all its steps
+    but the first, which brings the ranks together after the profiler has started, and those whose
+    batch has not all rows.
 
     sent: bytes so far; None where it is not known."""
 
     def __init__(self, device: torch.device, sent: Callable[[], int | None]) -> None:
         self._device, self._sent = device, sent
-        self._recorder: Recorder | None = None
-        self._step: AbstractContextManager[None] | None = None
-        self._sizes: list[int | None] = []  # bytes of each recorded step
         self._before: int | None = None
+        self._began: float | None = None  # the step that goes on, if one does
+        self._sizes: list[int | None] = []  # bytes of each recorded step
 
     def begin(self) -> None:
-        """Before the turn's first step."""
-        self._recorder, self._sizes = Recorder(self._device), []
+        """Before the first step: to start takes up to seconds, not the same on all ranks."""
+        self._recorder, self._sizes, self._began = Recorder(self._device), [], None
         self._recorder.__enter__()
 
+    def step_begins(self) -> None:
+        """What goes on now is recorded."""
+        self._before, self._began = self._sent(), time.perf_counter()
+
+    def step_ended(self, seconds: float | None = None) -> None:
+        """seconds: that it took, where not since `step_begins`."""
+        assert self._began is not None
+        before, sent = self._before, self._sent()
+        self._sizes.append(None if sent is None or before is None else sent - before)
+        if seconds is None:
+            self._recorder.step_ended(self._began)
+        else:
+            self._recorder.stepped(seconds)
+
     def after_step(self, left: int, full: bool) -> None:
-        """After each step. left: steps of the turn that are still to come. full: whether its batch
-        had all rows; one that had not is left out."""
-        assert self._recorder is not None
-        sent = self._sent()
-        if self._step is not None:
-            self._step.__exit__(None, None, None)
-            self._step = None
-            if full:
-                self._sizes.append(
-                    None if sent is None or self._before is None else sent - self._before
-                )
-            else:
-                self._recorder.steps.pop()
+        if self._began is not None and full:
+            self.step_ended()
         if left:
-            self._before = sent
-            self._step = self._recorder.step()
-            self._step.__enter__()
+            self.step_begins()
 
-    def end(self) -> dict[str, Any]:
-        """After its last step."""
-        assert self._recorder is not None
-        recorder, self._recorder = self._recorder, None
-        recorder.__exit__(None, None, None)
-        found: dict[str, Any] = {"recording": recorder.recording.to_dict()}
+    def end(self) -> RankRecorded:
+        self._recorder.__exit__(None, None, None)
         sizes = [size for size in self._sizes if size is not None]
-        if sizes and len(sizes) == len(self._sizes):
-            found["sent"] = sum(sizes) // len(sizes)
-        return found
+        known = sizes and len(sizes) == len(self._sizes)
+        return RankRecorded(
+            recording=self._recorder.recording, sent=sum(sizes) // len(sizes) if known else None
+        )
 
 
-class Remembered:
-    """Peak memory by kind, of the step of a turn. of: a tracker, made when the turn begins."""
+class RememberedStep:
+    """Peak memory by kind, of one step. of: a tracker, made when that begins."""
 
     def __init__(self, of: Callable[[], MemoryTracker]) -> None:
         self._of = of
-        self._memory: MemoryTracker | None = None
 
     def begin(self) -> None:
         self._memory = self._of()
         self._memory.__enter__()
 
     def after_step(self, left: int, full: bool) -> None:
-        """After each step."""
+        pass
 
-    def end(self) -> dict[str, Any]:
-        assert self._memory is not None
-        memory, self._memory = self._memory, None
-        memory.__exit__(None, None, None)
-        return {"memory": to_plain(memory.by_kind)}
+    def end(self) -> RankMemory:
+        self._memory.__exit__(None, None, None)
+        return RankMemory(peak=self._memory.by_kind)
+
+
+class StepWatch:
+    """Records steps `first` to `last` of a run; the step behind them shows its memory.
+
+        ... step 19 | 20: spans are recorded | 21: memory by kind is tracked | step 22 ...
+
+    All ranks call `ahead` before and `done` after each step, which has collectives where it looks
+    at one. Such steps are special: no sample of what a step takes."""
+
+    DEFAULT_STEP = 20  # of a call: the choice of interleaving takes its first twelve
+
+    def __init__(self, trainer: Trainer, first: int, last: int) -> None:
+        self.trainer, self.first, self.last = trainer, first, last
+        self.recorded = False  # whether all of them were
+        ledger, device = trainer.world.ledger, trainer.world.device
+        self._recording = RecordedSteps(device, lambda: ledger.sent)
+        self._memory = RememberedStep(lambda: memory_tracker(trainer))
+        self._looks: TurnWatch | None = None  # what has begun
+
+    def special(self, step: int) -> bool:
+        """Whether the watch looks at this step."""
+        return self.first <= step <= self.last + 1
+
+    def ahead(self, step: int) -> None:
+        """Before step `step` of the run."""
+        if step == self.first and self._looks is None:
+            self._begin(self._recording)
+            self.trainer.world.everyone.barrier()
+        elif step == self.last + 1 and self._looks is None:
+            self._begin(self._memory)
+        if self._looks is self._recording:
+            self._recording.step_begins()
+
+    def done(self, step: int, seconds: float, folder: RunFolder, write: Write) -> RunEvent | None:
+        """After step `step`, which took `seconds`; what came of looking at it, when that is over.
+        Rank 0 writes the trace into `folder`, by way of `write`, which bears a full disk."""
+        if self._looks is self._recording:
+            self._recording.step_ended(seconds)
+            if step == self.last:
+                self._looks, self.recorded = None, True
+                return self._of_all(self._recording.end(), folder, write)
+        elif self._looks is self._memory:
+            self._looks = None
+            return self._memory_of_all(step, self._memory.end().peak)
+        return None
+
+    def close(self) -> None:
+        """The run is over, maybe in the middle of what was to be seen."""
+        if self._looks is not None:
+            self._looks.end()
+            self._looks = None
+
+    def _begin(self, watch: TurnWatch) -> None:
+        self._looks = watch
+        watch.begin()
+
+    def _of_all(self, own: RankRecorded, folder: RunFolder, write: Write) -> StepsRecorded:
+        everyone, steps = self.trainer.world.everyone, (self.first, self.last)
+        recordings = gathered(own.recording, everyone)
+        document = chrome_trace(recordings, steps=steps, plan=str(self.trainer.plan))
+        sent = everyone.all_gather_json(own.sent)
+        if self.trainer.rank == 0:
+            write(lambda: write_chrome_trace(folder.trace, document))
+        left_out = document["otherData"]["computations_left_out"]
+        return steps_recorded(
+            recordings, sent, steps=steps, trace=folder.trace.name, left_out=left_out
+        )
+
+    def _memory_of_all(self, step: int, own: MemoryByKind) -> MemoryTracked:
+        world = self.trainer.world
+        peaks = world.everyone.all_gather_json(to_plain(own))
+        by = "allocator" if world.device.type == "cuda" else "tracked tensors"
+        return MemoryTracked.of({"step": step, "peak_bytes": peaks, "by": by})
+
+
+def steps_recorded(
+    recordings: Sequence[Recording], sent: Sequence[int | None], **more: Any
+) -> StepsRecorded:
+    """What all ranks recorded, on a common clock, and what each sent in a step. more: further
+    fields."""
+    by_rank = shares(recordings)
+    return StepsRecorded(
+        shares=tuple(s.to_dict() for s in by_rank),
+        mean=mean(by_rank).to_dict(),
+        sent_bytes_per_step=() if None in sent else tuple(n for n in sent if n is not None),
+        spans=sum(len(r.spans) for r in recordings),
+        **more,
+    )
 
 
 def interface_bytes(ranks: int) -> int | None:

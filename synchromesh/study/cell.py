@@ -1,13 +1,21 @@
-"""A cell of a study: one strategy on so many devices, one batch size and one seed; and the grid.
+"""A cell of a study: one strategy on so many devices, one batch size and one seed; the grid; and
+the job of those who run one.
 
 Cells that are measured in turns are a round-robin `group`: all of one batch size and seed, as far
 as the machine holds their processes at once."""
 
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from synchromesh.results.study import Settings
+import torch
+
+from synchromesh.results.study import StudySettings
+from synchromesh.values import document, fields
+from synchromesh.workloads.target import load
+from synchromesh.workloads.workload import Workload
 
 SINGLE = "single"
 
@@ -36,7 +44,47 @@ class StudyCell:
         )
 
 
-def grid(workload: str, settings: Settings) -> list[StudyCell]:
+@dataclass(frozen=True)
+class CellJob:
+    """What the ranks of one contestant do, as a file that they read: a cell, and where its study
+    is reached.
+
+    target, data  as on the command line
+    plans         that a strategy of ours stands for; none of a rival
+    epochs        to train; None: until the study ends it, without validation
+    socket        the study's"""
+
+    cell: StudyCell
+    target: str
+    socket: str
+    plans: tuple[str, ...] = ()
+    data: str | None = None
+    epochs: int | None = None
+    bf16: bool = False
+
+    def write(self, path: Path) -> None:
+        document.write(path, json.dumps(fields.to_plain(self), indent=2))
+
+    @classmethod
+    def load(cls, path: str) -> "CellJob":
+        """The job in a file. ValueError where it is none."""
+        return fields.of_plain(cls, document.read(path), path)
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The type of autocast, where there is one."""
+        return torch.bfloat16 if self.bf16 else None
+
+    def workload(self) -> Workload:
+        """What it trains, with the cell's batch size; without validation where there is none."""
+        workload = replace(load(self.target, self.data), batch_size=self.cell.batch)
+        if self.epochs is None:
+            workload = replace(workload, valid_data=None)
+        workload.check_batch()
+        return workload
+
+
+def grid(workload: str, settings: StudySettings) -> list[StudyCell]:
     """Every combination that is asked for of a workload, each once, in the order of their runs.
 
     `single` has one device whatever is asked for, and on one device every other strategy of ours
@@ -68,7 +116,9 @@ def require_distinct(cells: Sequence[StudyCell]) -> None:
             )
 
 
-def groups(cells: Sequence[StudyCell], settings: Settings, most: int) -> list[list[StudyCell]]:
+def groups(
+    cells: Sequence[StudyCell], settings: StudySettings, most: int
+) -> list[list[StudyCell]]:
     """The cells of a workload by seed and batch size (weak: of one device), in order; one whose
     processes would be more than `most` is cut into several, between numbers of devices where that
     is possible, so that what is compared with each other stays together."""
@@ -77,21 +127,21 @@ def groups(cells: Sequence[StudyCell], settings: Settings, most: int) -> list[li
     for cell in cells:
         rows = cell.batch // cell.devices if weak else cell.batch
         alike.setdefault((cell.seed, rows), []).append(cell)
-    found: list[list[StudyCell]] = []
-    for together in alike.values():
-        group: list[StudyCell] = []
-        for devices in dict.fromkeys(c.devices for c in together):
-            same = [c for c in together if c.devices == devices]
-            if group and _processes([*group, *same]) > most:
-                found.append(group)
-                group = []
-            for cell in same:
-                if group and _processes([*group, cell]) > most:
-                    found.append(group)
-                    group = []
-                group.append(cell)
-        found.append(group)
-    return found
+    return [group for together in alike.values() for group in _cut(together, most)]
+
+
+def _cut(cells: Sequence[StudyCell], most: int) -> list[list[StudyCell]]:
+    """Into groups of at most so many processes."""
+    cut: list[list[StudyCell]] = [[]]
+    for devices in dict.fromkeys(c.devices for c in cells):
+        same = [c for c in cells if c.devices == devices]
+        if cut[-1] and _processes([*cut[-1], *same]) > most:
+            cut.append([])
+        for cell in same:
+            if cut[-1] and _processes([*cut[-1], cell]) > most:
+                cut.append([])
+            cut[-1].append(cell)
+    return cut
 
 
 def _processes(cells: Sequence[StudyCell]) -> int:

@@ -1,12 +1,11 @@
-"""The channel between a study and the ranks of its contestants: JSON messages over a Unix socket,
-which other network namespaces reach too.
+"""The channel between a study and the ranks of its contestants: values over a Unix socket, which
+other network namespaces reach too.
 
-    rank  -> study    {"cell": ..., "rank": 0, "process": 4711}       once, when it has connected
-    rank  -> study    {"says": "prepared" | "epoch" | ..., ...}       what it has measured
-    rank  -> study    {"says": "waiting"}                             for its turn
-    study -> rank     {"mode": "timed", "steps": 7} or {"mode": "end"}"""
+    rank  -> study    `Hello`                once, when it has connected
+    rank  -> study    a `RunEvent`           what it has measured (runs/events.py)
+    rank  -> study    `WAITING`              for its turn
+    study -> rank     a `Turn`, or None      which ends its run"""
 
-import json
 import os
 import signal
 import socket
@@ -14,11 +13,20 @@ import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from synchromesh.runs.events import RunEvent
 from synchromesh.study.turns import Turn
 
-END = "end"
+WAITING = "waiting"
+
+
+class Hello(NamedTuple):
+    """Who has connected."""
+
+    cell: str
+    rank: int
+    process: int
 
 
 class Channel:
@@ -27,24 +35,21 @@ class Channel:
     def __init__(self, path: str, cell: str, rank: int) -> None:
         link = socket.socket(socket.AF_UNIX)
         link.connect(path)
-        self._link = Connection(link.detach())
-        self._send({"cell": cell, "rank": rank, "process": os.getpid()})
+        self._link: Connection[Any, Any] = Connection(link.detach())
+        self._link.send(Hello(cell, rank, os.getpid()))
 
-    def say(self, what: str, **values: Any) -> None:
-        """One message; values that JSON has a form of."""
-        self._send({"says": what, **values})
+    def say(self, event: RunEvent) -> None:
+        """Tells the study."""
+        self._link.send(event)
 
     def turn(self) -> Turn | None:
         """The next turn, once it has come; None where the run shall end, or the study is gone."""
-        self.say("waiting")
+        self._link.send(WAITING)
         try:
-            answer = json.loads(self._link.recv_bytes())
+            turn: Turn | None = self._link.recv()
         except (EOFError, OSError):
             return None
-        return None if answer["mode"] == END else Turn(answer["mode"], answer["steps"])
-
-    def _send(self, message: dict[str, Any]) -> None:
-        self._link.send_bytes(json.dumps(message).encode())
+        return turn
 
 
 class Listener:
@@ -69,31 +74,30 @@ class Listener:
         self.links: dict[tuple[str, int], Connection] = {}
         self._processes: dict[tuple[str, int], int] = {}  # that can be suspended
 
-    def messages(self, cell: str, seconds: float) -> list[tuple[int, dict[str, Any]]]:
-        """What ranks of the cell have said, waited for at most so long. A rank that is gone says
-        nothing more."""
+    def messages(self, cell: str, seconds: float) -> list[tuple[int, RunEvent | str]]:
+        """What ranks of the cell have said (`WAITING`: for their turn), waited for at most so
+        long. A rank that is gone says nothing more."""
         known = {link: key for key, link in self.links.items() if key[0] == cell}
-        found: list[tuple[int, dict[str, Any]]] = []
+        heard: list[tuple[int, RunEvent | str]] = []
         for ready in wait([self._socket, *known], seconds):
             if ready is self._socket:
                 self._accept()
                 continue
             assert isinstance(ready, Connection)
             try:
-                found.append((known[ready][1], json.loads(ready.recv_bytes())))
+                heard.append((known[ready][1], ready.recv()))
             except (EOFError, OSError):
                 ready.close()
                 del self.links[known[ready]]
                 self._processes.pop(known[ready], None)
-        return found
+        return heard
 
     def grant(self, cell: str, turn: Turn | None) -> None:
         """Gives every rank of the cell its turn; None ends their run."""
-        answer = {"mode": END} if turn is None else {"mode": turn.mode, "steps": turn.steps}
         for (of, _), link in list(self.links.items()):
             if of == cell:
                 try:
-                    link.send_bytes(json.dumps(answer).encode())
+                    link.send(turn)
                 except OSError:  # it has died; its process says why
                     continue
 
@@ -123,10 +127,10 @@ class Listener:
     def _accept(self) -> None:
         link = Connection(self._socket.accept()[0].detach())
         try:
-            hello = json.loads(link.recv_bytes())
+            cell, rank, process = link.recv()
         except (EOFError, OSError):  # it died at once
             return link.close()
-        key, process = (hello["cell"], hello["rank"]), hello["process"]
+        key = cell, rank
         self.links[key] = link
         if process != os.getpid() and sys.platform == "linux":  # where it dies with the study
             self._processes[key] = process

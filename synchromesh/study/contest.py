@@ -8,18 +8,15 @@ from pathlib import Path
 
 from synchromesh.launch.scratch import scratch
 from synchromesh.results.run import RunResult
-from synchromesh.study import curves, strategy, turns
-from synchromesh.study.cell import StudyCell
+from synchromesh.runs.events import RunEnded, RunEvent
+from synchromesh.study import strategy, turns
+from synchromesh.study.cell import CellJob, StudyCell
 from synchromesh.study.channel import Listener
 from synchromesh.study.folder import StudyFolder
-from synchromesh.study.job import CellJob
 from synchromesh.study.processes import Processes, Start, reason
 from synchromesh.study.record import RunRecord
 from synchromesh.study.target import Target
 from synchromesh.study.turns import Turn
-
-POLL_SECONDS = 0.5  # between looks at processes that say nothing
-SILENT_SECONDS = 1800.0  # after which a contestant that says nothing is taken to hang; chosen
 
 
 @dataclass(frozen=True)
@@ -87,11 +84,14 @@ class _Contestant:
     @property
     def ended(self) -> bool:
         """Whether every rank has come to its end."""
-        return all(self.record.of("ended", rank) for rank in range(self.cell.devices))
+        return all(self.record.of(RunEnded, rank) for rank in range(self.cell.devices))
 
 
 class Contest:
     """Runs the cells of a study in groups. progress: is called before each turn."""
+
+    POLL_SECONDS = 0.5  # between looks at processes that say nothing
+    SILENT_SECONDS = 1800.0  # after which a contestant that says nothing is taken to hang; chosen
 
     def __init__(
         self, common: Common, folder: StudyFolder, progress: Callable[[Progress], None]
@@ -105,13 +105,13 @@ class Contest:
         self._runs = len(cells)
         self._done = sum(self.folder.ended(cell) is not None for cell in cells)
         for group in groups:
-            left = [cell for cell in group if self.folder.ended(cell) is None]
-            if left:
-                self._group(left)
-        found = [self.folder.ended(cell) for cell in cells]
-        return [result for result in found if result is not None]
+            self._group([cell for cell in group if self.folder.ended(cell) is None])
+        ended = map(self.folder.ended, cells)
+        return [result for result in ended if result is not None]
 
     def _group(self, cells: Sequence[StudyCell]) -> None:
+        if not cells:
+            return
         running: list[_Contestant] = []
         with scratch() as folder:
             try:
@@ -207,7 +207,7 @@ class Contest:
         cell, common, record = contestant.cell, self.common, contestant.record
         if common.steps is not None:
             timed = turns.timed_steps(common.steps, common.at_most, record.step_seconds())
-            warm_up = record.steps("warm-up") or turns.WARM_UP
+            warm_up = record.steps("warm-up") or turns.TUNING.warm_up
             return warm_up + turns.count([*turns.timed(timed), *turns.observed()])
         each = common.workloads[cell.workload].steps_of_epoch(cell)
         return None if each is None or common.epochs is None else each * common.epochs
@@ -219,11 +219,11 @@ class Contest:
         while len(contestant.waiting) < contestant.cell.devices:
             # asked first, so that what it said last is read
             over = contestant.processes.code() is not None
-            if self._hear(contestant, listener, POLL_SECONDS):
+            if self._hear(contestant, listener, self.POLL_SECONDS):
                 heard = time.monotonic()
             elif contestant.ended or over:
                 return False
-            contestant.silent = time.monotonic() - heard > SILENT_SECONDS
+            contestant.silent = time.monotonic() - heard > self.SILENT_SECONDS
             if contestant.silent:
                 return False
         if not contestant.record.cuda:  # what waits there is no burden, and NCCL has watchdogs
@@ -234,10 +234,10 @@ class Contest:
         """Notes what its ranks say within so many seconds; whether they said anything."""
         messages = listener.messages(contestant.cell.key, seconds)
         for rank, message in messages:
-            if message["says"] == "waiting":
-                contestant.waiting.add(rank)
-            else:
+            if isinstance(message, RunEvent):
                 contestant.record.add(rank, message)
+            else:
+                contestant.waiting.add(rank)
         return bool(messages)
 
     def _end(self, contestant: _Contestant, listener: Listener) -> None:
@@ -255,13 +255,13 @@ class Contest:
                 return self._keep(cell, result, record)
             except ValueError as error:
                 return self._keep(cell, record.failed(str(error)))
-        why = f"it said nothing for {SILENT_SECONDS:.0f} s" if contestant.silent else ""
+        why = f"it said nothing for {self.SILENT_SECONDS:.0f} s" if contestant.silent else ""
         self._keep(cell, record.failed(why or reason(code or 0, contestant.log)))
 
     def _keep(self, cell: StudyCell, result: RunResult, record: RunRecord | None = None) -> None:
         trace = None if record is None else record.trace()
         if record is not None:
-            curves.write(record, result, self.folder.run(cell) / "tensorboard")
+            record.draw(self.folder.run(cell) / "tensorboard")
         if trace is not None:
             result = replace(result, trace=f"runs/{cell.key}/trace.json.gz")
         self.folder.keep(cell, result, trace)

@@ -1,7 +1,8 @@
 """Rows of a study that nobody has run: what strategies would take on devices of the catalogue."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 
 import torch
 
@@ -9,7 +10,7 @@ from synchromesh import catalogue
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planning.offline import quickest
 from synchromesh.results.run import Quartiles, RunResult
-from synchromesh.results.study import Settings
+from synchromesh.results.study import StudySettings
 from synchromesh.study import strategy
 from synchromesh.study.cell import StudyCell, grid
 from synchromesh.trace.capture.capture import trace
@@ -27,7 +28,7 @@ def cluster(kind: str, devices: int) -> Cluster:
 
 
 def predicted(
-    workload: Workload, settings: Settings, kinds: Sequence[str], bf16: bool = False
+    workload: Workload, settings: StudySettings, kinds: Sequence[str], bf16: bool = False
 ) -> list[RunResult]:
     """A row for each strategy of ours, number of devices and batch size, on each kind of device;
     of a model that cannot be traced with the reason. bf16: computed in bfloat16 by autocast."""
@@ -35,25 +36,30 @@ def predicted(
     model, autocast = stand_in(workload), torch.bfloat16 if bf16 else None
     ours = tuple(s for s in settings.strategies if s not in strategy.RIVALS)
     cells = grid(name, replace(settings, strategies=ours, seeds=settings.seeds[:1]))
-    found: list[RunResult] = []
-    for rows in dict.fromkeys(cell.batch for cell in cells):
-        of_rows = [cell for cell in cells if cell.batch == rows]
-        loss, batch = joined(workload.loss, workload.example(rows), workload.carry)
+    rows: list[RunResult] = []
+    for size, of_size in _by(cells, lambda cell: cell.batch):
+        loss, batch = joined(workload.loss, workload.example(size), workload.carry)
         step = trace(model, loss, batch, training=True, autocast=autocast)
         if step.opaque:
             why = f"nothing can be estimated of a model that runs whole: {step.reason}"
-            found += [_row(c, kind, None, why) for kind in kinds for c in of_rows]
+            rows += [_row(c, kind, None, why) for kind in kinds for c in of_size]
             continue
-        for kind in kinds:
-            for devices in dict.fromkeys(c.devices for c in of_rows):
-                here = [c for c in of_rows if c.devices == devices]
-                place = cluster(kind, devices)
-                families, failed = _families(here)
-                best = quickest(step, model, workload.build_optimizer, batch, place, families)
-                found += [
-                    _row(c, kind, best.get(c.strategy), failed.get(c.strategy, "")) for c in here
-                ]
-    return found
+        for kind, (devices, here) in product(kinds, _by(of_size, lambda cell: cell.devices)):
+            place = cluster(kind, devices)
+            families, failed = _families(here)
+            best = quickest(step, model, workload.build_optimizer, batch, place, families)
+            rows += [_row(c, kind, best.get(c.strategy), failed.get(c.strategy, "")) for c in here]
+    return rows
+
+
+def _by(
+    cells: Sequence[StudyCell], number: Callable[[StudyCell], int]
+) -> list[tuple[int, list[StudyCell]]]:
+    """The cells by a number of theirs, in their order."""
+    groups: dict[int, list[StudyCell]] = {}
+    for cell in cells:
+        groups.setdefault(number(cell), []).append(cell)
+    return list(groups.items())
 
 
 def _families(cells: Sequence[StudyCell]) -> tuple[dict[str, list[str]], dict[str, str]]:

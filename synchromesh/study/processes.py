@@ -1,4 +1,5 @@
-"""The processes of a contestant: local ranks, or one rank on each of a lab's first hosts."""
+"""The processes of a contestant: local ranks, or one rank on each of a lab's first hosts; and how
+many of them a machine holds."""
 
 import json
 import os
@@ -7,17 +8,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
+from torch import nn
+
 from synchromesh.lab import Lab, Way
+from synchromesh.launch.machine import device_bytes
 from synchromesh.values import document, fields
+from synchromesh.workloads.workload import Workload
 
 RANK = "synchromesh.study.rank"  # the module that each rank runs, with the job's file
 STUDY = "SYNCHROMESH_STUDY"  # process id of the study, in its contestants
 HOSTS = "SYNCHROMESH_HOSTS"  # a file: the ways of a contestant's ranks onto the hosts of a lab
-END_SECONDS = 10.0  # to end in good order; chosen
-LOG_CHARACTERS = 20_000  # of a contestant's log that is searched for the reason it failed
 
 
 class Processes(Protocol):
@@ -35,6 +40,8 @@ Start = Callable[[int, Path, Path], Processes]  # ranks, the job's file, the log
 
 class RankProcesses:
     """Ranks on this machine. ways: by rank, onto the hosts of a lab; none: they stay."""
+
+    END_SECONDS = 10.0  # to end in good order; chosen
 
     def __init__(self, ranks: int, job: Path, log: Path, ways: Sequence[Way] = ()) -> None:
         environment = {**os.environ, STUDY: str(os.getpid())}
@@ -59,20 +66,63 @@ class RankProcesses:
 
     def end(self) -> None:
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_SECONDS)
+            self._process.wait(self.END_SECONDS)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
-def reason(code: int, log: Path) -> str:
-    """Why a contestant failed, in one sentence: its own last words, or the signal."""
-    text = log.read_text(errors="replace")[-LOG_CHARACTERS:] if log.exists() else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+def reason(code: int, log: Path, searched: int = 20_000) -> str:
+    """Why a contestant failed, in one sentence: its own last words, or the signal. searched:
+    characters of its log."""
+    text = log.read_text(errors="replace")[-searched:] if log.exists() else ""
+    lines = list(filter(None, map(str.strip, text.splitlines())))
     ours = [x.removeprefix("synchromesh: ") for x in lines if x.startswith("synchromesh: ")]
     words = [x for x in ours if not x.startswith("warning: ")]
-    if code < 0:
-        name = signal.Signals(-code).name
-        hint = " (the system's memory may have run out)" if -code == signal.SIGKILL else ""
-        words = words or [f"killed by {name}{hint}"]
-    return (words or lines or [f"it ended with code {code}"])[-1]
+    killed = [_killed(-code)] if code < 0 else []
+    return (words or killed or lines or [f"it ended with code {code}"])[-1]
+
+
+def _killed(number: int) -> str:
+    hint = " (the system's memory may have run out)" if number == signal.SIGKILL else ""
+    return f"killed by {signal.Signals(number).name}{hint}"
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """Bytes that a rank needs.
+
+    process, cuda   besides its model: of its own on a CPU beside what forks share, for a CUDA
+                    context and its libraries; measured with torch 2.13 (0.2 and 1.5 GB), rounded
+                    up
+    copies          times the bytes of parameters: themselves, gradients, two states of the
+                    optimizer, and as much again for activations and what communication holds;
+                    chosen"""
+
+    process: int = 250_000_000
+    cuda: int = 1_500_000_000
+    copies: int = 8
+
+
+def most_processes(
+    workloads: Sequence[Workload], devices: int, rank: RankBytes = RankBytes()
+) -> int:
+    """How many ranks may be there at once, most of them waiting for their turn."""
+    model = rank.copies * max(map(_parameter_bytes, workloads))
+    if torch.cuda.is_available():
+        free = torch.cuda.mem_get_info()[0]
+        return devices * max(1, free // (rank.cuda + model))
+    return device_bytes(torch.device("cpu")) // (rank.process + model)
+
+
+def _parameter_bytes(workload: Workload) -> int:
+    return sum(p.numel() * p.element_size() for p in built_without_values(workload).parameters())
+
+
+def built_without_values(workload: Workload) -> nn.Module:
+    """Its model, on the meta device where it can be built there."""
+    try:
+        with torch.device("meta"):
+            return workload.build()
+    except Exception:  # its constructor reads values, as drop rates by linspace(...).item()
+        return workload.build()

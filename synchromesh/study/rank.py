@@ -10,8 +10,8 @@ import torch
 
 from synchromesh.lab import Way
 from synchromesh.study import ours, rivals
+from synchromesh.study.cell import CellJob
 from synchromesh.study.channel import Channel
-from synchromesh.study.job import CellJob
 from synchromesh.study.meter import Meter
 from synchromesh.study.processes import HOSTS
 from synchromesh.study.strategy import RIVALS

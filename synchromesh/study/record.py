@@ -1,66 +1,82 @@
 """A record: what the ranks of one contestant have said, and the run's results that follow."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from synchromesh.results.run import (
-    CommunicationShares,
-    Epoch,
-    Layouts,
-    MemoryByKind,
-    Quartiles,
-    RunResult,
+from synchromesh.results.run import RunResult, TimelineSpan
+from synchromesh.runs.events import (
+    EpochMeasured,
+    MemoryTracked,
+    RankMemory,
+    RankPrepared,
+    RankRecorded,
+    RunEnded,
+    RunEvent,
+    StepsRecorded,
+    TurnEnded,
 )
-from synchromesh.runs.chrome import chrome_trace
-from synchromesh.runs.shares import Shares, mean, shares
+from synchromesh.runs.result import E, TimedSteps, epochs, of_kind, run_result
 from synchromesh.runs.spans import Recording
-from synchromesh.runs.timeline import timeline
+from synchromesh.runs.tensorboard import TensorBoard
+from synchromesh.runs.timeline import chrome_trace, timeline
+from synchromesh.runs.watches import steps_recorded
 from synchromesh.study.cell import StudyCell
 from synchromesh.study.target import Target
-from synchromesh.values import fields
 
 
 @dataclass
 class RunRecord:
-    """What ranks said, by rank and kind of message, in order.
+    """What ranks said, by rank and in order.
 
     processors   cores that each rank may use, for the utilisation of processors"""
 
     cell: StudyCell
     processors: Sequence[float]
     emulated: bool = False
-    said: dict[tuple[int, str], list[dict[str, Any]]] = field(default_factory=dict)
+    said: dict[int, list[RunEvent]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, rank: int, message: dict[str, Any]) -> None:
-        self.said.setdefault((rank, message["says"]), []).append(message)
+    def add(self, rank: int, event: RunEvent) -> None:
+        self.said[rank].append(event)
 
-    def of(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
-        """The messages of a kind of one rank."""
-        return self.said.get((rank, kind), [])
+    def of(self, kind: type[E], rank: int = 0) -> list[E]:
+        """The events of a kind of one rank."""
+        return of_kind(kind, self.said[rank])
+
+    def last(self, kind: type[E]) -> list[E]:
+        """The last of a kind of each rank that has said one."""
+        return [event for rank in self._ranks for event in self.of(kind, rank)[-1:]]
+
+    @property
+    def _ranks(self) -> range:
+        return range(self.cell.devices)
 
     def settled(self) -> bool:
         """Whether no rank tries any more what is quicker."""
-        last = [self.of("turn", rank)[-1:] for rank in range(self.cell.devices)]
-        return all(turn and turn[0]["settled"] for turn in last)
+        last = self.last(TurnEnded)
+        return len(last) == self.cell.devices and all(turn.settled for turn in last)
 
     def step_seconds(self) -> float | None:
         """The quickest of the last turn, which held no switch, on the slowest rank."""
-        last = [self.of("turn", rank)[-1:] for rank in range(self.cell.devices)]
-        times = [[s for s, _, _ in turn[0]["steps"]] for turn in last if turn]
-        return max((min(of_rank) for of_rank in times if of_rank), default=None)
+        return max((min(_seconds(turn)) for turn in self.last(TurnEnded)), default=None)
 
     def steps(self, mode: str) -> int:
         """How many steps it has had in turns of a mode."""
-        return sum(len(turn["steps"]) for turn in self.of("turn") if turn["mode"] == mode)
+        return sum(len(turn.rows) for turn in self.of(TurnEnded) if turn.mode == mode)
 
     def spent(self) -> tuple[float, int]:
         """Seconds of rank 0's turns so far, with what validation they held; and their steps."""
-        said = self.of("turn")
-        return sum(turn["wall"] for turn in said), sum(len(turn["steps"]) for turn in said)
+        turns = self.of(TurnEnded)
+        return sum(turn.wall for turn in turns), sum(len(turn.rows) for turn in turns)
+
+    @property
+    def cuda(self) -> bool:
+        """Whether it computes on GPUs."""
+        return any(event.device == "cuda" for event in self.of(RankPrepared))
 
     def failed(self, why: str) -> RunResult:
         """A run that did not end well."""
@@ -76,140 +92,145 @@ class RunRecord:
         """What was measured. steps_of_epoch: None where it is not known. asked_steps: of a study
         by steps, whose seconds are those of so many, however many were timed. ValueError where the
         loss or a metric is no finite number."""
-        c = self.cell
-        steps, samples, waiting, wall = self._timed()
-        predicted, ended = self.of("predicted")[-1:], self.of("ended")[0]
-        _require_finite(self.of("epoch"))
-        epochs = [fields.of_plain(Epoch, _bare(m), "epoch") for m in self.of("epoch")]
-        lengths = [b - a for a, b in pairwise([0.0, *(e.seconds for e in epochs)])]
-        reached = [target.reached(epochs) for target in targets]
-        each, step = Quartiles.of(lengths), Quartiles.of(steps)
-        by_step = step.median * steps_of_epoch if step and steps_of_epoch else None
-        by_asked = step.median * asked_steps if step and asked_steps else None
-        return RunResult(
-            c.workload, c.strategy, c.devices, c.batch, c.seed, "done", plan=ended["plan"],
-            reason="" if steps else self._untimed(), step_seconds=step, timed_steps=len(steps),
-            samples_per_second=samples / wall if wall else None,
-            data_waiting_share=waiting / wall if wall else None,
-            seconds_per_epoch=each.median if each else by_step,
-            epoch_seconds=each, metrics=tuple(epochs),
-            to_target=reached[0] if reached else None, further_targets=tuple(reached[1:]),
-            predicted_step_seconds=predicted[0]["seconds"] if predicted else None,
-            predicted_peak_bytes=predicted[0]["bytes"] if predicted else None,
-            seconds=epochs[-1].seconds if epochs else by_asked,
-            layouts=tuple(
-                fields.of_plain(Layouts, _bare(m), "layouts") for m in self.of("layouts")
-            ),
-            emulated=self.emulated, **self._utilisation(wall), **self._observed(),
-        )  # fmt: skip
+        _require_finite(self.of(EpochMeasured))
+        metrics, timed = epochs(self.said[0]), self._timed()
+        done = replace(
+            self.failed(""),
+            status="done",
+            plan=self.of(RunEnded)[0].plan,
+            reason="" if timed.seconds else self._untimed(),
+            timeline=self._timeline(),
+            **self._utilisation() if timed.wall else {},
+        )
+        run = run_result(done, [*self.said[0], *self._watched()], timed, metrics)
+        run = replace(run, **_reached(targets, run))
+        if run.step_seconds is None:
+            return run
+        step = run.step_seconds.median
+        if run.seconds_per_epoch is None and steps_of_epoch:
+            run = replace(run, seconds_per_epoch=step * steps_of_epoch)
+        if not metrics and asked_steps:
+            run = replace(run, seconds=step * asked_steps)
+        return run
 
     def _untimed(self) -> str:
         """Why no step was timed."""
-        count = sum(len(turn["steps"]) for turn in self.of("turn"))
         return (
-            f"no step of full size was timed: the run had {count} in all, of which the first ones "
-            "and those that are watched are not; train for more epochs"
+            f"no step of full size was timed: the run had {self.spent()[1]} in all, of which the "
+            "first ones and those that are watched are not; train for more epochs"
         )
 
-    def _turns(self, mode: str) -> list[list[dict[str, Any]]]:
-        ranks = range(self.cell.devices)
-        return [[t for t in self.of("turn", rank) if t["mode"] == mode] for rank in ranks]
+    def _turns(self) -> list[list[TurnEnded]]:
+        """The timed turns of each rank."""
+        every = (self.of(TurnEnded, rank) for rank in self._ranks)
+        return [[turn for turn in turns if turn.mode == "timed"] for turns in every]
 
-    def _timed(self) -> tuple[list[float], int, float, float]:
-        """Seconds of the timed steps of full size, samples, seconds of waiting for data, seconds
-        end to end. The first step of a turn is not timed.
+    def _timed(self) -> TimedSteps:
+        """The first step of a turn is not timed. A step begins when the last rank has its data:
+        ranks that have theirs before wait for it inside their step.
 
-        A step begins when the last rank has its data: ranks that have theirs before wait for it
-        inside their step.
-
-            step = max over ranks (waited + seconds) - max over ranks (waited)"""
+            step = max over ranks (loading + seconds) - max over ranks (loading)"""
         steps: list[float] = []
         samples, waiting, wall = 0, 0.0, 0.0
-        for turns in zip(*self._turns("timed"), strict=True):
-            taken = list(zip(*(turn["steps"][1:] for turn in turns), strict=True))
-            for of_ranks in taken:
+        for turns in zip(*self._turns(), strict=True):
+            for of_ranks in list(zip(*map(_steps, turns), strict=True))[1:]:
                 rows = of_ranks[0][2]
                 samples += rows
-                waited = max(waited for _, waited, _ in of_ranks)
-                whole = max(seconds + waited for seconds, waited, _ in of_ranks)
+                loading = max(loading for _, loading, _ in of_ranks)
+                whole = max(seconds + loading for seconds, loading, _ in of_ranks)
                 if rows == self.cell.batch:
-                    steps.append(whole - waited)
-                waiting += waited
+                    steps.append(whole - loading)
+                waiting += loading
                 wall += whole
-        return steps, samples, waiting, wall
+        return TimedSteps(steps, samples, waiting, wall)
 
-    def _utilisation(self, wall: float) -> dict[str, Any]:
+    def _utilisation(self) -> dict[str, Any]:
         """Processor time over wall time and cores of a rank; of GPUs what NVML says."""
-        shares_of_ranks = []
-        for rank, turns in enumerate(self._turns("timed")):
-            told = [(t["used"], t["wall"]) for t in turns if t["used"] is not None]
-            took = sum(seconds for _, seconds in told)
-            if took:
-                used = sum(share * seconds for share, seconds in told) / took
-                shares_of_ranks.append(used if self.cuda else used / self.processors[rank])
-        if not shares_of_ranks or not wall:
+        shares = [
+            share if self.cuda else share / cores
+            for turns, cores in zip(self._turns(), self.processors, strict=True)
+            if (share := _utilisation(turns)) is not None
+        ]
+        if not shares:
             return {}
         of = "NVML: time with a kernel running" if self.cuda else "processor time"
-        return {"utilisation": fmean(shares_of_ranks), "utilisation_of": of}
+        return {"utilisation": fmean(shares), "utilisation_of": of}
 
-    @property
-    def cuda(self) -> bool:
-        return any(m.get("device") == "cuda" for m in self.of("prepared"))
+    def _watched(self) -> Iterator[RunEvent]:
+        """What was seen on all ranks, as one event each."""
+        done = self.spent()[1]
+        if memory := self.last(RankMemory):
+            yield MemoryTracked(step=done, peak_bytes=tuple(event.peak for event in memory))
+        if recorded := self._recorded():
+            yield recorded
 
-    def _observed(self) -> dict[str, Any]:
-        """Memory, traffic, and the shares of the recorded steps."""
-        found: dict[str, Any] = {}
-        memory = [t[-1]["seen"] for t in self._turns("memory") if t]
-        if memory and all("memory" in seen for seen in memory):
-            found["peak_memory_bytes"] = tuple(
-                fields.of_plain(MemoryByKind, seen["memory"], "memory") for seen in memory
-            )
-        recordings, whole = self.recordings(), self.shares()
-        if whole is not None:
-            found["communication_share"] = CommunicationShares(whole.exposed, whole.hidden)
-            found["computation_share"] = whole.computation
-            found["waiting_share"] = whole.waiting
-            if self.cell.seed == 0:  # one picture of each strategy is enough
-                found["timeline"] = timeline(recordings)
-        sent = [t[-1]["seen"].get("sent") for t in self._turns("recorded") if t]
-        if sent and all(n is not None for n in sent):
-            found["sent_bytes_per_step"] = tuple(int(n) for n in sent if n is not None)
-        return found
-
-    def shares(self) -> Shares | None:
-        """Of the recorded steps, the mean over the ranks; None where they were not recorded."""
-        found = self.recordings()
-        return mean(shares(found)) if found else None
+    def _recorded(self) -> StepsRecorded | None:
+        """Of the recorded steps; None where not every rank recorded them."""
+        recordings = self.recordings()
+        if not recordings:
+            return None
+        sent = [event.sent for event in self.last(RankRecorded)]
+        return steps_recorded(recordings, sent, steps=(self.spent()[1],))
 
     def recordings(self) -> list[Recording]:
         """What every rank recorded, if all did."""
-        turns = [t[-1]["seen"].get("recording") for t in self._turns("recorded") if t]
-        if len(turns) < self.cell.devices or None in turns:
-            return []
-        return [Recording.from_dict(found) for found in turns]
+        recorded = [event.recording for event in self.last(RankRecorded)]
+        return recorded if len(recorded) == self.cell.devices else []
+
+    def _timeline(self) -> tuple[TimelineSpan, ...]:
+        """Of seed 0: one picture of each strategy is enough."""
+        recordings = self.recordings() if self.cell.seed == 0 else []
+        return timeline(recordings) if recordings else ()
 
     def trace(self) -> dict[str, Any] | None:
         """The Chrome trace of the recorded steps, if there are any."""
-        found = self.recordings()
-        return chrome_trace(found) if found else None
+        recordings = self.recordings()
+        return chrome_trace(recordings) if recordings else None
+
+    def draw(self, folder: Path) -> None:
+        """Writes TensorBoard logs: seconds by step (of rank 0), loss and metrics by epoch, memory,
+        shares of the recorded steps, and each layout as text."""
+        board = TensorBoard(folder)
+        for event in [*self.said[0], *self._watched()]:
+            if not isinstance(event, TurnEnded) or event.mode == "timed":
+                board.log(event)
+        board.close()
 
 
-def _require_finite(epochs: Sequence[Mapping[str, Any]]) -> None:
-    for said in epochs:
-        loss, epoch = said["loss"], said["epoch"]
+def _steps(turn: TurnEnded) -> Iterator[tuple[float, float, int]]:
+    """Seconds, loading and rows of its steps."""
+    loading = (seconds or 0.0 for seconds in turn.loading)
+    return zip(_seconds(turn), loading, turn.rows, strict=True)
+
+
+def _seconds(turn: TurnEnded) -> list[float]:
+    return [seconds or 0.0 for seconds in turn.seconds]
+
+
+def _utilisation(turns: Sequence[TurnEnded]) -> float | None:
+    """The mean over the time of turns that tell."""
+    told = [(turn.utilisation, turn.wall) for turn in turns if turn.utilisation is not None]
+    wall = sum(seconds for _, seconds in told)
+    return sum(share * seconds for share, seconds in told) / wall if wall else None
+
+
+def _reached(targets: Sequence[Target], run: RunResult) -> dict[str, Any]:
+    reached = [target.reached(run.metrics) for target in targets]
+    return {"to_target": reached[0] if reached else None, "further_targets": tuple(reached[1:])}
+
+
+def _require_finite(measured: Sequence[EpochMeasured]) -> None:
+    for event in measured:
+        loss, epoch = event.loss, event.epoch
         if loss is not None and not isfinite(loss):
             raise ValueError(
                 f"training diverged: loss is {loss} after epoch {epoch}: a smaller learning rate "
                 "may help"
             )
-        for name, value in said["values"].items():
+        for name, value in event.metrics.items():
             if not isfinite(value):
                 finite = "" if loss is None else f", though the epoch's mean loss is {loss:.4g}"
                 raise ValueError(
                     f"the workload's metric gave {name}={value} after epoch {epoch}{finite}: see "
                     "whether it divides by 0, or training diverged in the last steps"
                 )
-
-
-def _bare(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in message.items() if key != "says"}

@@ -12,22 +12,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from synchromesh.data.cursor import Cursor
 from synchromesh.data.fetch import Loading
 from synchromesh.data.loader import Batching, Loader
 from synchromesh.data.reading import Ranges
 from synchromesh.engine.groups import World
+from synchromesh.runs.events import RankPrepared
 from synchromesh.runs.memory import MemoryTracker
-from synchromesh.runs.watches import Recorded, Remembered, interface_bytes
-from synchromesh.study.carried import CarriedCalls
-from synchromesh.study.job import CellJob
+from synchromesh.runs.watches import RecordedSteps, RememberedStep, interface_bytes
+from synchromesh.study.cell import CellJob
 from synchromesh.study.meter import Meter
 from synchromesh.study.replicated import data_parallel, fully_sharded
 from synchromesh.study.torch_pipeline import pipelined
+from synchromesh.trace.capture.batch import row_count
 from synchromesh.workloads.workload import Loss, Workload, is_stream
-
-READ_EVERY = 10  # steps between readings of the loss, as in `fit`
 
 
 class Rival(Protocol):
@@ -49,6 +49,35 @@ class Rival(Protocol):
 
     def weights(self) -> Mapping[str, Tensor]:
         """Parameters and buffers by the model's own names: on rank 0 all of them."""
+
+
+class CarriedCalls:
+    """`function(model, batch, carry) -> (result, carry)` as a function of model and batch, which
+    hands the carry of this rank's rows on from one batch to the next, detached.
+
+    start: rows of a batch -> the carry at the beginning of a stream."""
+
+    def __init__(
+        self, function: Callable[..., tuple[Any, Any]], start: Callable[[int], Any],
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self._function, self._start, self._device = function, start, device
+        self._carry: Any = None
+
+    def restart(self) -> None:
+        """The next batch begins the streams anew."""
+        self._carry = None
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        if self._carry is None:
+            self._carry = self._each(self._start(row_count(batch)), lambda x: x.to(self._device))
+        result, carry = self._function(model, batch, self._carry)
+        self._carry = self._each(carry, Tensor.detach)
+        return result
+
+    @staticmethod
+    def _each(carry: Any, do: Callable[[Tensor], Tensor]) -> Any:
+        return pytree.tree_map(lambda x: do(x) if isinstance(x, Tensor) else x, carry)
 
 
 # (model, loss, example batch, world) -> Rival
@@ -81,6 +110,8 @@ def train(job: CellJob, meter: Meter) -> None:
 
 
 class _PlainLoop:
+    READ_EVERY = 10  # steps between readings of the loss, as in `fit`
+
     def __init__(
         self,
         job: CellJob,
@@ -107,13 +138,13 @@ class _PlainLoop:
     def run(self) -> None:
         """All epochs, or until the study ends it."""
         size = self.world.size
-        recorded = Recorded(self.world.device, partial(interface_bytes, size))
-        memory = Remembered(
+        recorded = RecordedSteps(self.world.device, partial(interface_bytes, size))
+        memory = RememberedStep(
             lambda: MemoryTracker(self.rival.parameters, self.rival.buffers, self.optimizer)
         )
         self.meter.watches = {"recorded": recorded, "memory": memory}
         self.meter.device = self.world.device
-        self.meter.channel.say("prepared", device=self.world.device.type, plan=None)
+        self.meter.say(RankPrepared(device=self.world.device.type))
         self.meter.begin()
         epoch = 0
         while not self.meter.over and (self.job.epochs is None or epoch < self.job.epochs):
@@ -122,7 +153,7 @@ class _PlainLoop:
             if not self.meter.over and self.job.epochs is not None:
                 loss, values = self._evaluated(losses)
                 self.meter.epoch(epoch, self.steps, loss, values)
-        self.meter.finish(plan=None)
+        self.meter.finish(None)
 
     def _epoch(self) -> list[Tensor]:
         losses: list[Tensor] = []
@@ -132,7 +163,7 @@ class _PlainLoop:
         for batch in self.loader:
             began = time.perf_counter()
             losses.append(self._step(batch))
-            if len(losses) % READ_EVERY == 0:
+            if len(losses) % self.READ_EVERY == 0:
                 losses[-1].item()
             ended = time.perf_counter()
             self.steps += 1

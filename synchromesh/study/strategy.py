@@ -21,9 +21,6 @@ RIVALS = ("ddp", "fsdp2", TORCH_PIPELINE)
 ROW_EACH = ("data", "pipeline", *RIVALS)  # that give each device rows of the batch
 NAMES = (*OURS, *RIVALS)
 DEFAULT = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
-# Micro-batches per stage that are tried for pipelines: 1 leaves (p-1)/(2p-1) of the step idle, 4
-# leaves (p-1)/(5p-1), and more of them are smaller and less efficient each.
-MICRO_BATCHES = (1, 2, 4)
 
 
 def check(name: str) -> None:
@@ -58,23 +55,37 @@ def plans(name: str, devices: int, batch: int) -> list[str]:
             )
         return _pipelines(devices, 1, batch)
     if name == "hybrid":
-        inner = [d for d in range(2, devices) if devices % d == 0]
-        if devices < 4:
-            raise ValueError(f"hybrid needs at least 4 devices, there are {devices}")
-        if not inner:
-            raise ValueError(
-                f"hybrid needs a number of devices that can be divided, and {devices} is a prime"
-            )
-        mixed = [f"hybrid:tensor={m}" for m in inner]
-        for stages in inner:
-            for tensor in (d for d in range(1, devices) if (devices // stages) % d == 0):
-                mixed += _pipelines(stages, tensor, batch)
-        return mixed
+        return _mixtures(devices, batch)
     return [name]
 
 
-def _pipelines(stages: int, tensor: int, batch: int) -> list[str]:
-    """Plans of so many stages, each with that tensor degree and data parallelism for the rest."""
+def _mixtures(devices: int, batch: int) -> list[str]:
+    """The plans of `hybrid`."""
+    if devices < 4:
+        raise ValueError(f"hybrid needs at least 4 devices, there are {devices}")
+    inner = _divisors(devices)[1:-1]
+    if not inner:
+        raise ValueError(
+            f"hybrid needs a number of devices that can be divided, and {devices} is a prime"
+        )
+    mixed = [f"hybrid:tensor={m}" for m in inner]
+    for stages in inner:
+        for tensor in _divisors(devices // stages):
+            mixed += _pipelines(stages, tensor, batch)
+    return mixed
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _pipelines(
+    stages: int, tensor: int, batch: int, tried: tuple[int, ...] = (1, 2, 4)
+) -> list[str]:
+    """Plans of so many stages, each with that tensor degree and data parallelism for the rest.
+
+    tried: micro-batches per stage; 1 leaves (p-1)/(2p-1) of the step idle, 4 leaves (p-1)/(5p-1),
+    and more of them are smaller and less efficient each."""
     degrees = f"stages={stages}" + (f",tensor={tensor}" if tensor > 1 else "")
-    counts = [stages * m for m in MICRO_BATCHES if stages * m <= batch]
+    counts = [stages * m for m in tried if stages * m <= batch]
     return [f"pipeline:{degrees},microbatches={count}" for count in counts]

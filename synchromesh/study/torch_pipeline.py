@@ -14,9 +14,6 @@ from synchromesh.study.replicated import local_mean
 from synchromesh.trace.capture.batch import row_count, take
 from synchromesh.workloads.workload import Loss
 
-# Micro-batches for each stage, at most: two leave (p-1)/(3p-1) of a step idle, below a third.
-PER_STAGE = 2
-
 
 class Pipelined:
     """Every rank is given the whole batch; the first reads the model's inputs from it, the last
@@ -93,14 +90,16 @@ def _contiguous(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
     return made
 
 
-def _micro_batches(rows: int, stages: int) -> int:
-    """As many as divide a batch into equal ones, which torch.distributed.pipelining needs."""
-    for count in range(PER_STAGE * stages, 1, -1):
+def _micro_batches(rows: int, stages: int, per_stage: int = 2) -> int:
+    """As many as divide a batch into equal ones, which torch.distributed.pipelining needs.
+
+    per_stage: at most; two leave (p-1)/(3p-1) of a step idle, below a third."""
+    for count in range(per_stage * stages, 1, -1):
         if rows % count == 0:
             return count
     raise ValueError(
         f"torch.distributed.pipelining needs equal micro-batches, and no number from 2 to "
-        f"{PER_STAGE * stages} divides a batch of {rows} rows: choose another batch size"
+        f"{per_stage * stages} divides a batch of {rows} rows: choose another batch size"
     )
 
 

@@ -19,13 +19,31 @@ from typing import Literal, Protocol, TypeVar
 T = TypeVar("T")
 Mode = Literal["warm-up", "timed", "memory", "recorded"]
 
-# Of a study by steps; chosen. A contestant that tries what is quicker (engine/interleaving.py,
-# adapt/trials.py: in its first 44 steps) warms up until it has decided, for at most so many turns.
-WARM_UP, WARM_UP_TURNS = 3, 20
-# Rounds of timed turns, steps of one at least, steps that are timed at least, recorded steps.
-ROUNDS, SHORTEST, LEAST, RECORDED = 5, 3, 5, 2
-# Seconds of a turn by epochs; chosen: short against what changes with time, long against a pause.
-TURN_SECONDS = 5.0
+
+@dataclass(frozen=True)
+class TurnTuning:
+    """How long turns are; all chosen.
+
+    warm_up         steps of a turn of warm-up
+    warm_up_turns   of a contestant that tries what is quicker (engine/interleaving.py,
+                    adapt/trials.py: in its first 44 steps) until it has decided, at most
+    rounds          of timed turns, at most
+    shortest        steps that are timed in one of them, at least
+    least           steps that are timed in all, at least
+    recorded        steps
+    turn_seconds    of a turn by epochs: short against what changes with time, long against a pause
+    """
+
+    warm_up: int = 3
+    warm_up_turns: int = 20
+    rounds: int = 5
+    shortest: int = 3
+    least: int = 5
+    recorded: int = 2
+    turn_seconds: float = 5.0
+
+
+TUNING = TurnTuning()
 
 
 @dataclass(frozen=True)
@@ -48,15 +66,15 @@ class SoFar(Protocol):
 
 def warm_up(of: SoFar) -> Iterator[Turn]:
     """Before steps are timed."""
-    for _ in range(WARM_UP_TURNS):
-        yield Turn("warm-up", WARM_UP)
+    for _ in range(TUNING.warm_up_turns):
+        yield Turn("warm-up", TUNING.warm_up)
         if of.settled():
             return
 
 
 def timed(steps: int) -> list[Turn]:
-    """Turns in which so many steps are timed, in at most `ROUNDS` rounds."""
-    rounds = min(ROUNDS, ceil(steps / SHORTEST))
+    """Turns in which so many steps are timed, in a few rounds."""
+    rounds = min(TUNING.rounds, ceil(steps / TUNING.shortest))
     each = [steps // rounds + (i < steps % rounds) for i in range(rounds)]
     return [Turn("timed", 1 + n) for n in each]
 
@@ -64,15 +82,15 @@ def timed(steps: int) -> list[Turn]:
 def observed() -> list[Turn]:
     """What is not timed, since watching slows it down. A profiler's start takes the ranks apart,
     and the step after it brings them together."""
-    return [Turn("memory", 1), Turn("recorded", 1 + RECORDED)]
+    return [Turn("memory", 1), Turn("recorded", 1 + TUNING.recorded)]
 
 
 def timed_steps(steps: int, at_most: float | None, step_seconds: float | None) -> int:
-    """How many steps are timed: `steps`, or as many as `at_most` seconds hold, at least `LEAST`
-    of them."""
+    """How many steps are timed: `steps`, or as many as `at_most` seconds hold, at least
+    `TUNING.least`."""
     if at_most is None or not step_seconds:
         return steps
-    return min(steps, max(LEAST, int(at_most / step_seconds)))
+    return min(steps, max(TUNING.least, int(at_most / step_seconds)))
 
 
 def by_steps(of: SoFar, steps: int, at_most: float | None) -> Iterator[Turn]:
@@ -83,10 +101,10 @@ def by_steps(of: SoFar, steps: int, at_most: float | None) -> Iterator[Turn]:
 
 def by_epochs(of: SoFar) -> Iterator[Turn]:
     """After warm-up, of a contestant that ends by itself: timed turns of as many steps as
-    `TURN_SECONDS` hold."""
+    `TUNING.turn_seconds` hold."""
     yield from observed()
     while True:
-        yield Turn("timed", steps_in(TURN_SECONDS, of.step_seconds() or 0.0))
+        yield Turn("timed", steps_in(TUNING.turn_seconds, of.step_seconds() or 0.0))
 
 
 def there_and_back(contestants: Sequence[T], rounds: int) -> list[T]:

@@ -97,7 +97,7 @@ def test_a_metric_that_fails_is_told_before_anything_runs(
 def test_more_processes_than_the_memory_holds_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("synchromesh.runs.machine.most_processes", lambda workloads, devices: 1)
+    monkeypatch.setattr("synchromesh.study.processes.most_processes", lambda workloads, devices: 1)
     words = ["compare", "digits/cnn", "--strategies", "hybrid", "--nproc", "2"]
     with pytest.warns(UserWarning, match="--nproc 2 is more processes than the memory"):
         assert main([*words, "-o", str(tmp_path / "study")]) == 1

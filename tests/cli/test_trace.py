@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from synchromesh.cli import main
-from synchromesh.runs.chrome import chrome_trace, write_chrome_trace
+from synchromesh.runs.timeline import chrome_trace, write_chrome_trace
 from tests.runs.drawn import drawn
 
 

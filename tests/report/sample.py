@@ -17,7 +17,7 @@ from synchromesh.results.run import (
     RunResult,
     TimelineSpan,
 )
-from synchromesh.results.study import Settings, StudyMachine, StudyResults
+from synchromesh.results.study import StudyMachine, StudyResults, StudySettings
 
 OURS = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
 RIVALS = ("ddp", "fsdp2")
@@ -50,7 +50,7 @@ def full() -> StudyResults:
             "--epochs 6 --target accuracy=0.6 --lab lab.yaml --instance p3.2xlarge -o study/",
             StudyMachine("AMD EPYC 7B13", 2, 8 * 2**30, (), "Linux 6.1"),
             runs,
-            Settings((*OURS, *RIVALS), (1, 2, 4, 8), (256,), (0, 1, 2), "strong", EPOCHS,
+            StudySettings((*OURS, *RIVALS), (1, 2, 4, 8), (256,), (0, 1, 2), "strong", EPOCHS,
                      targets=("accuracy=0.6",)),
             {"hosts": [{"name": f"host{i}"} for i in range(8)]}, True,
             {"synchromesh": "0.1.0", "torch": "2.13.0", "python": "3.12.3"},
@@ -71,7 +71,8 @@ def minimal() -> StudyResults:
     return derive(
         StudyResults("digits/cnn", "2026-11-22T12:00:00+00:00",
                      "synchromesh compare digits/cnn --strategies data,auto --steps 30 -o study/",
-                     StudyMachine("cpu", 2), runs, Settings(("data", "auto"), (2,), (64,), (0,)))
+                     StudyMachine("cpu", 2), runs,
+                     StudySettings(("data", "auto"), (2,), (64,), (0,)))
     )  # fmt: skip
 
 

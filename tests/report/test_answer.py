@@ -7,7 +7,7 @@ from synchromesh.report.answer import answer
 from synchromesh.results.derive import derive
 from synchromesh.results.groups import comparisons
 from synchromesh.results.run import Epoch, Quartiles, RunResult
-from synchromesh.results.study import Settings, StudyMachine, StudyResults
+from synchromesh.results.study import StudyMachine, StudyResults, StudySettings
 from tests.report import sample
 
 
@@ -74,7 +74,7 @@ def test_one_device_may_be_quickest() -> None:
 
 def test_weak_scaling_is_judged_by_samples() -> None:
     runs = run("single", 1, 0.2, batch=30), run("data", 2, 0.25)
-    first, *_ = said(*runs, settings=Settings(scaling="weak"))
+    first, *_ = said(*runs, settings=StudySettings(scaling="weak"))
     assert (
         first.startswith("data on 2 devices is quickest") and "1.60 times as fast as one" in first
     )

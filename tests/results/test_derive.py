@@ -5,7 +5,7 @@ from dataclasses import replace
 from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.results.derive import derive
 from synchromesh.results.run import Quartiles, Reached, RunResult
-from synchromesh.results.study import Settings, StudyMachine, StudyResults
+from synchromesh.results.study import StudyMachine, StudyResults, StudySettings
 
 
 def run(strategy: str, devices: int, step: float | None, **more: object) -> RunResult:
@@ -50,7 +50,7 @@ def test_like_is_compared_with_like() -> None:
 
 
 def test_weak_scaling_divides_throughputs_of_the_same_rows_per_device() -> None:
-    weak = Settings(scaling="weak")
+    weak = StudySettings(scaling="weak")
     one, four = run("single", 1, 0.2, batch=16), run("data", 4, 0.25)
     assert speedups(one, four, settings=weak) == [1.0, (64 / 0.25) / (16 / 0.2)]
     waited = replace(four, samples_per_second=200.0)  # data was waited for

@@ -6,7 +6,7 @@ import pytest
 
 from synchromesh.results.groups import RunGroup, Spread, comparisons
 from synchromesh.results.run import Epoch, Quartiles, RunResult
-from synchromesh.results.study import Settings, StudyMachine, StudyResults
+from synchromesh.results.study import StudyMachine, StudyResults, StudySettings
 
 
 def run(strategy: str = "data", devices: int = 2, seed: int = 0, **more: object) -> RunResult:
@@ -71,7 +71,7 @@ def test_seeds_are_grouped_and_like_is_compared_with_like() -> None:
 def test_weak_scaling_compares_batches_of_the_same_rows_per_device() -> None:
     runs = run("single", 1, batch=16), run("data", 2, batch=32), run("data", 4, batch=64)
     assert len(comparisons(study(*runs))) == 3
-    assert len(comparisons(study(*runs, settings=Settings(scaling="weak")))) == 1
+    assert len(comparisons(study(*runs, settings=StudySettings(scaling="weak")))) == 1
 
 
 def test_one_device_is_single_where_it_ran() -> None:

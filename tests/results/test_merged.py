@@ -8,7 +8,7 @@ from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.results.groups import comparisons
 from synchromesh.results.merged import merged
 from synchromesh.results.run import Quartiles
-from synchromesh.results.study import Settings, StudyMachine
+from synchromesh.results.study import StudyMachine, StudySettings
 from tests.report import sample
 
 TWO = sample.minimal()
@@ -48,4 +48,4 @@ def test_runs_of_two_labs_are_not_and_predictions_stay_as_they_are() -> None:
 
 def test_scaling_is_not_mixed() -> None:
     with pytest.raises(ValueError, match="strong and weak scaling are not compared"):
-        merged([TWO, replace(TWO, settings=Settings(scaling="weak"))])
+        merged([TWO, replace(TWO, settings=StudySettings(scaling="weak"))])

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from synchromesh.catalogue.prices import HourlyPrice
+from synchromesh.cost.alive_bytes import KINDS
 from synchromesh.results.run import (
     CommunicationShares,
     ComponentLayout,
@@ -16,7 +17,7 @@ from synchromesh.results.run import (
     RunResult,
     TimelineSpan,
 )
-from synchromesh.results.study import Settings, StudyMachine, StudyResults
+from synchromesh.results.study import StudyMachine, StudyResults, StudySettings
 from synchromesh.values import document
 
 RUN = RunResult(
@@ -32,7 +33,7 @@ STUDY = StudyResults(
     "digits/cnn", "2026-11-22T12:00:00+00:00", "synchromesh compare digits/cnn",
     StudyMachine("cpu", 2),
     (RUN, RunResult("digits/cnn", "single", 1, 64, 0, "failed", reason="out of memory")),
-    Settings(("single", "auto"), (2,), (64,), (0,), steps=30), cluster={"hosts": []},
+    StudySettings(("single", "auto"), (2,), (64,), (0,), steps=30), cluster={"hosts": []},
     versions={"torch": "2.13.0"}, price=HourlyPrice(3.06, 1, "p3.2xlarge"),
 )  # fmt: skip
 
@@ -69,3 +70,13 @@ def test_instances_are_paid_for_entirely() -> None:
     """Nine devices in instances of four are three instances."""
     assert HourlyPrice(12.0, devices=4).dollars(1800, 9) == 12.0 * 3 / 2
     assert MemoryByKind(1, 2, 3, 4, 5).total == 15
+
+
+def test_memory_has_the_kinds_of_predictions_and_its_stored_names() -> None:
+    peak = MemoryByKind(1, 2, 3, 4, 5)
+    assert set(vars(peak)) == set(KINDS)
+    plain = peak.to_plain()
+    assert list(plain) == ["parameters", "gradients", "optimizer", "buffers", "activations"]
+    assert MemoryByKind.from_plain(plain, "m") == peak
+    with pytest.raises(ValueError, match=r"m.optimizer: should be a whole number"):
+        MemoryByKind.from_plain({"optimizer": "3"}, "m")

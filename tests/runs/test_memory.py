@@ -42,7 +42,7 @@ def test_the_peak_is_that_of_live_bytes(set_to_none: bool) -> None:
     found = peak_memory(step, model.parameters(), model.buffers(), optimizer, batch)
     assert found.total == live.peak
     assert found.parameters == weights and found.buffers == sum(b.nbytes for b in model.buffers())
-    assert 2 * weights <= found.optimizer <= 2 * weights + 8 * 6  # steps are tensors, too
+    assert 2 * weights <= found.states <= 2 * weights + 8 * 6  # steps are tensors, too
     assert 0 < found.gradients <= weights and found.activations >= batch.nbytes
     assert (found.gradients == weights) or set_to_none
 
@@ -61,7 +61,7 @@ def test_gradients_count_as_they_are_alive_at_the_peak() -> None:
     first = peak_memory(step, [weight], [], optimizer)
     assert first == MemoryByKind(parameters=KB, activations=10 * KB)
     assert peak_memory(step, [weight], [], optimizer) == MemoryByKind(
-        parameters=KB, optimizer=KB, activations=10 * KB
+        parameters=KB, states=KB, activations=10 * KB
     )
 
     def freed() -> None:
@@ -96,7 +96,7 @@ def test_fsdp2_frees_what_it_has_gathered() -> None:
     layer, layers = 40_000, 8
     for found in ranks.run(2, _sharded):
         assert found.parameters == layers * layer / 2
-        assert found.optimizer - layers * layer <= 8 * layers
+        assert found.states - layers * layer <= 8 * layers
         assert found.gradients <= layers * layer / 2
         assert found.activations < layers * layer, "not all layers are gathered at once"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from synchromesh.checkpoint.manifest import NAME, Manifest
+from synchromesh.runs.events import RunStopped, StepLoss
 from synchromesh.runs.run_folder import Resumed, RunFolder, default
 
 
@@ -32,8 +33,8 @@ def test_a_name_cannot_leave_the_runs_folder() -> None:
 
 def test_log_is_one_object_a_line(tmp_path: Path) -> None:
     folder = run(tmp_path / "r")
-    folder.log("step", step=1, loss=0.5)
-    folder.log("stop", signal="SIGTERM")
+    folder.log(StepLoss(step=1, epoch=1, loss=0.5))
+    folder.log(RunStopped(step=1, signal="SIGTERM"))
     lines = [json.loads(x) for x in (folder.path / "log.jsonl").read_text().splitlines()]
     assert [x["event"] for x in lines] == ["step", "stop"] and lines[0]["loss"] == 0.5
 
@@ -52,13 +53,13 @@ def room_for(size: int) -> Iterator[None]:
 def test_a_full_disk_leaves_whole_lines_and_files(tmp_path: Path) -> None:
     folder = run(tmp_path / "r")
     folder.write({"plan": "data"}, "default: data")
-    folder.log("step", step=1)
+    folder.log(StepLoss(step=1, epoch=1, loss=None))
     with room_for((folder.path / "log.jsonl").stat().st_size + 10):
         with pytest.raises(OSError):
-            folder.log("step", step=2)
+            folder.log(StepLoss(step=2, epoch=1, loss=None))
         with pytest.raises(OSError, match=r"run\.json"):
             folder.write({"plan": "data" * 100}, "default: data")
-    folder.log("step", step=3)
+    folder.log(StepLoss(step=3, epoch=1, loss=None))
     lines = [json.loads(x) for x in (folder.path / "log.jsonl").read_text().splitlines()]
     assert [x["step"] for x in lines] == [1, 3]
     assert json.loads((folder.path / "run.json").read_text()) == {"plan": "data"}

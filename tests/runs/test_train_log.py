@@ -105,5 +105,5 @@ def test_a_run_that_has_not_ended_says_so() -> None:
 def test_what_is_broken_is_named() -> None:
     with pytest.raises(ValueError, match=r"x/log.jsonl: has no `start` event"):
         of_log([], "x/log.jsonl")
-    with pytest.raises(ValueError, match=r"x/log.jsonl: batch_size: should be a whole number"):
+    with pytest.raises(ValueError, match=r"x/log.jsonl: start.batch_size: should be a whole"):
         of_log([{**START, "batch_size": "many"}], "x/log.jsonl")

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from synchromesh.results.study import Settings
+from synchromesh.results.study import StudySettings
 from synchromesh.study.cell import StudyCell, grid, groups, require_distinct
 
-ASKED = Settings(("single", "data", "ddp"), (1, 2, 4), (64, 128), (0, 1), steps=30)
+ASKED = StudySettings(("single", "data", "ddp"), (1, 2, 4), (64, 128), (0, 1), steps=30)
 
 
 def test_every_combination_is_there_once() -> None:

@@ -13,12 +13,18 @@ from pathlib import Path
 import pytest
 
 from synchromesh.results.run import RunResult
+from synchromesh.runs.events import (
+    EpochMeasured,
+    RankPrepared,
+    RunEnded,
+    StepPredicted,
+    TurnEnded,
+)
 from synchromesh.study import turns
-from synchromesh.study.cell import StudyCell
+from synchromesh.study.cell import CellJob, StudyCell
 from synchromesh.study.channel import Channel, Listener
 from synchromesh.study.contest import Common, Contest, Progress, Trained
 from synchromesh.study.folder import StudyFolder
-from synchromesh.study.job import CellJob
 from synchromesh.study.meter import Meter
 from synchromesh.study.record import RunRecord
 from synchromesh.study.target import Target
@@ -50,9 +56,9 @@ class Threads:
         name, meter = self.job.cell.strategy, Meter(channel, self.job.cell.batch)
         tried = trials.get(name, 0)
         meter.settled = lambda: self.steps >= tried
-        channel.say("prepared", plan=name)
+        channel.say(RankPrepared(device="cpu"))
         for seconds, peak in ((0.9, 9), (0.5, 7)):  # as after a switch
-            channel.say("predicted", seconds=seconds, bytes=peak)
+            channel.say(StepPredicted(step_seconds=seconds, memory_bytes=(peak,)))
         meter.begin()
         for step in range(1, 10_000):
             if meter.over or step > 60 * (self.job.epochs or 1000):
@@ -67,7 +73,7 @@ class Threads:
             meter.step(STEP[name] * (1 + rank / 10), 0.001, 8)
             if step % 60 == 0 and self.job.epochs:
                 meter.epoch(step // 60, step, 1.0, {"accuracy": 0.4 * step / 60})
-        meter.finish(plan=name)
+        meter.finish(name)
 
     def code(self) -> int | None:
         if any(rank.is_alive() for rank in self._ranks):
@@ -92,7 +98,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     Threads.begun, Threads.order = [], []
     monkeypatch.setitem(globals(), "failing", never)
     monkeypatch.setitem(globals(), "trials", {})
-    monkeypatch.setattr("synchromesh.study.contest.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("synchromesh.study.contest.Contest.POLL_SECONDS", 0.02)
 
 
 def study(folder: Path, seen: list[Progress] | None = None, **changes: object) -> list[RunResult]:
@@ -126,8 +132,8 @@ def test_nobody_is_timed_while_another_one_warms_up(tmp_path: Path) -> None:
     study(tmp_path / "s", seen, steps=3)
     turns_of = [(p.doing.split(" steps of w: ")[0], p.doing.split()[4]) for p in seen
                 if " steps of " in p.doing]  # fmt: skip
-    count = 5 + turns.WARM_UP_TURNS
-    warm_up = [("3", "single"), *[("3", "data")] * 4, *[("3", "ddp")] * turns.WARM_UP_TURNS]
+    count = 5 + turns.TUNING.warm_up_turns
+    warm_up = [("3", "single"), *[("3", "data")] * 4, *[("3", "ddp")] * turns.TUNING.warm_up_turns]
     assert sorted(turns_of[:count]) == sorted(warm_up), "ddp never settles: not waited for"
     timed = {("4", name) for name in ("single", "data", "ddp")}
     assert set(turns_of[count : count + 3]) == timed
@@ -136,15 +142,18 @@ def test_nobody_is_timed_while_another_one_warms_up(tmp_path: Path) -> None:
 def test_slow_runs_have_fewer_timed_steps(tmp_path: Path) -> None:
     runs = study(tmp_path / "s", steps=30, at_most=0.0331)
     assert [r.timed_steps for r in runs] == [8, 10, 15]
-    assert turns.timed_steps(30, 1.0, 10.0) == turns.LEAST and turns.timed_steps(3, 1.0, 9.0) == 3
+    assert turns.timed_steps(30, 1.0, 10.0) == turns.TUNING.least
+    assert turns.timed_steps(3, 1.0, 9.0) == 3
 
 
 def test_a_step_begins_when_the_last_rank_has_its_data() -> None:
     record = RunRecord(GROUP[1], [1.0, 1.0])
     for rank, (seconds, waited) in enumerate([(0.4, 0.1), (0.49, 0.01)]):
-        steps = [(9.0, 9.0, 8), (seconds, waited, 8)]
-        turn = {"says": "turn", "mode": "timed", "steps": steps, "used": None, "wall": 1.0}
-        for said in ({"says": "prepared"}, turn, {"says": "ended", "plan": "data"}):
+        turn = TurnEnded(
+            first=1, mode="timed", wall=1.0, seconds=(9.0, seconds), loading=(9.0, waited),
+            rows=(8, 8),
+        )  # fmt: skip
+        for said in (RankPrepared(device="cpu"), turn, RunEnded(plan="data")):
             record.add(rank, said)
     result = record.result((), None, 10)
     assert result.seconds == pytest.approx(10 * 0.4), "of as many steps as were asked for"
@@ -187,10 +196,8 @@ def test_a_loss_or_metric_that_is_no_number_is_told_as_such(
     loss: float, accuracy: float, said: str
 ) -> None:
     record = RunRecord(GROUP[0], [1.0])
-    record.add(0, {"says": "prepared", "plan": "single"})
-    record.add(0, {"says": "ended", "plan": "single"})
-    values = {"accuracy": accuracy}
-    record.add(0, {"says": "epoch", "epoch": 2, "step": 9, "loss": loss, "values": values})
+    record.add(0, RunEnded(plan="single"))
+    record.add(0, EpochMeasured(epoch=2, step=9, loss=loss, metrics={"accuracy": accuracy}))
     with pytest.raises(ValueError, match=said):
         record.result((), 5)
 

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from synchromesh.runs.watches import Recorded
+from synchromesh.results.run import MemoryByKind
+from synchromesh.runs.events import RankMemory, RunEvent
+from synchromesh.runs.watches import RecordedSteps
 from synchromesh.study.meter import Meter
 from synchromesh.study.turns import Turn
 
@@ -14,13 +16,13 @@ class Kept:
     """A channel that grants these turns and keeps what is said."""
 
     def __init__(self, *turns: Turn) -> None:
-        self.turns, self.said = [*turns], list[dict[str, Any]]()
+        self.turns, self.said = [*turns], list[RunEvent]()
 
     def turn(self) -> Turn | None:
         return self.turns.pop(0) if self.turns else None
 
-    def say(self, what: str, **values: Any) -> None:
-        self.said.append({"says": what, **values})
+    def say(self, event: RunEvent) -> None:
+        self.said.append(event)
 
 
 class Seen:
@@ -35,8 +37,8 @@ class Seen:
     def after_step(self, left: int, full: bool) -> None:
         self.full.append(full)
 
-    def end(self) -> dict[str, Any]:
-        return {"full": [*self.full]}
+    def end(self) -> RunEvent:
+        return RankMemory(peak=MemoryByKind(), more={"full": [*self.full]})
 
 
 @pytest.mark.parametrize(
@@ -54,17 +56,17 @@ def test_a_watched_turn_lasts_until_a_batch_is_full(rows: list[int], full: list[
     meter.begin()
     for count in [*rows, 8]:  # the last one runs on after the study has ended
         meter.step(0.5, 0.25, count)
-    watched, timed = channel.said
-    assert watched["seen"] == {"full": full} and len(watched["steps"]) == len(full)
-    assert timed["mode"] == "timed" and meter.over
+    seen, watched, timed = channel.said
+    assert seen.more == {"full": full} and watched.rows == tuple(rows[: len(full)])
+    assert (timed.mode, timed.first) == ("timed", len(full) + 1) and meter.over
 
 
 def test_a_short_batch_is_left_out_of_what_is_recorded() -> None:
-    sent = iter([0, 10, 11, 31])
-    watch = Recorded(torch.device("cpu"), lambda: next(sent))
+    sent = iter([0, 10, 10, 11, 31])
+    watch = RecordedSteps(torch.device("cpu"), lambda: next(sent))
     watch.begin()
     for left, full in [(2, True), (1, True), (1, False), (0, True)]:
         torch.ones(9).sum()
         watch.after_step(left, full)
     found = watch.end()
-    assert len(found["recording"]["steps"]) == 2 and found["sent"] == 15
+    assert len(found.recording.steps) == 2 and found.sent == 15

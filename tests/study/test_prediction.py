@@ -7,11 +7,11 @@ import pytest
 from torch import Tensor, nn
 
 from synchromesh.results.derive import derive
-from synchromesh.results.study import Settings, StudyMachine, StudyResults
+from synchromesh.results.study import StudyMachine, StudyResults, StudySettings
 from synchromesh.study.prediction import cluster, predicted
 from synchromesh.workloads.target import load
 
-ASKED = Settings(("single", "data", "pipeline", "hybrid", "auto", "ddp"), (2,), (64,), (0, 1))
+ASKED = StudySettings(("single", "data", "pipeline", "hybrid", "auto", "ddp"), (2,), (64,), (0, 1))
 
 
 def test_strategies_of_ours_are_predicted_for_devices_of_the_catalogue() -> None:
@@ -30,7 +30,7 @@ def test_strategies_of_ours_are_predicted_for_devices_of_the_catalogue() -> None
 
 
 def test_a_model_that_carries_a_state_is_predicted() -> None:
-    asked = Settings(("single", "data"), (2,), (4,), (0,))
+    asked = StudySettings(("single", "data"), (2,), (4,), (0,))
     rows = predicted(load("ptb/lstm_small", synthetic=True), asked, ["v100"])
     assert [r.status for r in rows] == ["done", "done"], [r.reason for r in rows]
 

@@ -1,10 +1,17 @@
-"""The processes of a contestant: on the hosts of a lab, and what fails says why."""
+"""The processes of a contestant: on the hosts of a lab, what fails says why, and
+how many a machine holds."""
 
 import json
 from pathlib import Path
 
+import pytest
+import torch
+from torch import nn
+
 from synchromesh.cli import main
+from synchromesh.study import processes
 from synchromesh.study.processes import reason
+from synchromesh.workloads.workload import Workload
 from tests.lab.hosts import needs_hosts
 
 LAB = "hosts: [{bandwidth: 50mbit, cpu: 80%, count: 2}]"
@@ -53,3 +60,26 @@ def test_ranks_run_on_the_hosts_of_a_lab_and_their_failures_say_why(tmp_path: Pa
     assert single["emulated"] and single["cluster"] == "hosts of 50mbit, 80% of a core"
     assert len(document["cluster"]["hosts"]) == 2
     assert ddp["status"] == "failed" and "rank 1 does not like its batch" in ddp["reason"]
+
+
+class Reading(nn.Module):
+    """Reads a value while it is built, as stochastic depth does: not possible without data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 3)]
+        self.inner = nn.Linear(1000, 1000, bias=False)
+
+
+def test_memory_divided_by_what_a_process_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "device_bytes", lambda device: 10**9)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for model in (Reading, lambda: nn.Linear(1000, 1000, bias=False)):
+        workload = Workload(
+            model=model,
+            loss=lambda m, batch: m(batch).sum(),
+            train_data=[torch.zeros(1)],
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            batch_size=1,
+        )
+        assert processes.most_processes([workload], 2) == 10**9 // (250_000_000 + 8 * 4_000_000)

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synchromesh.runs.intervals import common, covered_before, length, minus, union
+from synchromesh.runs.spans import common, covered_before, length, minus, union
 
 pairs = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=6)
 

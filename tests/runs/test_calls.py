@@ -2,7 +2,7 @@
 
 import pytest
 
-from synchromesh.runs.names import communication_name
+from synchromesh.runs.calls import communication_name
 
 
 @pytest.mark.parametrize(
