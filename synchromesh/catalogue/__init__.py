@@ -8,7 +8,7 @@ import re
 
 from synchromesh.catalogue.sheet import Sheets, sheets
 from synchromesh.values.cluster import Cluster, Device, Host
-from synchromesh.values.suggestion import near
+from synchromesh.values.fault import near
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # that `names` lists; any other count is as good
 SLOWER = ("ethernet25", "ethernet100")  # networks that `names` lists beside the usual one

@@ -5,7 +5,7 @@ from functools import cache
 from importlib import resources
 
 from synchromesh.values import document
-from synchromesh.values.suggestion import near
+from synchromesh.values.fault import near
 
 COLUMNS = 7  # of a row of prices.yaml
 

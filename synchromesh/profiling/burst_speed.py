@@ -20,7 +20,7 @@ import torch
 from synchromesh.engine.groups import World
 from synchromesh.profiling.settled import mean_and_error, settled
 from synchromesh.programs.clock import clock
-from synchromesh.values.device_model import BurstSpeed, DeviceModel
+from synchromesh.values.compute import BurstSpeed, DeviceModel
 
 
 @dataclass(frozen=True)

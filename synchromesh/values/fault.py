@@ -1,8 +1,11 @@
-"""A fault: what a user sees of an exception, a sentence where it is ours, else a traceback."""
+"""A fault: what a user sees of an exception, a sentence where it is ours, else a traceback; and
+what a mistyped name may have meant."""
 
+import difflib
 import os
 import re
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
@@ -105,3 +108,14 @@ def printable(text: str, lines: bool = False) -> str:
         c if c.isprintable() or c in kept else c.encode("unicode_escape").decode("ascii")
         for c in text
     )
+
+
+def near(text: str, known: Iterable[str], brackets: bool = False) -> str:
+    """`; did you mean 'x' or 'y'` where known names resemble `text`, else nothing.
+
+    In `brackets` it reads ` (did you mean x or y?)`, for sentences that go on after it."""
+    if brackets:
+        names = difflib.get_close_matches(text, list(known), n=2, cutoff=0.6)
+        return f" (did you mean {' or '.join(names)}?)" if names else ""
+    names = difflib.get_close_matches(text, list(known), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, names))}" if names else ""

@@ -19,13 +19,13 @@ from functools import cached_property
 from statistics import median
 from typing import Annotated, Any, TypeVar, get_args
 
-from synchromesh.values import device_model, document
+from synchromesh.values import document
+from synchromesh.values.compute import INERT
+from synchromesh.values.compute import BurstSpeed as BurstSpeed
 from synchromesh.values.compute import Compute as Compute
+from synchromesh.values.compute import Curve as Curve
+from synchromesh.values.compute import DeviceModel as DeviceModel
 from synchromesh.values.compute import Memory as Memory
-from synchromesh.values.curve import Curve as Curve
-from synchromesh.values.device_model import INERT
-from synchromesh.values.device_model import BurstSpeed as BurstSpeed
-from synchromesh.values.device_model import DeviceModel as DeviceModel
 from synchromesh.values.fields import Within, of_plain, to_plain
 from synchromesh.values.traffic import CollectiveKind
 
@@ -221,7 +221,7 @@ class Profile(document.Document):
         """From the JSON form of document `name`. ValueError by the key that is wrong."""
         keys = (
             "devices", "source", "error_band", "emulated", "seconds", "compute", "network",
-            "overlap", *device_model.KEYS, "update", "calls", "host_seconds", "missing",
+            "overlap", *DeviceModel.KEYS, "update", "calls", "host_seconds", "missing",
         )  # fmt: skip
         item = document.mapping(value, name, keys, keys)
         rates = document.mapping(item["overlap"], f"{name}: overlap", get_args(CollectiveKind))
