@@ -55,7 +55,6 @@ class Curve:
 
     @property
     def reach(self) -> float:
-        """The largest size that was measured."""
         return self.points[-1][0]
 
     def joined(self, other: "Curve") -> "Curve":
@@ -63,11 +62,9 @@ class Curve:
         return Curve.of({**dict(self.points), **dict(other.points)}.items())
 
     def scaled(self, factor: float) -> "Curve":
-        """The curve with `factor` times the seconds."""
         return Curve(tuple((x, y * factor) for x, y in self.points))
 
     def to_plain(self) -> list[list[float]]:
-        """The JSON form: [[size, value], ...]."""
         return [[x, y] for x, y in self.points]
 
     @classmethod
@@ -134,12 +131,10 @@ class Compute:
 
     @property
     def reach(self) -> float:
-        """The most rows at which every rank was timed."""
         return min(curve.reach for curve in self.forward)
 
     @property
     def fewest(self) -> float:
-        """The fewest rows at which every rank was timed."""
         return max(curve.points[0][0] for curve in self.forward)
 
     def on(self, rank: int, rows: float) -> tuple[float, float]:

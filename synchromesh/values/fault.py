@@ -57,16 +57,21 @@ class Fault:
             return cls(printable(message(error)), "", 2)
         if isinstance(error, Refuted):
             return cls(printable(message(error)), "", 1)
-        start = error.__traceback__
-        while start is not None and start.tb_frame.f_code.co_filename in LAUNCHING:
-            start = start.tb_next
-        lines = traceback.format_exception(type(error), error, start)
-        trace = printable("".join(lines).rstrip(), lines=True)
-        if isinstance(error, RuntimeError) and (found := UNANSWERED.match(message(error))):
-            reason = found[1].strip()
+        trace = _traced(error)
+        if isinstance(error, RuntimeError) and (gone := UNANSWERED.match(message(error))):
+            reason = gone[1].strip()
             what = TIMED_OUT if reason.startswith("Timed out") else GONE
             return cls(f"{what} ({printable(reason)})", trace, lost=True)
         return cls(printable(cause(error)), trace)
+
+
+def _traced(error: BaseException) -> str:
+    """Its traceback without the lines that launch a rank."""
+    start = error.__traceback__
+    while start is not None and start.tb_frame.f_code.co_filename in LAUNCHING:
+        start = start.tb_next
+    lines = traceback.format_exception(type(error), error, start)
+    return printable("".join(lines).rstrip(), lines=True)
 
 
 def cause(error: BaseException) -> str:

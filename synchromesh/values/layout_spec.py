@@ -40,14 +40,24 @@ LEVELS: dict[str, ShardStates] = {
 }  # fmt: skip
 WORDS = (*NAMES[:3], "zero1", "zero2", *NAMES[3:])  # that a plan may begin with
 NUMBERS = ("tensor", "data", "stages", "microbatches")
-MOST = 1_000_000  # of any degree or count: larger ones are typing errors
+
+
+@dataclass(frozen=True)
+class Most:
+    """The largest numbers of a plan: larger ones are typing errors."""
+
+    degree: int = 1_000_000  # of a layout, or number of a rank, or share of the rows
+    count: int = 2**31  # of micro-batches or rows
+
+
+MOST = Most()
 
 
 def count(text: str, what: str) -> int:
     """The number that `text` states in plain digits, from 1 to a million."""
     digits = text.isascii() and text.isdigit() and len(text) <= 7
-    if not digits or not 1 <= int(text) <= MOST:
-        raise ValueError(f"{what}={text[:40]}: should be a whole number from 1 to {MOST}")
+    if not digits or not 1 <= int(text) <= MOST.degree:
+        raise ValueError(f"{what}={text[:40]}: should be a whole number from 1 to {MOST.degree}")
     return int(text)
 
 
@@ -78,8 +88,8 @@ class LayoutSpec:
             if option not in OPTIONS[self.name]:
                 known = ", ".join(OPTIONS[self.name]) or "none"
                 raise ValueError(f"{self.name} has no option {option!r}; it has {known}")
-            if option in NUMBERS and not 1 <= value <= MOST:
-                raise ValueError(f"{self.name}: {option}={value} is not from 1 to {MOST}")
+            if option in NUMBERS and not 1 <= value <= MOST.degree:
+                raise ValueError(f"{self.name}: {option}={value} is not from 1 to {MOST.degree}")
         while changes := self._plainer():  # one form for what means the same
             for field, value in changes.items():
                 object.__setattr__(self, field, value)

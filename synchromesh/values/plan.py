@@ -15,8 +15,7 @@ Settings:
     @micro_batches=4          into how many parts the global batch is cut, each of which then lies
                               on the data ranks of every stage
     @schedule=gpipe           in which order stages run them (1f1b, gpipe, interleaved)
-    @global_batch=256         rows of a step over all ranks; batches of other sizes are refused when
-                              a run begins, by its example
+    @global_batch=256         rows of a step over all ranks; a run with another example is refused
     @synchronisation=every-step                      or local:8 (every 8 steps), stale:1 (1 late)
     @rows=3,3,2                                      shares of the rows, largest data degree
     @ranks=0,2,1                                     order of the ranks; those left out are idle
@@ -87,7 +86,7 @@ class Plan(document.Document):
         if faults := stage_faults(self.stages):
             return "; ".join(faults)
         order = self.ranks or self._stage_ranks()
-        wrong = len(set(order)) < len(order) or any(not 0 <= r < MOST for r in order)
+        wrong = len(set(order)) < len(order) or any(not 0 <= r < MOST.degree for r in order)
         if self.ranks == () or wrong:
             return f"ranks={show_numbers(order)}: each rank once, none negative, at least one"
         return ""

@@ -17,7 +17,6 @@ SETTINGS = (
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 EVERY_STEP = "every-step"
 WHOLE_PLAN = ("single", "pipeline", "auto")  # layouts that no component can have on its own
-MOST_COUNT = 2**31  # of micro-batches or rows: larger numbers are typing errors
 SYNCHRONISATION = re.compile(rf"{EVERY_STEP}|(local|stale):[1-9][0-9]{{0,5}}")
 NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")  # that is a part of a module path
 RANGE = re.compile(r"(?<![^.])([0-9]{1,9})-([0-9]{1,9})(?![^.])")  # of them, in a pattern
@@ -252,11 +251,11 @@ def setting_fault(name: str, value: Any) -> str:
         case "synchronisation" if not SYNCHRONISATION.fullmatch(value):
             return f"synchronisation {value!r} is none of every-step, local:N, stale:N"
         case "micro_batches" | "global_batch" | "pieces":
-            if value is not None and not 1 <= value <= MOST_COUNT:
-                return f"{name}={value} should be at least 1 and at most {MOST_COUNT}"
+            if value is not None and not 1 <= value <= MOST.count:
+                return f"{name}={value} should be at least 1 and at most {MOST.count}"
         case "rows" if value is not None:
-            if not (value and min(value) >= 0 and 0 < max(value) <= MOST):
-                return f"rows={show_numbers(value)}: shares from 0 to {MOST}, not all zero"
+            if not (value and min(value) >= 0 and 0 < max(value) <= MOST.degree):
+                return f"rows={show_numbers(value)}: shares from 0 to {MOST.degree}, not all zero"
     return ""
 
 
@@ -272,9 +271,9 @@ def read_field(key: str, value: Any, path: str) -> Any:
         case "rows" | "ranks":
             return None if value is None else _integers(value, path)
         case "global_batch" | "pieces":
-            return None if value is None else document.integer(value, path, 1, MOST_COUNT)
+            return None if value is None else document.integer(value, path, 1, MOST.count)
         case "micro_batches":
-            return document.integer(value, path, 1, MOST_COUNT)
+            return document.integer(value, path, 1, MOST.count)
         case _:
             return document.text(value, path)
 
@@ -303,4 +302,4 @@ def _stage(value: Any, path: str) -> Stage:
 
 def _integers(value: Any, path: str) -> tuple[int, ...]:
     items = document.sequence(value, path)
-    return tuple(document.integer(n, f"{path}[{i}]", 0, MOST) for i, n in enumerate(items))
+    return tuple(document.integer(n, f"{path}[{i}]", 0, MOST.degree) for i, n in enumerate(items))
