@@ -8,28 +8,28 @@ import re
 
 from synchromesh.catalogue.sheet import Sheets, sheets
 from synchromesh.values.cluster import Cluster, Device, Host
-from synchromesh.values.suggestion import near
+from synchromesh.values.fault import near
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # that `names` lists; any other count is as good
 SLOWER = ("ethernet25", "ethernet100")  # networks that `names` lists beside the usual one
-MOST = 65_536  # devices of a cluster
 INSIDE = ("nvlink", "pcie")  # kinds of links that join no hosts
 MEASURED = ("seen", "derived")  # statuses of figures that rest on somebody's measurement
 
 
 def names() -> tuple[str, ...]:
-    """The clusters worth listing, device by device; `cluster` knows more."""
+    """The clusters worth listing, device by device; `cluster` knows more: any other count is as
+    good."""
     listed: list[str] = []
     for name, sheet in sheets().devices.items():
-        listed += [f"{name}x{n}" for n in SIZES]
+        listed += [f"{name}x{2**n}" for n in range(8)]
         few = [int(sheet.devices_per_host.value) * hosts for hosts in (2, 4)]
         others = [network for network in SLOWER if network != sheet.network]
         listed += [f"{name}x{n}-{network}" for n in few for network in others]
     return tuple(listed)
 
 
-def cluster(name: str) -> Cluster:
-    """The cluster of that name. ValueError, with near names, where the catalogue has none."""
+def cluster(name: str, most: int = 65_536) -> Cluster:
+    """The cluster of that name. ValueError, with near names, where the catalogue has none, and for
+    more than `most` devices."""
     found = sheets()
     devices = sorted(found.devices, key=len, reverse=True)
     networks = [k for k, link in found.links.items() if link.kind not in INSIDE]
@@ -44,8 +44,8 @@ def cluster(name: str) -> Cluster:
             f"of {', '.join(networks)}"
         )
     count = int(match[2])
-    if count > MOST:
-        raise ValueError(f"{name}: {count} devices are more than the {MOST} of one cluster")
+    if count > most:
+        raise ValueError(f"{name}: {count} devices are more than the {most} of one cluster")
     return _cluster(found, name, match[1], count, match[3] or found.devices[match[1]].network)
 
 

@@ -5,9 +5,7 @@ from functools import cache
 from importlib import resources
 
 from synchromesh.values import document
-from synchromesh.values.suggestion import near
-
-COLUMNS = 7  # of a row of prices.yaml
+from synchromesh.values.fault import near
 
 
 @dataclass(frozen=True)
@@ -62,16 +60,16 @@ def prices() -> tuple[HourlyPrice, ...]:
         document.read_yaml(text, "prices.yaml"), "prices.yaml", ("sources", "prices")
     )
     titles = {key: source["title"] for key, source in table["sources"].items()}
-    found = []
+    rows = []
     for i, row in enumerate(document.sequence(table["prices"], "prices")):
         place = f"prices.yaml: prices[{i}]"
-        if len(document.sequence(row, place)) != COLUMNS:
-            raise ValueError(f"{place}: should have {COLUMNS} entries, not {len(row)}")
+        if len(document.sequence(row, place)) != 7:
+            raise ValueError(f"{place}: should have 7 entries, not {len(row)}")
         name, devices, device, dollars, region, date, source = row
-        found.append(
+        rows.append(
             HourlyPrice(
                 document.number(dollars, place), document.integer(devices, place, 1), name, region,
                 date, titles[source], device,
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(rows)

@@ -12,7 +12,7 @@ import json
 import os
 import struct
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -55,6 +55,12 @@ def save_safetensors(
     fresh = path.with_name(f".{path.name}.new-{uuid.uuid4().hex[:8]}")
     file: IO[bytes] | None = None
     faults: list[str] = []  # the others go on sending: they learn of it at the end
+
+    def on_first(do: Callable[[IO[bytes]], object]) -> None:
+        with _noted(faults):
+            if file is not None and not faults:
+                do(file)
+
     try:
         with _noted(faults):
             if group.index == 0:
@@ -63,21 +69,21 @@ def save_safetensors(
                 file.write(_header(ordered, aliases or {}))
         for local in ordered:
             tensor = _gathered(local, group)
-            with _noted(faults):
-                if file is not None and not faults:
-                    file.write(_bytes(tensor))
-        with _noted(faults):
-            if file is not None and not faults:
-                file.flush()
-                os.fsync(file.fileno())
-                fresh.rename(path)
-                sync(path.absolute().parent)
+            on_first(lambda file, tensor=tensor: file.write(_bytes(tensor)))  # type: ignore[misc]
+        on_first(lambda file: _put_in_place(file, fresh, path))
         if fault := group.broadcast_json("".join(faults)):
             raise CheckpointError(f"{path}: cannot be written: {fault}")
     finally:
         if file is not None:
             file.close()
             fresh.unlink(missing_ok=True)
+
+
+def _put_in_place(file: IO[bytes], fresh: Path, path: Path) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+    fresh.rename(path)
+    sync(path.absolute().parent)
 
 
 @contextmanager
@@ -158,16 +164,16 @@ Source = tuple[Path, str, tuple[int, ...], str]  # file, key in it, shape, dtype
 
 
 def _sources(path: Path) -> dict[str, Source]:
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     for file in _files(path):
         try:
             with safe_open(file, framework="pt") as opened:
                 for key in opened.keys():  # noqa: SIM118 -- no mapping
                     entry = opened.get_slice(key)
-                    found[key] = (file, key, tuple(entry.get_shape()), entry.get_dtype())
+                    sources[key] = (file, key, tuple(entry.get_shape()), entry.get_dtype())
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file}: is no readable safetensors file: {error}") from None
-    return found
+    return sources
 
 
 def _tied(sources: Mapping[str, Source]) -> dict[str, str]:
@@ -190,8 +196,11 @@ def _files(path: Path) -> list[Path]:
         path = next((p for p in inside if p.is_file()), inside[0])
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such file")
-    if path.suffix != ".json":
-        return [path]
+    return _indexed(path) if path.suffix == ".json" else [path]
+
+
+def _indexed(path: Path) -> list[Path]:
+    """The files that an index names, all beside it."""
     value = document.read(path)
     if not isinstance(value, dict) or "weight_map" not in value:
         raise CheckpointError(f"{path}: weight_map is missing: is this an index of safetensors?")
@@ -211,26 +220,31 @@ def _plan(
     aliases: set[str],
 ) -> tuple[list[str], list[tuple[LocalTensor, Source]]]:
     """Where each wanted tensor is stored, and everything that does not fit."""
-    faults, where, used = [], [], set()
-    known = {dtype: name for name, dtype in DTYPES.items()}
+    faults: list[str] = []
+    where, used = [], set()
     for name, local in wanted.items():
         source = stored.get(name)
-        if source is None:
-            if name not in allow:
-                faults.append(f"{name} is missing")
-            continue
-        used.add((source[0], source[1]))
-        dtype = known.get(source[3])
-        if source[2] != tuple(local.shape):
-            faults.append(f"{name} has shape {source[2]} there, {tuple(local.shape)} here")
-        castable = cast and dtype is not None and _alike(dtype, local.dtype)
-        if dtype != local.dtype and not castable:
-            faults.append(f"{name} is {dtype or source[3]} there, {local.dtype} here")
-        where.append((local, source))
+        if source is not None:
+            used.add(source[:2])
+            faults += _misfits(local, source, cast)
+            where.append((local, source))
+        elif name not in allow:
+            faults.append(f"{name} is missing")
     for name, source in stored.items():
-        if (source[0], source[1]) not in used and name not in allow | aliases:
+        if source[:2] not in used and name not in allow | aliases:
             faults.append(f"{name} is unexpected")
     return faults, where
+
+
+def _misfits(local: LocalTensor, source: Source, cast: bool) -> Iterator[str]:
+    """In what a stored tensor is not the one that is wanted."""
+    _, _, shape, stored_type = source
+    if shape != tuple(local.shape):
+        yield f"{local.name} has shape {shape} there, {tuple(local.shape)} here"
+    dtype = {name: dtype for dtype, name in DTYPES.items()}.get(stored_type)
+    castable = cast and dtype is not None and _alike(dtype, local.dtype)
+    if dtype != local.dtype and not castable:
+        yield f"{local.name} is {dtype or stored_type} there, {local.dtype} here"
 
 
 def _alike(a: torch.dtype, b: torch.dtype) -> bool:

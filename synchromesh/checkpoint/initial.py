@@ -18,8 +18,6 @@ from synchromesh.programs.model import Model
 from synchromesh.programs.random import mix
 from synchromesh.trace.capture.model_snapshot import attributes_of
 
-SHOWN = 3  # tensors that an error names
-
 
 def initial_values(
     model: Model, seed: int, device: torch.device, without: Collection[str] = ()
@@ -134,8 +132,8 @@ def _written(model: Model) -> set[str]:
     return found
 
 
-def _uninitialised(model: Model, names: Sequence[str]) -> str:
-    """A sentence about tensors that nothing initialises, with what would."""
+def _uninitialised(model: Model, names: Sequence[str], shown: int = 3) -> str:
+    """A sentence about tensors that nothing initialises, with what would; it names `shown`."""
     owners = {name: part for part, _, name in reversed(model.slots)}
     paths = {part: path for path, part in model.module.named_modules()}
 
@@ -143,12 +141,12 @@ def _uninitialised(model: Model, names: Sequence[str]) -> str:
         part = owners[name]
         return f"{name} of {paths[part] or 'the model'} ({type(part).__name__})"
 
-    shown = ", ".join(map(place, names[:SHOWN])) + (" ..." if len(names) > SHOWN else "")
+    named = ", ".join(map(place, names[:shown])) + (" ..." if len(names) > shown else "")
     remedy = "or start from weights with prepare(..., weights='model.safetensors' or a checkpoint)"
     if any(name not in model.persistent for name in names):
         remedy = "weights do not have it, as state_dict leaves it out"
     return (
-        f"{shown}: on the meta device, and nothing initialises it: give its module a "
+        f"{named}: on the meta device, and nothing initialises it: give its module a "
         f"reset_parameters that fills it; {remedy}"
     )
 

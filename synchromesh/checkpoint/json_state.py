@@ -19,22 +19,22 @@ from synchromesh.values import document
 
 def to_json(state: Any, what: str) -> Any:
     """The JSON form. ValueError, which calls it `what`, for what has none."""
-    if state is None or isinstance(state, bool | int | float | str):
-        return state
-    if isinstance(state, list):
-        return [to_json(x, what) for x in state]
-    if isinstance(state, tuple):
-        return {"tuple": [to_json(x, what) for x in state]}
-    if isinstance(state, Mapping):
-        return _mapping(state, what)
-    if isinstance(state, np.generic):
-        return to_json(state.item(), what)
-    if isinstance(state, bytes):
-        return {"bytes": base64.b64encode(state).decode()}
-    if isinstance(state, np.ndarray) and state.dtype.kind in "biuf":
-        return {"array": _packed(torch.from_numpy(np.ascontiguousarray(state)))}
-    if isinstance(state, Tensor):
-        return {"tensor": _packed(state)}
+    match state:
+        case None | bool() | int() | float() | str():
+            return state
+        case list() | tuple():
+            items = [to_json(x, what) for x in state]
+            return items if isinstance(state, list) else {"tuple": items}
+        case Mapping():
+            return _mapping(state, what)
+        case np.generic():
+            return to_json(state.item(), what)
+        case bytes():
+            return {"bytes": base64.b64encode(state).decode()}
+        case np.ndarray() if state.dtype.kind in "biuf":
+            return {"array": _packed(torch.from_numpy(np.ascontiguousarray(state)))}
+        case Tensor():
+            return {"tensor": _packed(state)}
     raise ValueError(
         f"the state_dict of {what} holds a {type(state).__name__}, which has no form in a "
         "checkpoint: numbers, texts, bytes, tensors, and lists, tuples and dictionaries of them do"
@@ -64,20 +64,26 @@ def from_json(value: Any, name: str) -> Any:
     if len(value) != 1:
         raise ValueError(f"{name}: should have one key that names a type, not {len(value)}")
     ((kind, content),) = value.items()
+    return _of_kind(kind, content, name)
+
+
+def _of_kind(kind: str, content: Any, name: str) -> Any:
     if kind == "bytes":
         return _bytes(content, name)
     if kind == "dict" and isinstance(content, dict):
         return {k: from_json(v, name) for k, v in content.items()}
     listed = document.sequence(content, f"{name}: {kind}")
-    if kind == "tuple":
-        return tuple(from_json(x, name) for x in listed)
-    if kind in ("pairs", "counter"):
-        pairs = [document.sequence(x, f"{name}: {kind}") for x in listed]
-        found = {from_json(k, name): from_json(v, name) for k, v in pairs}
-        return found if kind == "pairs" else Counter(found)
-    if kind in ("tensor", "array"):
-        tensor = _tensor(listed, name)
-        return tensor if kind == "tensor" else tensor.numpy()
+    match kind:
+        case "tuple":
+            return tuple(from_json(listed, name))
+        case "pairs" | "counter":
+            pairs = (document.sequence(x, f"{name}: {kind}") for x in listed)
+            table = {from_json(k, name): from_json(v, name) for k, v in pairs}
+            return table if kind == "pairs" else Counter(table)
+        case "tensor":
+            return _tensor(listed, name)
+        case "array":
+            return _tensor(listed, name).numpy()
     raise ValueError(f"{name}: {kind!r} is no type of a state")
 
 

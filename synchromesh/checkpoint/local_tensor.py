@@ -26,7 +26,6 @@ class LocalTensor:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the global tensor too."""
         return self.tensor.dtype
 
     def view(self, box: Box) -> Tensor:

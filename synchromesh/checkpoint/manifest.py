@@ -21,6 +21,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,8 +30,13 @@ from synchromesh.values.fields import Within, of_plain, to_plain
 
 NAME = "MANIFEST.json"
 FORMAT = "synchromesh checkpoint 1"
-_EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
-_AT_FDCWD = -100
+
+
+class _Linux(IntEnum):
+    """Of linux/fs.h and fcntl.h."""
+
+    RENAME_EXCHANGE = 2
+    AT_FDCWD = -100
 
 
 class CheckpointError(ValueError):
@@ -240,7 +246,8 @@ def exchange(a: Path, b: Path) -> bool:
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    if rename(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _EXCHANGE) == 0:
+    here = _Linux.AT_FDCWD
+    if rename(here, os.fsencode(a), here, os.fsencode(b), _Linux.RENAME_EXCHANGE) == 0:
         return True
     code = ctypes.get_errno()
     if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):

@@ -42,7 +42,6 @@ class OptimizerState:
         return [(k, v) for k, v in sorted(self.of(name).items()) if isinstance(v, Tensor)]
 
     def moving(self, name: str) -> dict[str, Tensor]:
-        """The shaped and the whole ones."""
         return self.shaped(name) | self.whole(name)
 
     def refuse_pieces(self, name: str) -> None:
@@ -75,15 +74,18 @@ class OptimizerState:
                     "parameter of the model and has no place in plans and checkpoints: keep it in "
                     "param_groups"
                 )
-            name = names[parameter]
-            shaped, whole = self.shaped(name), self.whole(name)
-            rest = {k: v for k, v in entries.items() if k not in shaped and k not in whole}
-            state[name] = {
-                "shaped": {k: dtype_name(v.dtype) for k, v in shaped.items()},
-                "whole": {k: [dtype_name(v.dtype), list(v.shape)] for k, v in whole.items()},
-                "other": {k: plain(v, f"{name}: {k}") for k, v in rest.items()},
-            }
+            state[names[parameter]] = self._described(names[parameter], entries)
         return {"kind": kind, "groups": groups, "state": state}
+
+    def _described(self, name: str, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of one parameter."""
+        shaped, whole = self.shaped(name), self.whole(name)
+        other = {k: v for k, v in entries.items() if k not in shaped and k not in whole}
+        return {
+            "shaped": {k: dtype_name(v.dtype) for k, v in shaped.items()},
+            "whole": {k: [dtype_name(v.dtype), list(v.shape)] for k, v in whole.items()},
+            "other": {k: plain(v, f"{name}: {k}") for k, v in other.items()},
+        }
 
     def adopt(self, described: Mapping[str, Any]) -> None:
         """Makes the optimizer's groups and counters what `described` says; tensors that move are
@@ -151,13 +153,14 @@ class OptimizerState:
                 f"checkpoint ({[len(g['params']) for g in groups]}): build it as the saved run did"
             )
         for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
-            for key, value in saved.items():
-                if key == "params":
-                    continue
-                old = group.get(key)
-                device = old.device if isinstance(old, Tensor) else None
-                new = _unplain(value, device)
-                group[key] = tuple(new) if isinstance(old, tuple) else new
+            settings = {key: value for key, value in saved.items() if key != "params"}
+            group.update({k: _setting_like(group.get(k), v) for k, v in settings.items()})
+
+
+def _setting_like(old: Any, saved: Any) -> Any:
+    """A setting of a group as it was saved, on the device and of the kind of the present one."""
+    new = _unplain(saved, old.device if isinstance(old, Tensor) else None)
+    return tuple(new) if isinstance(old, tuple) else new
 
 
 def first_state(

@@ -50,7 +50,6 @@ class BoxWriter(SavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
-        """Takes the local tensors to save."""
         self.tensors: dict[str, LocalTensor] = state_dict
 
     def create_local_plan(self) -> SavePlan:
@@ -198,7 +197,6 @@ def box_of(chunk: ChunkStorageMetadata) -> Box:
 
 
 def boxes_of(stored: TensorStorageMetadata) -> list[Box]:
-    """The boxes of a stored tensor, in the order of its chunks."""
     return [box_of(chunk) for chunk in stored.chunks]
 
 

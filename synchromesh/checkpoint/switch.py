@@ -44,7 +44,6 @@ class Move:
 
     @property
     def before(self) -> int:
-        """Elements of all ranks' boxes before the move."""
         return sum(volume(box) for boxes in self.have for box in boxes)
 
     @property

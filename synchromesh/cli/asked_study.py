@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options
 from synchromesh.study import strategy
-from synchromesh.values.suggestion import near
+from synchromesh.values.fault import near
 
 if TYPE_CHECKING:
     from torch import nn

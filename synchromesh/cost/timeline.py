@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
-from synchromesh.values.device_model import INERT, DeviceModel
+from synchromesh.values.compute import INERT, DeviceModel
 from synchromesh.values.profile import Overlap
 
 _NOTHING = 1e-12  # seconds

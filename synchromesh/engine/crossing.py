@@ -97,7 +97,6 @@ class Arrival:
 
     @property
     def border(self) -> Border:
-        """The form in which it arrives."""
         return self.item.made if self.gradient else self.item.read
 
     def tensor(self) -> Tensor:

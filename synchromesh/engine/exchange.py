@@ -26,7 +26,7 @@ from synchromesh.programs.collectives import move
 from synchromesh.programs.communicator import Finish
 from synchromesh.values.boxes import Slices
 from synchromesh.values.component import Rows
-from synchromesh.values.exchange import Change, Exchange, Ranges, Side, nested
+from synchromesh.values.exchange import Change, Exchange, Ranges, Route, Side, nested
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED
 
@@ -231,18 +231,26 @@ def assembled(
             assert x is not None, "who receives from itself has something"
             parts = [_cut_out(x, change.cut, at) for at, _ in r.parts]
         else:
-            shapes = [change.lengths(out.shape, to) for _, to in r.parts]
-            flat = buffers[r.sender].split([prod(shape) for shape in shapes])
-            parts = [f.view(shape) for f, shape in zip(flat, shapes, strict=True)]
+            parts = _unpacked(change, r, buffers[r.sender], out)
         for (_, to), arrived in zip(r.parts, parts, strict=True):
-            place = _cut_out(out, change.cut, to)
-            if place.data_ptr() == arrived.data_ptr() and place.numel():
-                continue  # it was received there
-            if change.partial:
-                place.add_(arrived)
-            else:
-                place.copy_(arrived)
+            _put(arrived, _cut_out(out, change.cut, to), change.partial)
     return out
+
+
+def _unpacked(change: Change, route: Route, flat: Tensor, out: Tensor) -> list[Tensor]:
+    """The parts of what came flat on a route for `out`."""
+    shapes = [change.lengths(out.shape, to) for _, to in route.parts]
+    parts = flat.split([prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _put(arrived: Tensor, place: Tensor, partial: bool) -> None:
+    if place.data_ptr() == arrived.data_ptr() and place.numel():
+        return  # it was received there
+    if partial:
+        place.add_(arrived)
+    else:
+        place.copy_(arrived)
 
 
 def empty(change: Change, like: Tensor, shape: Sequence[int]) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 
 from synchromesh.engine.groups import World
 from synchromesh.programs.clock import clock, mean_and_error, settled
-from synchromesh.values.device_model import BurstSpeed, DeviceModel
+from synchromesh.values.compute import BurstSpeed, DeviceModel
 
 
 @dataclass(frozen=True)

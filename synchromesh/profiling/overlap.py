@@ -28,7 +28,7 @@ import torch
 from synchromesh.engine.groups import Group, World
 from synchromesh.profiling.collectives import Pair, begun, choose_way, largest, slowest
 from synchromesh.programs.clock import settled
-from synchromesh.values.profile import LEAST_RATE, Overlap, Pattern
+from synchromesh.values.profile import Overlap, Pattern
 from synchromesh.values.traffic import MESSAGES
 
 
@@ -94,7 +94,7 @@ def _mean(world: World, group: Group | Pair, numbers: Sequence[float]) -> list[f
 
 
 def _rate(found: float) -> float:
-    return min(1.0, max(LEAST_RATE, found))
+    return min(1.0, max(Overlap.LEAST_RATE, found))
 
 
 def _rates(

@@ -12,8 +12,8 @@ Anything else is the text of a plan."""
 
 from collections.abc import Iterable
 
+from synchromesh.values.fault import near
 from synchromesh.values.plan import Plan
-from synchromesh.values.suggestion import near
 
 OURS = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
 TORCH_PIPELINE = "torch-pipeline"

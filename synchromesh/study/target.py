@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from synchromesh.results.run import Epoch, Reached
-from synchromesh.values.suggestion import near
+from synchromesh.values.fault import near
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ tensor copies it) and costs no traffic. A switch carries a transfer out. An exch
 its own, for a value's rows are dealt out by shares and partial sums are added up where they
 arrive; a checkpoint reads the intersections of wanted and stored boxes from its files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -42,7 +42,6 @@ def volume(box: Box) -> int:
 
 
 def full_box(shape: Sequence[int]) -> Box:
-    """The box that is all of a tensor."""
     return tuple((0, n) for n in shape)
 
 
@@ -71,6 +70,14 @@ def difference(a: Box, b: Box) -> tuple[Box, ...]:
         if high < stop:
             peeled.append((*around[0], (high, stop), *around[1]))
     return tuple(peeled)
+
+
+def without(boxes: Iterable[Box], others: Iterable[Box]) -> list[Box]:
+    """What of `boxes` is in none of `others`, as disjoint boxes where these are disjoint."""
+    rest = [box for box in boxes if volume(box)]
+    for other in others:
+        rest = [part for box in rest for part in difference(box, other)]
+    return rest
 
 
 def split(box: Box, most: int) -> list[Box]:
@@ -130,7 +137,6 @@ class BoxCopy:
 
     @property
     def stays(self) -> bool:
-        """Whether nothing is sent."""
         return self.source == self.target
 
 
@@ -156,12 +162,9 @@ def _transfer(have: Boxes, want: Boxes) -> tuple[BoxCopy, ...]:
     cells: list[tuple[Holders, int, Box]] = []  # who may send, to whom, what
     held = _holders(have)
     for target, boxes in enumerate(want):
-        lacking = [box for box in boxes if volume(box)]
-        for own in have[target]:
-            kept = (intersection(box, own) for box in lacking)
-            copies += (BoxCopy(target, target, box) for box in kept if box is not None)
-            lacking = [rest for box in lacking for rest in difference(box, own)]
-        for box in lacking:
+        kept = (intersection(box, own) for own in have[target] for box in boxes)
+        copies += (BoxCopy(target, target, box) for box in kept if box is not None)
+        for box in without(boxes, have[target]):
             cells += ((holders, target, cell) for holders, cell in _cells(box, held))
     # Where there is no choice first, then large before small: what remains evens out the loads.
     cells.sort(key=lambda c: (len(c[0]), -volume(c[2]), c[1], c[2]))
@@ -189,7 +192,7 @@ def _holders(have: Boxes) -> list[tuple[Holders, Box]]:
                 continue
             parts[i] = (tuple(sorted({*holders, *ranks})), shared)
             parts += ((holders, rest) for rest in difference(part, shared))
-            fresh = [rest for f in fresh for rest in difference(f, shared)]
+            fresh = without(fresh, [shared])
         parts += ((ranks, rest) for rest in fresh)
     return parts
 
@@ -199,8 +202,6 @@ def _cells(box: Box, held: Sequence[tuple[Holders, Box]]) -> list[tuple[Holders,
     shared = ((holders, intersection(box, part)) for holders, part in held)
     cells = [(holders, cell) for holders, cell in shared if cell is not None]
     if sum(volume(cell) for _, cell in cells) < volume(box):
-        missing = [box]
-        for _, cell in cells:
-            missing = [rest for m in missing for rest in difference(m, cell)]
+        missing = without([box], (cell for _, cell in cells))
         raise ValueError(f"no rank holds {missing[0]} of the wanted box {box}")
     return cells

@@ -16,7 +16,7 @@
 Units: bytes, seconds, floating-point operations per second that are achieved in practice."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -25,10 +25,19 @@ from typing import Annotated, Any
 from synchromesh.values import document
 from synchromesh.values.fields import Within, of_plain
 
-MOST_BYTES = 1e18  # of a device's memory; beyond this and below, arithmetic of figures overflows
-MOST_RATE = 1e24  # bytes or operations per second
 Seconds = Annotated[float, Within(0, 3600.0)]  # of a message
 DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that figures of a cluster may be: beyond, their arithmetic overflows."""
+
+    bytes: float = 1e18  # of a device's memory
+    rate: float = 1e24  # bytes or operations per second
+
+
+LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -65,11 +74,11 @@ class Link:
 
     a: str
     b: str
-    bytes_per_second: Annotated[float, Within(1, MOST_RATE)]
+    bytes_per_second: Annotated[float, Within(1, LIMITS.rate)]
     latency_seconds: Seconds = 0.0
     kind: str = ""  # nvlink, pcie, ethernet, infiniband, efa, loopback; for people alone
     start_seconds: Seconds = 0.0
-    switch_bytes_per_second: Annotated[float, Within(0, MOST_RATE)] = 0.0
+    switch_bytes_per_second: Annotated[float, Within(0, LIMITS.rate)] = 0.0
     lanes: Annotated[int, Within(1, 2**40)] = 1
 
     def seconds(self, size: int) -> float:
@@ -99,28 +108,31 @@ class Cluster(document.Document):
     error_band: float = 0.0  # relative error of estimates from these figures; 0: not stated
 
     def __post_init__(self) -> None:
-        names = [h.name for h in self.hosts]
-        doubled = sorted(n for n, count in Counter(names).items() if count > 1)
-        if doubled:
-            raise ValueError(f"{self.name}: two hosts are called {', '.join(doubled)}")
-        if ANY in names:
-            raise ValueError(f"{self.name}: a host is called {ANY!r}, which stands for any host")
-        if not self.ranks:
-            raise ValueError(f"{self.name}: has no devices")
-        for link in self.links:
-            unknown = sorted({link.a, link.b} - set(names))
-            if unknown:
-                raise ValueError(f"{self.name}: a link names {unknown[0]!r}, which is no host")
         links = sorted((_ordered(link) for link in self.links), key=lambda x: (x.a, x.b))
-        for first, second in pairwise(links):
-            if (first.a, first.b) == (second.a, second.b):
-                raise ValueError(f"{self.name}: two links join {first.a!r} and {first.b!r}")
+        if fault := next(self._faults(links), None):
+            raise ValueError(f"{self.name}: {fault}")
         for end in ("inside", "network"):
             link = getattr(self, end)
             if link is not None:
                 object.__setattr__(self, end, replace(link, a=ANY, b=ANY))
         kept = tuple(x for x in links if x != self._default(x.a, x.b))
         object.__setattr__(self, "links", kept)
+
+    def _faults(self, links: Sequence[Link]) -> Iterator[str]:
+        names = [h.name for h in self.hosts]
+        doubled = sorted(n for n, count in Counter(names).items() if count > 1)
+        if doubled:
+            yield f"two hosts are called {', '.join(doubled)}"
+        if ANY in names:
+            yield f"a host is called {ANY!r}, which stands for any host"
+        if not self.ranks:
+            yield "has no devices"
+        for link in self.links:
+            if unknown := sorted({link.a, link.b} - set(names)):
+                yield f"a link names {unknown[0]!r}, which is no host"
+        for first, second in pairwise(links):
+            if (first.a, first.b) == (second.a, second.b):
+                yield f"two links join {first.a!r} and {first.b!r}"
 
     @property
     def ranks(self) -> tuple[tuple[str, Device], ...]:
@@ -237,7 +249,7 @@ def _devices(value: Any, path: str) -> list[Device]:
     speed = item.get("bytes_per_second", 0.0)
     device = Device(
         document.text(item["kind"], f"{path}.kind"),
-        int(document.number(item["memory_bytes"], f"{path}.memory_bytes", 1, MOST_BYTES)),
+        int(document.number(item["memory_bytes"], f"{path}.memory_bytes", 1, LIMITS.bytes)),
         {k: _rate(v, f"{path}.flops.{k}") for k, v in rates.items()},
         _rate(speed, f"{path}.bytes_per_second") if speed != 0 else 0.0,
     )
@@ -245,8 +257,7 @@ def _devices(value: Any, path: str) -> list[Device]:
 
 
 def _rate(value: Any, path: str) -> float:
-    """Bytes or operations per second."""
-    return document.number(value, path, 1, MOST_RATE)
+    return document.number(value, path, 1, LIMITS.rate)
 
 
 def _link(value: Any, path: str) -> Link:

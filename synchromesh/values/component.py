@@ -58,7 +58,6 @@ class Parameter:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all of it."""
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
 

@@ -42,11 +42,9 @@ class Side:
 
     @property
     def layout(self) -> Layout:
-        """The layout, by its degrees and positions."""
         return Layout(len(self.rows), self.tensor, first=self.first)
 
     def range_at(self, position: int) -> tuple[int, int]:
-        """[start, stop) of the rows of a position."""
         return self.rows[self.layout.data_index(position)]
 
     def rows_at(self, position: int) -> int:
@@ -140,7 +138,6 @@ class Change:
 
     @cached_property
     def cut(self) -> tuple[int, ...]:
-        """The dimensions that are cut."""
         return (0, *(dim for dim, _ in self._dims))
 
     @cached_property

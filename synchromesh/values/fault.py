@@ -1,8 +1,11 @@
-"""A fault: what a user sees of an exception, a sentence where it is ours, else a traceback."""
+"""A fault: what a user sees of an exception, a sentence where it is ours, else a traceback; and
+what a mistyped name may have meant."""
 
+import difflib
 import os
 import re
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
@@ -54,16 +57,21 @@ class Fault:
             return cls(printable(message(error)), "", 2)
         if isinstance(error, Refuted):
             return cls(printable(message(error)), "", 1)
-        start = error.__traceback__
-        while start is not None and start.tb_frame.f_code.co_filename in LAUNCHING:
-            start = start.tb_next
-        lines = traceback.format_exception(type(error), error, start)
-        trace = printable("".join(lines).rstrip(), lines=True)
-        if isinstance(error, RuntimeError) and (found := UNANSWERED.match(message(error))):
-            reason = found[1].strip()
+        trace = _traced(error)
+        if isinstance(error, RuntimeError) and (gone := UNANSWERED.match(message(error))):
+            reason = gone[1].strip()
             what = TIMED_OUT if reason.startswith("Timed out") else GONE
             return cls(f"{what} ({printable(reason)})", trace, lost=True)
         return cls(printable(cause(error)), trace)
+
+
+def _traced(error: BaseException) -> str:
+    """Its traceback without the lines that launch a rank."""
+    start = error.__traceback__
+    while start is not None and start.tb_frame.f_code.co_filename in LAUNCHING:
+        start = start.tb_next
+    lines = traceback.format_exception(type(error), error, start)
+    return printable("".join(lines).rstrip(), lines=True)
 
 
 def cause(error: BaseException) -> str:
@@ -105,3 +113,14 @@ def printable(text: str, lines: bool = False) -> str:
         c if c.isprintable() or c in kept else c.encode("unicode_escape").decode("ascii")
         for c in text
     )
+
+
+def near(text: str, known: Iterable[str], brackets: bool = False) -> str:
+    """`; did you mean 'x' or 'y'` where known names resemble `text`, else nothing.
+
+    In `brackets` it reads ` (did you mean x or y?)`, for sentences that go on after it."""
+    if brackets:
+        names = difflib.get_close_matches(text, list(known), n=2, cutoff=0.6)
+        return f" (did you mean {' or '.join(names)}?)" if names else ""
+    names = difflib.get_close_matches(text, list(known), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, names))}" if names else ""

@@ -78,23 +78,32 @@ def _read(hint: Any, value: Any, path: str, complete: bool) -> Any:
         missing = value is None and len(kinds) < len(inner)
         return None if missing else _read(kinds[0], value, path, complete)
     if origin is Literal:
-        if value not in inner:
-            words = ", ".join(map(str, inner))
-            raise ValueError(f"{path}: should be one of {words}, not {document.kind(value)}")
-        return value
-    if origin is tuple:
-        items = document.sequence(value, path)
-        read = (_read(inner[0], x, f"{path}[{i}]", complete) for i, x in enumerate(items))
-        return tuple(read)
-    if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(value, dict):
-            raise ValueError(f"{path}: should be a mapping, not {document.kind(value)}")
-        return {key: _read(inner[1], x, f"{path}.{key}", complete) for key, x in value.items()}
+        return _literal(inner, value, path)
+    if origin is not None:
+        return _several(origin, inner, value, path, complete)
     if hasattr(hint, "from_plain"):
         return hint.from_plain(value, path)
     if is_dataclass(hint):
         return of_plain(cast("type[Any]", hint), value, path, complete)
     return _scalar(hint, value, path)
+
+
+def _literal(words: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value not in words:
+        known = ", ".join(map(str, words))
+        raise ValueError(f"{path}: should be one of {known}, not {document.kind(value)}")
+    return value
+
+
+def _several(origin: type, inner: tuple[Any, ...], value: Any, path: str, complete: bool) -> Any:
+    """A tuple of values of one kind, or a mapping to them."""
+    if origin is tuple:
+        items = enumerate(document.sequence(value, path))
+        return tuple(_read(inner[0], x, f"{path}[{i}]", complete) for i, x in items)
+    assert issubclass(origin, Mapping), origin
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: should be a mapping, not {document.kind(value)}")
+    return {key: _read(inner[1], x, f"{path}.{key}", complete) for key, x in value.items()}
 
 
 def _scalar(hint: Any, value: Any, path: str, within: Within | None = None) -> Any:

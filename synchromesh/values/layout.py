@@ -45,7 +45,6 @@ class Layout:
 
     @property
     def devices(self) -> int:
-        """Devices of the stage, data x tensor."""
         return self.data * self.tensor
 
     @property
@@ -56,7 +55,6 @@ class Layout:
 
     @property
     def positions(self) -> range:
-        """The positions of the stage."""
         return range(self.first, self.first + self.devices)
 
     def data_index(self, position: int) -> int:

@@ -20,8 +20,8 @@ to 3); `recompute=yes` computes activations again in the backward pass. Specs ar
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from synchromesh.values.fault import near
 from synchromesh.values.layout import STATES, Layout, ShardStates
-from synchromesh.values.suggestion import near
 
 Name = Literal["single", "data", "sharded-data", "tensor", "hybrid", "pipeline", "auto"]
 NAMES: tuple[Name, ...] = get_args(Name)
@@ -40,14 +40,24 @@ LEVELS: dict[str, ShardStates] = {
 }  # fmt: skip
 WORDS = (*NAMES[:3], "zero1", "zero2", *NAMES[3:])  # that a plan may begin with
 NUMBERS = ("tensor", "data", "stages", "microbatches")
-MOST = 1_000_000  # of any degree or count: larger ones are typing errors
+
+
+@dataclass(frozen=True)
+class Most:
+    """The largest numbers of a plan: larger ones are typing errors."""
+
+    degree: int = 1_000_000  # of a layout, or number of a rank, or share of the rows
+    count: int = 2**31  # of micro-batches or rows
+
+
+MOST = Most()
 
 
 def count(text: str, what: str) -> int:
     """The number that `text` states in plain digits, from 1 to a million."""
     digits = text.isascii() and text.isdigit() and len(text) <= 7
-    if not digits or not 1 <= int(text) <= MOST:
-        raise ValueError(f"{what}={text[:40]}: should be a whole number from 1 to {MOST}")
+    if not digits or not 1 <= int(text) <= MOST.degree:
+        raise ValueError(f"{what}={text[:40]}: should be a whole number from 1 to {MOST.degree}")
     return int(text)
 
 
@@ -78,32 +88,36 @@ class LayoutSpec:
             if option not in OPTIONS[self.name]:
                 known = ", ".join(OPTIONS[self.name]) or "none"
                 raise ValueError(f"{self.name} has no option {option!r}; it has {known}")
-            if option in NUMBERS and not 1 <= value <= MOST:
-                raise ValueError(f"{self.name}: {option}={value} is not from 1 to {MOST}")
-        self._normalise()
-
-    def _normalise(self) -> None:
-        """One form for what means the same."""
-
-        def become(**fields: object) -> None:
-            for field, value in fields.items():
+            if option in NUMBERS and not 1 <= value <= MOST.degree:
+                raise ValueError(f"{self.name}: {option}={value} is not from 1 to {MOST.degree}")
+        while changes := self._plainer():  # one form for what means the same
+            for field, value in changes.items():
                 object.__setattr__(self, field, value)
 
-        if self.name == "hybrid" and (self.stages or self.microbatches):
-            become(name="pipeline")
-        if self.name == "hybrid":
-            if self.tensor is None and self.data is None:
+    def _plainer(self) -> dict[str, object]:
+        """The fields in which the canonical form, or one that is nearer to it, differs."""
+        match self.name:
+            case "hybrid":
+                return self._plainer_hybrid()
+            case "data" if self.states != "none":
+                return {"name": "sharded-data"}
+            case "sharded-data" if self.states == "none":
+                return {"states": "parameters"}
+            case "pipeline" if not (self.stages and self.microbatches):
+                return {"stages": self.stages or 1, "microbatches": self.microbatches or 1}
+        return {}
+
+    def _plainer_hybrid(self) -> dict[str, object]:
+        if self.stages or self.microbatches:
+            return {"name": "pipeline"}
+        match self.tensor, self.data:
+            case None, None:
                 raise ValueError("hybrid needs a degree: hybrid:tensor=2, hybrid:data=2 or both")
-            if self.tensor == 1 and self.data is None:
-                become(name="data", tensor=None)
-            elif self.data == 1 and self.tensor is None and self.states == "none":
-                become(name="tensor", data=None)
-        if self.name == "data" and self.states != "none":
-            become(name="sharded-data")
-        if self.name == "sharded-data" and self.states == "none":
-            become(states="parameters")
-        if self.name == "pipeline":
-            become(stages=self.stages or 1, microbatches=self.microbatches or 1)
+            case 1, None:
+                return {"name": "data", "tensor": None}
+            case None, 1 if self.states == "none":
+                return {"name": "tensor", "data": None}
+        return {}
 
     @property
     def of_stage(self) -> "LayoutSpec":
@@ -126,18 +140,14 @@ class LayoutSpec:
             raise ValueError(
                 f"unknown layout {word[:60]!r}{near(word, WORDS)}; known are {', '.join(WORDS)}"
             )
-        fields: dict[str, object] = {"states": LEVELS[word]} if word in LEVELS else {}
+        stated: dict[str, object] = {"states": LEVELS[word]} if word in LEVELS else {}
         for item in rest.split(",") if colon else ():
             option, equals, value = (part.strip() for part in item.partition("="))
-            if option not in OPTIONS[name] or (option == "states" and word in LEVELS):
-                known = ("recompute",) if word in LEVELS else OPTIONS[name]
-                raise ValueError(
-                    f"{word} has no option {option[:60]!r}; it has {', '.join(known) or 'none'}"
-                )
-            if not equals or option in fields:
+            _check_option(word, option)
+            if not equals or option in stated:
                 raise ValueError(f"{word}: write each option once, as {option}=VALUE")
-            fields[option] = _value(name, option, value)
-        return cls(name, **fields)  # type: ignore[arg-type]
+            stated[option] = _value(name, option, value)
+        return cls(name, **stated)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         word: str = self.name
@@ -159,16 +169,7 @@ class LayoutSpec:
                 f"single is one device, not {devices}: it is a layout of the whole plan; "
                 "a component among others is data, tensor or hybrid"
             )
-        data, tensor = self.data, self.tensor
-        if self.name == "tensor":
-            data = 1
-        elif tensor is None and data is None:
-            tensor = 1
-        if tensor is None:
-            assert data is not None
-            tensor = devices // data or 1
-        if data is None:
-            data = devices // tensor or 1
+        data, tensor = self._degrees(devices)
         if data * tensor != devices:
             factors = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
             raise ValueError(
@@ -181,6 +182,22 @@ class LayoutSpec:
                 "shard over: give it a smaller tensor degree, or leave the states out"
             )
         return Layout(data, tensor, self.states, self.recompute)
+
+    def _degrees(self, devices: int) -> tuple[int, int]:
+        """Data and tensor degree, of which one that is not stated follows from the other."""
+        data = 1 if self.name == "tensor" else self.data
+        if data is None:
+            tensor = self.tensor or 1
+            return devices // tensor or 1, tensor
+        return data, self.tensor or devices // data or 1
+
+
+def _check_option(word: str, option: str) -> None:
+    """word: one of `WORDS`."""
+    options = ("recompute",) if word in LEVELS else OPTIONS[word]  # type: ignore[index]
+    if option not in options:
+        known = ", ".join(options) or "none"
+        raise ValueError(f"{word} has no option {option[:60]!r}; it has {known}")
 
 
 def _value(name: str, option: str, value: str) -> object:

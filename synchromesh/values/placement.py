@@ -113,7 +113,6 @@ PARTIAL = Placement("P")
 
 
 def shard(dim: int, segments: int = 1, unit: int = 1) -> Placement:
-    """S(dim), S(dim, segments) or S(dim, segments, unit)."""
     return Placement("S", dim, segments, unit)
 
 

@@ -15,7 +15,7 @@ Settings:
     @micro_batches=4          into how many parts the global batch is cut, each of which then lies
                               on the data ranks of every stage
     @schedule=gpipe           in which order stages run them (1f1b, gpipe, interleaved)
-    @global_batch=256                                rows of a step over all ranks
+    @global_batch=256         rows of a step over all ranks; a run with another example is refused
     @synchronisation=every-step                      or local:8 (every 8 steps), stale:1 (1 late)
     @rows=3,3,2                                      shares of the rows, largest data degree
     @ranks=0,2,1                                     order of the ranks; those left out are idle
@@ -36,7 +36,9 @@ from synchromesh.values import document, plan_item
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import MOST, LayoutSpec
 from synchromesh.values.plan_item import (
-    MOST_COUNT,
+    EVERY_STEP,
+    SCHEDULES,
+    SETTINGS,
     Override,
     Stage,
     around,
@@ -46,16 +48,8 @@ from synchromesh.values.plan_item import (
     stage_starts,
     unmatched,
 )
-from synchromesh.values.suggestion import near
 
 __all__ = ["SCHEDULES", "LayoutSpec", "Override", "Plan", "Stage"]
-
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
-EVERY_STEP = "every-step"
-_SETTINGS = (
-    "stages", "micro_batches", "schedule", "global_batch", "synchronisation", "rows", "ranks",
-    "pieces",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,39 +70,26 @@ class Plan(document.Document):
 
     def __post_init__(self) -> None:
         self._join_micro_batches()
-        if self.schedule not in SCHEDULES:
-            raise ValueError(
-                f"unknown schedule {self.schedule!r}{near(self.schedule, SCHEDULES)}; "
-                f"known are {', '.join(SCHEDULES)}"
-            )
-        if self.synchronisation != EVERY_STEP:
-            if not re.fullmatch(r"(local|stale):[1-9][0-9]{0,5}", self.synchronisation):
-                raise ValueError(
-                    f"synchronisation {self.synchronisation!r} is none of "
-                    "every-step, local:N, stale:N"
-                )
-            if self.synchronisation == "local:1":
-                object.__setattr__(self, "synchronisation", EVERY_STEP)
-        for name in ("micro_batches", "global_batch", "pieces"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= MOST_COUNT:
-                raise ValueError(f"{name}={value} should be at least 1 and at most {MOST_COUNT}")
-        if self.rows is not None and not (
-            self.rows and min(self.rows) >= 0 and 0 < max(self.rows) <= MOST
-        ):
-            raise ValueError(
-                f"rows={show_numbers(self.rows)}: shares from 0 to {MOST}, not all zero"
-            )
+        if self.synchronisation == "local:1":
+            object.__setattr__(self, "synchronisation", EVERY_STEP)
+        checked = (
+            "schedule", "synchronisation", "micro_batches", "global_batch", "pieces", "rows",
+        )  # fmt: skip
+        faults = (plan_item.setting_fault(name, getattr(self, name)) for name in checked)
+        if fault := next(filter(None, faults), self._rank_fault()):
+            raise ValueError(fault)
+
+    def _rank_fault(self) -> str:
+        """What is wrong with the ranks of stages, or with their order."""
         if self.stages and (self.ranks is not None or (self.default.stages or 1) > 1):
-            raise ValueError("stages with their own ranks exclude @ranks and pipeline:stages=N")
+            return "stages with their own ranks exclude @ranks and pipeline:stages=N"
         if faults := stage_faults(self.stages):
-            raise ValueError("; ".join(faults))
+            return "; ".join(faults)
         order = self.ranks or self._stage_ranks()
-        wrong = len(set(order)) < len(order) or any(not 0 <= r < MOST for r in order)
+        wrong = len(set(order)) < len(order) or any(not 0 <= r < MOST.degree for r in order)
         if self.ranks == () or wrong:
-            raise ValueError(
-                f"ranks={show_numbers(order)}: each rank once, none negative, at least one"
-            )
+            return f"ranks={show_numbers(order)}: each rank once, none negative, at least one"
+        return ""
 
     def _join_micro_batches(self) -> None:
         """`pipeline:microbatches=4` and `micro_batches=4` are the same fact."""
@@ -140,32 +121,19 @@ class Plan(document.Document):
                 raise ValueError(f"{item[:80]!r} should read PATTERN=LAYOUT or @SETTING=VALUE")
             if not key.startswith("@"):
                 overrides.append(Override(key, LayoutSpec.parse(value)))
-                continue
-            name = key[1:]
-            if name not in _SETTINGS:
-                raise ValueError(
-                    f"unknown setting {key[:60]!r}{near(name, _SETTINGS)}; "
-                    f"known are {', '.join('@' + s for s in _SETTINGS)}"
-                )
-            if name in settings:
+            elif key[1:] in settings:
                 raise ValueError(f"the setting {key} stands there twice")
-            settings[name] = plan_item.parse_setting(name, value)
+            else:
+                settings[key[1:]] = plan_item.parse_setting(key[1:], value)
         return cls(LayoutSpec.parse(first), tuple(overrides), **settings)
 
     def __str__(self) -> str:
         items = [str(self.default), *(f"{o.pattern}={o.spec}" for o in self.overrides)]
-        for name in _SETTINGS:
+        for name in SETTINGS:
             value = getattr(self, name)
             in_default = name == "micro_batches" and self.default.name == "pipeline"
-            if value == _DEFAULTS[name] or in_default:
-                continue
-            if name == "stages":
-                value = "/".join(map(str, value))
-            elif isinstance(value, tuple):
-                value = (
-                    plan_item.show_ranks(value) if name == "ranks" else ",".join(map(str, value))
-                )
-            items.append(f"@{name}={value}")
+            if value != _DEFAULTS[name] and not in_default:
+                items.append(f"@{name}={plan_item.show_setting(name, value)}")
         return "; ".join(items)
 
     @property
@@ -185,7 +153,7 @@ class Plan(document.Document):
             ]
         if self.stages:
             out["stages"] = [{"ranks": list(s.ranks), "first": s.first} for s in self.stages]
-        for name in _SETTINGS[1:]:
+        for name in SETTINGS[1:]:
             value = getattr(self, name)
             if value != _DEFAULTS[name]:
                 out[name] = list(value) if isinstance(value, tuple) else value
@@ -194,7 +162,7 @@ class Plan(document.Document):
     @classmethod
     def from_dict(cls, value: Any, name: str = "plan") -> "Plan":
         """The plan that `to_dict` described. ValueError with the path and key at fault."""
-        known = document.mapping(value, name, ("default", "overrides", *_SETTINGS), ("default",))
+        known = document.mapping(value, name, ("default", "overrides", *SETTINGS), ("default",))
         given: dict[str, Any] = {}
         for key, item in known.items():
             given[key] = plan_item.read_field(key, item, f"{name}: {key}")
@@ -210,7 +178,7 @@ class Plan(document.Document):
 
     @property
     def specs(self) -> tuple[LayoutSpec, ...]:
-        """Every layout that the plan states: the default, then the overrides'."""
+        """The default, then the overrides'."""
         return self.default, *(o.spec for o in self.overrides)
 
     @property
@@ -257,8 +225,7 @@ class Plan(document.Document):
         size = len(order) // groups
         ranks = [order[g * size : (g + 1) * size] for g in range(groups)]
         made = tuple(Stage(ranks[s % groups], first) for s, first in enumerate(firsts))
-        default = self.default.of_stage
-        return replace(self, default=default, stages=made, ranks=None)
+        return replace(self, default=self.default.of_stage, stages=made, ranks=None)
 
     def layouts(
         self,
@@ -273,37 +240,47 @@ class Plan(document.Document):
         inside = modules or {}
         paths = {name: (name, *around(name), *inside.get(name, ())) for name in names}
         groups = self._groups(names, paths, world)
-        specs = dict.fromkeys(names, self.default)
-        faults: list[str] = []
+        specs, faults = self._specs(paths)
+        layouts: list[Layout] = []
+        for name, spec in specs.items():
+            try:
+                layouts.append(replace(spec.layout(len(groups[name])), first=groups[name].start))
+            except ValueError as error:
+                faults.append(str(error))
+        faults = faults or [*filter(None, [self._fault_of_all(layouts, world)])]
+        if faults:
+            raise ValueError("; ".join(dict.fromkeys(faults)))
+        return tuple(layouts)
+
+    def _specs(
+        self, paths: Mapping[str, Sequence[str]]
+    ) -> tuple[dict[str, LayoutSpec], list[str]]:
+        """The spec of each component, and a fault for each pattern that matches none of them."""
+        specs, faults = dict.fromkeys(paths, self.default), []
         for override in self.overrides:
             pattern = override.pattern
             hits = [n for n, where in paths.items() if any(matches(pattern, p) for p in where)]
+            specs.update(dict.fromkeys(hits, override.spec))
             if not hits:
                 known = list(dict.fromkeys(path for where in paths.values() for path in where))
-                faults.append(unmatched(pattern, names, known))
-            specs.update(dict.fromkeys(hits, override.spec))
-        found: list[Layout] = []
-        for name in names:
-            try:
-                layout = specs[name].layout(len(groups[name]))
-                found.append(replace(layout, first=groups[name].start))
-            except ValueError as error:
-                faults.append(str(error))
-        sharded = [layout for layout in found if layout.shard_states != "none"]
-        if sharded and not faults and max(x.data for x in sharded) == 1 < len(self.devices(world)):
-            faults.append(
+                faults.append(unmatched(pattern, list(paths), known))
+        return specs, faults
+
+    def _fault_of_all(self, layouts: Sequence[Layout], world: int) -> str:
+        """What is wrong with layouts together of which each alone is right."""
+        degrees = [layout.data for layout in layouts if layout.shard_states != "none"]
+        if degrees and max(degrees) == 1 < len(self.devices(world)):
+            return (
                 f"{self}: every component whose states are to be sharded has one data rank, so "
                 "there is nothing to shard over: leave the states out, or give stages more ranks"
             )
-        largest = max((layout.data for layout in found), default=1)
-        if self.rows is not None and not faults and len(self.rows) != largest:
-            faults.append(
+        largest = max((layout.data for layout in layouts), default=1)
+        if self.rows is not None and len(self.rows) != largest:
+            return (
                 f"@rows has {len(self.rows)} shares ({show_numbers(self.rows)}), "
                 f"but the largest data degree is {largest}"
             )
-        if faults:
-            raise ValueError("; ".join(dict.fromkeys(faults)))
-        return tuple(found)
+        return ""
 
     def _groups(
         self, names: Sequence[str], paths: Mapping[str, Sequence[str]], world: int
@@ -316,12 +293,12 @@ class Plan(document.Document):
                 raise ValueError(f"{self.default} does not say where stages begin: `cut` it first")
             return dict.fromkeys(names, range(len(order)))
         starts = stage_starts(self.stages, paths)
-        found = {}
+        groups = {}
         for stage, start, end in zip(self.stages, starts, [*starts[1:], len(names)], strict=True):
             first = order.index(stage.ranks[0])
             for name in names[start:end]:
-                found[name] = range(first, first + len(stage.ranks))
-        return found
+                groups[name] = range(first, first + len(stage.ranks))
+        return groups
 
     def cuts(self, module_names: Sequence[str]) -> tuple[str, ...]:
         """The module paths that patterns name, for the trace to cut there.
@@ -329,10 +306,7 @@ class Plan(document.Document):
         Of the modules that one pattern matches, the outermost: `encoder.*` names the children of
         the encoder, not everything below them."""
         patterns = [o.pattern for o in self.overrides] + [s.first for s in self.stages]
-        named: set[str] = set()
-        for pattern in patterns:
-            hits = {n for n in module_names if n and matches(pattern, n)}
-            named |= {n for n in hits if hits.isdisjoint(around(n))}
+        named = set().union(*(_outermost(pattern, module_names) for pattern in patterns))
         return tuple(n for n in module_names if n in named)
 
     def row_ranges(self, rows: int, data: int) -> tuple[tuple[int, int], ...]:
@@ -358,7 +332,13 @@ class Plan(document.Document):
             )
 
     def check_rows(self, rows: int) -> None:
-        """ValueError where global batches of `rows` rows are too small for the micro-batches."""
+        """ValueError where global batches of `rows` rows are not those of @global_batch, or too
+        small for the micro-batches."""
+        if self.global_batch not in (None, rows):
+            raise ValueError(
+                f"plan {str(self)!r}: @global_batch={self.global_batch}, but the global batch has "
+                f"{rows} rows: give batches of {self.global_batch} rows, or leave it out"
+            )
         if self.micro_batches > rows:
             raise ValueError(
                 f"plan {str(self)!r}: a global batch of {rows} rows cannot be cut into "
@@ -376,11 +356,11 @@ class Plan(document.Document):
 
         12 rows in 2 micro-batches      0 1 2 3 4 5 | 6 7 8 9 10 11
         index 1 of 3                        2 3           8 9"""
-        found = []
+        own = []
         for start, stop in self.micro_rows(rows):
             first, last = self.row_ranges(stop - start, data)[index]
-            found.append((start + first, start + last))
-        return tuple(found) or ((0, 0),)
+            own.append((start + first, start + last))
+        return tuple(own) or ((0, 0),)
 
     def _shares(self, data: int) -> list[Fraction]:
         """The part of the rows before index 1, 2, ..., `data`; linear between given shares."""
@@ -408,6 +388,12 @@ class Plan(document.Document):
         if self.synchronisation != EVERY_STEP:
             faults.append(f"synchronisation {self.synchronisation} is not executed yet")
         return tuple(faults)
+
+
+def _outermost(pattern: str, module_names: Sequence[str]) -> set[str]:
+    """The modules that a pattern matches and that are inside of no other such one."""
+    hits = {n for n in module_names if n and matches(pattern, n)}
+    return {n for n in hits if hits.isdisjoint(around(n))}
 
 
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Plan)}

@@ -7,11 +7,17 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from synchromesh.values import document
+from synchromesh.values.fault import near
 from synchromesh.values.layout_spec import MOST, LayoutSpec
-from synchromesh.values.suggestion import near
 
+SETTINGS = (
+    "stages", "micro_batches", "schedule", "global_batch", "synchronisation", "rows", "ranks",
+    "pieces",
+)  # fmt: skip
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
+EVERY_STEP = "every-step"
 WHOLE_PLAN = ("single", "pipeline", "auto")  # layouts that no component can have on its own
-MOST_COUNT = 2**31  # of micro-batches or rows: larger numbers are typing errors
+SYNCHRONISATION = re.compile(rf"{EVERY_STEP}|(local|stale):[1-9][0-9]{{0,5}}")
 NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")  # that is a part of a module path
 RANGE = re.compile(r"(?<![^.])([0-9]{1,9})-([0-9]{1,9})(?![^.])")  # of them, in a pattern
 
@@ -93,14 +99,10 @@ def stage_starts(stages: Sequence[Stage], paths: Mapping[str, Sequence[str]]) ->
     starts: list[int] = []
     faults = []
     for stage in stages:
-        start = next((i for i, n in enumerate(names) if stage.first in (n, *around(n))), None)
+        start = _first_component(stage, names)
         before = starts[-1] if starts else -1
         if start is None:
-            inside = next((n for n, where in paths.items() if stage.first in where), None)
-            known = sorted({path for where in paths.values() for path in where})
-            hint = near(stage.first, known) or f"; there are {', '.join(map(repr, names[:8]))}"
-            why = f"is inside {inside!r}, which is one component" if inside else f"is none{hint}"
-            faults.append(f"stage {stage}: its first component {stage.first!r} {why}")
+            faults.append(_absent(stage, paths))
         elif start <= before:
             faults.append(
                 f"stage {stage} begins with {names[start]!r}, which does not come after "
@@ -119,6 +121,22 @@ def stage_starts(stages: Sequence[Stage], paths: Mapping[str, Sequence[str]]) ->
     return starts
 
 
+def _first_component(stage: Stage, names: Sequence[str]) -> int | None:
+    return next((i for i, n in enumerate(names) if stage.first in (n, *around(n))), None)
+
+
+def _absent(stage: Stage, paths: Mapping[str, Sequence[str]]) -> str:
+    """That no component begins a stage as it says, with what it may have meant."""
+    component = next((n for n, where in paths.items() if stage.first in where), None)
+    if component is not None:
+        why = f"is inside {component!r}, which is one component"
+    else:
+        known = sorted({path for where in paths.values() for path in where})
+        there = f"; there are {', '.join(map(repr, list(paths)[:8]))}"
+        why = f"is none{near(stage.first, known) or there}"
+    return f"stage {stage}: its first component {stage.first!r} {why}"
+
+
 def check_pattern(pattern: str, reserved: str) -> None:
     """ValueError where a pattern is empty, unprintable or has one of the `reserved` characters."""
     wrong = [c for c in reserved if c in pattern]
@@ -132,13 +150,13 @@ def check_pattern(pattern: str, reserved: str) -> None:
 def matches(pattern: str, path: str) -> bool:
     """Whether a module path is what `pattern` says, as by fnmatch; a part like `4-17` of the
     pattern is any number from 4 to 17."""
-    found = RANGE.search(pattern)
-    if found is None:
+    numbers = RANGE.search(pattern)
+    if numbers is None:
         return fnmatchcase(path, pattern)
     return any(
-        int(found[1]) <= int(number[0]) <= int(found[2])
-        and fnmatchcase(path[: number.start()], pattern[: found.start()])
-        and matches(pattern[found.end() :], path[number.end() :])
+        int(numbers[1]) <= int(number[0]) <= int(numbers[2])
+        and fnmatchcase(path[: number.start()], pattern[: numbers.start()])
+        and matches(pattern[numbers.end() :], path[number.end() :])
         for number in NUMBER.finditer(path)
     )
 
@@ -184,13 +202,14 @@ def parse_ranks(text: str, what: str) -> tuple[int, ...]:
 
 def parse_setting(name: str, value: str) -> Any:
     """The value of an item `@name=value`; ValueError names the setting at fault."""
+    if name not in SETTINGS:
+        raise ValueError(
+            f"unknown setting {'@' + name[:59]!r}{near(name, SETTINGS)}; "
+            f"known are {', '.join('@' + s for s in SETTINGS)}"
+        )
     match name:
         case "stages":
-            stages = []
-            for part in value.split("/"):
-                ranks, _, first = part.partition(":")
-                stages.append(Stage(parse_ranks(ranks, "stages"), first.strip()))
-            return tuple(stages)
+            return tuple(map(_parse_stage, value.split("/")))
         case "rows":
             if not re.fullmatch(r"[0-9]{1,7}(\s*,\s*[0-9]{1,7})*", value):
                 raise ValueError(f"rows={value[:60]}: should be shares like 3,3,2")
@@ -205,6 +224,41 @@ def parse_setting(name: str, value: str) -> Any:
             return value
 
 
+def _parse_stage(text: str) -> Stage:
+    ranks, _, first = text.partition(":")
+    return Stage(parse_ranks(ranks, "stages"), first.strip())
+
+
+def show_setting(name: str, value: Any) -> str:
+    """The text behind `@name=` that `parse_setting` reads."""
+    match name:
+        case "stages":
+            return "/".join(map(str, value))
+        case "rows":
+            return ",".join(map(str, value))
+        case "ranks":
+            return show_ranks(value)
+        case _:
+            return str(value)
+
+
+def setting_fault(name: str, value: Any) -> str:
+    """What is wrong with the value of a setting; nothing where it is not given."""
+    match name:
+        case "schedule" if value not in SCHEDULES:
+            known = ", ".join(SCHEDULES)
+            return f"unknown schedule {value!r}{near(value, SCHEDULES)}; known are {known}"
+        case "synchronisation" if not SYNCHRONISATION.fullmatch(value):
+            return f"synchronisation {value!r} is none of every-step, local:N, stale:N"
+        case "micro_batches" | "global_batch" | "pieces":
+            if value is not None and not 1 <= value <= MOST.count:
+                return f"{name}={value} should be at least 1 and at most {MOST.count}"
+        case "rows" if value is not None:
+            if not (value and min(value) >= 0 and 0 < max(value) <= MOST.degree):
+                return f"rows={show_numbers(value)}: shares from 0 to {MOST.degree}, not all zero"
+    return ""
+
+
 def read_field(key: str, value: Any, path: str) -> Any:
     """The value of one key of the JSON form; ValueError begins with the path."""
     match key:
@@ -217,9 +271,9 @@ def read_field(key: str, value: Any, path: str) -> Any:
         case "rows" | "ranks":
             return None if value is None else _integers(value, path)
         case "global_batch" | "pieces":
-            return None if value is None else document.integer(value, path, 1, MOST_COUNT)
+            return None if value is None else document.integer(value, path, 1, MOST.count)
         case "micro_batches":
-            return document.integer(value, path, 1, MOST_COUNT)
+            return document.integer(value, path, 1, MOST.count)
         case _:
             return document.text(value, path)
 
@@ -248,4 +302,4 @@ def _stage(value: Any, path: str) -> Stage:
 
 def _integers(value: Any, path: str) -> tuple[int, ...]:
     items = document.sequence(value, path)
-    return tuple(document.integer(n, f"{path}[{i}]", 0, MOST) for i, n in enumerate(items))
+    return tuple(document.integer(n, f"{path}[{i}]", 0, MOST.degree) for i, n in enumerate(items))

@@ -17,15 +17,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from statistics import median
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
-from synchromesh.values import device_model, document
+from synchromesh.values import document
+from synchromesh.values.compute import INERT
+from synchromesh.values.compute import BurstSpeed as BurstSpeed
 from synchromesh.values.compute import Compute as Compute
+from synchromesh.values.compute import Curve as Curve
+from synchromesh.values.compute import DeviceModel as DeviceModel
 from synchromesh.values.compute import Memory as Memory
-from synchromesh.values.curve import Curve as Curve
-from synchromesh.values.device_model import INERT
-from synchromesh.values.device_model import BurstSpeed as BurstSpeed
-from synchromesh.values.device_model import DeviceModel as DeviceModel
 from synchromesh.values.fields import Within, of_plain, to_plain
 from synchromesh.values.traffic import CollectiveKind
 
@@ -63,9 +63,6 @@ class Pattern:
         return tuple(pairs for pairs in rounds if pairs)
 
 
-LEAST_RATE = 0.05  # of computation beside traffic, and of traffic beside computation
-
-
 @dataclass(frozen=True)
 class Overlap:
     """Rates at which computation and traffic go on while both are under way; 1.0: undisturbed.
@@ -73,6 +70,8 @@ class Overlap:
     delay: seconds that a collective takes longer where all ranks have computed until it begins:
     they come at different moments, and a quota lets them wait for their next share. both: rate of
     a message between two ranks while another goes the opposite way."""
+
+    LEAST_RATE: ClassVar[float] = 0.05  # of either beside the other
 
     compute: float = 1.0
     network: float = 1.0
@@ -95,7 +94,7 @@ class Overlap:
         """The same traffic where its links let it take `times` as long. What it costs processors
         stays, spread over more time: its cost, and the 1 / b - 1 that it waits for them."""
         b = 1.0 / (1.0 + (1.0 / self.network - 1.0) / times)
-        return replace(self, compute=max(LEAST_RATE, 1.0 - self.cost * b / times), network=b)
+        return replace(self, compute=max(self.LEAST_RATE, 1.0 - self.cost * b / times), network=b)
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,6 @@ class Calls:
     step: Seconds = 0.0
 
     def scaled(self, factor: float) -> "Calls":
-        """`factor` times the seconds."""
         return Calls(*(factor * getattr(self, f.name) for f in fields(self)))
 
 
@@ -222,7 +220,7 @@ class Profile(document.Document):
         """From the JSON form of document `name`. ValueError by the key that is wrong."""
         keys = (
             "devices", "source", "error_band", "emulated", "seconds", "compute", "network",
-            "overlap", *device_model.KEYS, "update", "calls", "host_seconds", "missing",
+            "overlap", *DeviceModel.KEYS, "update", "calls", "host_seconds", "missing",
         )  # fmt: skip
         item = document.mapping(value, name, keys, keys)
         rates = document.mapping(item["overlap"], f"{name}: overlap", get_args(CollectiveKind))

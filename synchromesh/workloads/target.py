@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from synchromesh.values.fault import message
-from synchromesh.values.suggestion import near
+from synchromesh.values.fault import message, near
 from synchromesh.workloads import BUNDLED
 from synchromesh.workloads.workload import Workload
 

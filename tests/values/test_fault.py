@@ -2,7 +2,7 @@
 
 import traceback
 
-from synchromesh.values.fault import Fault, Refuted, Stopped, printable
+from synchromesh.values.fault import Fault, Refuted, Stopped, near, printable
 from synchromesh.values.plan import Plan
 
 
@@ -90,3 +90,10 @@ def test_an_error_of_many_lines_is_one_line_with_what_caused_it() -> None:
     fault = caught(fail)
     assert fault.sentence == "RuntimeError: [Stage 1] failed:; caused by KeyError: 'weight'"
     assert "args: none" in fault.traceback
+
+
+def test_near_names_are_suggested_and_others_not() -> None:
+    known = ["data", "tensor", "hybrid"]
+    assert near("dta", known) == "; did you mean 'data'"
+    assert near("tenzor", iter(known), brackets=True) == " (did you mean tensor?)"
+    assert near("xyz", known) == near("xyz", known, brackets=True) == ""

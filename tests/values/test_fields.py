@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from synchromesh.values.curve import Curve
+from synchromesh.values.compute import Curve
 from synchromesh.values.fields import Keys, Within, of_plain, to_plain
 
 

@@ -476,6 +476,16 @@ def test_what_is_not_executed_yet(text: str, patterns: list[str]) -> None:
         assert re.search(pattern, sentence), sentence
 
 
+def test_another_global_batch_than_is_stated_is_refused() -> None:
+    plan = Plan.parse("data; @global_batch=64")
+    plan.check_rows(64)
+    message = (
+        "@global_batch=64, but the global batch has 48 rows: give batches of 64 rows, or leave"
+    )
+    with pytest.raises(ValueError, match=message):
+        plan.check_rows(48)
+
+
 # Stages
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from synchromesh.values.layout import Layout
 from synchromesh.values.profile import (
-    LEAST_RATE,
     BurstSpeed,
     Calls,
     Compute,
@@ -268,7 +267,7 @@ def test_slower_links_cost_processors_no_more(a: float, b: float, times: float) 
     assert (1 / after.network - 1) * times == pytest.approx(1 / b - 1), (
         "traffic waits as long as before"
     )
-    if after.compute > LEAST_RATE:
+    if after.compute > Overlap.LEAST_RATE:
         taken = (1 - after.compute) / after.network * times
         assert taken == pytest.approx((1 - a) / b), "and takes as much of processors"
     assert before.stretched(1e9).compute == pytest.approx(1, abs=1e-6)
