@@ -20,8 +20,8 @@ def show(name: str, made: LayerPlanned) -> None:
         table.add_column(column, justify="left" if column == "plan" else "right")
     for c in made.candidates:
         table.add_row(
-            Text(printable(str(c.plan))), f"{c.seconds * 1e3:.1f} ms", readable(max(c.memory)),
-            f"{c.idle:.0%}", f"{c.gap:.1%}",
+            Text(printable(str(c.plan))), f"{c.seconds * 1e3:.1f} ms",
+            readable(max(m.peak for m in c.memory)), f"{c.idle:.0%}", f"{c.gap:.1%}",
         )  # fmt: skip
     console.print(table)
     if made.candidates:
@@ -42,6 +42,6 @@ def _stages(made: LayerPlanned, candidate: LayerCandidate) -> Table:
         names = [f"{x.name} {x.description.partition('(')[0]}" for x in ends]
         table.add_row(
             str(stage.end - stage.first), *(Text(printable(x)) for x in names),
-            str(stage.devices), f"{seconds * 1e3:.2f} ms", readable(memory),
+            str(stage.devices), f"{seconds * 1e3:.2f} ms", readable(memory.peak),
         )  # fmt: skip
     return table
