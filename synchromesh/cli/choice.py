@@ -74,8 +74,8 @@ def show_layers(name: str, made: LayerPlanned) -> None:
     title = f"{name} on {made.cluster.name}, {made.rows} rows a step ({certainty})"
     rows = (
         (
-            str(c.plan), f"{c.seconds * 1e3:.1f} ms", readable(max(c.memory)), f"{c.idle:.0%}",
-            f"{c.gap:.1%}",
+            str(c.plan), f"{c.seconds * 1e3:.1f} ms",
+            readable(max(m.peak for m in c.memory)), f"{c.idle:.0%}", f"{c.gap:.1%}",
         )
         for c in made.candidates
     )  # fmt: skip
@@ -95,7 +95,7 @@ def _stages(made: LayerPlanned, candidate: LayerCandidate) -> Iterator[Sequence[
         ends = [layers[i] for i in (stage.first, stage.end - 1)]
         names = [f"{x.name} {x.description.partition('(')[0]}" for x in ends]
         count = str(stage.end - stage.first)
-        yield count, *names, str(stage.devices), f"{seconds * 1e3:.2f} ms", readable(memory)
+        yield count, *names, str(stage.devices), f"{seconds * 1e3:.2f} ms", readable(memory.peak)
 
 
 def choice_table(choice: Choice, title: str = "plans by predicted step time") -> Table:

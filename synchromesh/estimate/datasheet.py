@@ -117,7 +117,6 @@ class DatasheetFacts:
         return datasheet(problem, self.optimizer, parts, self.cluster, links, known, micro_batches)
 
     def agreed(self, find: Find[T], write: Write[T], read: Read[T]) -> list[T]:
-        """What is found: there is nobody else."""
         return find()
 
 
@@ -141,20 +140,18 @@ def datasheet(
     wanted: dict[str, tuple[Partition, LocalComponent, tuple[int, ...]]] = {}
     for partition in partitions:
         for local in partition.components:
-            key = local.program
             rows = program_rows(problem.rows, local.layout, micro_batches)
-            old = profile.compute.get(key)
-            if old is None or rows[0] < old.fewest or rows[-1] > old.reach:
-                wanted.setdefault(key, (partition, local, rows))
+            if not _counted_for(profile.compute.get(local.program), rows):
+                wanted.setdefault(local.program, (partition, local, rows))
     found = {}
     if wanted:
         with _fake(problem.step) as (step, tensors, borders):
             for key, (partition, local, sizes) in wanted.items():
-                benches = {
-                    n: CountingBench(step, partition, local, tensors, borders, n, CPU)
+                counted = {
+                    n: count(CountingBench(step, partition, local, tensors, borders, n, CPU))
                     for n in sizes
                 }
-                made = _compute({n: count(b) for n, b in benches.items()}, devices)
+                made = _compute(counted, devices)
                 old = profile.compute.get(key)
                 found[key] = old.joined(made) if old else made
     return replace(
@@ -163,6 +160,10 @@ def datasheet(
         network={**profile.network, **network},
         seconds=profile.seconds + time.perf_counter() - began,
     )
+
+
+def _counted_for(known: Compute | None, rows: Sequence[int]) -> bool:
+    return known is not None and known.fewest <= rows[0] and rows[-1] <= known.reach
 
 
 @contextmanager

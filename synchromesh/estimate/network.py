@@ -33,7 +33,7 @@ groups run at once each gets at most 1 / groups of the whole."""
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import ceil, log2, sqrt
 from typing import Literal, cast
 
@@ -64,8 +64,7 @@ class GroupPlacement:
 
         ValueError where a rank is none of the cluster or a link is not described."""
         known = cluster.ranks
-        unknown = [rank for rank in ranks if not 0 <= rank < len(known)]
-        if unknown or not ranks or len(set(ranks)) != len(ranks):
+        if not 0 < len(ranks) == len(set(ranks) & set(range(len(known)))):
             raise ValueError(
                 f"ranks {list(ranks)} should be different ones from 0 to {len(known) - 1} of "
                 f"{cluster.name}"
@@ -107,15 +106,9 @@ def _slowest(links: Sequence[Link]) -> Link | None:
     )
 
 
-def seconds(
-    kind: Kind, size: int, cluster: Cluster, ranks: Sequence[int], groups: int = 1
-) -> float:
-    """Time of one collective over `size` payload bytes (as `traffic.sent_bytes` counts them)."""
-    return group_seconds(kind, size, GroupPlacement.of(cluster, ranks, groups))
-
-
 def group_seconds(kind: Kind, size: int, group: GroupPlacement) -> float:
-    """Time of one collective over `size` payload bytes on a group; 0 on one rank."""
+    """Time of one collective over `size` payload bytes (as `traffic.sent_bytes` counts them) on a
+    group; 0 on one rank."""
     if group.ranks == 1:
         return 0.0
     if kind == "all_to_all":
@@ -157,9 +150,9 @@ def _together(cluster: Cluster, pattern: Pattern, ranks: Sequence[int]) -> set[G
     places = (g for g in pattern.groups(len(ranks)) if len(g) == pattern.size)
     groups = [tuple(ranks[place] for place in g) for g in places]
     hosts = [{known[rank][0] for rank in group} for group in groups]
-    outward = Counter(host for names in hosts if len(names) > 1 for host in names)
+    outward = Counter(chain.from_iterable(names for names in hosts if len(names) > 1))
     return {
-        GroupPlacement.of(cluster, group, max((outward[host] for host in names), default=1) or 1)
+        GroupPlacement.of(cluster, group, max(1, *map(outward.__getitem__, names)))
         for group, names in zip(groups, hosts, strict=True)
     }
 

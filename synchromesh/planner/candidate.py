@@ -1,6 +1,6 @@
 """A candidate: a plan with what it is predicted to take, and why it was or was not chosen."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from synchromesh.cost.step_time import (
     best_interleaving,
     step_time,
 )
-from synchromesh.planner.problem import PartitionCache
+from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.values.holding import holdings
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -102,8 +102,6 @@ def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate
 
     A plan that leaves open how many micro-batches are interleaved gets the better number, of those
     that fit if any does."""
-    problem = partitions.problem
-    limits = problem.limits
     try:
         placed = planned_step(partitions, plan)
         if plan.pieces is None or plan.stages:
@@ -113,23 +111,25 @@ def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate
         memory = peak_memories(placed, profile, time.interleaved)
     except (Unmeasured, ValueError) as error:
         return Candidate(plan, None, (), False, str(error))
-    over = [
-        (m.peak - limits[rank], rank)
-        for rank, m in zip(problem.ranks(plan), memory, strict=True)
-        if limits and m.peak > limits[rank]
-    ]
-    if over and plan.pieces is None and time.interleaved > 1:
+    lack = _lack(partitions.problem, plan, memory)
+    if lack and plan.pieces is None and time.interleaved > 1:
         alone = price(partitions, replace(plan, pieces=1), profile)
         if alone.fits:
             return replace(alone, plan=plan)
-    if over:
-        most, rank = max(over)
-        kept = problem.headroom.kept if problem.headroom else 0.0
-        lacks = (
-            f"lacks {readable(most)}" if most > kept else f"takes {readable(most)} of its headroom"
-        )
-        return Candidate(plan, time, memory, False, f"rank {rank} {lacks}")
-    return Candidate(plan, time, memory, True, "")
+    return Candidate(plan, time, memory, not lack, lack)
+
+
+def _lack(problem: PlanningProblem, plan: Plan, memory: Sequence[PeakMemory]) -> str:
+    """What the rank lacks that lacks most; nothing where all stay below their limits."""
+    if not problem.limits:
+        return ""
+    peaks = zip(problem.ranks(plan), memory, strict=True)
+    most, rank = max((m.peak - problem.limits[rank], rank) for rank, m in peaks)
+    if most <= 0:
+        return ""
+    kept = problem.headroom.kept if problem.headroom else 0.0
+    lacks = f"lacks {readable(most)}" if most > kept else f"takes {readable(most)} of its headroom"
+    return f"rank {rank} {lacks}"
 
 
 def fits(partitions: PartitionCache, plan: Plan, profile: Profile, rows: int) -> bool:

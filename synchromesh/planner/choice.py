@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
 from synchromesh.planner.candidate import Candidate
@@ -53,7 +54,6 @@ class Choice:
 
     @property
     def chosen(self) -> Candidate:
-        """The candidate that is taken."""
         return self.candidates[0]
 
     @property
@@ -77,8 +77,11 @@ class Choice:
         idle = f", and leaves {world - used} of {world} devices idle" if used < world else ""
         said = [f"plan 1 has the {best.reason}{idle}"]
         fitting = [(len(c.plan.devices(world)) <= used < world, n, c) for n, c in others if c.fits]
-        said += [f"plan {n} is {c.reason}" for _, n, c in sorted(fitting, key=lambda x: x[:2])[:1]]
-        for n, c in [(n, c) for n, c in others if not c.fits and c.seconds < best.seconds][:1]:
+        if fitting:
+            _, n, other = min(fitting, key=lambda x: x[:2])
+            said.append(f"plan {n} is {other.reason}")
+        quicker = ((n, c) for n, c in others if not c.fits and c.seconds < best.seconds)
+        for n, c in islice(quicker, 1):
             lack, _, beside = c.reason.partition("; ")
             said.append(f"plan {n} would be {beside}, but {lack}")
         return "; ".join(said)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch.optim import Optimizer
 
+from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.trace.partition.partition import (
     Analysis,
     Partition,
@@ -121,11 +122,9 @@ class PlanningProblem:
         return min(self.limits, default=float("inf"))
 
     def layouts(self, plan: Plan) -> tuple[Layout, ...]:
-        """The layout of each component under `plan`."""
         return self.step.undivided(plan.layouts(self.names, self.devices, self.modules))
 
     def ranks(self, plan: Plan) -> Sequence[int]:
-        """The ranks that take part in `plan`."""
         return plan.devices(self.devices)
 
 
@@ -170,7 +169,6 @@ class PartitionCache:
         return found
 
     def known(self, plan: Plan) -> Partition | None:
-        """The partition under `plan`, if it has been solved."""
         return self._solved.get(self.problem.layouts(plan))
 
     def overlaps(self, plan: Plan) -> bool:
@@ -193,14 +191,18 @@ def collectives_of(partition: Partition, rows: int, devices: int) -> Iterator[De
             if c.ranks > 1:
                 data = c.data or local.layout.data
                 yield c.kind, Pattern(c.ranks, c.stride), c.payload(-(-rows // data))
-        layout = local.layout
-        bytes_ = sum(p.bytes for p in local.component.parameters if p.trainable)
-        for pattern in {Pattern(layout.data, layout.tensor), Pattern(devices)}:
-            if pattern.size > 1 and bytes_:
-                yield "all_reduce", pattern, min(bytes_, GRADIENT_BYTES)
-            if pattern.size > 1 and layout.shard_states != "none":
-                yield "all_gather", pattern, local.component.parameter_bytes
-                yield "reduce_scatter", pattern, min(bytes_, GRADIENT_BYTES)
+        ranks = {Pattern(local.layout.data, local.layout.tensor), Pattern(devices)}
+        yield from (d for pattern in ranks if pattern.size > 1 for d in _gradients(local, pattern))
+
+
+def _gradients(local: LocalComponent, ranks: Pattern) -> Iterator[Demand]:
+    """What the data ranks of a component send of its gradients and sharded parameters."""
+    bytes_ = sum(p.bytes for p in local.component.parameters if p.trainable)
+    if bytes_:
+        yield "all_reduce", ranks, min(bytes_, GRADIENT_BYTES)
+    if local.layout.shard_states != "none":
+        yield "all_gather", ranks, local.component.parameter_bytes
+        yield "reduce_scatter", ranks, min(bytes_, GRADIENT_BYTES)
 
 
 def scattering(partition: Partition) -> set[Pattern]:

@@ -6,12 +6,12 @@ fewer     some of the devices, where links between all or slow ones cost more th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, inf
 from statistics import fmean
 
 from synchromesh.cost.step_time import computing
 from synchromesh.planner.candidate import Candidate, planned_step, price
-from synchromesh.planner.problem import PartitionCache
+from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -40,8 +40,8 @@ def widened(
     """Plans made of `found`: each that may win with rows by speed, the best on fewer devices."""
     problem = partitions.problem
     plans = [p for p in _promising(partitions, found, profile) if not p.stages]
-    by_speed = [shared(partitions, p, profile) for p in plans]
-    some = [*(p for p in by_speed if p is not None), *fewer(plans, problem.devices, profile)]
+    by_speed = filter(None, (shared(partitions, p, profile) for p in plans))
+    some = [*by_speed, *fewer(plans, problem.devices, profile)]
 
     def meaning(plan: Plan) -> tuple[object, ...]:  # on two ranks hybrid:tensor=2 is tensor
         return problem.layouts(plan), tuple(problem.ranks(plan)), plan.rows, plan.pieces
@@ -56,21 +56,20 @@ def _promising(
 ) -> list[Plan]:
     """The plans that are at most `TUNING.slowest` times as slow as the best, that one first; where
     devices are unequal, as if all were quick: what slow ones cost is what rows and ranks mend."""
-    devices = partitions.problem.devices
     known = [c for c in found if c.time is not None]
-    slow = [r for r, times in enumerate(slowdowns_of(profile, devices)) if times > 1.0]
-    if slow:
-        even = _levelled(profile, slow, devices)
+    slowdowns = slowdowns_of(profile, partitions.problem.devices)
+    if max(slowdowns) > 1.0:
+        even = _levelled(profile, slowdowns)
         known = [replace(price(partitions, c.plan, even), fits=c.fits) for c in known]
     order = sorted(known, key=lambda c: c.seconds)
-    least = min((c.seconds for c in order if c.fits), default=float("inf"))
+    least = next((c.seconds for c in order if c.fits), inf)
     return [c.plan for c in order if c.seconds <= TUNING.slowest * least]
 
 
-def _levelled(profile: Profile, slow: Sequence[int], devices: int) -> Profile:
+def _levelled(profile: Profile, slowdowns: Sequence[float]) -> Profile:
     """The profile where slow devices take what the first of the others does."""
-    quick = next(r for r in range(devices) if r not in slow)
-    at = [quick if r in slow else r for r in range(devices)]
+    quick = slowdowns.index(1.0)
+    at = [quick if slow > 1.0 else r for r, slow in enumerate(slowdowns)]
     slowest = profile.relative_slowdown(set(at))
     return profile.remade(lambda curves: (curves[r] for r in at), slowest)
 
@@ -104,28 +103,34 @@ def shared(partitions: PartitionCache, plan: Plan, profile: Profile) -> Plan | N
     An index is as fast as the slowest of its tensor ranks; those that hardly differ from the
     fastest have equal rows. Under `single` and `tensor` there is nothing to share."""
     problem = partitions.problem
-    if plan.rows or plan.ranks or len(problem.ranks(plan)) != problem.devices:
-        return None
-    data = max(x.data for x in problem.layouts(plan))
+    data = _blocks(problem, plan)
     if data == 1 or max(slowdowns_of(profile, problem.devices)) == 1.0:
         return None
     block = problem.rows / data
     costs = _row_costs(partitions, plan, data, profile)
-    least = min(p(block) for p in costs)
-    quick = [p(block) <= TUNING.unequal * least for p in costs]
-    if all(quick):
+    most = TUNING.unequal * min(p(block) for p in costs)
+    quick = [p for p in costs if p(block) <= most]
+    if len(quick) == len(costs):
         return None
-    usual = _mean([p for p, q in zip(costs, quick, strict=True) if q])
-    costs = [usual if q else p for p, q in zip(costs, quick, strict=True)]
-    until = problem.rows + sum(p.fixed / p.rate for p in costs)
-    until /= sum(1.0 / p.rate for p in costs)
-    rows = [max(0.0, (until - p.fixed) / p.rate) for p in costs]
+    usual = _RowCost(fmean(p.fixed for p in quick), fmean(p.rate for p in quick))
+    rows = _level_rows([usual if p(block) <= most else p for p in costs], problem.rows)
     shares = [max(1, round(TUNING.shares * n / max(rows))) for n in rows]
     return replace(plan, rows=tuple(n // gcd(*shares) for n in shares))
 
 
-def _mean(costs: Sequence[_RowCost]) -> _RowCost:
-    return _RowCost(fmean(p.fixed for p in costs), fmean(p.rate for p in costs))
+def _blocks(problem: PlanningProblem, plan: Plan) -> int:
+    """How many blocks of rows may be given other sizes: 1 where a plan says their sizes, or leaves
+    out devices."""
+    if plan.rows or plan.ranks or len(problem.ranks(plan)) != problem.devices:
+        return 1
+    return max(x.data for x in problem.layouts(plan))
+
+
+def _level_rows(costs: Sequence[_RowCost], rows: int) -> list[float]:
+    """n_i: the rows with which all data indices are done at T."""
+    until = rows + sum(p.fixed / p.rate for p in costs)
+    until /= sum(1.0 / p.rate for p in costs)
+    return [max(0.0, (until - p.fixed) / p.rate) for p in costs]
 
 
 def _row_costs(

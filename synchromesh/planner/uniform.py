@@ -33,7 +33,6 @@ class UniformPartitions:
         return tuple(self.partitions)
 
     def layout(self, degree: int) -> Layout:
-        """The layout of a tensor degree on all devices."""
         return Layout(self.devices // degree, degree)
 
     def resized(self, pattern: Pattern) -> Pattern:

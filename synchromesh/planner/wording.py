@@ -16,7 +16,7 @@ zero1 on 0 3 4 7, sharded-data on 1 2 5 6 8 9    ->    zero1 on 0-3, sharded-dat
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -32,7 +32,6 @@ Forms = Mapping[Form, Mapping[int, Sequence[str]]]  # the components of each, by
 
 
 def spec_of(layout: Layout) -> LayoutSpec:
-    """The spec whose layout this is."""
     if layout.data == 1 and layout.tensor > 1:
         return LayoutSpec("tensor", recompute=layout.recompute)
     return LayoutSpec(
@@ -52,16 +51,12 @@ def worded(
 
     Of the plans that begin with one of the commonest layouts, the one of fewest words. defaults:
     how many of these are tried; chosen."""
-    devices = layouts[0].devices
-    assert all(layout.devices == devices for layout in layouts)
-    count = Counter(x for n, x in zip(names, layouts, strict=True) if n not in free)
-    order = sorted(count, key=lambda x: (-count[x], -x.data)) or [Layout(devices, 1)]
+    (devices,) = {layout.devices for layout in layouts}
     wanted = {n: x for n, x in zip(names, layouts, strict=True) if n not in free}
+    count = Counter(wanted.values())
+    order = sorted(count, key=lambda x: (-count[x], -x.data)) or [Layout(devices, 1)]
     paths = {n: (n, *around(n), *(modules or {}).get(n, ())) for n in names}
-    forms: dict[Form, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name in names:
-        for form, number in _forms(name):
-            forms[form][number].append(name)
+    forms = _forms_of(names)
     plans = [Plan(spec_of(x), _overrides(wanted, x, paths, forms)) for x in order[:defaults]]
     return min(plans, key=lambda plan: plan.words)
 
@@ -94,16 +89,29 @@ def _patterns(name: str, new: set[str], forms: Forms) -> list[str]:
     found = {_literal(name): 1}
     for form, number in _forms(name):
         at, first, last = forms[form], number, number
-        while None in form and not set(at.get(first - 1, " ")) - new:
-            first -= 1
-        while None in form and not set(at.get(last + 1, " ")) - new:
-            last += 1
+        if None in form:
+            first, last = (_reached(at, number, new, step) for step in (-1, 1))
         numbers = str(number) if first == last else f"{first}-{last}"
         pattern = ".".join(numbers if part is None else part for part in form)
-        hits = [n for k in range(first, last + 1) for n in at[k] if n in new]
+        hits = new.intersection(n for k in range(first, last + 1) for n in at[k])
         found.setdefault(pattern, len(hits))
     rank = {p: (-hits, len(RANGE.findall(p)), -p.count(".")) for p, hits in found.items()}
     return sorted(found, key=rank.__getitem__)
+
+
+def _reached(at: Mapping[int, Sequence[str]], number: int, new: set[str], step: int) -> int:
+    """How far a range goes from a number on, all of whose names are new."""
+    while number + step in at and new.issuperset(at[number + step]):
+        number += step
+    return number
+
+
+def _forms_of(names: Iterable[str]) -> Forms:
+    forms: dict[Form, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name in names:
+        for form, number in _forms(name):
+            forms[form][number].append(name)
+    return forms
 
 
 def _forms(name: str, most: int = 3) -> Iterator[tuple[Form, int]]:
@@ -139,13 +147,20 @@ def relatives(uniform: UniformPartitions, problem: PlanningProblem, plan: Plan) 
     each = range(len(plan.overrides))
     found = [replace(plan, overrides=plan.overrides[:i] + plan.overrides[i + 1 :]) for i in each]
     if not plan.stages:
-        made, alike = list(problem.layouts(plan)), defaultdict[object, list[int]](list)
-        for i in range(len(made)):
-            alike[tuple(p.components[i].program for p in uniform.partitions.values())].append(i)
-        for its in alike.values():
-            first = [made[i] for i in its].index
-            for i, layout in zip(its, sorted((made[i] for i in its), key=first), strict=True):
-                made[i] = layout
+        made = _in_runs(problem.layouts(plan), uniform)
         text = worded(problem.names, made, problem.modules, free=problem.step.coupling)
         found.append(replace(plan, default=text.default, overrides=text.overrides))
     return [p for p in dict.fromkeys(found) if p.words < plan.words]
+
+
+def _in_runs(layouts: Sequence[Layout], uniform: UniformPartitions) -> list[Layout]:
+    """The layouts, those of components of equal programs exchanged so that equal ones follow each
+    other."""
+    made, alike = list(layouts), defaultdict[object, list[int]](list)
+    for i in range(len(made)):
+        alike[tuple(p.components[i].program for p in uniform.partitions.values())].append(i)
+    for its in alike.values():
+        first = [made[i] for i in its].index
+        for i, layout in zip(its, sorted((made[i] for i in its), key=first), strict=True):
+            made[i] = layout
+    return made

@@ -11,12 +11,13 @@ the minibatch that was profiled, on one device. Several values of a layer are a 
 import heapq
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from math import isfinite
 from pathlib import Path
 
-MOST_LAYERS = 10_000
 FIGURES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 
 
@@ -76,32 +77,42 @@ def load(path: Path) -> LayerProfile:
 
 def parse(text: str, name: str = "profile") -> LayerProfile:
     """The profile that a text describes. ValueError with its name and the line at fault."""
+    layers, edges = _lines(text, name)
+    for edge, number in edges.items():
+        for node in edge:
+            if node not in layers:
+                raise ValueError(f"{name}: line {number}: there is no layer {node!r}")
+    real = {node: layer for node, layer in layers.items() if layer is not None}
+    if not real:
+        raise ValueError(f"{name}: line 1: there is no layer besides inputs; {_FORM}")
+    return _ordered(real, {e: n for e, n in edges.items() if real.keys() >= set(e)}, name)
+
+
+def _lines(
+    text: str, name: str, most: int = 10_000
+) -> tuple[dict[str, Layer | None], dict[tuple[str, str], int]]:
+    """At most so many layers, and the line of each edge."""
     layers: dict[str, Layer | None] = {}  # None: an input
     edges: dict[tuple[str, str], int] = {}  # the line of each
     for number, line in enumerate(text.splitlines(), 1):
         at = f"{name}: line {number}"
-        if not line.strip():
-            continue
-        if line.startswith(("\t", " ")):
-            ends = [part.strip() for part in line.split(" -- ")]
-            if len(ends) != 2 or not all(ends):
-                raise ValueError(f"{at} should read `node1 -- node2`, not {line.strip()[:60]!r}")
-            edges.setdefault((ends[0], ends[1]), number)
-        else:
+        if line.strip() and line.startswith(("\t", " ")):
+            edges.setdefault(_edge(line, at), number)
+        elif line.strip():
             node, layer = _layer(line, at)
             if node in layers:
                 raise ValueError(f"{at}: {node!r} stands there twice")
-            if len(layers) == MOST_LAYERS:
-                raise ValueError(f"{at}: more than {MOST_LAYERS} layers are no profile of a model")
+            if len(layers) == most:
+                raise ValueError(f"{at}: more than {most} layers are no profile of a model")
             layers[node] = layer
-    for (a, b), number in edges.items():
-        unknown = [end for end in (a, b) if end not in layers]
-        if unknown:
-            raise ValueError(f"{name}: line {number}: there is no layer {unknown[0]!r}")
-    real = {node: layer for node, layer in layers.items() if layer is not None}
-    if not real:
-        raise ValueError(f"{name}: line 1: there is no layer besides inputs; {_FORM}")
-    return _ordered(real, {e: n for e, n in edges.items() if e[0] in real and e[1] in real}, name)
+    return layers, edges
+
+
+def _edge(line: str, at: str) -> tuple[str, str]:
+    ends = [part.strip() for part in line.split(" -- ")]
+    if len(ends) != 2 or not all(ends):
+        raise ValueError(f"{at} should read `node1 -- node2`, not {line.strip()[:60]!r}")
+    return ends[0], ends[1]
 
 
 _FORM = "a layer reads `node1 -- DESCRIPTION -- " + ", ".join(f"{f}=NUMBER" for f in FIGURES) + "`"
@@ -139,21 +150,22 @@ def _ordered(
     layers: Mapping[str, Layer], edges: Mapping[tuple[str, str], int], name: str
 ) -> LayerProfile:
     """Layers in topological order; of those that can come next the one of the least number."""
+    sorter = TopologicalSorter[str](dict.fromkeys(layers, ()))
     behind: dict[str, list[str]] = {node: [] for node in layers}
-    missing = dict.fromkeys(layers, 0)
     for a, b in edges:
+        sorter.add(b, a)
         behind[a].append(b)
-        missing[b] += 1
-    ready = [(_number(node), node) for node, count in missing.items() if not count]
+    with suppress(CycleError):  # which is said below, with its line
+        sorter.prepare()
+    ready = [(_number(node), node) for node in sorter.get_ready()]
     heapq.heapify(ready)
     order: dict[str, int] = {}
     while ready:
         _, node = heapq.heappop(ready)
         order[node] = len(order)
-        for other in behind[node]:
-            missing[other] -= 1
-            if not missing[other]:
-                heapq.heappush(ready, (_number(other), other))
+        sorter.done(node)
+        for other in sorter.get_ready():
+            heapq.heappush(ready, (_number(other), other))
     if len(order) < len(layers):
         number = min(n for (a, b), n in edges.items() if a not in order and b not in order)
         raise ValueError(f"{name}: line {number}: layers there read each other in a circle")

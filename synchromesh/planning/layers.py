@@ -18,17 +18,21 @@ catalogue. Messages are hidden behind computation as far as that lasts."""
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from synchromesh.cost.peak_memory import PeakMemory
+from synchromesh.cost.step_time import StepTime
 from synchromesh.estimate.datasheet import headrooms
 from synchromesh.estimate.network import GroupPlacement, group_seconds
 from synchromesh.estimate.roofline import LAUNCH_SECONDS
+from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.chain.problem import Floats
+from synchromesh.planner.stages.plans import plan_of
 from synchromesh.planner.stages.problem import (
     PlannedStage,
     StageCosts,
@@ -46,19 +50,13 @@ from synchromesh.values.buckets import SIZES
 from synchromesh.values.cluster import Cluster
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
-from synchromesh.values.plan_item import Stage
 from synchromesh.values.size import readable
 
-UPDATE, RESIDENT = 5.0, 3.0  # bytes moved and held a parameter byte: SGD with momentum
 
+@dataclass(frozen=True, kw_only=True)
+class LayerCandidate(Candidate):
+    """A plan of a layer profile with what it should take; memory of a device of each stage."""
 
-@dataclass(frozen=True)
-class LayerCandidate:
-    """A plan of a layer profile with what it should take."""
-
-    plan: Plan
-    seconds: float
-    memory: tuple[int, ...]  # of a device of each stage
     stages: tuple[PlannedStage, ...]
     stage_seconds: tuple[float, ...]  # of a micro-batch
     idle: float  # part of all devices' time in which nothing is computed
@@ -91,7 +89,7 @@ class LayerPlanned:
                 {
                     "plan": str(c.plan),
                     "step_seconds": c.seconds,
-                    "memory_bytes": list(c.memory),
+                    "memory_bytes": [m.peak for m in c.memory],
                     "idle_share": c.idle,
                     "gap": c.gap,
                     "stages": [
@@ -159,6 +157,9 @@ class _Planning:
     rows: int
     limits: tuple[float, ...]  # bytes that plans may use of each device
 
+    UPDATE: ClassVar[float] = 5.0  # bytes moved and ...
+    RESIDENT: ClassVar[float] = 3.0  # held for one of a parameter: SGD with momentum
+
     @cached_property
     def problem(self) -> StageProblem:
         """Every stage, on every group that is offered."""
@@ -196,8 +197,8 @@ class _Planning:
             forward=_scaled([layer.forward for layer in layers], share),
             backward=_scaled([layer.backward for layer in layers], share),
             gradient=bucket * parameters,
-            update=UPDATE * parameters / bandwidth,
-            resident=RESIDENT * parameters,
+            update=self.UPDATE * parameters / bandwidth,
+            resident=self.RESIDENT * parameters,
             kept=share * np.array([layer.kept for layer in layers]),
             message=self._messages(share, size),
         )
@@ -217,44 +218,51 @@ class _Planning:
 
     def candidate(self, found: StagePlan) -> LayerCandidate:
         """What was found, as a plan with its figures."""
-        m, ways = found.micro_batches, self.problem.ways(found.micro_batches)
+        m, costs = found.micro_batches, self.problem.ways(found.micro_batches)
+        devices, layers = self.problem.devices, self.profile.layers
         memory, seconds, busy = [], [], 0.0
         for s, stage in enumerate(found.stages):
             at = (stage.way, stage.first, stage.end, self.problem.sizes.index(stage.devices))
-            held = in_flight(len(found.stages) - s, m) * ways.kept[at]
-            memory.append(round(float(ways.resident[at] + held)))
-            seconds.append(float(ways.seconds[at]))
-            layers = self.profile.layers[stage.first : stage.end]
-            busy += sum(x.forward + x.backward for x in layers) * self.rows / self.profiled
-        idle = max(0.0, 1 - busy / (self.problem.devices * found.seconds))
-        plan = self._worded(found.stages, m)
+            resident, kept = float(costs.resident[at]), float(costs.kept[at])
+            held = in_flight(len(found.stages) - s, m) * kept
+            memory.append(PeakMemory(round(resident), round(resident + held)))
+            seconds.append(float(costs.seconds[at]))
+            work = sum(x.forward + x.backward for x in layers[stage.first : stage.end])
+            busy += work * self.rows / self.profiled
+        plan = plan_of(found, [x.name for x in layers], (1,), range(devices))
+        if len(found.stages) == 1:
+            one = LayoutSpec("data" if devices > 1 else "single")
+            plan = Plan(one, micro_batches=m)
         return LayerCandidate(
-            plan, found.seconds, tuple(memory), found.stages, tuple(seconds), idle, found.gap
+            plan=plan,
+            time=StepTime(
+                found.seconds,
+                forward=0.0,
+                backward=0.0,
+                update=0.0,
+                computed=busy / devices,
+                waited=0.0,
+                interleaved=1,
+            ),
+            memory=tuple(memory),
+            fits=True,
+            reason="",
+            stages=found.stages,
+            stage_seconds=tuple(seconds),
+            idle=max(0.0, 1 - busy / (devices * found.seconds)),
+            gap=found.gap,
         )
-
-    def _worded(self, stages: Sequence[PlannedStage], micro_batches: int) -> Plan:
-        plan = Plan(
-            LayoutSpec("data" if self.problem.devices > 1 else "single"),
-            micro_batches=micro_batches,
-        )
-        if len(stages) == 1:
-            return plan
-        items, start = [], 0
-        for stage in stages:
-            ranks = tuple(range(start, start + stage.devices))
-            items.append(Stage(ranks, self.profile.layers[stage.first].name))
-            start += stage.devices
-        return replace(plan, stages=tuple(items))
 
     def misfit(self) -> str:
         """Why nothing fits."""
         layers, limit = self.profile.layers, min(self.problem.limits)
-        held = [RESIDENT * x.parameters + x.kept / self.profiled for x in layers]
-        largest = max(range(len(layers)), key=lambda i: held[i])
+        resident = [self.RESIDENT * x.parameters for x in layers]
+        held = [r + x.kept / self.profiled for r, x in zip(resident, layers, strict=True)]
+        largest = max(range(len(layers)), key=held.__getitem__)
         return (
             f"no stages fit {self.problem.devices} devices, of which plans may use "
             f"{readable(limit)} each (--headroom leaves the rest): parameters, "
-            f"gradients and momentum are {readable(RESIDENT * sum(x.parameters for x in layers))} "
+            f"gradients and momentum are {readable(sum(resident))} "
             f"in all, and the largest layer, {layers[largest].name}, needs "
             f"{readable(held[largest])} with one row. Use more devices, devices of more memory, "
             "or a smaller --batch-size"

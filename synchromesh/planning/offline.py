@@ -59,7 +59,6 @@ class Planned:
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """All that were considered, the chosen one first."""
         return self.choice.candidates
 
     @property

@@ -85,5 +85,4 @@ def quickest(candidates: Iterable[Candidate]) -> Candidate:
 
 
 def parsed(plan: Plan | str) -> Plan:
-    """A plan that is given as such, or as its text."""
     return Plan.parse(plan) if isinstance(plan, str) else plan

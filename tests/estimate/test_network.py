@@ -12,11 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synchromesh import catalogue
-from synchromesh.estimate.network import SIZES, Kind, curves, seconds
+from synchromesh.estimate.network import SIZES, GroupPlacement, Kind, curves, group_seconds
 from synchromesh.values.cluster import ANY, Cluster, Device, Host, Link
 from synchromesh.values.profile import Pattern
 from synchromesh.values.traffic import MESSAGES, CollectiveKind, sent_bytes
 from tests.published import published
+
+
+def seconds(
+    kind: Kind, size: int, cluster: Cluster, ranks: Sequence[int], groups: int = 1
+) -> float:
+    return group_seconds(kind, size, GroupPlacement.of(cluster, ranks, groups))
+
 
 COLLECTIVES = [kind for kind in get_args(CollectiveKind) if kind not in MESSAGES]
 KINDS: tuple[Kind, ...] = (*get_args(CollectiveKind), "broadcast")

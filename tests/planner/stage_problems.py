@@ -2,13 +2,13 @@
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import combinations, product
 
 import numpy as np
 
-from synchromesh.planner.stages.problem import PlannedStage, StageCosts, StageProblem
+from synchromesh.planner.stages.problem import PlannedStage, StageCosts, StageProblem, in_flight
 
 WAYS = 2
 
@@ -46,3 +46,20 @@ def every(problem: StageProblem) -> Iterator[tuple[PlannedStage, ...]]:
                     PlannedStage(i, j, g, w)
                     for (i, j), g, w in zip(borders, sizes, ways, strict=True)
                 )
+
+
+def evaluate(problem: StageProblem, plan: Sequence[PlannedStage], micro_batches: int) -> float:
+    """Seconds of a step under 1F1B; inf where memory does not suffice."""
+    ways = problem.ways(micro_batches)
+    total, slowest, start = 0.0, 0.0, 0
+    for s, stage in enumerate(plan):
+        at = (stage.way, stage.first, stage.end, problem.sizes.index(stage.devices))
+        slowdown, limit = problem.kind(start, stage.devices)
+        held = in_flight(len(plan) - s, micro_batches) * ways.kept[at]
+        if ways.resident[at] + held > limit or np.isinf(ways.seconds[at]):
+            return float("inf")
+        seconds = slowdown * ways.seconds[at]
+        total += seconds + ways.fill[at]
+        slowest = max(slowest, (micro_batches - 1) * seconds + ways.end[at])
+        start += stage.devices
+    return float(total + slowest)

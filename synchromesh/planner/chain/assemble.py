@@ -244,7 +244,6 @@ class ChainSearch:
         ]
 
     def layouts(self, choice: Sequence[int]) -> tuple[Layout, ...]:
-        """The layout of each component under the options of `choice`."""
         return tuple(layouts[k] for layouts, k in zip(self.assembled.layouts, choice, strict=True))
 
     def choice(self, planned: PlanningProblem, plan: Plan) -> tuple[int, ...] | None:

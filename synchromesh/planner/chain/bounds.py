@@ -25,10 +25,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linprog
 
+from synchromesh.planner.chain.frontier import Graph
 from synchromesh.planner.chain.problem import Floats, Ints
-
-from .frontier import Graph
-from .table import Node
+from synchromesh.planner.chain.table import Node
 
 
 @dataclass(frozen=True)

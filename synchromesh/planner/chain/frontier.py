@@ -17,10 +17,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from synchromesh.planner.chain.problem import Floats, Ints
-
-from .problem import Prices
-from .table import NodeEdge, Table
+from synchromesh.planner.chain.problem import Floats, Ints, PricedEdge, Prices
+from synchromesh.planner.chain.table import Table
 
 
 class FormSets:
@@ -100,7 +98,7 @@ class Frontier:
             self._known[key] = self._cross(i, rows)
         return self._known[key]
 
-    def _closing(self, i: int) -> list[NodeEdge]:
+    def _closing(self, i: int) -> list[PricedEdge]:
         """Values left out whose last target is node i."""
         return [self.table.values[v] for v in sorted(self.left_out)
                 if max(self.table.values[v].targets) == i]  # fmt: skip
@@ -199,5 +197,5 @@ def graph(table: Table, most: int = 300_000) -> Graph:
         left_out |= {max(frontier.open[i + 1], key=lambda v: _length(table.values[v]))}
 
 
-def _length(value: NodeEdge) -> int:
+def _length(value: PricedEdge) -> int:
     return max(value.targets) - value.source

@@ -16,15 +16,12 @@ proves optimality within its tolerances, about 1e-6 of the step time."""
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from synchromesh.planner.chain.problem import ChainPlan
-
-from .problem import BATCH, PricedEdge, Problem
+from synchromesh.planner.chain.problem import BATCH, ChainPlan, PricedEdge, Problem
 
 
 class _IntegerProgram:
@@ -162,24 +159,6 @@ def _scale(problem: Problem) -> float:
         for options in problem.components
     )
     return total or 1.0
-
-
-def search(problem: Problem, limit: float = math.inf) -> ChainPlan:
-    """The plan of least step time within the limit; the least memory where nothing fits.
-
-    Raises ValueError where prices allow no plan at all."""
-    if not problem.components:
-        return ChainPlan.of(problem, ())
-    choice = quickest(problem, limit)
-    if choice is not None:
-        return choice
-    program = _IntegerProgram(problem)
-    lightest = program.solve(program.memory())
-    if lightest is None:
-        raise ValueError("no plan: infinite prices forbid every combination of options")
-    least = ChainPlan.of(problem, lightest).memory
-    within = quickest(problem, least) or ChainPlan.of(problem, lightest)
-    return replace(within, fits=least <= limit)
 
 
 def quickest(problem: Problem, limit: float) -> ChainPlan | None:

@@ -64,7 +64,6 @@ class Space:
 
     @property
     def limited(self) -> bool:
-        """Whether memory is limited."""
         return self.bound.limit < math.inf
 
     def cross(self, i: int, labels: Labels) -> tuple[Ints, Transition, States]:

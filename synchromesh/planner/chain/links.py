@@ -4,6 +4,7 @@ A value between components of equal degree costs the move that the partition of 
 on the border; between degrees a and b it leaves in the state that a's maker makes and arrives in
 the state that b's reader wants, over the cheapest way that `trace.edges` knows."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -56,25 +57,34 @@ def crossing_values(uniform: UniformPartitions) -> list[CrossingValue]:
         for i, local in enumerate(made.components):
             for item in local.inputs:
                 source = BATCH if item.source is None else item.source
-                by_degree = inputs.setdefault((item.value.name, source), {})
-                by_degree.setdefault(m, {}).setdefault(i, item)
-    found = []
-    for (_, source), by_degree in inputs.items():
-        readers = tuple(sorted({i for items in by_degree.values() for i in items}))
-        value = next(iter(next(iter(by_degree.values())).values())).value
-        made_in = {
-            m: _made(uniform, m, by_degree.get(m, {}))
-            for m in uniform.degrees
-            if source == BATCH or uniform.offers(m, source)
-        }
-        wanted = {
-            (m, i): by_degree[m][i].want if i in by_degree.get(m, {}) else REPLICATED
-            for m in uniform.degrees
-            for i in readers
-            if uniform.offers(m, i)
-        }
-        found.append(CrossingValue(value, source, readers, made_in, wanted))
-    return found
+                by_degree = inputs.setdefault((item.value.name, source), defaultdict(dict))
+                by_degree[m].setdefault(i, item)
+    return [_crossing(uniform, source, read) for (_, source), read in inputs.items()]
+
+
+def between_components(uniform: UniformPartitions) -> list[CrossingValue]:
+    """Those that are no leaves of the batch."""
+    return [v for v in crossing_values(uniform) if v.source != BATCH]
+
+
+def _crossing(
+    uniform: UniformPartitions, source: int, read: Mapping[int, Mapping[int, Input]]
+) -> CrossingValue:
+    """The value of `source` that is `read`, by degree and reader."""
+    readers = tuple(sorted({i for items in read.values() for i in items}))
+    value = next(iter(next(iter(read.values())).values())).value
+    made = {
+        m: _made(uniform, m, read.get(m, {}))
+        for m in uniform.degrees
+        if source == BATCH or uniform.offers(m, source)
+    }
+    wanted = {
+        (m, i): read[m][i].want if i in read.get(m, {}) else REPLICATED
+        for m in uniform.degrees
+        for i in readers
+        if uniform.offers(m, i)
+    }
+    return CrossingValue(value, source, readers, made, wanted)
 
 
 def _made(uniform: UniformPartitions, degree: int, read: Mapping[int, Input]) -> Placement:
@@ -184,9 +194,7 @@ def crossings(uniform: UniformPartitions) -> list[tuple[str, Pattern, int]]:
             size = payload(uniform, c, uniform.layout(degree))
             found[key] = max(size, found.get(key, 0))
 
-    for link in crossing_values(uniform):
-        if link.source == BATCH:
-            continue
+    for link in between_components(uniform):
         for a, b in product(link.made, uniform.degrees):
             wants = link.wants(b)
             if a == b or not wants:

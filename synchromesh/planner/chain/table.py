@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from synchromesh.planner.chain.problem import Floats, Ints
-
-from .problem import Option, Prices, Problem
+from synchromesh.planner.chain.problem import Floats, Ints, Option, PricedEdge, Prices, Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,32 +32,17 @@ class Node:
         return len(self.option)
 
     def only(self, kept: NDArray[np.bool_]) -> "Node":
-        """The node with these of its options."""
         columns = (self.always, self.backward, self.gradient, self.memory)
         return Node(self.option[kept], self.border, self.at[kept], *(c[kept] for c in columns))
 
 
 @dataclass(frozen=True, eq=False)
-class NodeEdge:
-    """A link between nodes; `forward` and `backward` on the grid, inf in `forward` alone."""
-
-    source: int
-    targets: tuple[int, ...]
-    prices: Prices
-
-
-@dataclass(frozen=True, eq=False)
 class Table:
-    """All nodes and values of a problem."""
+    """All nodes and values of a problem. values: from node to nodes; their prices are on the grid,
+    inf in `forward` alone."""
 
     nodes: tuple[Node, ...]
-    values: tuple[NodeEdge, ...]
-
-    def without(self, i: int, border: int) -> "Table":
-        """The problem in which component i must not have that border."""
-        node = self.nodes[i + 1]
-        kept = node.only(np.array([node.border[at] != border for at in node.at], dtype=bool))
-        return Table((*self.nodes[: i + 1], kept, *self.nodes[i + 2 :]), self.values)
+    values: tuple[PricedEdge, ...]
 
 
 def table(problem: Problem) -> Table:
@@ -73,7 +56,7 @@ def table(problem: Problem) -> Table:
         if id(link.prices) not in rounded:
             rounded[id(link.prices)] = _prices(link.prices, grid)
     values = tuple(
-        NodeEdge(link.source + 1, tuple(j + 1 for j in link.targets), rounded[id(link.prices)])
+        PricedEdge(link.source + 1, tuple(j + 1 for j in link.targets), rounded[id(link.prices)])
         for link in problem.links
     )
     batch = _node((Option(0.0, 0.0),), grid)

@@ -78,14 +78,14 @@ def misfit(choice: Choice, partitions: PartitionCache) -> str:
         return f"no plan could be priced: {choice.chosen.reason}"
 
     order = sorted(measured, key=lambda c: most_lacking(c, problem.limits)[0])
-    nearest = order[0]
+    nearest, plans = order[0], [c.plan for c in order]
     lacking, rank, memory = most_lacking(nearest, problem.limits)
     limit, room = problem.limits[rank], problem.headroom
     larger = memory.peak * (1 + room.kept / room.usable if room and room.usable else 1)
     changes = [
         _fewer_rows(partitions, nearest.plan, choice.profile),
         _more_micro_batches(partitions, nearest.plan, choice.profile),
-        _more_devices(partitions, [c.plan for c in order], choice.profile),
+        _more_devices(partitions, plans, choice.profile),
         f"devices of {readable(larger)} each",
     ]
     unsharded = f". Nothing is sharded: {problem.unsplittable}" if problem.unsplittable else ""
@@ -94,7 +94,7 @@ def misfit(choice: Choice, partitions: PartitionCache) -> str:
         f"{str(nearest.plan)!r}, which needs {readable(memory.peak)} on rank {rank}, of which "
         f"{readable(memory.resident)} are there whatever the rows (lacks {readable(lacking)}; "
         f"{room or f'it has {readable(limit)}'}). What would fit: "
-        f"{', or '.join(c for c in changes if c)}{unsharded}"
+        f"{', or '.join(filter(None, changes))}{unsharded}"
     )
 
 

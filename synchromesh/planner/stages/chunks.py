@@ -10,13 +10,14 @@ Group g of p runs stages g and g + p. The fill is half as long as that of 1F1B (
 What is in flight is the cap of `values/schedule.py`. Numbers of groups, ways and m are tried in
 the order of what they take where all is level, and only while that is less than the best."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
-from .cuts import cut
-from .problem import PlannedStage, StagePlan, StageProblem
+from synchromesh.planner.stages.cuts import cut
+from synchromesh.planner.stages.problem import PlannedStage, StagePlan, StageProblem
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,9 @@ TUNING = ChunkTuning()
 
 def interleaved(problem: StageProblem) -> StagePlan | None:
     """The plan of least step time of those tried; None: memory holds none of them."""
-    found = []
-    for m in problem.micro_batches:
-        ways = problem.ways(m)
-        for s, size in enumerate(problem.sizes):
-            p = problem.devices // size
-            even = p * size == problem.devices and m % p == 0
-            if even and 2 <= p <= TUNING.groups and TUNING.chunks * p <= problem.components:
-                for way, seconds in enumerate(ways.seconds[:, 0, problem.components, s]):
-                    stage = PlannedStage(0, problem.components, size, way)
-                    found.append((_seconds(float(seconds) / p, p, m), m, stage))
     best: StagePlan | None = None
     firsts: dict[PlannedStage, tuple[int, ...]] = {}
-    for level, m, whole in sorted(found)[: TUNING.plans]:
+    for level, m, whole in sorted(_level(problem))[: TUNING.plans]:
         if not np.isfinite(level) or (best is not None and level >= best.seconds):
             break
         if whole not in firsts:
@@ -54,6 +45,19 @@ def interleaved(problem: StageProblem) -> StagePlan | None:
         if plan is not None and (best is None or plan.seconds < best.seconds):
             best = plan
     return best
+
+
+def _level(problem: StageProblem) -> Iterator[tuple[float, int, PlannedStage]]:
+    """Of every m, number of groups p and way: T without the end where all is level, m, and all
+    components on one of the groups."""
+    count = problem.components
+    for m in problem.micro_batches:
+        for s, size in enumerate(problem.sizes):
+            p = problem.devices // size
+            even = p * size == problem.devices and m % p == 0
+            if even and 2 <= p <= TUNING.groups and TUNING.chunks * p <= count:
+                for way, seconds in enumerate(problem.ways(m).seconds[:, 0, count, s]):
+                    yield _seconds(float(seconds) / p, p, m), m, PlannedStage(0, count, size, way)
 
 
 def _seconds(t: float, p: int, m: int) -> float:

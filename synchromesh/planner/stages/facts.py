@@ -17,15 +17,15 @@ from functools import cache
 import numpy as np
 
 from synchromesh.cost.step_time import Unmeasured, collective_seconds
-from synchromesh.planner.chain.component_costs import component_costs
+from synchromesh.planner.chain.component_costs import ComponentCosts, component_costs
 from synchromesh.planner.chain.links import (
     CrossingValue,
+    between_components,
     cheapest,
-    crossing_values,
     crossings,
     prices_of,
 )
-from synchromesh.planner.chain.problem import BATCH, Floats, PricedEdge
+from synchromesh.planner.chain.problem import Floats, PricedEdge
 from synchromesh.planner.problem import GRADIENT_BYTES, Demand, PlanningProblem
 from synchromesh.planner.stages.mixes import Inside
 from synchromesh.planner.stages.problem import (
@@ -70,18 +70,16 @@ def stage_demands(uniform: UniformPartitions) -> list[Demand]:
     if not divisible(uniform):
         return []
     demands: list[Demand] = []
-    values = [v for v in crossing_values(uniform) if v.source != BATCH]
-    bytes_ = sum(
-        p.bytes for c in uniform.step.chain.components for p in c.parameters if p.trainable
-    )
+    values = between_components(uniform)
+    parameters = [p for c in uniform.step.chain.components for p in c.parameters]
+    gradients = sum(p.bytes for p in parameters if p.trainable)
     for size in stage_sizes(uniform.devices):
-        rows = -(-uniform.rows // size)
-        message = max(_over_cuts(uniform, values, rows), default=0)
+        message = max(_over_cuts(uniform, values, -(-uniform.rows // size)), default=0)
         demands.append((MESSAGE, Pattern(2, size), message))
         for degree in uniform.degrees:
-            ranks = Pattern(size // degree, degree)
-            if size % degree == 0 and ranks.size > 1:
-                demands.append(("all_reduce", ranks, min(bytes_, GRADIENT_BYTES)))
+            if size % degree == 0 and size > degree:
+                ranks = Pattern(size // degree, degree)
+                demands.append(("all_reduce", ranks, min(gradients, GRADIENT_BYTES)))
         demands += _crossings(uniform, size)
     return demands
 
@@ -140,7 +138,7 @@ class GroupFacts:
     def __init__(self, uniform: UniformPartitions, profile: Profile, quick: Sequence[int]) -> None:
         self.uniform, self.profile = uniform, profile
         self._ranks = quick if len(quick) < len(profile.relative_slowdowns) else None
-        self._values = [v for v in crossing_values(uniform) if v.source != BATCH]
+        self._values = between_components(uniform)
         self._holdings: dict[int, tuple[Mapping[str, Holding], tuple[int, ...]]] = {}
         self._known: dict[tuple[int, int, int], StageFacts | None] = {}
 
@@ -156,30 +154,33 @@ class GroupFacts:
 
     def inside(self, stage: PlannedStage, micro_batches: int) -> Inside | None:
         """What may be mixed in a stage; None: it has one way."""
-        size, first, end = stage.devices, stage.first, stage.end
+        size, end = stage.devices, stage.end
         known = {
-            way: alone
-            for way, degree in enumerate(self.uniform.degrees)
+            degree: alone
+            for degree in self.uniform.degrees
             if self(size, degree, micro_batches) is not None
             and (alone := self._alone(size, degree, micro_batches)) is not None
         }
         if len(known) < 2:
             return None
-        degrees = [self.uniform.degrees[way] for way in known]
         group = self._group(size, micro_batches)
-        group = replace(group, partitions={d: group.partitions[d] for d in degrees})
-        made = [v for v in self._values if first <= v.source < end]
-        within = [v for v in made if v.readers[0] < end]
+        group = replace(group, partitions={d: group.partitions[d] for d in known})
+        made = [v for v in self._values if stage.first <= v.source < end]
         behind = [v for v in made if v.readers[0] >= end]
-        facts = [
-            self._moved(alone, group, degree, behind)
-            for alone, degree in zip(known.values(), degrees, strict=True)
-        ]
-        links = [
+        facts = [self._moved(alone, group, d, behind) for d, alone in known.items()]
+        ways = tuple(self.uniform.degrees.index(degree) for degree in known)
+        return Inside(ways, tuple(facts), self._links(stage, group, made))
+
+    def _links(
+        self, stage: PlannedStage, group: UniformPartitions, made: Sequence[CrossingValue]
+    ) -> tuple[PricedEdge, ...]:
+        """Those inside a stage of the values that are made there."""
+        first, end = stage.first, stage.end
+        within = [v for v in made if v.readers[0] < end]
+        return tuple(
             PricedEdge(v.source - first, tuple(r - first for r in v.readers if r < end), prices)
             for v, prices in zip(within, prices_of(group, within, self.profile), strict=True)
-        ]
-        return Inside(tuple(known), tuple(facts), tuple(links))
+        )
 
     def _group(self, size: int, micro_batches: int) -> UniformPartitions:
         """A group of devices with one micro-batch."""
@@ -203,13 +204,13 @@ class GroupFacts:
             holding_of = holdings_of(self.uniform, degree)
             self._holdings[degree] = holding_of, kinds(self.uniform, degree, holding_of)
         holding_of, numbers = self._holdings[degree]
-        of_kind = {
-            kind: component_costs(
-                group, degree, numbers.index(kind), holding_of, profile, self._ranks
-            )
-            for kind in dict.fromkeys(numbers)
-        }
-        known = [p for kind in numbers if (p := of_kind[kind]) is not None]
+
+        @cache
+        def of_kind(kind: int) -> ComponentCosts | None:
+            i = numbers.index(kind)
+            return component_costs(group, degree, i, holding_of, profile, self._ranks)
+
+        known = [*filter(None, map(of_kind, numbers))]
         if len(known) < len(numbers):
             return None
         calls = profile.calls

@@ -46,9 +46,13 @@ from synchromesh.planner.chain.problem import (
     gap,
 )
 from synchromesh.planner.chain.search import search
-from synchromesh.planner.stages.problem import StageFacts
-
-from .problem import PlannedStage, StagePlan, StageProblem, in_flight
+from synchromesh.planner.stages.problem import (
+    PlannedStage,
+    StageFacts,
+    StagePlan,
+    StageProblem,
+    in_flight,
+)
 
 
 @dataclass(frozen=True)
@@ -235,13 +239,16 @@ def _times(factor: float, seconds: Floats) -> Floats:
 
 def _least(every: Sequence[Mixes]) -> tuple[Mix, ...]:
     """A mix of each stage, of least T."""
-    best: tuple[Mix, ...] = ()
-    for cap in sorted({mix.slowest for x in every for mix in x.offered}):
-        allowed = [[mix for mix in x.offered if mix.slowest <= cap] for x in every]
-        if all(allowed):
-            chosen = tuple(min(some, key=lambda mix: mix.passage) for some in allowed)
-            best = chosen if not best or _seconds(chosen) < _seconds(best) else best
-    return best
+    caps = sorted({mix.slowest for x in every for mix in x.offered})
+    below = ([[mix for mix in x.offered if mix.slowest <= cap] for x in every] for cap in caps)
+    return min(
+        (
+            tuple(min(some, key=lambda mix: mix.passage) for some in allowed)
+            for allowed in below
+            if all(allowed)
+        ),
+        key=_seconds,
+    )
 
 
 def _seconds(mixes: Sequence[Mix]) -> float:

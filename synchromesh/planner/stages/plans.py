@@ -6,7 +6,7 @@ schedules.
     schedules    1f1b; gpipe, which waits less for messages; the best of interleaved 1f1b"""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from synchromesh.planner.problem import PlanningProblem
@@ -44,16 +44,24 @@ def stage_plans(
         return []
     slowdowns = slowdowns_of(profile, uniform.devices)
     facts = GroupFacts(uniform, profile, [r for r, slow in enumerate(slowdowns) if slow == 1.0])
-    found: list[tuple[StagePlan | None, tuple[int, ...]]] = []
-    for order in orders(slowdowns):
-        problem = stage_problem(facts, planned, order, slowdowns)
-        for best in _best(problem):
-            found += ((best, order), (mixed(problem, best, facts.inside), order))
-        found.append((interleaved(problem), order))
-    known = [(best, order) for best, order in found if best is not None and best.seconds <= most]
-    known.sort(key=lambda x: x[0].seconds)
-    plans = (p for best, order in known for p in _scheduled(uniform, planned, best, order))
+    found = [
+        (best, order)
+        for order in orders(slowdowns)
+        for best in _of_order(facts, stage_problem(facts, planned, order, slowdowns))
+        if best is not None and best.seconds <= most
+    ]
+    found.sort(key=lambda x: x[0].seconds)
+    plans = (p for best, order in found for p in _scheduled(uniform, planned, best, order))
     return list(dict.fromkeys(plans))[: TUNING.plans]
+
+
+def _of_order(facts: GroupFacts, problem: StageProblem) -> Iterator[StagePlan | None]:
+    """The best plans of one order of ranks: of one degree in each stage, of several, interleaved;
+    None where there are none."""
+    for best in _best(problem):
+        yield best
+        yield mixed(problem, best, facts.inside)
+    yield interleaved(problem)
 
 
 def orders(slowdowns: Sequence[float]) -> list[tuple[int, ...]]:
@@ -80,25 +88,29 @@ def _scheduled(
     uniform: UniformPartitions, planned: PlanningProblem, best: StagePlan, order: Sequence[int]
 ) -> Iterator[Plan]:
     """The plan under each schedule that it may have."""
-    plan = plan_of(uniform, planned, best, order)
+    plan = plan_of(best, planned.names, uniform.degrees, order, planned.modules)
     yield plan
     if best.micro_batches > 1 and best.chunks == 1:
         yield replace(plan, schedule="gpipe")
 
 
 def plan_of(
-    uniform: UniformPartitions, planned: PlanningProblem, found: StagePlan, order: Sequence[int]
+    found: StagePlan,
+    names: Sequence[str],
+    degrees: Sequence[int],
+    order: Sequence[int],
+    modules: Mapping[str, Sequence[str]] | None = None,
 ) -> Plan:
-    tensor = [uniform.degrees[way] for s in found.stages for way in s.way_of]
+    """The plan in words. degrees: of each way; order: of the ranks that stages are laid on."""
+    tensor = [degrees[way] for s in found.stages for way in s.way_of]
     wide = 2 * math.lcm(*tensor)  # devices of which every degree is `data` or a hybrid
-    layouts = [Layout(wide // t, t) for t in tensor]
-    plan = worded(planned.names, layouts, planned.modules)
+    plan = worded(names, [Layout(wide // t, t) for t in tensor], modules)
     groups, start = [], 0
     for stage in found.stages[: len(found.stages) // found.chunks]:
         groups.append(tuple(order[start : start + stage.devices]))
         start += stage.devices
     stages = tuple(
-        Stage(ranks, planned.names[stage.first])
+        Stage(ranks, names[stage.first])
         for ranks, stage in zip(groups * found.chunks, found.stages, strict=True)
     )
     schedule = "1f1b" if found.chunks == 1 else "interleaved"

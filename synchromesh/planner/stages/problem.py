@@ -64,7 +64,6 @@ class PlannedStage:
 
     @property
     def way_of(self) -> tuple[int, ...]:
-        """The way of each component."""
         return self.ways or (self.way,) * (self.end - self.first)
 
 
@@ -97,7 +96,6 @@ class StageProblem:
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
         return len(self.limits)
 
     @cached_property
@@ -146,23 +144,6 @@ class StageProblem:
 def in_flight(depth: int, micro_batches: int) -> int:
     """Micro-batches that a stage holds at most under 1F1B; depth: 1 for the last stage."""
     return min(depth, micro_batches)
-
-
-def evaluate(problem: StageProblem, plan: Sequence[PlannedStage], micro_batches: int) -> float:
-    """Seconds of a step under 1F1B; inf where memory does not suffice."""
-    ways = problem.ways(micro_batches)
-    total, slowest, start = 0.0, 0.0, 0
-    for s, stage in enumerate(plan):
-        at = (stage.way, stage.first, stage.end, problem.sizes.index(stage.devices))
-        slowdown, limit = problem.kind(start, stage.devices)
-        held = in_flight(len(plan) - s, micro_batches) * ways.kept[at]
-        if ways.resident[at] + held > limit or np.isinf(ways.seconds[at]):
-            return float("inf")
-        seconds = slowdown * ways.seconds[at]
-        total += seconds + ways.fill[at]
-        slowest = max(slowest, (micro_batches - 1) * seconds + ways.end[at])
-        start += stage.devices
-    return float(total + slowest)
 
 
 # The costs of stages, of sums over their components
@@ -252,16 +233,20 @@ def group_sizes(devices: int) -> tuple[int, ...]:
     12 ... parts and divisors, and what each leaves of all devices."""
     if devices <= TUNING.all_sizes:
         return tuple(range(1, devices + 1))
-    parts = max(n for n in range(1, TUNING.units + 1) if devices % n == 0)
-    some = {n << k for n in (1, 3) for k in range(parts.bit_length()) if n << k <= parts}
-    some |= {n for n in range(1, parts + 1) if parts % n == 0}
+    parts = max(_divisors(devices, TUNING.units))
+    powers = {n << k for n in (1, 3) for k in range(parts.bit_length())}
+    some = {n for n in powers if n <= parts} | {*_divisors(parts, parts)}
     some |= {parts - n for n in some if n < parts}
     return tuple(devices // parts * n for n in sorted(some))
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [n for n in range(1, most + 1) if number % n == 0]
 
 
 def micro_batch_numbers(rows: int) -> tuple[int, ...]:
     """Numbers of micro-batches that are offered, of equally many rows: powers of two, and all
     divisors where less than eight is a power of two among them."""
-    found = [m for m in range(1, min(rows, TUNING.micro_batches) + 1) if rows % m == 0]
+    found = _divisors(rows, min(rows, TUNING.micro_batches))
     powers = [m for m in found if m & (m - 1) == 0]
     return tuple(powers if powers[-1] >= 8 else found)

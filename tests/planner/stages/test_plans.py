@@ -4,21 +4,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
-from synchromesh.planner.stages.facts import GroupFacts, stage_demands, stage_problem, stage_sizes
-from synchromesh.planner.stages.mixes import Searches, StagePlace
+from synchromesh.planner.stages.facts import stage_demands
 from synchromesh.planner.stages.plans import orders, plan_of, stage_plans
-from synchromesh.planner.stages.problem import PlannedStage, StagePlan, evaluate
+from synchromesh.planner.stages.problem import PlannedStage, StagePlan
 from synchromesh.planner.unequal import slowdowns_of
 from synchromesh.planner.uniform import UniformPartitions, uniform_partitions
 from synchromesh.trace.capture.capture import trace
 from synchromesh.values.layout import Layout, stages_of
 from synchromesh.values.plan import Plan
-from synchromesh.values.profile import Calls, Compute, Curve, Memory, Pattern, Profile
+from synchromesh.values.profile import Compute, Curve, Memory, Pattern, Profile
 
 DEVICES, ROWS, LAYERS = 4, 64, 8
 
@@ -67,10 +65,6 @@ def profile(
 def proposed(told: Profile, **changes: object) -> list[Plan]:
     problem, parts = made()
     return stage_plans(parts, replace(problem, **changes), told)  # type: ignore[arg-type]
-
-
-def facts_of(told: Profile) -> GroupFacts:
-    return GroupFacts(made()[1], told, range(DEVICES))
 
 
 def under_1f1b(plans: Iterable[Plan]) -> Plan:
@@ -147,33 +141,6 @@ def test_memory_makes_stages_that_hold_less() -> None:
     assert proposed(profile(1e-12, tensor=False), limits=(layer,) * DEVICES) == []
 
 
-def test_what_a_stage_takes_is_the_sum_of_its_layers() -> None:
-    problem, _ = made()
-    told = profile(0.0, message=0.0, tensor=False)
-    found = stage_problem(facts_of(told), problem, range(DEVICES), (1.0,) * DEVICES)
-    plan = (PlannedStage(0, 5, 3, 0), PlannedStage(5, 8, 1, 0))
-    # micro-batches of 16 rows: 6 on a device of the first stage, 16 on the second
-    t = (5 * 6 * 3e-3, 3 * 16 * 3e-3)
-    assert abs(evaluate(found, plan, 4) - (sum(t) + 3 * max(t))) < 1e-9
-    slow = replace(told, calls=Calls(1e-3, -2e-3, 0.25, 0.75, 9.0))
-    found = stage_problem(facts_of(slow), problem, range(DEVICES), (1.0,) * DEVICES)
-    t = (t[0] - 5e-3 + 1.0, t[1] - 3e-3 + 1.0)
-    assert abs(evaluate(found, plan, 4) - (sum(t) + 3 * max(t))) < 1e-9
-
-
-def test_what_is_measured_for_stages() -> None:
-    _, parts = made()
-    demands = stage_demands(parts)
-    value = 16 * 4
-    assert [d for d in demands if d[0] == "send"] == [
-        ("send", Pattern(2, size), -(-ROWS // size) * value) for size in (1, 2, 3)
-    ]
-    groups = {d[1] for d in demands if d[0] == "all_reduce"}
-    assert groups == {Pattern(2), Pattern(3)}
-    assert stage_sizes(8) == (1, 2, 4, 6, 7)
-    assert stage_sizes(1) == ()
-
-
 def test_where_nothing_is_known_of_messages_there_are_no_stages() -> None:
     told = profile(1e-9)
     silent = {k: v for k, v in told.network.items() if k[0] != "send"}
@@ -225,25 +192,6 @@ def test_a_stage_has_its_convolutions_data_and_its_classifier_tensor_parallel() 
     assert any(problem.layouts(plan)[-2].tensor == 2 for plan in others)  # one degree a stage
 
 
-def test_one_way_for_all_components_of_a_stage_takes_what_its_search_says() -> None:
-    problem, parts = classified()
-    facts = GroupFacts(parts, classified_profile(), range(DEVICES))
-    stages = stage_problem(facts, problem, range(DEVICES), (1.0,) * DEVICES)
-    for first, end, size in ((0, 3, 2), (2, 7, 2), (1, 6, 2)):
-        for m in (1, 4):
-            place = StagePlace(1.0, float("inf"), m, 1)
-            stage, ways = PlannedStage(first, end, size, 0), stages.ways(m)
-            inside = facts.inside(stage, m)
-            assert inside is not None
-            for k, way in enumerate(inside.ways):
-                found = Searches(place, stage, inside).mix((k,) * (end - first))
-                at = (way, first, end, stages.sizes.index(size))
-                assert found.stage == replace(stage, way=way)
-                t, x, e = (float(a[at]) for a in (ways.seconds, ways.fill, ways.end))
-                assert found.passage == pytest.approx(t + x)
-                assert found.slowest == pytest.approx((m - 1) * t + e)
-
-
 def test_degrees_that_differ_in_groups_of_different_sizes_are_told_in_words() -> None:
     problem, parts = made()
     eight = replace(problem, devices=8)
@@ -253,16 +201,8 @@ def test_degrees_that_differ_in_groups_of_different_sizes_are_told_in_words() ->
         PlannedStage(5, 6, 1, 0),
         PlannedStage(6, 8, 1, 0),
     )
-    plan = plan_of(parts, eight, StagePlan(stages, 4, 1.0), range(8))
+    plan = plan_of(StagePlan(stages, 4, 1.0), eight.names, parts.degrees, range(8))
     layouts = eight.layouts(Plan.parse(str(plan)))
     assert [(x.first, x.data, x.tensor) for x in layouts] == [
         (0, 4, 1), (0, 2, 2), (0, 1, 4), (4, 1, 2), (4, 2, 1), (6, 1, 1), (7, 1, 1), (7, 1, 1),
     ]  # fmt: skip
-
-
-def test_degrees_that_do_not_nest_cross_on_all_ranks_of_a_group() -> None:
-    problem = replace(made()[0], devices=12)
-    parts = uniform_partitions(PartitionCache(problem))
-    of_six = [d for d in stage_demands(parts) if d[0] == "all_to_all"]
-    assert of_six == [("all_to_all", Pattern(6), ROWS // 2 * 16 * 4 // 2)]
-    assert all(kind in ("send", "all_reduce") for kind, *_ in stage_demands(made()[1]))

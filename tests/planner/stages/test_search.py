@@ -11,11 +11,10 @@ from synchromesh.planner.stages.problem import (
     PlannedStage,
     StageFacts,
     StageProblem,
-    evaluate,
     stage_ways,
 )
 from synchromesh.planner.stages.search import search
-from tests.planner.stage_problems import every, random_problem
+from tests.planner.stage_problems import evaluate, every, random_problem
 
 
 @pytest.mark.parametrize("equal", [True, False])
