@@ -4,9 +4,9 @@ import pytest
 
 from synchromesh.profiling import collectives as module
 from synchromesh.profiling.collectives import TUNING, reaches
+from synchromesh.values.profile import Curve, Pattern
 
 SIZES = TUNING.sizes
-from synchromesh.values.profile import Curve, Pattern
 
 
 @pytest.mark.parametrize(
