@@ -85,7 +85,6 @@ class StepEnd:
 
     @property
     def plan(self) -> Plan:
-        """The plan in force."""
         return self.run.plan
 
 

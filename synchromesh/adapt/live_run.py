@@ -44,8 +44,8 @@ class LiveRun:
         world = self.facts.world
         links = drift.links or (drift.devices and world.device.type == "cuda")
         ranks = range(world.size)
-        found = reprofile(self.facts, ranks, self.partition, known, drift.devices, links)
-        return LiveSession(self.facts).reconsider(found, self.plan)
+        sampled = reprofile(self.facts, ranks, self.partition, known, drift.devices, links)
+        return LiveSession(self.facts).reconsider(sampled, self.plan)
 
     def probe(self, known: Profile, usual: Mapping[int, float]) -> IdleProbe:
         world = self.facts.world

@@ -144,12 +144,12 @@ class Monitor:
     @property
     def expectations(self) -> list[Expectation]:
         """All that steps are compared with."""
-        found = [] if self.usual is None else [self.usual]
+        expected = [] if self.usual is None else [self.usual]
         if self.predicted and len(self._earlier) < LIMITS.base:
             times, guesses = 1 + LIMITS.error, self.predicted
             low, high = min(guesses) / times, max(guesses) * times
-            found.append(Expectation(guesses[-1], "predicted", low, high))
-        return found
+            expected.append(Expectation(guesses[-1], "predicted", low, high))
+        return expected
 
     @property
     def measured(self) -> float | None:

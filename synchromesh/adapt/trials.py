@@ -95,7 +95,7 @@ class Trials:
     def _best(self) -> Plan:
         """The quickest of those that gain, else the chosen one."""
         chosen, *others = self.tables
-        times = {plan: sorted(map(step_seconds, found)) for plan, found in self.tables.items()}
+        times = {plan: sorted(map(step_seconds, tables)) for plan, tables in self.tables.items()}
         limit, low = (1 - TUNING.gain) * self.measured(chosen), _surely(times[chosen], -1)
         gains = [p for p in others if self.measured(p) <= limit and _surely(times[p], 1) < low]
         return min(gains, key=self.measured, default=chosen)

@@ -88,7 +88,6 @@ class MessageTiming:
 
     @property
     def line(self) -> Line:
-        """Latency and bandwidth of the messages."""
         return Line.through(self.points)
 
 
@@ -99,16 +98,16 @@ def collectives(world: World, seconds: float, quick: bool = False) -> list[Colle
     sizes = TUNING.quick_sizes if quick else TUNING.sizes
     ways = [(k, way) for k in KINDS for way in (PLAIN if k == "reduce_scatter" else ("",))]
     each = seconds / len(sizes) / len(ways)
-    found = []
+    timings = []
     for kind, way in ways:
         points: list[tuple[int, float]] = []
         for size in sizes:
             points.append((size, _collective(world, kind, way, size, each)))
             if points[-1][1] > TUNING.long_seconds:
                 break
-        found.append(CollectiveTiming(kind, way, world.size, tuple(points)))
+        timings.append(CollectiveTiming(kind, way, world.size, tuple(points)))
     world.choices.pop(world.everyone.ranks, None)  # of reduce-scatter: tried, not chosen
-    return found
+    return timings
 
 
 def _collective(world: World, kind: CollectiveKind, way: str, size: int, seconds: float) -> float:

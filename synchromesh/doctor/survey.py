@@ -61,12 +61,12 @@ class Survey:
 
         Memory that several ranks share is divided. A collective's start is what the shortest
         all-reduce takes beyond the latency of its 2 (N-1) steps."""
-        found = self.hosts
+        ranks_of = self.hosts
         made = tuple(
             Host(host, tuple(self._device(rank) for rank in ranks))
-            for host, ranks in found.items()
+            for host, ranks in ranks_of.items()
         )
-        host_of = {rank: host for host, ranks in found.items() for rank in ranks}
+        host_of = {rank: host for host, ranks in ranks_of.items() for rank in ranks}
         lines = {(host_of[m.a], host_of[m.b]): m.line for m in self.messages}
         step = median([line.latency_seconds for line in lines.values()] or [0.0])
         smallest = [t.points[0][1] for t in self.timings if t.kind == "all_reduce"]
@@ -85,7 +85,7 @@ class Survey:
             emulated=self.emulated,
             date=self.date,
             network=_middle([x for (a, b), x in wires.items() if a != b])
-            if len(found) > TUNING.every_pair
+            if len(ranks_of) > TUNING.every_pair
             else None,
         )
 
@@ -115,13 +115,13 @@ def hosts(machines: Sequence[Machine]) -> dict[str, list[int]]:
     for m in machines:
         places.setdefault(m.place, []).append(m)
     names = Counter(group[0].host for group in places.values())
-    found: dict[str, list[int]] = {}
+    ranks_of: dict[str, list[int]] = {}
     for group in places.values():
         name, number = re.sub(r"[^A-Za-z0-9._-]", "-", group[0].host) or "host", 0
-        while (full := f"{name}-{number}" if names[group[0].host] > 1 else name) in found:
+        while (full := f"{name}-{number}" if names[group[0].host] > 1 else name) in ranks_of:
             number += 1
-        found[full] = [m.rank for m in group]
-    return found
+        ranks_of[full] = [m.rank for m in group]
+    return ranks_of
 
 
 def _short(value: float) -> float:
@@ -134,10 +134,10 @@ def _middle(wires: list[Link]) -> Link:
     return sorted(wires, key=lambda x: x.bytes_per_second)[len(wires) // 2]
 
 
-def pairs(found: dict[str, list[int]]) -> list[tuple[int, int]]:
+def pairs(ranks_of: dict[str, list[int]]) -> list[tuple[int, int]]:
     """The ranks between which messages are timed: two of each host, one of each of two hosts."""
-    first = [ranks[0] for ranks in found.values()]
-    inside = [(ranks[0], ranks[1]) for ranks in found.values() if len(ranks) > 1]
+    first = [ranks[0] for ranks in ranks_of.values()]
+    inside = [(ranks[0], ranks[1]) for ranks in ranks_of.values() if len(ranks) > 1]
     if len(first) <= TUNING.every_pair:
         return [*inside, *combinations(first, 2)]
     return [*inside, *pairwise(first), (first[0], first[-1])]
@@ -151,15 +151,15 @@ def survey(world: World, machine: Machine, quick: bool = False) -> Survey:
     flops = flops_by_dtype(world.device, 1.5 * scale)
     everyone.barrier()
     copied = bytes_per_second(world.device, 0.3 * scale)
-    found = everyone.all_gather_json([flops, copied])
+    rates = everyone.all_gather_json([flops, copied])
     clocks = _clocks(world)
     timings = links.collectives(world, 4.0 * scale, quick)
     messages = links.messages(world, pairs(hosts(machines)), quick)
     world.ledger.reset()
     return Survey(
         tuple(machines),
-        tuple(f for f, _ in found),
-        tuple(c for _, c in found),
+        tuple(f for f, _ in rates),
+        tuple(c for _, c in rates),
         clocks,
         tuple(timings),
         tuple(messages),

@@ -172,7 +172,6 @@ class VersionOne(Groups):
         return limit if limit < 2**60 else None  # v1 has no word for no limit
 
     def freeze(self, name: str) -> None:
-        """By the freezer, else by SIGSTOP."""
         if self._freezer is None:
             _signal(self.processes(name), signal.SIGSTOP)
             return
@@ -181,14 +180,12 @@ class VersionOne(Groups):
         _await(name, lambda: state.read_text().strip() == "FROZEN")
 
     def thaw(self, name: str) -> None:
-        """By the freezer, else by SIGCONT."""
         if self._freezer is None:
             _signal(self.processes(name), signal.SIGCONT)
         else:
             (self._freezer / name / "freezer.state").write_text("THAWED")
 
     def frozen(self, name: str) -> bool:
-        """As the freezer says, else whether all processes are stopped."""
         if self._freezer is None:
             states = [_state(pid) for pid in self.processes(name)]
             return "T" in states and set(states) <= {"T", ""}
@@ -294,7 +291,6 @@ def kill(groups: Groups, name: str) -> None:
 
 
 def remove(groups: Groups, name: str) -> None:
-    """Kill what is in the group, and remove it."""
     deadline = time.monotonic() + TUNING.end_seconds
     while True:
         kill(groups, name)

@@ -111,31 +111,31 @@ def _judged(run: Path, changed: int) -> tuple[bool, str]:
         if changed - 20 < step <= changed and step not in steps["special"]
     ]
     before = f"{median(usual) * 1e3:.0f} ms a step before"
-    found = _switched(run, "adapted", changed) or _switched(run, "adapt", changed)
-    if found is None:
+    switch = _switched(run, "adapted", changed) or _switched(run, "adapt", changed)
+    if switch is None:
         reasons = [f"step {d['step']}: {d['noticed']}; {d['reason']}" for d in _log(run, "adapt")]
         said = "; ".join(reasons[-2:]) or "nothing was noticed"
         return True, f"no plan was switched to in {DEMO.shown_seconds:.0f} s ({before}; {said})"
-    slow, after = found["measured_before"], found.get("measured_after")
+    slow, after = switch["measured_before"], switch.get("measured_after")
     told = f"{before}, {slow * 1e3:.0f} ms over slow links"
     if after is None:
         return True, f"{told}; the run ended before it was known what steps take since the switch"
-    told += f", {after * 1e3:.0f} ms since the switch to {found['to']}"
+    told += f", {after * 1e3:.0f} ms since the switch to {switch['to']}"
     return after >= slow, told
 
 
 def _switched(run: Path, kind: str, changed: int) -> dict[str, Any] | None:
     """The first switch that a change after step `changed` led to, as events of a kind have it."""
-    found = (d for d in _log(run, kind) if d["switched"] and d["step"] > changed)
-    return next((d for d in found if d["measuring_seconds"]), None)
+    switches = (d for d in _log(run, kind) if d["switched"] and d["step"] > changed)
+    return next((d for d in switches if d["measuring_seconds"]), None)
 
 
 def _log(run: Path, kind: str) -> Iterator[dict[str, Any]]:
     """The lines of one kind in the run's log; none where it is not there yet."""
     with suppress(FileNotFoundError):
         for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n") and (found := json.loads(line))["event"] == kind:
-                yield found
+            if line.endswith("\n") and (event := json.loads(line))["event"] == kind:
+                yield event
 
 
 if __name__ == "__main__":

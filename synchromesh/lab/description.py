@@ -52,13 +52,13 @@ LIMITS = LabLimits()
 def parse_bandwidth(value: object) -> int:
     """Bits a second of text, or of a number that says bits a second already."""
     if isinstance(value, str):
-        found = BANDWIDTH.fullmatch(value.strip())
-        if found is None:
+        match = BANDWIDTH.fullmatch(value.strip())
+        if match is None:
             raise ValueError(
                 f"{value!r} is not a bandwidth: write a number with kbit, mbit or gbit, as in "
                 "200mbit"
             )
-        bits = round(float(found[1]) * UNITS[found[2].lower()])
+        bits = round(float(match[1]) * UNITS[match[2].lower()])
     elif isinstance(value, int | float) and not isinstance(value, bool):
         bits = round(value) if abs(value) < 2**60 else 2**60
     else:
@@ -71,12 +71,12 @@ def parse_bandwidth(value: object) -> int:
 def parse_share(value: object, cores: int) -> float:
     """Cores of text such as `40%`, or of a number that counts cores already (0.4)."""
     if isinstance(value, str):
-        found = SHARE.fullmatch(value.strip())
-        if found is None:
+        match = SHARE.fullmatch(value.strip())
+        if match is None:
             raise ValueError(
                 f"{value!r} is not a share of a core: write per cent of one core, as in 40%"
             )
-        part = float(found[1]) / 100
+        part = float(match[1]) / 100
     elif isinstance(value, int | float) and not isinstance(value, bool):
         part = float(value)
     else:

@@ -97,7 +97,6 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _parts(tag: Tag, groups: Groups) -> list[str]:
-    """Names of the namespaces and control groups of a lab."""
     names = [*network.namespaces(), *groups.names()]
     return [name for name in names if Tag.in_name(name) == tag]
 
@@ -108,9 +107,9 @@ def remove(tag: Tag, groups: Groups, records: Records) -> list[str]:
     Repeated until nothing is found, as the process that was building may not have stopped yet."""
     names = records.forget(tag)
     deadline = time.monotonic() + 30  # seconds; chosen
-    while found := _parts(tag, groups):
+    while left := _parts(tag, groups):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{', '.join(found)} cannot be removed (30 s)")
+            raise TimeoutError(f"{', '.join(left)} cannot be removed (30 s)")
         for name in groups.names():
             if Tag.in_name(name) == tag:
                 cgroup.remove(groups, name)

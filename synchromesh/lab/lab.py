@@ -320,7 +320,6 @@ class Lab:
         self._groups.freeze(self._part(host))
 
     def thaw(self, host: int) -> None:
-        """Let a frozen host go on."""
         self._groups.thaw(self._part(host))
 
     def cut(self, host: int) -> None:
@@ -381,7 +380,6 @@ class Lab:
         return [*range(len(self.description.hosts))] if host is None else [self._one(host)]
 
     def _one(self, host: int) -> int:
-        """`host`, which must be one of the lab's."""
         count = len(self.description.hosts)
         if not 0 <= host < count:
             raise ValueError(

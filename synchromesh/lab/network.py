@@ -126,7 +126,6 @@ class Network:
                 _shape(switch, end, bits)
 
     def uplink(self) -> int:
-        """Bits a second that the link between the racks is shaped to."""
         with self._switch() as switch:
             return _shaped(switch, "uplink0")
 
@@ -137,7 +136,6 @@ class Network:
             switch.link("set", index=index, state="up" if connected else "down")
 
     def connected(self, host: int) -> bool:
-        """Whether the host's port is on."""
         with self._switch() as switch:
             (port,) = switch.link("get", index=_index(switch, f"port{host}"))
             return bool(port["state"] == "up")
@@ -149,7 +147,6 @@ class Network:
 
 
 def namespaces() -> list[str]:
-    """Names of all network namespaces of this machine."""
     from pyroute2 import netns
 
     return sorted(netns.listnetns())

@@ -59,20 +59,19 @@ class Tag:
     @classmethod
     def parse(cls, text: str) -> "Tag":
         """The tag that a text like `smlab-1234-567890` names."""
-        found = TAG.fullmatch(text)
-        if found is None:
+        match = TAG.fullmatch(text)
+        if match is None:
             raise ValueError(f"{text!r} is not a tag such as smlab-1234-567890")
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(match[1]), int(match[2]))
 
     @classmethod
     def in_name(cls, name: str) -> "Tag | None":
         """The tag that the name of a part starts with; None where it is no part of a lab."""
-        found = PART.fullmatch(name)
-        return cls(int(found[1]), int(found[2])) if found else None
+        match = PART.fullmatch(name)
+        return cls(int(match[1]), int(match[2])) if match else None
 
     @property
     def alive(self) -> bool:
-        """Whether the keeper still runs."""
         return Tag.of(self.pid) == self
 
     def end(self, seconds: float) -> None:
@@ -140,14 +139,14 @@ class Records:
 
     def all(self) -> list[Record]:
         """Every record, also of labs whose keeper is no more."""
-        found = []
+        records = []
         for name in self._names():
             try:
-                found.append(self.read(name))
+                records.append(self.read(name))
             except ValueError:
                 if self.has(name):  # else the lab was taken down since it was listed
                     raise
-        return found
+        return records
 
     def read(self, name: str) -> Record:
         """The record of this name. ValueError where it is damaged."""
@@ -203,7 +202,7 @@ class Records:
 
     def _make(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = self.folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        status = self.folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise ValueError(f"{self.folder} is not a folder of user id {os.geteuid()}: remove it")
         self.folder.chmod(0o700)

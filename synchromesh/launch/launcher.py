@@ -195,9 +195,10 @@ class _Agent(LocalElasticAgent):
                 handler.proc.wait()
 
     def _records(self) -> dict[int, dict[str, Any]]:
-        """What ranks left, by rank."""
-        found = [json.loads(p.read_text())["synchromesh"] for p in self.folder.rglob("error.json")]
-        return {int(left["rank"]): left for left in found}
+        records = [
+            json.loads(p.read_text())["synchromesh"] for p in self.folder.rglob("error.json")
+        ]
+        return {int(left["rank"]): left for left in records}
 
     def stop_of_a_rank(self) -> Signals | None:
         """The signal that some rank got itself and all ended for, if any."""

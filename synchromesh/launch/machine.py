@@ -62,12 +62,10 @@ class Machine:
         return sum(m.boot == self.boot for m in cpus) or 1
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form, for other ranks."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "Machine":
-        """What another rank sent as JSON."""
         assert set(value) == {f.name for f in fields(cls)}, sorted(value)
         return cls(**{**value, "processors": tuple(value["processors"])})
 
@@ -167,13 +165,13 @@ def _processors() -> tuple[int, ...]:
 def _available(otherwise: int) -> int:
     """Bytes that programs can still have, by /proc/meminfo."""
     lines = told("/proc/meminfo").splitlines()
-    found = [line.split() for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0][1]) * 1024 if found else otherwise
+    fields_ = [line.split() for line in lines if line.startswith("MemAvailable:")]
+    return int(fields_[0][1]) * 1024 if fields_ else otherwise
 
 
 def _groups(controller: str) -> list[Path]:
     """The folders of this process's control group and of those above it, v2 or v1."""
-    found = []
+    folders = []
     for line in told("/proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         if names == "":
@@ -183,8 +181,8 @@ def _groups(controller: str) -> list[Path]:
         else:
             continue
         inner = Path(path.lstrip("/"))
-        found += [root / p for p in (inner, *inner.parents)]
-    return list(dict.fromkeys(found))
+        folders += [root / p for p in (inner, *inner.parents)]
+    return list(dict.fromkeys(folders))
 
 
 def _number(path: Path) -> int | None:
@@ -208,7 +206,7 @@ def _memory_group(physical: int) -> tuple[int, int]:
 
 def _quota() -> float:
     """Cores that the control groups allow, 0 where they do not say."""
-    found: list[float] = []
+    quotas: list[float] = []
     for folder in _groups("cpu"):
         quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
         try:
@@ -217,13 +215,13 @@ def _quota() -> float:
         except (OSError, ValueError):  # "max 100000": no limit
             pass
         if quota and period and quota > 0:
-            found.append(quota / period)
-    return min(found, default=0.0)
+            quotas.append(quota / period)
+    return min(quotas, default=0.0)
 
 
 def _addresses() -> dict[str, str]:
     """IPv4 addresses by interface; those that are down have none."""
-    found: dict[str, str] = {}
+    addresses: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -233,8 +231,8 @@ def _addresses() -> dict[str, str]:
                 continue
             address = socket.inet_ntoa(answer[20:24])
             if not address.startswith("127."):
-                found[name] = address
-    return found
+                addresses[name] = address
+    return addresses
 
 
 def _own_address() -> str:

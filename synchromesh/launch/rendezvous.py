@@ -46,7 +46,6 @@ class Place:
 
     @property
     def where(self) -> str:
-        """The address and port of the store, for messages."""
         return f"{self.address}:{self.port}"
 
 

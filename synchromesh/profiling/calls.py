@@ -122,7 +122,7 @@ def _timed_alone(device: torch.device) -> tuple[float, float]:
 def _chain(components: int) -> tuple[Step, Partition]:
     """A step of trivial components on one device; its output is the last one's."""
     values = [Value(f"y{i}", (1,), "float32", Rows(), i > 0) for i in range(components + 1)]
-    found, edges, placements = [], [], {}
+    locals_, edges, placements = [], [], {}
     for i in range(components):
         name = f"w{i}"
         component = Component(f"c{i}", (Parameter(name, (1,), "float32"),))
@@ -130,7 +130,7 @@ def _chain(components: int) -> tuple[Step, Partition]:
         _, _, x, w = (graph.placeholder(p) for p in ("axis", "rows", "x", "w"))
         graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (x, w)),))
         source = i - 1 if i else None
-        found.append(
+        locals_.append(
             LocalComponent(
                 component, _ALONE, torch.fx.GraphModule({}, graph),
                 (Input(values[i], source, REPLICATED, REPLICATED),),
@@ -138,13 +138,13 @@ def _chain(components: int) -> tuple[Step, Partition]:
                 name,
             )
         )  # fmt: skip
-        edges.append(Edge(values[i], found[i - 1].component.name if i else None, (f"c{i}",)))
+        edges.append(Edge(values[i], locals_[i - 1].component.name if i else None, (f"c{i}",)))
         placements[name, _ALONE] = REPLICATED
-    chain = Chain(tuple(local.component for local in found), tuple(edges))
+    chain = Chain(tuple(local.component for local in locals_), tuple(edges))
     last = values[-1]
     step = Step(chain, torch.fx.Graph(), {}, (last.name,), (values[0].name,), {})
     output, leaves = (Output(last, REPLICATED),), leaf_layouts([_ALONE])
-    return step, Partition(tuple(found), placements, output, leaves)
+    return step, Partition(tuple(locals_), placements, output, leaves)
 
 
 def _step(

@@ -45,12 +45,12 @@ def collectives(
     most: dict[tuple[str, Pattern], int] = {}
     for kind, pattern, size in wanted:
         most[kind, pattern] = max(size, most.get((kind, pattern), 0))
-    found = {}
+    curves = {}
     for (kind, pattern), size in sorted(most.items()):
         groups = _groups(world, ranks, kind, pattern)
         _choose_ways(groups, kind, pattern, size)
-        found[kind, pattern] = Curve.of(_curve(world, groups, kind, pattern, size))
-    return found
+        curves[kind, pattern] = Curve.of(_curve(world, groups, kind, pattern, size))
+    return curves
 
 
 def reaches(curve: Curve, payload: int) -> bool:
@@ -107,7 +107,6 @@ class Pair:
 
     @property
     def world(self) -> World:
-        """Whose ranks they are."""
         return self.group.world
 
     def start(self, both: bool, sent: Tensor, received: Tensor) -> Callable[[], None]:

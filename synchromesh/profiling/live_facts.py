@@ -108,7 +108,6 @@ class LiveFacts:
 
     @property
     def problem(self) -> PlanningProblem:
-        """What a plan is wanted for."""
         return self.partitions.problem
 
     @property

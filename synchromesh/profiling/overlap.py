@@ -68,10 +68,10 @@ def overlap(
     chosen = dict(world.choices)
     world.everyone.barrier()
     usual = _computed(world.device, seconds) / seconds
-    found = {}
+    rates = {}
     for kind in asked:
         at = pair if kind in MESSAGES else group
-        found[kind] = _mean(world, at, _rates(world, at, kind, seconds, usual))
+        rates[kind] = _mean(world, at, _rates(world, at, kind, seconds, usual))
     delays = [o.delay for o in known.values()]
     if not delays:
         at = pair if asked[0] in MESSAGES else group
@@ -80,7 +80,7 @@ def overlap(
     world.choices.update(chosen)  # what was quickest for these payloads need not be for others
     return {
         kind: Overlap(_rate(a), _rate(b), max(0.0, delays[0]), _rate(both))
-        for kind, (a, b, both) in found.items()
+        for kind, (a, b, both) in rates.items()
     }
 
 
@@ -93,8 +93,8 @@ def _mean(world: World, group: Group | Pair, numbers: Sequence[float]) -> list[f
     return [x / count for x in total]
 
 
-def _rate(found: float) -> float:
-    return min(1.0, max(Overlap.LEAST_RATE, found))
+def _rate(rate: float) -> float:
+    return min(1.0, max(Overlap.LEAST_RATE, rate))
 
 
 def _rates(

@@ -66,10 +66,10 @@ class ProfileCache:
         partition = _known(partitions, known)
         sampled = reprofile(self.facts, self.ranks, partition, known, devices=True, links=True)
         offs: list[float] = self.facts.world.everyone.broadcast_json(off(known, sampled))
-        found = self._reusable(sampled, *(x <= TUNING.most for x in offs))
-        found = replace(found, seconds=time.perf_counter() - began)
-        say(reuse_text(stored, found, *offs))
-        return found
+        reused = self._reusable(sampled, *(x <= TUNING.most for x in offs))
+        reused = replace(reused, seconds=time.perf_counter() - began)
+        say(reuse_text(stored, reused, *offs))
+        return reused
 
     def keep(self, profile: Profile, known: Profile | None) -> None:
         """Stores what was measured besides `known`, the profile that `profile` gave.
@@ -153,9 +153,9 @@ def _measured(profile: Profile) -> tuple[Any, ...]:
     return profile.compute, profile.network, profile.overlap
 
 
-def reuse_text(stored: StoredProfile, found: Profile, compute: float, network: float) -> str:
+def reuse_text(stored: StoredProfile, reused: Profile, compute: float, network: float) -> str:
     """A sentence on what was reused and what was not."""
-    took = f"sampled in {found.seconds:.1f} s"
+    took = f"sampled in {reused.seconds:.1f} s"
     lost = [
         f"{what} ({'not sampled' if x == inf else f'off by a factor of {x:.1f}'})"
         for what, x in (("programs", compute), ("links", network))

@@ -101,7 +101,6 @@ class ProgramTimer:
         }  # fmt: skip
 
     def all(self, wanted: Mapping[str, Wanted]) -> Iterator[tuple[str, Numbers]]:
-        """Each program's key and its numbers."""
         for key, program in wanted.items():
             yield key, self(program)
 
@@ -124,7 +123,7 @@ def joined(
 ) -> tuple[dict[str, Compute], list[str]]:
     """What all ranks measured, and what is missing; slowdowns: seconds that pass in a second of
     each rank's clock."""
-    found, missing = {}, []
+    compute, missing = {}, []
 
     def curves(key: str, side: int) -> tuple[Curve, ...]:
         return tuple(
@@ -142,8 +141,8 @@ def joined(
         memory = memory_of(ranks[0][key]) if watched else program.memory
         assert memory is not None
         spread = max(float(rank[key]["spread"]) for rank in ranks)
-        found[key] = Compute(curves(key, 1), curves(key, 2), memory, spread)
-    return found, missing
+        compute[key] = Compute(curves(key, 1), curves(key, 2), memory, spread)
+    return compute, missing
 
 
 def known_memory(known: Profile, key: str) -> Memory | None:
@@ -153,5 +152,4 @@ def known_memory(known: Profile, key: str) -> Memory | None:
 
 
 def memory_of(numbers: Numbers) -> Memory:
-    """The memory that a rank's numbers of a program say."""
     return Memory.of(*(numbers[key] for key in ("memory", "inputs", "outputs")))

@@ -68,12 +68,12 @@ def confirmed(
     def times(point: Point) -> float:
         return (point[1] + TUNING.slack) / (known(point[0]) + TUNING.slack)
 
-    found = sample()
+    least = sample()
     for _ in range(TUNING.again):
-        if max(map(times, found)) <= TUNING.doubtful:
+        if max(map(times, least)) <= TUNING.doubtful:
             break
-        found = [min(points, key=times) for points in zip(found, sample(), strict=True)]
-    return found
+        least = [min(points, key=times) for points in zip(least, sample(), strict=True)]
+    return least
 
 
 def reprofile(
@@ -152,16 +152,16 @@ def _settled(taken: Sequence[float], later: Sequence[float]) -> list[float]:
 
 
 def _seconds(known: Profile, key: str) -> float:
-    found = known.compute[key]
-    return max(sum(found.on(r, found.reach)) for r in range(len(found.forward)))
+    program = known.compute[key]
+    return max(sum(program.on(r, program.reach)) for r in range(len(program.forward)))
 
 
-def _sampled_rows(found: Compute, rows: Sequence[int], later: Sequence[float]) -> int:
+def _sampled_rows(program: Compute, rows: Sequence[int], later: Sequence[float]) -> int:
     """The most of `rows` that a program was timed with and takes no longer than sampling may,
     where ranks are `later` times as slow; else the fewest."""
 
     def seconds(n: int) -> float:
-        return max(sum(found.on(r, n)) * times for r, times in enumerate(later))
+        return max(sum(program.on(r, n)) * times for r, times in enumerate(later))
 
     return max((n for n in rows if seconds(n) <= TUNING.program_seconds), default=rows[0])
 

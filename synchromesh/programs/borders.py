@@ -33,7 +33,7 @@ def record(
     wanted = {e.value.name for e in step.chain.edges}
     given = leaf_values(batch, rows_of(batch), totals_of(step))
     env: dict[Any, Any] = {}
-    found: dict[str, Tensor] = {}
+    recorded: dict[str, Tensor] = {}
 
     def value_of(node: Node) -> Any:
         if node not in env:
@@ -51,12 +51,12 @@ def record(
                 del args, kwargs
             value = meta.value(node)
             if isinstance(value, Value) and value.name in wanted:
-                found[value.name] = value_of(node).detach()
+                recorded[value.name] = value_of(node).detach()
             for used in node.all_input_nodes:
                 users[used] -= 1
                 if not users[used]:
                     del env[used]
-    return found
+    return recorded
 
 
 def _placeholder(

@@ -264,7 +264,6 @@ class GroupAxis:
         self.real_rows = 1  # of the block being computed; 0: what is computed is a stand-in
 
     def move(self, x: Tensor, source: str, target: str, length: int = 0) -> Tensor:
-        """`x` from one placement to another, value and gradient."""
         return move(x, self.group, parse(source), parse(target), length)
 
     def moving(
@@ -276,15 +275,12 @@ class GroupAxis:
         return arrive()
 
     def maximum(self, x: Tensor) -> Tensor:
-        """The elementwise largest of the ranks' `x`, without gradient."""
         largest = x.detach().clone(memory_format=torch.contiguous_format)
         self.group.all_reduce(largest, "max")
         return largest
 
     def stream(self, key: int, sharded: bool, rows: bool) -> None:
-        """Seeds the default generator for random operator `key`."""
         self.streams.seed(key, sharded, rows)
 
     def batch_norm(self, *arguments: Any) -> Tensor:
-        """Batch norm as its policy says; arguments as of the protocol."""
         return self.norm.apply(NormArguments(*arguments), real=self.real_rows > 0)

@@ -63,17 +63,14 @@ class SilentGroup:
         """Leaves `x` as it is."""
 
     def start_all_reduce(self, x: Tensor) -> Finish:
-        """A copy of `x`."""
         total = x.detach().clone(memory_format=torch.contiguous_format)
         return lambda: total
 
     def start_all_gather(self, x: Tensor) -> Finish:
-        """`x` as every rank's."""
         part = x.detach().contiguous()
         return lambda: part.unsqueeze(0).expand(self.size, *part.shape).contiguous()
 
     def start_reduce_scatter(self, x: Tensor) -> Finish:
-        """This rank's part of `x`."""
         part = x.detach().contiguous()[self.index].clone()
         return lambda: part
 

@@ -106,12 +106,12 @@ class Bench:
     @staticmethod
     def input_bytes(local: LocalComponent, borders: Mapping[str, Tensor], rows: int) -> float:
         """Bytes that making the inputs of so many rows takes: full ones, and this rank's part."""
-        found = 0.0
+        taken = 0.0
         for item in local.inputs:
             border, of = borders[item.value.name], item.value.rows
             here = border.shape[of.dim] // (of.segments * of.inner) if of else rows
-            found += 2 * border.nbytes * rows / here
-        return found
+            taken += 2 * border.nbytes * rows / here
+        return taken
 
     def _local_tensor(
         self, described: Parameter, partition: Partition, local: LocalComponent, full: Tensor
@@ -121,7 +121,6 @@ class Bench:
         return part.requires_grad_(described.trainable)
 
     def forward(self) -> tuple[Tensor, ...]:
-        """One forward; its outputs."""
         walk = self.walk(self.axis, self.rows, *self.inputs, *self.tensors, *self.constants)
         while True:
             try:

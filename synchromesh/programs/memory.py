@@ -41,7 +41,6 @@ class LiveBytes(TorchDispatchMode):
             self.add(x)
 
     def add(self, x: Tensor) -> None:
-        """Counts the storage of `x` from now on."""
         self.know([x.untyped_storage()])
 
     def know(self, storages: Iterable[Any]) -> None:

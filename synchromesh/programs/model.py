@@ -22,7 +22,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def describe(name: str, tensor: Tensor) -> Parameter:
-    """A parameter or buffer by name, shape and data type."""
     shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
     if isinstance(tensor, nn.Parameter):
         return Parameter(name, shape, dtype, tensor.requires_grad)
@@ -115,8 +114,8 @@ class Model:
         ValueError where the model has another parameter or module in the place of one: only what
         was prepared is trained."""
         tables, keys, paths, known = self._references
-        if (found := [*map(id, map(dict.get, tables, keys))]) != known:
-            pairs = zip(paths, found, known, strict=True)
+        if (standing := [*map(id, map(dict.get, tables, keys))]) != known:
+            pairs = zip(paths, standing, known, strict=True)
             self._refuse_replaced(next(path for path, a, b in pairs if a != b))
         return tuple(map(_REQUIRES_GRAD, self.parameters.values()))
 
@@ -264,7 +263,6 @@ class Model:
         self.held.add(self)
 
     def unblock(self) -> None:
-        """Lets the module be called again."""
         self.held.discard(self)
         self.module.__dict__.pop("forward", None)
         if self._own_forward is not None:

@@ -61,7 +61,6 @@ BINDINGS: dict[Any, Callable[..., Any]] = {
 
 
 def pauses(graph: torch.fx.Graph) -> int:
-    """How often a walk through the graph pauses."""
     return len(graph.find_nodes(op="call_method", target="move"))
 
 
@@ -101,7 +100,6 @@ class _Source:
         self._known: dict[int, str] = {}  # name by identity of a global
 
     def compiled(self) -> Callable[..., Walk]:
-        """The generator function."""
         given = [node.name for node in self.nodes if node.op == "placeholder"]
         lines = [f"def walk({', '.join(given)}):", "    yield from ()"]  # even where nothing moves
         dead: dict[Node, list[str]] = {}
