@@ -44,16 +44,10 @@ class OpaqueProgram:
     totals = None
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        model: Model,
-        layout: Layout,
-        groups: PlanGroups,
-        streams: RandomStreams,
-        synchronise: bool,
-        changed: Sequence[str],
+        self, function: Callable[..., Any], model: Model, layout: Layout, groups: PlanGroups,
+        streams: RandomStreams, synchronise: bool, changed: Sequence[str],
         autocast: torch.dtype | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """synchronise: batch norm's statistics. changed: names of what a step changes in the model
         without regard to rows."""
         assert groups.position is not None, "an idle rank runs no program"
@@ -71,7 +65,6 @@ class OpaqueProgram:
         self._checked = False  # whether the loss reaches nothing but the model's parameters
 
     def parameters(self, _: int) -> tuple[str, ...]:
-        """All of the model's."""
         return tuple(self.model.parameters)
 
     def gathered(self, _: int, backward: bool) -> Run:
@@ -79,14 +72,10 @@ class OpaqueProgram:
         return ()
 
     def run(
-        self,
-        micro_batches: Sequence[tuple[Any, GlobalRows]],
-        step: int,
-        first: int = 0,
-        stage: int | None = None,
-        arrived: Mapping[Border, Tensor] | None = None,
+        self, micro_batches: Sequence[tuple[Any, GlobalRows]], step: int, first: int = 0,
+        stage: int | None = None, arrived: Mapping[Border, Tensor] | None = None,
         of: tuple[int, int] = (0, 1),
-    ) -> Passage:
+    ) -> Passage:  # fmt: skip
         """As `Program.run`; no results where this rank has no rows. Training mode where gradients
         are computed, evaluation mode elsewhere."""
         if torch.is_grad_enabled() and self.fixed:
@@ -175,9 +164,8 @@ def hand_over(
 ) -> None:
     """Parameters, buffers and attributes of these names come from one rank of the group to others;
     all its ranks call."""
-    values = {n: table[key] for n, table, key in attributes_of(model.module)}
-    values |= dict(model.parameters)
-    changed = {n: values[n] for n in names if n in values}
+    state = _state(model)
+    changed = {n: state[n] for n in names if n in state}
     others = {n: x for n, x in changed.items() if not isinstance(x, Tensor)}
     moving = [changed[n] for n in sorted(changed.keys() - others.keys())]
     _refuse_containers(others)
@@ -186,9 +174,14 @@ def hand_over(
         if group.index == giver:
             group.exchange([(p, x.contiguous()) for p in takers for x in moving], [])
         elif group.index in takers:
+            _receive(moving, group, giver)
             for name, table, key in attributes_of(model.module):
                 table[key] = received.get(name, table[key])
-            _receive(moving, group, giver)
+
+
+def _state(model: Model) -> dict[str, Any]:
+    attributes = {name: table[key] for name, table, key in attributes_of(model.module)}
+    return {**attributes, **model.parameters}
 
 
 def _refuse_containers(attributes: Mapping[str, Any]) -> None:
@@ -224,16 +217,10 @@ class _BatchNorm(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _batch_norm(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
+        self, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+        weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
+        momentum: float = 0.1, eps: float = 1e-5,
+    ) -> Tensor:  # fmt: skip
         return self.policy.apply(
             input, weight, bias, running_mean, running_var, training, momentum, eps, real=True
         )
