@@ -59,8 +59,7 @@ def cast_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def global_batches(workload: Workload, steps: int, dtype: torch.dtype) -> Iterator[Any]:
-    """Seeded global batches; the last one is short (half of the rows and one more, where there are
-    several)."""
+    """Seeded global batches; of several the last one is short: a row less than half of them."""
     for index in range(steps):
         rows = workload.batch_size
         if index == steps - 1 and steps > 1:
