@@ -84,7 +84,7 @@ class OpaqueProgram:
         for index, (batch, rows) in enumerate(micro_batches):
             results += self._run(batch, rows, step, first + index)
             if torch.is_grad_enabled() and not all(rows.counts):
-                self._hand_over(rows)
+                self._broadcast_changed(rows)
         return Passage(results, {}, {}, [])
 
     def end(self, passage: Passage) -> None:
@@ -146,12 +146,12 @@ class OpaqueProgram:
             else:
                 self.roll_call.follow()
 
-    def _hand_over(self, rows: GlobalRows) -> None:
+    def _broadcast_changed(self, rows: GlobalRows) -> None:
         """What a forward changed comes to the ranks that had no rows to run it on."""
         indices = [self.leaf_layout.data_index(p) for p in range(self.leaf_layout.devices)]
-        giver = next(p for p, i in enumerate(indices) if rows.counts[i])
-        takers = [p for p, i in enumerate(indices) if not rows.counts[i]]
-        hand_over(self.model, self.changed, self.groups.everyone, giver, takers)
+        source = next(p for p, i in enumerate(indices) if rows.counts[i])
+        receivers = [p for p, i in enumerate(indices) if not rows.counts[i]]
+        broadcast_state(self.model, self.changed, self.groups.everyone, source, receivers)
 
     @contextmanager
     def _mode(self, training: bool) -> Iterator[None]:
@@ -159,8 +159,8 @@ class OpaqueProgram:
             yield
 
 
-def hand_over(
-    model: Model, names: Sequence[str], group: Group, giver: int, takers: Sequence[int]
+def broadcast_state(
+    model: Model, names: Sequence[str], group: Group, source: int, receivers: Sequence[int]
 ) -> None:
     """Parameters, buffers and attributes of these names come from one rank of the group to others;
     all its ranks call."""
@@ -170,11 +170,11 @@ def hand_over(
     moving = [changed[n] for n in sorted(changed.keys() - others.keys())]
     _refuse_containers(others)
     with group.world.ledger.paused(), torch.no_grad():
-        received = group.broadcast_json(others, giver)
-        if group.index == giver:
-            group.exchange([(p, x.contiguous()) for p in takers for x in moving], [])
-        elif group.index in takers:
-            _receive(moving, group, giver)
+        received = group.broadcast_json(others, source)
+        if group.index == source:
+            group.exchange([(p, x.contiguous()) for p in receivers for x in moving], [])
+        elif group.index in receivers:
+            _receive(moving, group, source)
             for name, table, key in attributes_of(model.module):
                 table[key] = received.get(name, table[key])
 
@@ -194,11 +194,11 @@ def _refuse_containers(attributes: Mapping[str, Any]) -> None:
         )
 
 
-def _receive(tensors: Sequence[Tensor], group: Group, giver: int) -> None:
-    """Fills tensors of any strides with what the giver sends of them."""
+def _receive(tensors: Sequence[Tensor], group: Group, source: int) -> None:
+    """Fills tensors of any strides with what the source sends of them."""
     whole = torch.contiguous_format
     landing = [torch.empty_like(x, memory_format=whole) for x in tensors]
-    group.exchange([], [(giver, x) for x in landing])
+    group.exchange([], [(source, x) for x in landing])
     for tensor, received in zip(tensors, landing, strict=True):
         tensor.copy_(received)
 

@@ -25,7 +25,7 @@ from synchromesh.engine.buckets import Summed
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import World
 from synchromesh.engine.interleaving import Interleaving
-from synchromesh.engine.opaque import OpaqueProgram, hand_over
+from synchromesh.engine.opaque import OpaqueProgram, broadcast_state
 from synchromesh.engine.pipeline import MicroBatch
 from synchromesh.engine.program import Program
 from synchromesh.engine.sharding import Sharding
@@ -228,7 +228,7 @@ class Execution:
             return
         tensors = {*self.model.parameters, *self.model.buffers}  # these move with the state
         names = [n for n in (*step.changed, *step.fed) if n not in tensors]
-        hand_over(self.model, names, self.world.everyone, ranks[0], sorted(idle))
+        broadcast_state(self.model, names, self.world.everyone, ranks[0], sorted(idle))
 
     def settle(self) -> None:
         """Makes buffers that are computed from rows, which data ranks have of their own, equal on
