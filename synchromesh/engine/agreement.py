@@ -1,5 +1,5 @@
-"""An agreement: what all ranks must have alike, before they train and in each step; where they do
-not, the error says so on all."""
+"""An agreement: what all ranks must have alike, above all in each step; where they do not, the
+error says so on all."""
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -17,32 +17,12 @@ from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.checked_gather import STEP, start_checked_gather
 from synchromesh.engine.groups import Group
 from synchromesh.engine.optimizer import settings
-from synchromesh.programs.model import Model
 from synchromesh.trace.capture.capture import signature
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 
 
-def compare_ranks(
-    everyone: Group, model: Model, plan: Plan, optimizer: Optimizer, seed: int, example: Any
-) -> None:
-    """ValueError on every rank where ranks have other models, plans, optimizers, seeds or batches.
-
-    Names are compared, for equal shapes alone do not tell models apart. A fault of one rank's own
-    is an error on all: none is left waiting for it."""
-    fault = ""
-    described: dict[str, Any] = {}
-    try:
-        described = _described(model, plan, optimizer, seed, example)
-    except ValueError as error:
-        fault = str(error)
-    gathered = everyone.all_gather_json([fault, batches.fingerprint(repr(described))])
-    _refuse_first([text for text, _ in gathered])
-    if len({mark for _, mark in gathered}) > 1:
-        require_alike(everyone, described)
-
-
-def _refuse_first(faults: Sequence[str]) -> None:
+def refuse_first(faults: Sequence[str]) -> None:
     """ValueError with the first rank's fault, where one has any; empty texts are none."""
     rank, text = next(((r, t) for r, t in enumerate(faults) if t), (0, ""))
     if text:
@@ -60,37 +40,6 @@ def require_alike(everyone: Group, described: Mapping[str, Any]) -> None:
                     f"ranks disagree about {key}: {_difference(value, other[key], rank)}; start "
                     "every rank with the same script and arguments"
                 )
-
-
-def _described(
-    model: Model, plan: Plan, optimizer: Optimizer, seed: int, example: Any
-) -> dict[str, Any]:
-    known = {p: n for n, p in model.parameters.items()}
-    foreign = [
-        tuple(p.shape) for g in optimizer.param_groups for p in g["params"] if p not in known
-    ]
-    if foreign:
-        raise ValueError(
-            f"the optimizer has {len(foreign)} parameters (shapes {foreign[:3]}) that are not the "
-            "model's: build it over model.parameters() of the model that is given to prepare, and "
-            "make learnable parts of the loss part of the model"
-        )
-    return {
-        "the plan": str(plan),
-        "the seed": seed,
-        "the model's tensors": [
-            [d.name, list(d.shape), d.dtype, d.trainable] for d in model.described.values()
-        ],
-        "the optimizer": type(optimizer).__name__,
-        "the optimizer's groups": [
-            [known[p] for p in group["params"]] for group in optimizer.param_groups
-        ],
-        "the optimizer's settings": [
-            [f"{key}={value!r}" for key, value in group.items() if key != "params"]
-            for group in optimizer.param_groups
-        ],
-        "the example batch": [batches.row_count(example), repr(signature(example))],
-    }
 
 
 def _difference(first: Any, other: Any, rank: int) -> str:
@@ -233,14 +182,9 @@ class RowAgreement:
     accumulation stays as it was, on all ranks; buffers have seen the batch on rank 0."""
 
     def __init__(
-        self,
-        group: Group,
-        ranks: tuple[int, ...],
-        layouts: Collection[Layout],
-        plan: Plan,
-        device: torch.device,
-        carries: bool = False,
-    ) -> None:
+        self, group: Group, ranks: tuple[int, ...], layouts: Collection[Layout], plan: Plan,
+        device: torch.device, carries: bool = False,
+    ) -> None:  # fmt: skip
         """layouts: of the batch, one on the positions of each stage. carries: whether a step
         reads what the one before has made."""
         self.group, self.ranks, self.layouts = group, ranks, tuple(layouts)
@@ -254,14 +198,9 @@ class RowAgreement:
         self.refused = False  # whether the check after the forward has refused the step
 
     def __call__(
-        self,
-        batch: Any,
-        marks: Marks,
-        numbers: tuple[int, ...] = (),
-        outdated: bool = False,
-        method: str = STEP,
-        at_once: bool = True,
-    ) -> GlobalRows:
+        self, batch: Any, marks: Marks, numbers: tuple[int, ...] = (), outdated: bool = False,
+        method: str = STEP, at_once: bool = True,
+    ) -> GlobalRows:  # fmt: skip
         """The global rows of this step, or of a batch of `evaluate`.
 
         numbers: as many on every rank, gathered on all (`self.numbers`). outdated: whether this
@@ -270,17 +209,8 @@ class RowAgreement:
 
         Raises ValueError on every rank if marks differ or ranks of one data index hold other
         rows."""
-        fault, self.refused = "", False
-        try:
-            count = batches.row_count(batch)
-        except ValueError as error:  # of this rank alone, maybe: the others must not wait for it
-            count, fault = -1, str(error)
-        same = batches.checksum(batch) if any(x.tensor > 1 for x in self.layouts) else 0
-        data = batches.fingerprint(marks.data)
-        own = RankReport(
-            count, same, outdated, data, marks.batch, marks.place, marks.model, marks.optimizer,
-            numbers,
-        )  # fmt: skip
+        self.refused = False
+        own, fault = self._own(batch, marks, numbers, outdated)
         if self.group.size == 1:
             return self._checked([own], marks.data, fault)
         gather = start_checked_gather(self.group, method, own.packed(), self.device)
@@ -289,7 +219,7 @@ class RowAgreement:
             return [*map(RankReport.unpacked, gather(report.packed()))]
 
         if self._alone and not self.group.index and method == STEP and at_once:
-            if (marks.alike, count) == self._usual and not outdated:
+            if (marks.alike, own.rows) == self._usual and not outdated:
 
                 def tell(state: LossState, sums: tuple[int, ...]) -> None:
                     reports = met(replace(own, loss=state, sums=sums))
@@ -300,7 +230,7 @@ class RowAgreement:
 
                 self._tell, self.outdated = tell, False
                 return self._rows((own,))
-            self._asked = (marks.alike, count)
+            self._asked = (marks.alike, own.rows)
         reports = met(own)
         first = reports[0]
         if first.loss is LossState.FAILED:
@@ -308,6 +238,23 @@ class RowAgreement:
         sent = first.loss is LossState.SENT
         self._told = torch.tensor(first.sums).view(torch.float64) if sent else None
         return self._checked(reports, marks.data, fault)
+
+    def _own(
+        self, batch: Any, marks: Marks, numbers: tuple[int, ...], outdated: bool
+    ) -> tuple[RankReport, str]:
+        """What this rank reports, and what is wrong with its batch."""
+        fault = ""
+        try:
+            count = batches.row_count(batch)
+        except ValueError as error:  # of this rank alone, maybe: the others must not wait for it
+            count, fault = -1, str(error)
+        same = batches.checksum(batch) if any(x.tensor > 1 for x in self.layouts) else 0
+        data = batches.fingerprint(marks.data)
+        report = RankReport(
+            count, same, outdated, data, marks.batch, marks.place, marks.model, marks.optimizer,
+            numbers,
+        )  # fmt: skip
+        return report, fault
 
     def told(self, sums: Tensor) -> Tensor | None:
         """The sums of a loss over all ranks, where they travel with the rows; None where they do
@@ -330,21 +277,25 @@ class RowAgreement:
         """The rows of which all ranks report; ValueError on all of them as `__call__` says.
         data, fault: this rank's."""
         if any(report.rows < 0 for report in reports):
-            _refuse_first(self.group.all_gather_json(fault))
+            refuse_first(self.group.all_gather_json(fault))
         if len({report.data for report in reports}) > 1:  # also of ranks that take no part
             self._refuse_data(data)
         self.numbers = [report.numbers for report in reports]
         self.outdated = any(report.outdated for report in reports)
-        working = [reports[rank] for rank in self.ranks]
+        self._refuse_differences(reports)
+        return self._rows([reports[rank] for rank in self.ranks])
+
+    def _refuse_differences(self, reports: Sequence[RankReport]) -> None:
+        """ValueError where ranks that take part have other marks, or idle ones alone another
+        model than was traced."""
         for mark, difference in DIFFERENCES.items():
-            first = getattr(working[0], mark)
-            self._refuse([r for r in self.ranks if getattr(reports[r], mark) != first], difference)
-        if not any(report.outdated for report in working):
-            self._refuse([r for r, report in enumerate(reports) if report.outdated], MODELS_DIFFER)
-        return self._rows(working)
+            marks = [getattr(report, mark) for report in reports]
+            self._refuse([r for r in self.ranks if marks[r] != marks[self.ranks[0]]], difference)
+        outdated = [rank for rank, report in enumerate(reports) if report.outdated]
+        if not {*outdated} & {*self.ranks}:
+            self._refuse(outdated, MODELS_DIFFER)
 
     def _refuse(self, ranks: Sequence[int], difference: str) -> None:
-        """ValueError where there are such ranks."""
         if ranks:
             raise ValueError(f"ranks {ranks} {difference.format(self.ranks[0])}")
 
@@ -361,15 +312,7 @@ class RowAgreement:
         """Of what the ranks that take part report."""
         counts = tuple(report.rows for report in working)
         for layout in self.layouts:
-            for first in layout.positions[:: layout.tensor]:
-                block = slice(first, first + layout.tensor)
-                if len({(report.rows, report.checksum) for report in working[block]}) > 1:
-                    raise ValueError(
-                        f"ranks {list(self.ranks[block])} work on the same rows but were given "
-                        f"different batches (rows {list(counts[block])}); use trainer.loader or "
-                        "trainer.shard, which know the plan, and seed generators that a data set "
-                        "keeps alike on all ranks"
-                    )
+            self._require_equal(layout, working)
         of_stages = [counts[x.first : x.positions.stop : x.tensor] for x in self.layouts]
         if len(of_stages) == 1 and self.plan.micro_batches == 1:
             return GlobalRows(of_stages[0], self.plan)
@@ -378,6 +321,18 @@ class RowAgreement:
             self._require_shares(layout, of_stage, total)
         finest = max(layout.data for layout in self.layouts)
         return GlobalRows(tuple(self._share(total, finest, i) for i in range(finest)), self.plan)
+
+    def _require_equal(self, layout: Layout, working: Sequence[RankReport]) -> None:
+        """ValueError where ranks of one data index have different rows."""
+        for first in layout.positions[:: layout.tensor]:
+            block = slice(first, first + layout.tensor)
+            if len({(report.rows, report.checksum) for report in working[block]}) > 1:
+                raise ValueError(
+                    f"ranks {list(self.ranks[block])} work on the same rows but were given "
+                    f"different batches (rows {[report.rows for report in working[block]]}); use "
+                    "trainer.loader or trainer.shard, which know the plan, and seed generators "
+                    "that a data set keeps alike on all ranks"
+                )
 
     def _share(self, total: int, data: int, index: int) -> int:
         """The rows that the plan gives to a data index of so many."""

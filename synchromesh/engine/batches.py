@@ -40,7 +40,6 @@ def split(rows: int, parts: int) -> Ranges:
 
 
 def count_of(ranges: Ranges) -> int:
-    """How many rows are in ranges."""
     return sum(stop - start for start, stop in ranges)
 
 
@@ -63,7 +62,6 @@ class GlobalRows:
 
     @property
     def total(self) -> int:
-        """Rows over all ranks."""
         return sum(self.counts)
 
     def ranges(self, data: int) -> Ranges:
@@ -117,19 +115,23 @@ def with_stand_in(
     has = {p: counts[layout.data_index(p)] for p in layout.positions}
     source = next(p for p, count in has.items() if count)
     without = [p for p, count in has.items() if not count]
-    found, structure = pytree.tree_flatten(batch)
-    moving = [i for i, x in enumerate(found) if isinstance(x, Tensor) and x.dim()]
     sends: list[tuple[int, Tensor]] = []
     receives: list[tuple[int, Tensor]] = []
-    for i in moving:
+
+    def lent(x: Any) -> Any:
+        if not (isinstance(x, Tensor) and x.dim()):
+            return x
         if position == source:
-            sends += [(p, found[i][:1].contiguous()) for p in without]
+            sends.extend((p, x[:1].contiguous()) for p in without)
         elif position in without:
-            found[i] = found[i].new_zeros((1, *found[i].shape[1:]))
-            receives.append((source, found[i]))
+            x = x.new_zeros((1, *x.shape[1:]))
+            receives.append((source, x))
+        return x
+
+    batch = pytree.tree_map(lent, batch)
     with group.world.ledger.paused():  # no traffic of a step: no plan foresees it
         group.exchange(sends, receives)
-    return pytree.tree_unflatten(found, structure)
+    return batch
 
 
 def fingerprint(key: Hashable) -> int:

@@ -44,16 +44,10 @@ class OpaqueProgram:
     totals = None
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        model: Model,
-        layout: Layout,
-        groups: PlanGroups,
-        streams: RandomStreams,
-        synchronise: bool,
-        changed: Sequence[str],
+        self, function: Callable[..., Any], model: Model, layout: Layout, groups: PlanGroups,
+        streams: RandomStreams, synchronise: bool, changed: Sequence[str],
         autocast: torch.dtype | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """synchronise: batch norm's statistics. changed: names of what a step changes in the model
         without regard to rows."""
         assert groups.position is not None, "an idle rank runs no program"
@@ -80,14 +74,10 @@ class OpaqueProgram:
         return ()
 
     def run(
-        self,
-        micro_batches: Sequence[tuple[Any, GlobalRows]],
-        step: int,
-        first: int = 0,
-        stage: int | None = None,
-        arrived: Mapping[Border, Tensor] | None = None,
+        self, micro_batches: Sequence[tuple[Any, GlobalRows]], step: int, first: int = 0,
+        stage: int | None = None, arrived: Mapping[Border, Tensor] | None = None,
         of: tuple[int, int] = (0, 1),
-    ) -> ForwardResult:
+    ) -> ForwardResult:  # fmt: skip
         """As `Program.run`; no results where this rank has no rows. Training mode where gradients
         are computed, evaluation mode elsewhere."""
         if torch.is_grad_enabled() and self.fixed:
@@ -96,7 +86,7 @@ class OpaqueProgram:
         for index, (batch, rows) in enumerate(micro_batches):
             results += self._run(batch, rows, step, first + index)
             if torch.is_grad_enabled() and not all(rows.counts):
-                self._hand_over(rows)
+                self._broadcast_changed(rows)
         return ForwardResult(results, {}, {}, [])
 
     def end(self, forward: ForwardResult) -> None:
@@ -158,12 +148,12 @@ class OpaqueProgram:
             else:
                 self.announced.follow()
 
-    def _hand_over(self, rows: GlobalRows) -> None:
+    def _broadcast_changed(self, rows: GlobalRows) -> None:
         """What a forward changed comes to the ranks that had no rows to run it on."""
         indices = [self.leaf_layout.data_index(p) for p in range(self.leaf_layout.devices)]
-        giver = next(p for p, i in enumerate(indices) if rows.counts[i])
-        takers = [p for p, i in enumerate(indices) if not rows.counts[i]]
-        hand_over(self.model, self.changed, self.groups.everyone, giver, takers)
+        source = next(p for p, i in enumerate(indices) if rows.counts[i])
+        receivers = [p for p, i in enumerate(indices) if not rows.counts[i]]
+        broadcast_state(self.model, self.changed, self.groups.everyone, source, receivers)
 
     @contextmanager
     def _mode(self, training: bool) -> Iterator[None]:
@@ -171,25 +161,29 @@ class OpaqueProgram:
             yield
 
 
-def hand_over(
-    model: Model, names: Sequence[str], group: Group, giver: int, takers: Sequence[int]
+def broadcast_state(
+    model: Model, names: Sequence[str], group: Group, source: int, receivers: Sequence[int]
 ) -> None:
     """Parameters, buffers and attributes of these names come from one rank of the group to others;
     all its ranks call."""
-    values = {n: table[key] for n, table, key in attributes_of(model.module)}
-    values |= dict(model.parameters)
-    changed = {n: values[n] for n in names if n in values}
+    state = _state(model)
+    changed = {n: state[n] for n in names if n in state}
     others = {n: x for n, x in changed.items() if not isinstance(x, Tensor)}
     moving = [changed[n] for n in sorted(changed.keys() - others.keys())]
     _refuse_containers(others)
     with group.world.ledger.paused(), torch.no_grad():
-        received = group.broadcast_json(others, giver)
-        if group.index == giver:
-            group.exchange([(p, x.contiguous()) for p in takers for x in moving], [])
-        elif group.index in takers:
+        received = group.broadcast_json(others, source)
+        if group.index == source:
+            group.exchange([(p, x.contiguous()) for p in receivers for x in moving], [])
+        elif group.index in receivers:
+            _receive(moving, group, source)
             for name, table, key in attributes_of(model.module):
                 table[key] = received.get(name, table[key])
-            _receive(moving, group, giver)
+
+
+def _state(model: Model) -> dict[str, Any]:
+    attributes = {name: table[key] for name, table, key in attributes_of(model.module)}
+    return {**attributes, **model.parameters}
 
 
 def _refuse_containers(attributes: Mapping[str, Any]) -> None:
@@ -202,11 +196,11 @@ def _refuse_containers(attributes: Mapping[str, Any]) -> None:
         )
 
 
-def _receive(tensors: Sequence[Tensor], group: Group, giver: int) -> None:
-    """Fills tensors of any strides with what the giver sends of them."""
+def _receive(tensors: Sequence[Tensor], group: Group, source: int) -> None:
+    """Fills tensors of any strides with what the source sends of them."""
     whole = torch.contiguous_format
     landing = [torch.empty_like(x, memory_format=whole) for x in tensors]
-    group.exchange([], [(giver, x) for x in landing])
+    group.exchange([], [(source, x) for x in landing])
     for tensor, received in zip(tensors, landing, strict=True):
         tensor.copy_(received)
 
@@ -225,16 +219,10 @@ class _BatchNorm(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _batch_norm(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
+        self, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+        weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
+        momentum: float = 0.1, eps: float = 1e-5,
+    ) -> Tensor:  # fmt: skip
         given = NormArguments(
             input, weight, bias, running_mean, running_var, training, momentum, eps
         )

@@ -56,7 +56,6 @@ class Accumulation:
             )
 
     def require_rows(self, rows: GlobalRows) -> None:
-        """ValueError where there are none."""
         if rows.total == 0:
             raise ValueError(
                 "a step needs at least one row, but every rank's batch is empty (0 rows)"

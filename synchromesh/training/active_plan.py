@@ -81,12 +81,12 @@ class ActivePlan:
             return ()
         position = self.groups.ranks.index(rank)
         layout = leaf_layout_at(self.partition.leaf_layouts, position)
-        found, before = [], 0
+        ranges, before = [], 0
         for part in rows.micro_batches():
             start, stop = part.ranges(layout.data)[layout.data_index(position)]
-            found.append((before + start, before + stop))
+            ranges.append((before + start, before + stop))
             before += part.total
-        return tuple(found)
+        return tuple(ranges)
 
     def local_rows(self, rows: GlobalRows) -> int:
         """How many rows of an agreed batch this rank has; none on an idle rank."""

@@ -1,12 +1,13 @@
 """The execution of a plan: trace, partition, groups, shards and programs, and how it changes."""
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from synchromesh.checkpoint import checkpoint, manifest
@@ -23,7 +24,7 @@ from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.gradients import GradientSync, Summed
 from synchromesh.engine.groups import World
 from synchromesh.engine.interleaving import Interleaving
-from synchromesh.engine.opaque import OpaqueProgram, hand_over
+from synchromesh.engine.opaque import OpaqueProgram, broadcast_state
 from synchromesh.engine.pipeline import MicroBatch
 from synchromesh.engine.program import Program
 from synchromesh.engine.sharding import Sharding
@@ -227,7 +228,7 @@ class Execution:
             return
         tensors = {*self.model.parameters, *self.model.buffers}  # these move with the state
         names = [n for n in (*step.changed, *step.fed) if n not in tensors]
-        hand_over(self.model, names, self.world.everyone, ranks[0], sorted(idle))
+        broadcast_state(self.model, names, self.world.everyone, ranks[0], sorted(idle))
 
     def settle(self) -> None:
         """Makes buffers that are computed from rows, which data ranks have of their own, equal on
@@ -252,30 +253,39 @@ class Execution:
     ) -> list[MicroBatch]:
         """What this rank runs of each micro-batch, whose rows follow each other in its batch;
         nothing on an idle rank. function: a metric (none: the loss). All ranks call alike."""
-        found: list[MicroBatch] = []
+        micro: list[MicroBatch] = []
         start, total = 0, sum(part.total for part in rows)
         for part in rows:
             count = self.active.local_rows(part)
             local = batch if len(rows) == 1 else take(batch, start, start + count)
             start += count
             filled = self.filled(local, part)
-            program = self.program(filled, function or self.loss, part, total)
+            program = self.programs.find(
+                filled, function or self.loss, part, total, self.planning.rows
+            )
             if program is None:
                 continue
             turns = [(filled, part)]
             if function is None:
                 turns = self._taking_turns(program, local, filled, part)
-            found.append(MicroBatch(program, part, turns))
-        return self._with_totals(found, batch, rows)
+            micro.append(MicroBatch(program, part, turns))
+        return self._with_totals(micro, batch, rows)
 
     def _with_totals(
-        self, found: list[MicroBatch], batch: Any, rows: Sequence[GlobalRows]
+        self, micro: list[MicroBatch], batch: Any, rows: Sequence[GlobalRows]
     ) -> list[MicroBatch]:
         """The micro-batches of a batch with its totals over all ranks as further leaves, where
         its step has any."""
-        of_block = found[0].program.totals if found else None
+        of_block = micro[0].program.totals if micro else None
         if of_block is None:
-            return found
+            return micro
+        totals = self._totals(of_block, batch, rows)
+        return [replace(m, parts=[((x, totals), r) for x, r in m.parts]) for m in micro]
+
+    def _totals(
+        self, of_block: Callable[..., Sequence[Tensor]], batch: Any, rows: Sequence[GlobalRows]
+    ) -> list[Tensor]:
+        """Sums over the rows of all ranks. of_block: (rows of a rank, their number) -> its sums"""
         layout, groups = self.active.leaf_layout, self.active.groups
         assert groups.position is not None, "an idle rank has no micro-batches"
         count = sum(map(self.active.local_rows, rows))
@@ -287,8 +297,7 @@ class Execution:
         if work is not None:
             self.world.wait(work)
         parts = zip(flat.split([x.numel() for x in sums]), sums, strict=True)
-        totals = [part.to(x.dtype).reshape(x.shape) for part, x in parts]
-        return [replace(m, parts=[((x, totals), r) for x, r in m.parts]) for m in found]
+        return [part.to(x.dtype).reshape(x.shape) for part, x in parts]
 
     def _taking_turns(
         self, program: Program | OpaqueProgram, batch: Any, filled: Any, rows: GlobalRows
@@ -319,13 +328,6 @@ class Execution:
         leaves = self.active.leaf_layout
         return batches.with_stand_in(batch, rows, leaves, groups.position, groups.everyone)
 
-    def program(
-        self, batch: Any, function: Any, rows: GlobalRows, total: int
-    ) -> Program | OpaqueProgram | None:
-        """What this rank runs for `function` on a `filled` (micro-)batch of `rows`, of a global
-        batch of `total`; see `Programs.find`."""
-        return self.programs.find(batch, function, rows, total, self.planning.rows)
-
     # Checkpoints
 
     def local_tensors(self) -> dict[str, LocalTensor]:
@@ -346,11 +348,7 @@ class Execution:
         self.unsettled_rows = 0
         if (saved.plan, saved.ranks) == (str(self.active.plan), self.world.size):
             self.interleaving.resume(saved.overlap)
-        self.reseed(saved.seed)
-
-    def reseed(self, seed: int) -> None:
-        """Random streams of another seed, as of a checkpoint."""
-        self.streams = RandomStreams(seed, self.world.device)
+        self.streams = RandomStreams(saved.seed, self.world.device)
         self.programs = self._programs(self.active)
 
     def close(self) -> None:

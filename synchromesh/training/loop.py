@@ -107,7 +107,7 @@ def _faults(
     if given.keys() >= {"epochs", "steps"}:
         yield f"epochs ({given['epochs']}) and steps ({given['steps']}) exclude each other"
     for name, n in given.items():
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        if not _is_count(n):
             yield f"{name} must be a whole number of at least 1, not {n!r}"
     if not isinstance(autocast, torch.dtype | None):
         yield f"autocast must be a torch.dtype like torch.bfloat16, not {autocast!r}"
@@ -116,6 +116,10 @@ def _faults(
             yield f"{name} must be a function, not {function!r}"
     if "checkpoint_every" in given and folder is None:
         yield "checkpoint_every needs a folder: checkpoints=..."
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 class Stop:
@@ -154,7 +158,6 @@ class Stop:
             os._exit(128 + number)
 
     def ask(self) -> None:
-        """Says what this rank asks for."""
         self.trainer.stop_request = 2 * self.received + int(self._requested())
 
     def answer(self) -> str:
@@ -218,14 +221,14 @@ class _Loop:
             if not path.is_dir() or (path / manifest.NAME).exists():
                 return str(path)
             damaged: list[str] = []
-            found = manifest.newest(path, passed_over=damaged)
-            if found is None:
+            newest = manifest.newest(path, passed_over=damaged)
+            if newest is None:
                 raise CheckpointError("; ".join(damaged) or f"{path}: no checkpoint lies in it")
             for text in damaged:
                 warnings.warn(
-                    f"{text}; the run goes on from {found}, which is older", stacklevel=2
+                    f"{text}; the run goes on from {newest}, which is older", stacklevel=2
                 )
-            return str(found)
+            return str(newest)
 
         return Path(on_first(self.trainer.world.everyone, find, str(path)))
 
@@ -243,7 +246,7 @@ class _Loop:
         if resume is not None:
             resume = self._found(resume)
             best = trainer.resume(resume).get("best")
-            self.best = None if best is None else float(best)
+            self.best = best if best is None else float(best)
         trainer.on_event = self._decided
         self.emit(events.Started(trainer, resume, self.loader.cursor.epoch, self._more()))
         if folder is not None:
@@ -336,7 +339,6 @@ class _Loop:
             self._save(f"step-{step}")
 
     def _read(self, epoch: int) -> None:
-        """Reads the losses since the last reading."""
         if self.unread:
             values = tuple(float(loss) for loss in self.unread)
             self.unread.clear()
@@ -352,8 +354,8 @@ class _Loop:
                 w.valid_data, w.batch_size, collate=w.collate, continuing=self._carries,
                 **w.loading,
             )  # fmt: skip
-            found = self.trainer.evaluate(loader, w.metric)
-            metrics = {name: float(value) for name, value in found.items()}
+            means = self.trainer.evaluate(loader, w.metric)
+            metrics = {name: float(value) for name, value in means.items()}
         if losses:
             loss: float | None = sum(losses) / len(losses)
         else:
@@ -389,9 +391,9 @@ class _Loop:
         trainer, ended = self.trainer, self.ended
         return FitResult(
             trainer.plan, trainer.world.size, trainer.steps, self.loader.cursor.epoch,
-            tuple(self.losses),
-            None if ended is None else ended.loss, {} if ended is None else ended.metrics,
-            self.best, seconds, 0.0 if ended is None else ended.samples_per_second,
+            tuple(self.losses), None if ended is None else ended.loss,
+            {} if ended is None else ended.metrics, self.best, seconds,
+            0.0 if ended is None else ended.samples_per_second,
             median(self.step_seconds) if self.step_seconds else None, tuple(trainer.decisions),
             self.saved, self.stopped,
         )  # fmt: skip

@@ -41,40 +41,52 @@ class Notices:
             )
 
     def partitioned(
-        self,
-        plan: Plan,
-        stated: Sequence[Layout],
-        partition: Partition,
-        step: Step,
+        self, plan: Plan, stated: Sequence[Layout], partition: Partition, step: Step,
         parameters: Collection[str],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Whatever in a partition is not as `plan` or its user may expect. stated: the layouts
         that it states. parameters: names of the model's. ValueError where data ranks would come
         to different parameters."""
         self._unsharded(plan, stated, partition)
         self._row_state(plan, partition, step, parameters)
         divided = any(local.layout.data > 1 for local in partition.components)
-        if not divided and any(spec.states != "none" for spec in plan.specs):
-            self.once(
-                f"{str(plan)!r}: there is one data rank, so there is nothing to shard over, and "
-                "it keeps all states"
-            )
-        if plan.micro_batches > 1 and step.changed:
-            self.once(
-                f"{', '.join(step.changed)}: the model runs as it is and changes these in each of "
-                f"{plan.micro_batches} micro-batches, where one process does once a step"
-            )
-        if (divided and step.opaque) or plan.micro_batches > 1:
+        if not divided:
+            self._states(plan)
+        if plan.micro_batches > 1:
+            self._several(plan, step)
+        elif divided and step.opaque:
             self.doubt(step)
-        elif not divided and len(plan.rows or ()) > 1:
-            self.once(
-                f"@rows={show_numbers(plan.rows or ())} is left aside, for each rank computes all "
-                f"rows: {step.coupled}"
-            )
+        elif not divided:
+            self._whole(plan, step)
         if step.coupled and (plan.pieces or 1) > 1:
             self.once(
                 f"@pieces={plan.pieces} is left aside, for pieces would part rows that belong "
                 f"together: {step.coupled}"
+            )
+
+    def _states(self, plan: Plan) -> None:
+        """One data rank has all states of a plan that shards them."""
+        if any(spec.states != "none" for spec in plan.specs):
+            self.once(
+                f"{str(plan)!r}: there is one data rank, so there is nothing to shard over, and "
+                "it keeps all states"
+            )
+
+    def _several(self, plan: Plan, step: Step) -> None:
+        """Micro-batches run what one process runs once."""
+        if step.changed:
+            self.once(
+                f"{', '.join(step.changed)}: the model runs as it is and changes these in each of "
+                f"{plan.micro_batches} micro-batches, where one process does once a step"
+            )
+        self.doubt(step)
+
+    def _whole(self, plan: Plan, step: Step) -> None:
+        """No rank has a part of the rows."""
+        if len(plan.rows or ()) > 1:
+            self.once(
+                f"@rows={show_numbers(plan.rows or ())} is left aside, for each rank computes all "
+                f"rows: {step.coupled}"
             )
 
     def doubt(self, step: Step) -> None:

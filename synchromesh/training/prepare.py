@@ -1,7 +1,7 @@
 """`prepare`: from a model, an optimizer and a loss to a trainer on the ranks of this run."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from synchromesh.engine import batches, heap
-from synchromesh.engine.agreement import compare_ranks
+from synchromesh.engine.agreement import refuse_first, require_alike
 from synchromesh.engine.gradients import GradientSync
-from synchromesh.engine.groups import World
+from synchromesh.engine.groups import Group, World
 from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.programs.model import Model
+from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.capture.carry import joined
 from synchromesh.training.active_plan import Loss, Options, checked_plan
 from synchromesh.training.trainer import Trainer
@@ -70,6 +71,7 @@ def prepare(
     those of a model that was built with values. Raises ValueError for a plan that does not fit,
     for ranks that disagree, and for a tensor on the meta device that nothing initialises."""
     _check_kinds(model, optimizer, loss, scheduler, seed, timeout, carry)
+    _check_tensors(model)
     _check_free(model)
     chosen = checked_plan(plan)
     if scheduler is not None:
@@ -82,7 +84,7 @@ def prepare(
         check_optimizer(optimizer, sharded=False)
         loss, example_batch = joined(loss, example_batch, carry)
         wrapped = Model(_placed(model, world.device))
-        compare_ranks(world.everyone, wrapped, chosen, optimizer, seed, example_batch)
+        _compare_ranks(world.everyone, wrapped, chosen, optimizer, seed, example_batch)
         _check_hooks(wrapped, world)
         source = None if weights is None else Path(weights)
         options = Options(seed, sync_batch_norm, autocast, source, carry, headroom)
@@ -129,6 +131,10 @@ def _check_kinds(
     ]
     if faults:
         raise ValueError(f"prepare: {'; '.join(faults)}")
+
+
+def _check_tensors(model: nn.Module) -> None:
+    """ValueError for a model with tensors that could not be trained."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
         raise ValueError(
@@ -162,6 +168,60 @@ def _kind(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def _compare_ranks(
+    everyone: Group, model: Model, plan: Plan, optimizer: Optimizer, seed: int, example: Any
+) -> None:
+    """ValueError on every rank where ranks have other models, plans, optimizers, seeds or batches.
+
+    Names are compared, for equal shapes alone do not tell models apart. A fault of one rank's own
+    is an error on all: none is left waiting for it."""
+    fault = ""
+    described: dict[str, Any] = {}
+    try:
+        described = _described(model, plan, optimizer, seed, example)
+    except ValueError as error:
+        fault = str(error)
+    gathered = everyone.all_gather_json([fault, batches.fingerprint(repr(described))])
+    refuse_first([text for text, _ in gathered])
+    if len({mark for _, mark in gathered}) > 1:
+        require_alike(everyone, described)
+
+
+def _described(
+    model: Model, plan: Plan, optimizer: Optimizer, seed: int, example: Any
+) -> dict[str, Any]:
+    known = {p: n for n, p in model.parameters.items()}
+    _refuse_foreign(optimizer, known)
+    return {
+        "the plan": str(plan),
+        "the seed": seed,
+        "the model's tensors": [
+            [d.name, list(d.shape), d.dtype, d.trainable] for d in model.described.values()
+        ],
+        "the optimizer": type(optimizer).__name__,
+        "the optimizer's groups": [
+            [known[p] for p in group["params"]] for group in optimizer.param_groups
+        ],
+        "the optimizer's settings": [
+            [f"{key}={value!r}" for key, value in group.items() if key != "params"]
+            for group in optimizer.param_groups
+        ],
+        "the example batch": [batches.row_count(example), repr(signature(example))],
+    }
+
+
+def _refuse_foreign(optimizer: Optimizer, known: Collection[nn.Parameter]) -> None:
+    """ValueError for an optimizer over other parameters than the model's."""
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    foreign = [tuple(p.shape) for p in params if p not in known]
+    if foreign:
+        raise ValueError(
+            f"the optimizer has {len(foreign)} parameters (shapes {foreign[:3]}) that are not the "
+            "model's: build it over model.parameters() of the model that is given to prepare, and "
+            "make learnable parts of the loss part of the model"
+        )
 
 
 def _check_hooks(model: Model, world: World) -> None:

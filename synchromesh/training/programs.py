@@ -1,7 +1,7 @@
 """Programs: what this rank runs under a plan, one for each function and shape of batch."""
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.engine.batches import GlobalRows
@@ -17,14 +17,15 @@ from synchromesh.trace.partition.partition import Partition, partition
 from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.training.traces import Traces
+from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED
-
-MANY_SHAPES = 8  # shapes of batches traced before the user is warned; chosen, not measured
 
 
 class Programs:
     """The programs of one plan in force, made when they are first needed."""
+
+    MANY_SHAPES: ClassVar = 8  # of batches, traced before the user is warned; chosen
 
     def __init__(
         self, active: ActivePlan, traces: Traces, state: ModelState, streams: RandomStreams,
@@ -60,9 +61,9 @@ class Programs:
             self._check_carry(function, made)
             self._made[key] = step, self._program(step, made, function)
             shapes = list(dict.fromkeys(s for f, s, _ in self._made if f is function))
-            if len(shapes) == MANY_SHAPES:
+            if len(shapes) == self.MANY_SHAPES:
                 self.traces.notices.once(
-                    f"{MANY_SHAPES} shapes of batches were traced so far (the last two: "
+                    f"{self.MANY_SHAPES} shapes of batches were traced so far (the last two: "
                     f"{shapes[-2]}, {shapes[-1]}); "
                     "each costs seconds: pad to a few lengths"
                 )
@@ -122,28 +123,40 @@ class Programs:
         learns: gradients are wanted; if not, what all ranks have complete serves any layout."""
         if step.opaque:  # all layouts are of tensor degree 1
             return self.active.partition
-        known = self.active.layouts
-        default = next(iter(known.values()))
-        layouts = []
-        for name in step.chain.names:
-            default = known.get(name, known.get(name.partition("@")[0], default))
-            layouts.append(default)
-        layouts = list(step.undivided(layouts))
+        layouts = step.undivided(self._layouts(step.chain.names))
         holdings = {n: h for n, h in self.state.holdings.items() if not h.partial_gradient}
         complete = set() if learns else {n for n, h in holdings.items() if not h.placement.sharded}
         pins = {(n, layout.mesh): REPLICATED for n in complete for layout in layouts}
         pins |= {(n, h.layout): h.placement for n, h in holdings.items()}
         leaves = self.active.partition.leaf_layouts
         made = partition(step, layouts, rows=planned_rows, pins=pins, leaves=leaves)
-        for (name, layout), placement in made.placements.items():
-            holding = holdings.get(name)
-            if holding is None or (name in complete and placement == REPLICATED):
-                continue
-            if (holding.layout, holding.placement) != (layout.mesh, placement):
-                why = f" ({step.coupled})" if step.coupling else ""
-                raise ValueError(
-                    f"{name} lies as {holding.placement} on {holding.layout}, but another trace "
-                    f"of the model uses it as {placement} on {layout}{why}: give the components "
-                    "that use it equal layouts"
-                )
+        _require_places(made, holdings, complete, step)
         return made
+
+    def _layouts(self, names: Sequence[str]) -> list[Layout]:
+        """Of the components of another trace: those of the same name, or of what it is a part of,
+        else that of the component before."""
+        known, layouts = self.active.layouts, list[Layout]()
+        layout = next(iter(known.values()))
+        for name in names:
+            layout = known.get(name, known.get(name.partition("@")[0], layout))
+            layouts.append(layout)
+        return layouts
+
+
+def _require_places(
+    made: Partition, holdings: Mapping[str, Holding], complete: Collection[str], step: Step
+) -> None:
+    """ValueError where a tensor does not lie as another trace reads it; as replicated one may read
+    what is complete on all ranks."""
+    for (name, layout), placement in made.placements.items():
+        holding = holdings.get(name)
+        if holding is None or (name in complete and placement == REPLICATED):
+            continue
+        if (holding.layout, holding.placement) != (layout.mesh, placement):
+            why = f" ({step.coupled})" if step.coupling else ""
+            raise ValueError(
+                f"{name} lies as {holding.placement} on {holding.layout}, but another trace "
+                f"of the model uses it as {placement} on {layout}{why}: give the components "
+                "that use it equal layouts"
+            )

@@ -72,8 +72,8 @@ class TraceCheck:
         rank can run the model."""
         fault, least = step.reason, 1
         if here and not step.opaque:
-            found = compare(module, self.loss, example, step, self.autocast)
-            fault, least = found.fault or "", found.least
+            comparison = compare(module, self.loss, example, step, self.autocast)
+            fault, least = comparison.fault or "", comparison.least
         return self._first(fault), max(self.world.everyone.all_gather_json(least))
 
     def _with_changes(self, module: nn.Module, example: Any, step: Step, here: bool) -> Step:

@@ -110,7 +110,7 @@ class Traces:
     def _with_inputs(self, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step | None:
         """The trace in which numbers that have changed often are inputs; None where it cannot be,
         which is said once, or need not."""
-        last, found = self.check.latest, None
+        last, traced = self.check.latest, None
         for read in () if last is None else last.read:
             if self.readings.hold((read,)):
                 continue
@@ -123,14 +123,14 @@ class Traces:
                 if step.opaque:
                     self.numbers = before
                 else:
-                    self.check, self._kept, self._steps, found = check, [], {}, step
+                    self.check, self._kept, self._steps, traced = check, [], {}, step
             elif count == TUNING.often + TUNING.kept:
                 self.notices.once(
                     f"{read.name} has changed {count} times, and each other value takes another "
                     "trace, for it cannot be an input of one: change it rarely, or give it to the "
                     "model in the batch, as a 0-d tensor"
                 )
-        return found
+        return traced
 
     def _capture(
         self, module: Any, function: Any, batch: Any, training: bool, rows: int | None = None
@@ -266,7 +266,6 @@ class Traces:
 
 
 def _trained(step: Step) -> set[str]:
-    """Names of the parameters that a step trains."""
     return {p.name for c in step.chain.components for p in c.parameters if p.trainable}
 
 

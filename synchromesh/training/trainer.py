@@ -14,8 +14,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from synchromesh.adapt.adapter import Adapter
 from synchromesh.adapt.decision import Decision
-from synchromesh.adapt.live_run import LiveRun
-from synchromesh.adapt.observer import NO_COST, Observer
 from synchromesh.checkpoint import checkpoint
 from synchromesh.checkpoint.agreement import agreed
 from synchromesh.checkpoint.export import save_safetensors
@@ -38,6 +36,7 @@ from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
 from synchromesh.training.accumulation import Accumulation, forget_gradients
 from synchromesh.training.active_plan import Loss, Options, checked_plan
+from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
 from synchromesh.training.trainer_state import TrainerState
@@ -70,23 +69,20 @@ class Trainer:
         )
         self.state = self._execution.state
         self._accumulation = Accumulation(self._execution)
-        self._observer: Observer | None = None  # where the plan may change while training runs
+        self._adaptation = Adaptation(self._execution, self.switch)
 
     # The plan
 
     @property
     def rank(self) -> int:
-        """This process among all."""
         return self.world.rank
 
     @property
     def plan(self) -> Plan:
-        """The plan in force."""
         return self._execution.active.plan
 
     @property
     def traced(self) -> Step:
-        """The trace of the training step."""
         return self._execution.active.step
 
     @property
@@ -102,7 +98,7 @@ class Trainer:
     @property
     def adapter(self) -> Adapter | None:
         """What may change the plan while training runs; None without `adapt`."""
-        return None if self._observer is None else self._observer.adapter
+        return self._adaptation.adapter
 
     @property
     def settled(self) -> bool:
@@ -134,9 +130,7 @@ class Trainer:
             why = self.traced.reason if self.traced.opaque else "there is one device"
             self.options.say(f"there is nothing to adapt: {why}")
             return
-        profile = self.planning.surveyed(self.traced)
-        candidates = self.planning.candidates() or (self.predict(),)
-        self._observer = Observer(Adapter(profile, candidates, time.monotonic()))
+        self._adaptation.begin(self.predict)
 
     @property
     def decisions(self) -> list[Decision]:
@@ -167,24 +161,9 @@ class Trainer:
         self.update()
         seconds = time.perf_counter() - began
         self._execution.interleaving.add(seconds)
-        if self._observer is not None:
-            self._observe(self._observer, seconds, self.world.waited - waited, rows)
+        waited = self.world.waited - waited
+        self._report(self._adaptation.note(seconds, waited, rows, self.steps, self.steps_to_come))
         return value
-
-    def _observe(self, observer: Observer, seconds: float, waited: float, rows: int) -> None:
-        """Notes what a step on `rows` global rows took; the adapter acts on a drift."""
-        plan, planning, overlap = self.plan, self.planning, self._execution.interleaving
-        if observer.resized(rows, planning.rows):
-            planning.rows = rows
-        if rows == planning.rows and overlap.chosen is not None:
-            observer.note(seconds, waited)
-        if overlap.possible and plan.pieces is None:
-            plan = replace(plan, pieces=overlap.chosen)  # as candidates are written
-        run = LiveRun(planning.facts(self.traced), plan, self.partition, self.switch)
-        decision = observer.adapter.act(run, self.steps, self.steps_to_come)
-        if decision is not None and decision.measuring_seconds:
-            observer.cost = NO_COST  # of a plan that may be gone
-        self._report(decision)
 
     def _report(self, decision: Decision | None) -> None:
         if decision is not None and self.on_event is not None:
@@ -200,16 +179,16 @@ class Trainer:
 
     def _backward(self, batch: Any, last: bool, micro_batches: int) -> tuple[Tensor, int]:
         """The loss, and the rows of the global batch."""
-        execution, observer = self._execution, self._observer
+        execution = self._execution
         self._accumulation.require_open()
         outdated = execution.outdated()
         marks = execution.marks(batch, self.steps, self._loaders.place, last, micro_batches)
         batch = batches.to_device(batch, self.world.device)
         agree = execution.active.agree
-        cost = NO_COST if observer is None else observer.cost
+        numbers = self.stop_request, *self._adaptation.cost
         at_once = micro_batches == self.plan.micro_batches == 1
         try:
-            rows = agree(batch, marks, (self.stop_request, *cost), outdated, at_once=at_once)
+            rows = agree(batch, marks, numbers, outdated, at_once=at_once)
         except LoneRankFailed:
             self._forget_accumulation()  # as that rank does
             raise
@@ -235,9 +214,7 @@ class Trainer:
             agree.give_up()
             raise
         self.agreed_stop_request = max(request for request, *_ in agree.numbers)
-        if observer is not None:
-            costs, ranks = [n[1:] for n in agree.numbers], execution.active.groups.ranks
-            self._report(observer.collect(costs, ranks))
+        self._report(self._adaptation.collect([sent[1:] for sent in agree.numbers]))
         return value, rows.total
 
     def _forget_accumulation(self) -> None:
@@ -314,8 +291,7 @@ class Trainer:
         self._execution.settle()
         self._execution.share_attributes()
         moved = self._execution.shift(plan)
-        if self._observer is not None:
-            self._observer.restart(self.plan)
+        self._adaptation.restart()
         pairs = self.world.everyone.all_gather_json([moved.sent, moved.received])
         total = sum(sent for sent, _ in pairs)
         return Moved(time.perf_counter() - began, total, max(max(pair) for pair in pairs))
@@ -352,7 +328,6 @@ class Trainer:
         return self.state.gathered(local)
 
     def gather_numbers(self, number: int) -> list[int]:
-        """One number of every rank."""
         return [*map(int, self.world.everyone.all_gather_json(number))]
 
     def parameter_bytes(self) -> int:
@@ -405,8 +380,7 @@ class Trainer:
         if self.scheduler is not None and saved.scheduler is not None:
             self.scheduler.load_state_dict(dict(saved.scheduler))
         self._loaders.go_on(saved.cursors)
-        if self._observer is not None:
-            self._observer.restart(self.plan)  # steps may have gone back
+        self._adaptation.restart()  # steps may have gone back
         return dict(saved.extra)
 
     def _check_method(self, method: str) -> None:

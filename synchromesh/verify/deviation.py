@@ -15,8 +15,11 @@ from synchromesh.values.boxes import full_box
 from synchromesh.verify.reference import Computed
 
 KINDS = ("loss", "gradient", "buffer", "parameter")
-TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
-AUTOCAST = 2e-2  # under autocast: what a trace may deviate by (trace/capture/gradients.py)
+TOLERANCE = {
+    "float64": 1e-10,
+    "float32": 1e-4,
+    "autocast": 2e-2,  # what a trace may deviate by (trace/capture/gradients.py)
+}
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,6 @@ class Deviation:
 
     @property
     def wrong(self) -> bool:
-        """Whether there is an error."""
         return self.worst.excess > 1.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,14 +169,13 @@ class Deviations:
         return redistribute(own, have, want, shape, self._trainer.world.everyone)
 
     def _told(self, value: Any) -> Any:
-        """Rank 0's value."""
         return self._trainer.world.everyone.broadcast_json(value)
 
     def document(self) -> dict[str, Any]:
         """Deviations and noise floors, relative to the largest value of their kind, and `faults`,
         the worst error of each kind where there is one, relative to its own value."""
         everyone = self._trainer.world.everyone
-        found = {
+        deviations = {
             k: merged(everyone.all_gather_json(d.to_dict())) for k, d in self._deviations.items()
         }
         faults = [
@@ -183,12 +184,12 @@ class Deviations:
                 "deviation": number(d.worst.deviation),
                 "noise_floor": number(d.worst.noise_floor),
             }
-            for kind, d in found.items()
+            for kind, d in deviations.items()
             if d.wrong
         ]  # fmt: skip
         return {
-            **{f"max_{kind}_deviation": number(d.relative) for kind, d in found.items()},
-            "noise_floor": {kind: number(d.noise_floor) for kind, d in found.items()},
-            "of_allowed": {kind: number(d.worst.excess) for kind, d in found.items()},
+            **{f"max_{kind}_deviation": number(d.relative) for kind, d in deviations.items()},
+            "noise_floor": {kind: number(d.noise_floor) for kind, d in deviations.items()},
+            "of_allowed": {kind: number(d.worst.excess) for kind, d in deviations.items()},
             "faults": faults,
         }

@@ -16,10 +16,11 @@ from synchromesh.trace.capture.carry import joined
 from synchromesh.trace.capture.export import BATCHED, REMEDY, products
 from synchromesh.trace.partition.crossings import exchange_of
 from synchromesh.trace.partition.explain import explain
+from synchromesh.trace.partition.local import Input, LocalComponent, Partition
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import message
-from synchromesh.verify.deviation import AUTOCAST, TOLERANCE, Deviations
+from synchromesh.verify.deviation import TOLERANCE, Deviations
 from synchromesh.verify.reference import SingleProcess, computed
 from synchromesh.workloads.workload import Workload
 
@@ -58,8 +59,7 @@ def cast_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def global_batches(workload: Workload, steps: int, dtype: torch.dtype) -> Iterator[Any]:
-    """Seeded global batches; the last one is short (half of the rows and one more, where there are
-    several)."""
+    """Seeded global batches; of several the last one is short: a row less than half of them."""
     for index in range(steps):
         rows = workload.batch_size
         if index == steps - 1 and steps > 1:
@@ -121,7 +121,6 @@ def verify(
 
 
 def _cast_carry(workload: Workload, dtype: torch.dtype) -> Workload:
-    """The workload with its carry in `dtype`."""
     start = workload.carry
     if start is None:
         return workload
@@ -149,7 +148,7 @@ def _compare(
     dropped: int,
 ) -> dict[str, Any]:  # fmt: skip
     autocast = trainer.options.autocast
-    tolerance = TOLERANCE[dtype] if autocast is None else AUTOCAST
+    tolerance = TOLERANCE[dtype if autocast is None else "autocast"]
     compared = Deviations(trainer, tolerance)
     sent = _train(trainer, reference, compared, workload, steps, DTYPES[dtype])
     deviations = compared.document()
@@ -227,7 +226,7 @@ def _parts(trainer: Trainer, batch: Any) -> list[Any]:
 def _require_equal(trainer: Trainer, batch: object, step: int) -> None:
     """ValueError where ranks made other data: no plan could then agree with one process."""
     sums = trainer.gather_numbers(checksum(batch))
-    other = [rank for rank, found in enumerate(sums) if found != sums[0]]
+    other = [rank for rank, of_rank in enumerate(sums) if of_rank != sums[0]]
     if other:
         raise ValueError(
             f"ranks {other} read another batch than rank 0 in step {step}: every rank makes the "
@@ -236,20 +235,26 @@ def _require_equal(trainer: Trainer, batch: object, step: int) -> None:
         )
 
 
+def _even(made: Partition, reader: LocalComponent, item: Input) -> bool:
+    """Whether all ranks send as much of a value to the component that reads it; of what crosses
+    between stages the messages are known to the byte."""
+    edge = exchange_of(made, reader, item)
+    if edge.crosses:
+        return True
+    sides = ((item.have, edge.source), (item.want, edge.target))
+    return all(
+        placement.even(item.value.shape[placement.dim] if placement.sharded else 0, layout.tensor)
+        for placement, layout in sides
+    )
+
+
 def _exactly_explained(trainer: Trainer, rows: int) -> bool:
     """Whether `explain` knows the bytes of each rank: on edges between layouts of a stage that do
     not divide the rows evenly it knows their mean, and of unequal parts that of the largest."""
     made, plan = trainer.partition, trainer.plan
     layouts = {c.layout.mesh for c in made.components}
+    if len(layouts) == len({x.positions for x in layouts}):  # there are no such edges
+        return True
     sizes = [stop - start for start, stop in plan.micro_rows(rows)]
     shares = plan.rows is None and not any(n % x.data for n in sizes for x in layouts)
-    equal = True
-    for c in made.components:
-        for item in c.inputs:
-            edge = exchange_of(made, c, item)
-            if edge.crosses:
-                continue  # messages are known to the byte
-            for placement, layout in ((item.have, edge.source), (item.want, edge.target)):
-                length = item.value.shape[placement.dim] if placement.sharded else 0
-                equal = equal and placement.even(length, layout.tensor)
-    return (shares and equal) or len(layouts) == len({x.positions for x in layouts})
+    return shares and all(_even(made, c, item) for c in made.components for item in c.inputs)
