@@ -1,6 +1,7 @@
-"""A command as it is declared: its name, what its help says, its arguments, and what runs it."""
+"""A command: how it is declared, and how it says what it has found out."""
 
 import argparse
+import json
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -51,6 +52,18 @@ def commands(*declared: Argument) -> Argument:
         together(*declared)(parser.add_subparsers(metavar="COMMAND", required=True))
 
     return add
+
+
+def answer(args: argparse.Namespace, document: object, text: str | Callable[[], object]) -> None:
+    """What a command says on standard output: with --json its document, else a text, or what
+    `text` shows."""
+    if args.json:
+        print(json.dumps(document), file=args.out)
+    elif isinstance(text, str):
+        print(text, file=args.out)
+    else:
+        text()
+    args.out.flush()
 
 
 class Parser(argparse.ArgumentParser):

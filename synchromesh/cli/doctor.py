@@ -1,16 +1,14 @@
 """`synchromesh doctor`: devices, links and collectives measured, and what will go wrong here."""
 
 import argparse
-import json
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synchromesh.cli import options, ranks
-from synchromesh.cli.command import command, option
+from synchromesh.cli.command import answer, command, option
 from synchromesh.values.document import write
 from synchromesh.values.fault import Refuted, printable
 
@@ -60,22 +58,18 @@ def _report(args: argparse.Namespace, measured: "Survey") -> None:
     """Writes the cluster and shows what was measured; Refuted where there is a problem."""
     from synchromesh.doctor.checks import checks
 
-    answers = checks(measured, _port(args.port))
+    findings = checks(measured, _port(args.port))
     cluster, path = measured.cluster(), Path(args.output)
     write(path, cluster.to_json() if path.suffix == ".json" else cluster.to_yaml())
-    problems = [x.sentence for x in answers if x.level == "problem"]
-    if args.json:
-        document = {
-            **measured.to_dict(),
-            "checks": [x.to_dict() for x in answers],
-            "passed": not problems,
-            "cluster": cluster.to_dict(),
-            "output": str(path),
-        }
-        print(json.dumps(document))
-    else:
-        _show(measured, answers, f"{cluster} -> {path}")
-    sys.stdout.flush()
+    problems = [x.sentence for x in findings if x.level == "problem"]
+    document = {
+        **measured.to_dict(),
+        "checks": [x.to_dict() for x in findings],
+        "passed": not problems,
+        "cluster": cluster.to_dict(),
+        "output": str(path),
+    }
+    answer(args, document, lambda: _show(measured, findings, f"{cluster} -> {path}"))
     if problems:
         count = f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
         raise Refuted(f"{count}: {'; '.join(problems)}")
@@ -139,7 +133,7 @@ def _port(asked: int | None, torchrun: int = 29500) -> "Ports | None":
     return Ports(port, port_taken(port))
 
 
-def _show(survey: "Survey", answers: "list[Finding]", written: str) -> None:
+def _show(survey: "Survey", findings: "list[Finding]", written: str) -> None:
     from rich.text import Text
 
     from synchromesh.cli.console import Console
@@ -148,9 +142,9 @@ def _show(survey: "Survey", answers: "list[Finding]", written: str) -> None:
     for table in (_ranks(survey), _links(survey), _collectives(survey)):
         if table.row_count:
             console.print(table)
-    for answer in answers:
-        style = {"warning": "yellow", "problem": "bold red"}.get(answer.level, "")
-        line = f"{MARKS[answer.level]}  {answer.check}: {answer.sentence}"
+    for finding in findings:
+        style = {"warning": "yellow", "problem": "bold red"}.get(finding.level, "")
+        line = f"{MARKS[finding.level]}  {finding.check}: {finding.sentence}"
         console.print(Text(printable(line), style=style), soft_wrap=True)
     console.print(Text(printable(written)), soft_wrap=True)
 

@@ -13,10 +13,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options, ranks
-from synchromesh.cli.command import Argument, command, commands, option
+from synchromesh.cli.command import Argument, answer, command, commands, option
 
 if TYPE_CHECKING:
-    from synchromesh.lab import Lab, Running
+    from rich.table import Table
+
+    from synchromesh.lab import Description, Lab, Running
 
 # command -> what it does to one host, and what the host then is
 DEEDS = {
@@ -29,27 +31,32 @@ DEEDS = {
 
 
 def up(args: argparse.Namespace) -> int:
-    from synchromesh.lab import Description, Lab
+    from synchromesh.lab import Lab
+
+    lab = Lab.of(_described(args), args.name)
+    lab.up()
+    shown = _document(lab)
+    lab.stay()
+    answer(args, shown, lambda: _show(shown))
+    if not args.json:
+        named = "" if args.name == UNNAMED else f" --name {args.name}"
+        print(f"run something in it: synchromesh lab run{named} -- synchromesh train digits/cnn")
+    return 0
+
+
+def _described(args: argparse.Namespace) -> "Description":
+    """The hosts that are asked for."""
+    from synchromesh.lab import Description
 
     asked = ("hosts", "bandwidth", "cpu", "memory")
     given = [f"--{key}" for key in asked if getattr(args, key) is not None]
     if args.file and given:
         raise ValueError(f"--file describes the hosts: leave {' and '.join(given)} out")
     if args.file:
-        description = Description.load(Path(args.file))
-    else:
-        description = Description.alike(
-            args.hosts or 4, args.bandwidth or "200mbit", args.cpu or "40%", memory=args.memory
-        )
-    lab = Lab.of(description, args.name)
-    lab.up()
-    shown = _document(lab)
-    lab.stay()
-    _show(shown, args.json)
-    if not args.json:
-        named = "" if args.name == UNNAMED else f" --name {args.name}"
-        print(f"run something in it: synchromesh lab run{named} -- synchromesh train digits/cnn")
-    return 0
+        return Description.load(Path(args.file))
+    return Description.alike(
+        args.hosts or 4, args.bandwidth or "200mbit", args.cpu or "40%", memory=args.memory
+    )
 
 
 def set_(args: argparse.Namespace) -> int:
@@ -58,7 +65,8 @@ def set_(args: argparse.Namespace) -> int:
 
     lab = Lab.open(args.name)
     lab.set(args.host, args.bandwidth, args.cpu, args.uplink, args.memory)
-    _show(_document(lab), args.json)
+    shown = _document(lab)
+    answer(args, shown, lambda: _show(shown))
     return 0
 
 
@@ -68,10 +76,8 @@ def do(args: argparse.Namespace) -> int:
 
     lab = Lab.open(args.name)
     getattr(lab, args.deed)(args.host)
-    if args.json:
-        print(json.dumps(_document(lab)))
-    else:
-        print(f"host {args.host} of lab {args.name} is {DEEDS[args.deed][1]}")
+    done = f"host {args.host} of lab {args.name} is {DEEDS[args.deed][1]}"
+    answer(args, _document(lab), done)
     return 0
 
 
@@ -84,13 +90,7 @@ def show(args: argparse.Namespace) -> int:
     if args.name is not None:
         names = [Lab.open(args.name).name]
     shown = [_document(Lab.open(name)) for name in names]
-    if args.json:
-        print(json.dumps({"labs": shown, "removed": removed}))
-        return 0
-    for document in shown:
-        _show(document, as_json=False)
-    if not shown:
-        print("no lab is up")
+    answer(args, {"labs": shown, "removed": removed}, lambda: _show(*shown))
     return 0
 
 
@@ -101,10 +101,9 @@ def down(args: argparse.Namespace) -> int:
     if args.name not in removed:
         Lab.open(args.name).down()
     _report(removed)
-    if args.json:
-        print(json.dumps({"name": args.name, "removed": sorted({*removed, args.name})}))
-    elif args.name not in removed:
-        print(f"lab {args.name} is down")
+    if args.json or args.name not in removed:
+        document = {"name": args.name, "removed": sorted({*removed, args.name})}
+        answer(args, document, f"lab {args.name} is down")
     return 0
 
 
@@ -128,35 +127,45 @@ def _document(lab: "Lab") -> dict[str, Any]:
     return shown
 
 
-def _show(shown: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(shown))
-        return
-    from synchromesh.cli.console import Console, table
+def _show(*labs: dict[str, Any]) -> None:
+    from synchromesh.cli.console import Console
+
+    for lab in labs:
+        Console(highlight=False).print(_table(lab))
+    if not labs:
+        print("no lab is up")
+
+
+def _table(lab: dict[str, Any]) -> "Table":
+    from synchromesh.cli.console import table
+    from synchromesh.lab.description import show_bandwidth
+
+    title = f"lab {lab['name']}: {len(lab['hosts'])} emulated hosts"
+    if "uplink" in lab:
+        title += f" in two racks, uplink {show_bandwidth(lab['uplink'])}"
+    racks = {host: str(i) for i, rack in enumerate(lab.get("racks", [])) for host in rack}
+    rows = [_host(host, racks) for host in lab["hosts"]]
+    known = {"rack": bool(racks), "memory": any(host["memory"] for host in lab["hosts"])}
+    columns = [name for name in rows[0] if known.get(name, True)]
+    cells = ([row[name] for name in columns] for row in rows)
+    return table(title, columns, cells, left=columns)
+
+
+def _host(host: dict[str, Any], racks: dict[int, str]) -> dict[str, str]:
+    """What a table says of a host, by columns."""
     from synchromesh.lab.description import show_bandwidth, show_share
     from synchromesh.values import size
 
-    title = f"lab {shown['name']}: {len(shown['hosts'])} emulated hosts"
-    if "uplink" in shown:
-        title += f" in two racks, uplink {show_bandwidth(shown['uplink'])}"
-    racks = {host: str(i) for i, rack in enumerate(shown.get("racks", [])) for host in rack}
-    rows = [
-        {
-            "host": str(host["host"]),
-            "rack": racks.get(host["host"], ""),
-            "address": host["address"],
-            "bandwidth": show_bandwidth(host["bandwidth"]),
-            "cpu": show_share(host["cpu"]),
-            "memory": size.show(host["memory"]) if host["memory"] else "-",
-            "state": host["state"],
-            "processes": str(host["processes"]),
-        }
-        for host in shown["hosts"]
-    ]
-    unknown = {"rack": not racks, "memory": not any(host["memory"] for host in shown["hosts"])}
-    columns = [name for name in rows[0] if not unknown.get(name)]
-    cells = ([row[name] for name in columns] for row in rows)
-    Console(highlight=False).print(table(title, columns, cells, left=columns))
+    return {
+        "host": str(host["host"]),
+        "rack": racks.get(host["host"], ""),
+        "address": host["address"],
+        "bandwidth": show_bandwidth(host["bandwidth"]),
+        "cpu": show_share(host["cpu"]),
+        "memory": size.show(host["memory"]) if host["memory"] else "-",
+        "state": host["state"],
+        "processes": str(host["processes"]),
+    }
 
 
 def run(args: argparse.Namespace) -> int:

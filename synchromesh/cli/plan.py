@@ -3,13 +3,12 @@
 `--profile FILE` in place of TARGET: stages for layers that somebody else has measured."""
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synchromesh.cli import options, ranks
-from synchromesh.cli.command import command, option
+from synchromesh.cli.command import answer, command, option
 from synchromesh.values import document
 from synchromesh.values import size as sizes
 from synchromesh.values.fault import Refuted
@@ -41,7 +40,6 @@ def main(args: argparse.Namespace) -> int:
     if args.output and (refused := options.refusal(args.output, args.force)):
         raise ValueError(refused)
     made = _of_layers(args) if args.profile else _of_model(args)
-    args.out.flush()
     if made.refusal:
         raise Refuted(made.refusal)
     if args.output:
@@ -79,7 +77,6 @@ COMMAND = command(
 
 
 def _of_layers(args: argparse.Namespace) -> "LayerPlanned":
-    from synchromesh.cli.choice import show_layers
     from synchromesh.planning.layer_profile import load
     from synchromesh.planning.layers import plan_layers
     from synchromesh.planning.offline import cluster_of
@@ -95,10 +92,13 @@ def _of_layers(args: argparse.Namespace) -> "LayerPlanned":
         )
     cluster = cluster_of(args.cluster or _here())
     made = plan_layers(profile, cluster, rows, args.batch_size, args.memory, args.headroom)
-    if args.json:
-        print(json.dumps({"profile": args.profile, **made.to_dict()}), file=args.out)
-    else:
+
+    def show() -> None:
+        from synchromesh.cli.choice import show_layers
+
         show_layers(args.profile, made)
+
+    answer(args, {"profile": args.profile, **made.to_dict()}, show)
     return made
 
 
@@ -107,13 +107,13 @@ def _of_model(args: argparse.Namespace) -> "Planned":
 
     with ranks.uncollected(), working() as say:
         made = _planned(args, say)
-    if args.json:
-        shown = {"target": args.target, "bf16": args.bf16, **made.to_dict()}
-        print(json.dumps(shown), file=args.out)
-    else:
+
+    def show() -> None:
         from synchromesh.cli.choice import show_planned
 
         show_planned(f"{args.target}, bf16" if args.bf16 else args.target, made)
+
+    answer(args, {"target": args.target, "bf16": args.bf16, **made.to_dict()}, show)
     return made
 
 
@@ -148,8 +148,5 @@ def _list(args: argparse.Namespace) -> int:
     from synchromesh import catalogue
 
     names = catalogue.names()
-    if args.json:
-        print(json.dumps({"clusters": list(names)}), file=args.out)
-    else:
-        print("\n".join(names))
+    answer(args, {"clusters": list(names)}, "\n".join(names))
     return 0

@@ -4,6 +4,7 @@ import argparse
 import gzip
 import json
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from synchromesh.results.study import StudyResults
 
 RESULTS, STUDY, LOG, TRACE = "results.json", "study.json", "log.jsonl", "trace.json.gz"
-MOST_TRACE = 200_000_000  # bytes of a trace, unpacked
 BROKEN = (OSError, EOFError, zlib.error, RecursionError, ValueError, KeyError, TypeError)
 
 
@@ -33,10 +33,8 @@ def main(args: argparse.Namespace) -> int:
         from synchromesh.report.page import page
 
         document.write(output, page(results))
-    if args.json:
-        print(results.to_json(), file=args.out)
-    else:
-        print(f"{output}: {counted(len(results.runs), 'run')}")
+    done = f"{output}: {counted(len(results.runs), 'run')}"
+    print(results.to_json() if args.json else done, file=args.out)
     return 0
 
 
@@ -98,42 +96,46 @@ def _events(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path}: is not UTF-8 text") from None
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
             event = document.read_json(line, f"{path}, line {number}")
             if not isinstance(event, dict):
                 raise ValueError(f"{path}, line {number}: should be a mapping")
         except ValueError:
-            if number == len(lines) and found:
+            if number == len(lines) and events:
                 break
             raise
-        found.append(event)
-    return found
+        events.append(event)
+    return events
 
 
-def _timeline(path: Path) -> "tuple[TimelineSpan, ...]":
-    """The last recorded step of a trace; none where the file is not as `train` writes it."""
-    from synchromesh.results.run import TimelineSpan
-
+def _timeline(path: Path, most: int = 200_000_000) -> "tuple[TimelineSpan, ...]":
+    """The last recorded step of a trace, of which `most` bytes, unpacked, are read. ValueError
+    where the file is not as `train` writes it."""
     try:
         with gzip.open(path) as file:
-            events = json.loads(file.read(MOST_TRACE))["traceEvents"]
-        complete = [e for e in events if e["ph"] == "X"]
-        steps = {e["pid"]: (e["ts"], e["ts"] + e["dur"]) for e in complete if e["cat"] == "step"}
-        start = min(begin for begin, _ in steps.values())
-        return tuple(
-            TimelineSpan(
-                int(e["pid"]), (max(e["ts"], begin) - start) / 1e6,
-                (min(e["ts"] + e["dur"], end) - start) / 1e6, e["cat"], str(e["name"]),
-            )
-            for e in complete
-            if e["cat"] in ("computation", "communication", "waiting")
-            for begin, end in [steps[e["pid"]]]
-            if e["ts"] < end and e["ts"] + e["dur"] > begin
-        )  # fmt: skip
+            events = json.loads(file.read(most))["traceEvents"]
+        return tuple(_last_step([event for event in events if event["ph"] == "X"]))
     except BROKEN as error:
         raise ValueError(
             f"{path}: is no trace that `synchromesh train` wrote ({type(error).__name__}): remove "
             "it, and the page is made without the timeline of a step"
         ) from None
+
+
+def _last_step(events: list[dict[str, Any]]) -> "Iterator[TimelineSpan]":
+    """What every rank did in the last step that it recorded, cut where that begins and ends;
+    events are in microseconds."""
+    from synchromesh.results.run import TimelineSpan
+
+    steps = {e["pid"]: (e["ts"], e["ts"] + e["dur"]) for e in events if e["cat"] == "step"}
+    origin = min(begin for begin, _ in steps.values())
+    for event in events:
+        if event["cat"] not in ("computation", "communication", "waiting"):
+            continue
+        start, stop = event["ts"], event["ts"] + event["dur"]
+        begin, end = steps[event["pid"]]
+        if start < end and stop > begin:
+            times = (max(start, begin) - origin) / 1e6, (min(stop, end) - origin) / 1e6
+            yield TimelineSpan(int(event["pid"]), *times, event["cat"], str(event["name"]))

@@ -1,12 +1,11 @@
 """`synchromesh verify TARGET --plan P`: the plan against one device, same batches and weights."""
 
 import argparse
-import json
 import sys
 from typing import Any
 
 from synchromesh.cli import options, ranks
-from synchromesh.cli.command import command, option
+from synchromesh.cli.command import answer, command, option
 from synchromesh.values.fault import Refuted, printable
 
 BYTES = (
@@ -32,8 +31,7 @@ def main(args: argparse.Namespace) -> int:
     say = Display(ranks.first()).say
     autocast = options.precision(args.bf16)
     document = verify(workload, str(plan), args.steps, args.dtype, args.seed, say, autocast)
-    shown = json.dumps(document) if args.json else _text(args.target, document)
-    print(shown, file=args.out, flush=True)
+    answer(args, document, _text(args.target, document))
     if not document["passed"] and ranks.first():
         raise Refuted(_deviation(args.target, document))
     return 0
