@@ -103,5 +103,4 @@ def why_irregular(node: Node, at: int = 0) -> str | None:
 
 
 def placeholders(graph: Any, wanted: str) -> list[Node]:
-    """The graph's placeholders of one role."""
     return [n for n in graph.find_nodes(op="placeholder") if role(n) == wanted]

@@ -40,7 +40,6 @@ def is_operator(node: Node) -> bool:
 
 
 def has_tag(node: Node, tag: torch.Tag) -> bool:
-    """Whether torch marks the node's operator with `tag`."""
     return tag in getattr(node.target, "tags", ())
 
 
@@ -71,7 +70,6 @@ class OperatorCall:
         return default
 
     def takes(self, name: str) -> bool:
-        """Whether the operator has an argument of this name."""
         return self.schema is not None and any(a.name == name for a in self.schema.arguments)
 
 
@@ -105,7 +103,6 @@ def by_operator(table: Mapping[T, str]) -> dict[str, T]:
 
 
 def calls(graph: Graph) -> list[Node]:
-    """The nodes that call functions, in their order."""
     return [n for n in graph.nodes if n.op == "call_function"]
 
 

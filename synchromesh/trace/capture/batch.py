@@ -116,7 +116,6 @@ def copy_of(batch: Any) -> Any:
 
 
 def pick(batch: Any, rows: Tensor) -> Any:
-    """These rows of the batch."""
     return map_rows(batch, lambda x: x[rows.to(x.device)])
 
 

@@ -158,7 +158,7 @@ def export(
         )
     record = module.record
     guards = guards_of(program)
-    at = fixed[0] if fixed else ()
+    at = next(iter(fixed), ())
     given = {read.place for read, _ in numbers}
     read = tuple(r for r in reads.unchanged() if r.place not in given)
     return Export(program, record.outputs, names, guards, record.assumed, at, record.carry, read)

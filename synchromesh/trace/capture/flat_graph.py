@@ -60,7 +60,6 @@ Environment = dict[Node, Any]  # exported node -> its cell, a tuple of cells, or
 
 
 def cell_of(node: Any, env: Environment) -> Cell | None:
-    """The cell of an exported node, None where it has none or is no node."""
     cell = env.get(node) if isinstance(node, Node) else None
     return cell if isinstance(cell, Cell) else None
 

@@ -80,7 +80,6 @@ class Flattener:
         self.no_grad = False
 
     def run(self) -> tuple[Graph, dict[str, Tensor], set[sympy.Symbol]]:
-        """See `flatten`."""
         rows = self.flat.placeholder("rows", "rows", "rows", None)
         env = self.placeholders()
         self.sizes = Sizes(self.flat.graph, rows, self.symbols(rows))
@@ -239,7 +238,6 @@ class Flattener:
         return tuple(cells)
 
     def emit_settled(self, node: Node, target: Any, args: Any, kwargs: Any) -> Node:
-        """The operator's node, in normal form."""
         call = settled(target, args, kwargs, meta.val(node), self.sizes)
         return self.flat.emit(node, *call)
 
@@ -300,7 +298,6 @@ class Flattener:
         return outputs
 
     def detached(self, cell: Any) -> Any:
-        """A cell without gradient."""
         node = self.flat.detach(cell.node) if isinstance(cell, Cell) else None
         return cell if node is None or node is cell.node else Cell(node)
 

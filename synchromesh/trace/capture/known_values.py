@@ -75,19 +75,16 @@ class KnownValues(TorchFunctionMode):
             return None if is_fake(tensor) else tensor
         target: Node = slot.proxy.node
         needed, names = history(target), self._buffer_names(mode.tracer)
-        root = getattr(mode.tracer, "root", None)
-        held = {n: self._held(n, names, root) for n in needed if n.op != CALL}
-        inputs = {n: x for n, x in held.items() if x is not None}
-        if len(inputs) < len(held) or not bounded(needed):
+        inputs = self._inputs(needed, names, getattr(mode.tracer, "root", None))
+        if inputs is None or not bounded(needed):
             return None
         with outside_the_trace(), torch.no_grad():
-            low, high = (
-                computed(target, needed, {n: x.clone() for n, x in inputs.items()}, draw)
-                for draw in (0.0, 1.0)
-            )
+            low = computed(target, needed, copies(inputs), draw=0.0)
+            high = computed(target, needed, copies(inputs), draw=1.0)
             if not torch.equal(low, high):  # which number is drawn matters
                 return None
-            self.read |= {names[n]: digest(self.buffers[names[n]]) for n in needed if n in names}
+            read = needed & names.keys()
+            self.read |= {names[n]: digest(self.buffers[names[n]]) for n in read}
         known: Tensor = low
         return known
 
@@ -96,14 +93,25 @@ class KnownValues(TorchFunctionMode):
         slots = ((n, get_proxy_slot(b, tracer, None)) for n, b in self.model.named_buffers())
         return {slot.proxy.node: name for name, slot in slots if slot is not None}
 
-    def _held(
-        self, node: Node, names: Mapping[Node, str], root: nn.Module | None
-    ) -> Tensor | None:
-        """What a buffer or a constant holds; None for other inputs of the trace."""
-        held = self.buffers.get(names.get(node, ""))
-        if node.op == "get_attr":
-            held = getattr(root, str(node.target), None)
-        return None if not isinstance(held, Tensor) or is_fake(held) else held
+    def _inputs(
+        self, needed: set[Node], names: Mapping[Node, str], root: nn.Module | None
+    ) -> dict[Node, Tensor] | None:
+        """What buffers and constants hold; None where other inputs of the trace are needed."""
+        inputs: dict[Node, Tensor] = {}
+        for node in needed:
+            held = self.buffers.get(names.get(node, ""))
+            if node.op == "get_attr":
+                held = getattr(root, str(node.target), None)
+            if node.op != CALL:
+                if not isinstance(held, Tensor) or is_fake(held):
+                    return None
+                inputs[node] = held
+        return inputs
+
+
+def copies(tensors: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
+    """Tensors that a computation may change in place."""
+    return {node: x.clone() for node, x in tensors.items()}
 
 
 def computed(

@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import attrgetter, is_not
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,9 +18,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 TABLES = ("_parameters", "_buffers", "_modules")  # attributes of nn.Module that hold others
 CONTAINERS = (list, tuple, dict, set, deque, SimpleNamespace)
-MAX_DEPTH = 4  # of containers in containers: chosen, not measured
 _TRAINING = attrgetter("training")
 STATE_TYPES = (Tensor, torch.Generator, bool, int, float, *CONTAINERS)  # of attributes
+
+
+@dataclass(frozen=True)
+class ContainerLimits:
+    """How far the containers of a model's attributes are looked into. Chosen, not measured."""
+
+    depth: int = 4  # of containers in containers
+    items: int = 256  # of one that is compared in every step
+
+
+CONTAINER_LIMITS = ContainerLimits()
 
 
 def attributes_of(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -134,7 +145,7 @@ def preserved(model: nn.Module, training: bool = True) -> Iterator["ParameterWri
         writes.undo()
 
 
-def copied(value: Any, depth: int = MAX_DEPTH) -> tuple[Any, Any]:
+def copied(value: Any, depth: int = CONTAINER_LIMITS.depth) -> tuple[Any, Any]:
     """What an attribute holds, with a copy of its content: entries of a tensor, items."""
     if isinstance(value, Tensor):
         return value, (value.data, None if value.is_meta else value.detach().clone())

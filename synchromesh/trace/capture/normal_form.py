@@ -66,7 +66,6 @@ def settled(
 
 
 def without(kwargs: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The keyword arguments without these."""
     return {k: v for k, v in kwargs.items() if k not in names}
 
 

@@ -25,13 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .model_snapshot import CONTAINERS, MAX_DEPTH, TABLES, items_of
+from .model_snapshot import CONTAINER_LIMITS, CONTAINERS, TABLES, items_of
 
 PLAIN = (
     bool, int, float, complex, str, bytes, type(None), np.generic, Enum, torch.dtype, torch.device,
     FunctionType, BuiltinFunctionType,
 )  # fmt: skip
-MOST = 256  # items of a container that is compared in every step: chosen, not measured
 NATIVE = {*vars(nn.Module()), *dir(nn.Module)}  # what every module has: tables, hooks, its mode
 NAMESPACES = (ModuleType, type)
 APART = (*NAMESPACES, ReferenceType)  # not compared: torch swaps no tensor that is referred to
@@ -110,18 +109,18 @@ def _copy(value: Any, objects: dict[int, Any]) -> Any:
     return kind(items.values()) if hasattr(kind, "__iter__") else kind(**items)
 
 
-def is_small(value: Any, objects: dict[int, Any], depth: int = MAX_DEPTH) -> bool:
+def is_small(value: Any, objects: dict[int, Any], depth: int = CONTAINER_LIMITS.depth) -> bool:
     """Whether it is a small container without tensors, or in one; notes the objects in it."""
     if isinstance(value, CONTAINERS):
-        items = [item for _, item in items_of(value)] if depth else [value] * (MOST + 1)
-        return len(items) <= MOST and all(is_small(x, objects, depth - 1) for x in items)
+        items = [item for _, item in items_of(value)] if depth else []
+        few = depth > 0 and len(items) <= CONTAINER_LIMITS.items
+        return few and all(is_small(x, objects, depth - 1) for x in items)
     if not isinstance(value, PLAIN):
         objects[id(value)] = Identity(value)
-    return depth < MAX_DEPTH and not isinstance(value, (Tensor, *APART))
+    return depth < CONTAINER_LIMITS.depth and not isinstance(value, (Tensor, *APART))
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are equal."""
     return a is b or bool(a == b)
 
 
@@ -171,7 +170,7 @@ class Reads:
                 self._meet(code, "")
         self._meet(function, "")
 
-    def _own(self, value: Any, dot: str, depth: int = MAX_DEPTH) -> None:
+    def _own(self, value: Any, dot: str, depth: int = CONTAINER_LIMITS.depth) -> None:
         """Reads of an object, of a module's children and of objects in a container are noted."""
         if isinstance(value, CONTAINERS) and depth:
             for key, item in items_of(value):
@@ -230,7 +229,6 @@ class Reads:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Notes reads of attributes."""
         with self._patches:
             self._noting = True
             for owner, _ in [*self._owners.values()]:

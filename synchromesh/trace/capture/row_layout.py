@@ -109,7 +109,6 @@ class RowOperand:
 
     @property
     def rank(self) -> int:
-        """The number of its dimensions."""
         return len(self.sizes)
 
     @property
@@ -136,7 +135,6 @@ class RowOperand:
         return isinstance(self.rows, RowLayout) and self.rows.count == 1
 
     def shape(self, rows: int) -> tuple[int, ...]:
-        """Its shape for so many rows."""
         return tuple(int(e.subs({ROWS: rows})) for e in self.sizes)
 
 
@@ -169,17 +167,14 @@ class Case(OperatorCall):
 
     @cached_property
     def with_rows(self) -> list[RowOperand]:
-        """The tensors with rows."""
         return [e for e in self.operands if e.rows is not None]
 
     @property
     def first(self) -> RowOperand:
-        """The first tensor that the operator reads."""
         return self.operands[0]
 
     @property
     def rank(self) -> int:
-        """The number of the result's dimensions."""
         return len(self.sizes)
 
     @property
@@ -219,7 +214,6 @@ class Case(OperatorCall):
         return self.result.with_segments(segments)
 
     def unproved(self) -> IrregularRows:
-        """No proof applies."""
         return IrregularRows(f"has rows in an order that is not known ({self.where})")
 
     def different_orders(self) -> IrregularRows:

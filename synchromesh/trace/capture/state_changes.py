@@ -10,11 +10,8 @@ from .batch import autocast_for, copy_of, example, take
 from .export import Function, quiet
 from .gradients import without_dropout
 from .known_values import digest
-from .model_snapshot import CONTAINERS, MAX_DEPTH, attributes_of, items_of, preserved
+from .model_snapshot import CONTAINER_LIMITS, CONTAINERS, attributes_of, items_of, preserved
 from .outputs import flat_outputs
-
-# Blocks of rows whose steps are compared. They differ in their rows and in how many there are.
-SAMPLES = (0, 3), (3, 5), (2, 6)
 
 
 @dataclass(frozen=True)
@@ -33,12 +30,13 @@ def changes(
 ) -> Changes:
     """What a step of the model changes.
 
-    From steps on several samples of rows that all begin in the same state: what differs after
+    From steps on several blocks of rows that all begin in the same state: what differs after
     them depends on the rows."""
-    largest = example(batch, SAMPLES[-1][1])
+    blocks = (0, 3), (3, 5), (2, 6)  # they differ in their rows and in how many there are
+    largest = example(batch, blocks[-1][1])
     states: list[dict[str, Any]] = []
     changed: set[str] = set()
-    for start, stop in SAMPLES:
+    for start, stop in blocks:
         sample = take(largest, start, stop)
         with preserved(model) as writes, torch.no_grad(), without_dropout(model):
             before = state_of(model)
@@ -80,7 +78,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     return state
 
 
-def content(value: Any, depth: int = MAX_DEPTH) -> Any:
+def content(value: Any, depth: int = CONTAINER_LIMITS.depth) -> Any:
     """What a container holds of numbers and tensors, to be compared with what it holds later."""
     if isinstance(value, Tensor):
         return None if value.is_meta else (tuple(value.shape), digest(value))
@@ -102,7 +100,6 @@ def close(a: Tensor, b: Tensor, limit: float, scale: float = 1.0) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two entries of a state are equal."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return close(a, b, 0.0)
     return type(a) is type(b) and bool(a == b)

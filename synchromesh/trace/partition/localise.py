@@ -312,7 +312,6 @@ class LocalGraphWriter:
         self.made |= zip(results_of(node), spec.outputs, strict=True)
 
     def written(self) -> LocalGraph:
-        """The finished graph."""
         self.add_placeholders()
         self.add_operators()
         self.graph.lint()

@@ -169,7 +169,6 @@ class StepProblem:
                 self.problem.counts[self._units[key]] += 1
 
     def unit(self, subgraph: Subgraph, i: int) -> int:
-        """The unit of a component's i-th operator."""
         return self._units["operator", self.classes[subgraph.index], i]
 
     def _fixed_unit(self, key: Hashable, option: UnitOption) -> int:

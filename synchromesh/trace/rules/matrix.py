@@ -90,7 +90,7 @@ def _einsum_terms(op: Operator) -> tuple[dict[int, str], str]:
     with an ellipsis, an implicit output or a diagonal."""
     inputs, arrow, made = op.constant("equation").replace(" ", "").partition("->")
     terms = inputs.split(",")
-    slots = [s for s in op.slots("tensors") if s is not None]
+    slots = op.given_slots("tensors")
     if "." in inputs + made or not arrow or len(slots) != len(terms):
         return {}, made
     if any(len(set(term)) < len(term) for term in (*terms, made)):

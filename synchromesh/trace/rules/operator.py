@@ -275,6 +275,10 @@ class Operator(OperatorCall):
         """The same for an argument that is a list of tensors."""
         return self._slots.get(name, [])
 
+    def given_slots(self, name: str) -> list[int]:
+        """Those of the tensors of a list that are given."""
+        return [slot for slot in self.slots(name) if slot is not None]
+
     def tensor(self, name: str) -> Operand:
         """The tensor argument `name`, which must be given."""
         slot = self.slot(name)

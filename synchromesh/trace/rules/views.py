@@ -235,7 +235,7 @@ def _split(op: Operator, dim: int, sizes: list[int], outputs: tuple[Placement, .
 
 def cat(op: Operator) -> Iterator[OpSpec]:
     """Other dims pass; along `dim` the parts are segments of the result."""
-    slots = [s for s in op.slots("tensors") if s is not None]
+    slots = op.given_slots("tensors")
     n = len(op.output.shape)
     if len(slots) != len(op.inputs) or any(len(x.shape) != n for x in op.inputs):
         return
