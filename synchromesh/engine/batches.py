@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from synchromesh.engine.checked_gather import STEP, start_checked_gather
+from synchromesh.engine.control_channel import STEP, start_checked_gather
 from synchromesh.engine.groups import Group
 from synchromesh.engine.optimizer import settings
 from synchromesh.trace.capture.batch import row_count as row_count
