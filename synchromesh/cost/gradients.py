@@ -17,8 +17,7 @@ from synchromesh.cost.planned_step import (
     shard_seconds,
     sharded_bytes,
 )
-from synchromesh.cost.timeline import Spans
-from synchromesh.cost.timelines import Timelines
+from synchromesh.cost.timeline import Spans, Timelines
 from synchromesh.values import buckets
 from synchromesh.values.buckets import BucketEvent, BucketKind, Sending, SendingRules, completing
 from synchromesh.values.holding import Holding

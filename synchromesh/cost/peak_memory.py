@@ -31,8 +31,7 @@ from synchromesh.cost.alive_bytes import (
     form_of,
 )
 from synchromesh.cost.gradients import PART, SCATTERED, GroupGradients, ScatteredBytes
-from synchromesh.cost.planned_step import PlannedStep, measured, sharded_bytes
-from synchromesh.cost.turns import Portion, walked
+from synchromesh.cost.planned_step import PlannedStep, Portion, measured, sharded_bytes, walked
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values.component import Value
 from synchromesh.values.exchange import Exchange

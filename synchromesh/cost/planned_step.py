@@ -1,15 +1,27 @@
 """A planned step: a step as a plan would run it, of which seconds and bytes are predicted.
 
 It knows the partition, where tensors lie, the rows, the schedule, and what a profile says of it.
+
+A schedule (values/schedule.py) says in which order the turns of all micro-batches run, in which
+one computes and sends between two pauses:
+
+    turn 0    compute ... depart |  turn 1    arrive compute ... depart |  turn 2    arrive ...
+
+Backward goes through each turn in reverse: an arrival becomes a departure, a departure an arrival.
+What comes from another stage is a message of the schedule (values/messages.py), no part of a turn.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from synchromesh.cost.turns import Turn, turns_of
 from synchromesh.trace.partition.crossings import crossings
-from synchromesh.trace.partition.local import LocalComponent, Partition
+from synchromesh.trace.partition.local import (
+    Communication,
+    Computation,
+    LocalComponent,
+    Partition,
+)
 from synchromesh.trace.partition.shard_traffic import gathering_of
 from synchromesh.values.exchange import Exchange
 from synchromesh.values.holding import Holding
@@ -24,6 +36,54 @@ from synchromesh.values.traffic import Collective
 
 class Unmeasured(ValueError):
     """The profile lacks a program or a collective that a plan would run."""
+
+
+@dataclass(frozen=True)
+class Portion:
+    """A share of what a component computes."""
+
+    component: int
+    share: float  # of its seconds
+
+
+@dataclass(frozen=True)
+class Transmit:
+    """A communication of a component departs, or is waited for."""
+
+    component: int
+    number: int  # among the component's events
+    communication: Communication
+    departs: bool  # in forward
+
+
+Turn = tuple[Portion | Transmit, ...]
+
+
+def turns_of(components: Sequence[LocalComponent], first: int = 0) -> tuple[Turn, ...]:
+    """The turns of one micro-batch's forward through the components of a stage. first: the place
+    of the first of them in the chain."""
+    turns: list[list[Portion | Transmit]] = [[]]
+    for i, local in enumerate(components, first):
+        total = sum(e.work for e in local.events if isinstance(e, Computation))
+        if not total:
+            turns[-1].append(Portion(i, 1.0))
+        for number, event in enumerate(local.events):
+            if isinstance(event, Computation):
+                turns[-1].append(Portion(i, event.work / total))
+                continue
+            if any(c.kind == "send" for c in event.collectives):
+                continue
+            turns[-1].append(Transmit(i, number, event, True))
+            if event.pauses:
+                turns.append([])
+            turns[-1].append(Transmit(i, number, event, False))
+    return tuple(map(tuple, turns))
+
+
+def walked(turns: Sequence[Turn], action: Action) -> Iterable[Portion | Transmit]:
+    """What an action does, in order; a backward undoes what its forward did."""
+    turn = turns[action.turn]
+    return turn if action.kind == "F" else reversed(turn)
 
 
 @dataclass(frozen=True)

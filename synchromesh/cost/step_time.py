@@ -1,9 +1,9 @@
 """The step time of a plan: its programs walked with measured durations, as the engine walks them.
 
 Each device group walks its actions, sends and receives (values/messages.py) on a timeline of its
-own, all groups together (cost/timelines.py); on one stage micro-batches take turns
-(cost/turns.py). Gradients fill buckets (values/buckets.py) that are all-reduced while backward
-goes on. Then the optimizer steps.
+own, all groups together (cost/timeline.py); on one stage micro-batches take turns
+(cost/planned_step.py). Gradients fill buckets (values/buckets.py) that are all-reduced while
+backward goes on. Then the optimizer steps.
 
     seconds = walk(forward and backward) until the last bucket has arrived + update, on the
               slowest group, + step of calls + host
@@ -19,21 +19,21 @@ from functools import partial
 
 from synchromesh.cost.gradients import GradientSeconds, GroupGradients
 from synchromesh.cost.planned_step import PlannedStep as PlannedStep
+from synchromesh.cost.planned_step import Portion, Transmit, shard_seconds, walked
 from synchromesh.cost.planned_step import Unmeasured as Unmeasured
 from synchromesh.cost.planned_step import collective_seconds as collective_seconds
 from synchromesh.cost.planned_step import gradient_pattern as gradient_pattern
 from synchromesh.cost.planned_step import measured as measured
 from synchromesh.cost.planned_step import pattern as pattern
-from synchromesh.cost.planned_step import shard_seconds
-from synchromesh.cost.timeline import Spans, Timeline
-from synchromesh.cost.timelines import Timelines
-from synchromesh.cost.traffic import Traffic
-from synchromesh.cost.turns import Portion, walked
+from synchromesh.cost.timeline import Spans, Timeline, Timelines
 from synchromesh.trace.partition.local import LocalComponent
+from synchromesh.trace.partition.moves import edge_collectives
+from synchromesh.values.layout import Layout
 from synchromesh.values.messages import Instruction, Message, Receive, Run
-from synchromesh.values.profile import Profile
-from synchromesh.values.schedule import Action
+from synchromesh.values.profile import Pattern, Profile
+from synchromesh.values.schedule import Action, ActionKind
 from synchromesh.values.sharding import UnitEvent, UseWalk
+from synchromesh.values.traffic import Collective, Direction
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,71 @@ def best_interleaving(planned: PlannedStep, profile: Profile, choices: Sequence[
     return min(found, key=lambda t: (t.seconds, t.interleaved))
 
 
+_Traffic = tuple[str, float, Pattern]  # kind of a collective, seconds, the groups that it is on
+_DIRECTIONS: dict[ActionKind, Direction] = {"F": "forward", "B": "backward"}
+
+
+class Traffic:
+    """Seconds of moves inside a stage, and of messages between stages, of a micro-batch, which has
+    its share of the rows. pieces: how many micro-batches take turns on a stage."""
+
+    def __init__(self, planned: PlannedStep, profile: Profile, pieces: int) -> None:
+        self.planned, self.profile, self.pieces = planned, profile, pieces
+        self._moves: dict[tuple[int, int, str], list[_Traffic]] = {}
+        self._messages: dict[tuple[str, int, int], float] = {}
+
+    def begin(self, line: Timeline, item: Transmit, action: Action) -> None:
+        """What `item` sends in the direction of `action` departs."""
+        known = (item.component, item.number, action.kind)
+        if known not in self._moves:
+            self._moves[known] = self._move(item, _DIRECTIONS[action.kind])
+        for number, (kind, seconds, ranks) in enumerate(self._moves[known]):
+            line.depart(self._key(item, action, number), kind, seconds, ranks)
+
+    def end(self, line: Timeline, item: Transmit, action: Action) -> Spans:
+        """What `item` has sent in the direction of `action` is waited for."""
+        for number in range(len(item.communication.collectives)):
+            yield from line.arrive(self._key(item, action, number))
+
+    def repeats(self, component: int) -> list[_Traffic]:
+        """What a component that is recomputed sends once more in backward."""
+        local = self.planned.partition.components[component]
+        return [self._seconds(c, local.layout) for c in local.repeats]
+
+    def message(self, message: Message) -> float:
+        """Seconds of all values of a message, one after another."""
+        known = (message.kind, message.source, message.target)
+        if known not in self._messages:
+            self._messages[known] = sum(
+                collective_seconds("send", pattern(c), self._payload(c, e.source), self.profile)
+                for e in self.planned.crossings[message.source, message.target]
+                for c in edge_collectives(
+                    e.value, e.have, e.want, e.source, e.target, e.flows
+                ) or ()
+                if c.direction == _DIRECTIONS[message.kind]
+            )  # fmt: skip
+        return self._messages[known]
+
+    def _key(self, item: Transmit, action: Action, number: int) -> tuple[int, ...]:
+        return action.micro_batch, item.component, item.number, number
+
+    def _move(self, item: Transmit, direction: Direction) -> list[_Traffic]:
+        layout = self.planned.partition.components[item.component].layout
+        sent = (c for c in item.communication.collectives if c.direction == direction)
+        return [self._seconds(c, layout) for c in sent]
+
+    def _seconds(self, collective: Collective, layout: Layout) -> _Traffic:
+        ranks, payload = pattern(collective), self._payload(collective, layout)
+        seconds = collective_seconds(collective.kind, ranks, payload, self.profile)
+        return collective.kind, seconds, ranks
+
+    def _payload(self, collective: Collective, layout: Layout) -> float:
+        """Bytes for a micro-batch's rows, of the largest block."""
+        rows = max(self.planned.blocks(Layout(collective.data) if collective.data else layout))
+        of_rows = collective.bytes_per_row * rows**collective.power / self.pieces
+        return float(of_rows + collective.fixed_bytes)
+
+
 class _GroupWalk:
     """What one device group does in a step, in seconds."""
 
@@ -119,7 +184,7 @@ class _GroupWalk:
         self.again: set[tuple[int, Action]] = set()  # components that were computed again
 
     def spans(self, instructions: Sequence[Instruction]) -> Spans:
-        """The walk (cost/timelines.py)."""
+        """The walk (`Timelines`)."""
         sent: list[Message] = []
         yield from self._carry_out(self.uses.start())
         for instruction in instructions:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from synchromesh.engine import batches
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.checked_gather import STEP, start_checked_gather
+from synchromesh.engine.control_channel import STEP, start_checked_gather
 from synchromesh.engine.groups import Group
 from synchromesh.engine.optimizer import settings
 from synchromesh.trace.capture.capture import signature

@@ -7,6 +7,12 @@ gloo takes 0.3 to 1 ms of processor for a few numbers, as a collective runs in a
 and wakes the one that reads from sockets in each of its rounds. Here who sends writes and who
 waits reads.
 
+Every rank says first which of the trainer's methods it is in (`checked_gather`), in one small
+exchange, of one size for all methods, so that ranks in different ones get a sentence:
+
+    rank 0    save   ]
+    rank 1    step   ]->  an error on both, no wait for ever and no message of a wrong size
+
 Where no connections can be made (hosts that do not reach the first rank at MASTER_ADDR), between
 accelerators, and in groups of some ranks, the group's all-gather serves."""
 
@@ -18,6 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -27,9 +34,19 @@ from torch import Tensor
 from synchromesh.launch.machine import boot, namespace
 
 HEADER = struct.Struct("qq")  # which exchange of the run, bytes
-UNDER_WAY = 64  # exchanges that may be; chosen
-CONNECTING = 5.0  # seconds until ranks do without; chosen, not measured
-MOST = 256  # ranks: a process may have 1,024 files
+
+
+@dataclass(frozen=True)
+class ControlLimits:
+    """Bounds of the channel; all were chosen, not measured."""
+
+    under_way: int = 64  # exchanges that may be
+    connecting: float = 5.0  # seconds until ranks do without
+    ranks: int = 256  # at most: a process may have 1,024 files
+    numbers: int = 17  # that a rank may send with a method's (`checked_gather`)
+
+
+LIMITS = ControlLimits()
 
 
 class Reachable(Protocol):
@@ -152,7 +169,7 @@ class ControlChannel:
             if sent > number:
                 raise _lost(rank, ConnectionError("it is at a later step: all ranks call alike"))
             self._early[rank, sent] = content
-            self._early.pop((rank, sent - UNDER_WAY), None)
+            self._early.pop((rank, sent - LIMITS.under_way), None)
         if len(content) != size:
             raise _lost(rank, ConnectionError("it is in another call: all ranks call alike"))
         return content
@@ -186,7 +203,7 @@ def _lost(rank: int, error: OSError) -> RuntimeError:
 def connected(everyone: Reachable, timeout: timedelta) -> ControlChannel | None:
     """The channel of all ranks, which call alike; None, with a warning, where one does not reach
     the first."""
-    if everyone.size == 1 or everyone.size > MOST:
+    if not 1 < everyone.size <= LIMITS.ranks:
         return None
     here = f"{boot()} {namespace()}"
     local = set(everyone.all_gather_json(here)) == {here}
@@ -202,7 +219,7 @@ def connected(everyone: Reachable, timeout: timedelta) -> ControlChannel | None:
         if listener is not None:
             _accept(listener, links, key, everyone.size)
         elif everyone.index:
-            links[0] = socket.create_connection((address, port), CONNECTING)
+            links[0] = socket.create_connection((address, port), LIMITS.connecting)
             links[0].sendall(f"{key}{everyone.index:8}".encode())
     except OSError:  # told below, for all of them
         pass
@@ -212,15 +229,18 @@ def connected(everyone: Reachable, timeout: timedelta) -> ControlChannel | None:
         return channel
     channel.close()
     if everyone.index == 0:
-        others = [rank for rank, there in enumerate(reached) if rank and not there]
-        warnings.warn(
-            f"ranks {others or 'that rank 0 expected'} did not connect to rank 0 at "
-            f"{address or 'MASTER_ADDR, which is not set,'} port {port} within {CONNECTING:.0f} "
-            "s, so what ranks agree on goes by gloo, which takes longer (0.3 to 12 ms): "
-            "set MASTER_ADDR to an address of rank 0 that all hosts reach on any port",
-            stacklevel=2,
-        )
+        _warn([rank for rank, there in enumerate(reached) if rank and not there], address, port)
     return None
+
+
+def _warn(others: Sequence[int], address: str, port: int) -> None:
+    warnings.warn(
+        f"ranks {others or 'that rank 0 expected'} did not connect to rank 0 at "
+        f"{address or 'MASTER_ADDR, which is not set,'} port {port} within "
+        f"{LIMITS.connecting:.0f} s, so what ranks agree on goes by gloo, which takes longer (0.3 "
+        "to 12 ms): set MASTER_ADDR to an address of rank 0 that all hosts reach on any port",
+        stacklevel=3,
+    )
 
 
 def _listener(local: bool) -> socket.socket:
@@ -228,14 +248,14 @@ def _listener(local: bool) -> socket.socket:
     if not local and socket.has_dualstack_ipv6():
         with suppress(OSError):
             return socket.create_server(
-                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=MOST
+                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=LIMITS.ranks
             )
-    return socket.create_server(("127.0.0.1" if local else "", 0), backlog=MOST)
+    return socket.create_server(("127.0.0.1" if local else "", 0), backlog=LIMITS.ranks)
 
 
 def _accept(listener: socket.socket, links: dict[int, socket.socket], key: str, size: int) -> None:
     """The links of all other ranks, by rank; who does not know `key` is none."""
-    deadline = time.monotonic() + CONNECTING
+    deadline = time.monotonic() + LIMITS.connecting
     with listener:
         while len(links) < size - 1:
             listener.settimeout(max(0.01, deadline - time.monotonic()))
@@ -246,3 +266,58 @@ def _accept(listener: socket.socket, links: dict[int, socket.socket], key: str, 
                 links[int(said[-8:])] = link
             else:
                 link.close()
+
+
+# A gather that checks in which method each rank is
+
+EXCHANGE, STEP, EVALUATE, EVALUATED = "exchange", "step", "evaluate", "evaluated"
+WORDS = {
+    EXCHANGE: "in prepare, in gather_numbers or at a batch of a stream",
+    STEP: "in step or backward",
+    EVALUATE: "in evaluate",
+    EVALUATED: "at the end of evaluate",
+}
+METHODS = (
+    *WORDS, "adapt", "buffers", "export", "predict", "resume", "save", "state_dict", "switch",
+)  # fmt: skip
+
+
+def checked_gather(
+    group: Reachable,
+    method: str,
+    numbers: Sequence[int] = (),
+    device: torch.device | None = None,
+) -> list[tuple[int, ...]]:
+    """The numbers of every rank, at most `LIMITS.numbers`; ValueError on all where one is in
+    another method."""
+    return start_checked_gather(group, method, numbers, device)(numbers)
+
+
+def start_checked_gather(
+    group: Reachable,
+    method: str,
+    numbers: Sequence[int],
+    device: torch.device | None,
+) -> Callable[[Sequence[int]], list[tuple[int, ...]]]:
+    """Begins one; the function that waits for it (`start_numbers`)."""
+    here, padding = METHODS.index(method), [0] * (LIMITS.numbers - len(numbers))
+    finish = start_numbers(group, [here, *numbers, *padding], device)
+    return lambda last: _checked(group, finish([here, *last, *padding]), len(numbers))
+
+
+def _checked(group: Reachable, table: list[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+    places = [METHODS[row[0]] for row in table]
+    if {*places} == {EVALUATE, EVALUATED}:
+        ended = [group.ranks[i] for i, place in enumerate(places) if place == EVALUATED]
+        raise ValueError(
+            f"ranks {ended} have no more batches while the others have: give every rank equally "
+            "many, with 0 rows where it has none; trainer.loader does"
+        )
+    if odd := [i for i, place in enumerate(places) if place != places[0]]:
+        first, other = (WORDS.get(places[i], f"in {places[i]}") for i in (0, odd[0]))
+        raise ValueError(
+            f"rank {group.ranks[0]} is {first}, rank {group.ranks[odd[0]]} {other}: every rank "
+            "calls the trainer's methods alike and in the same order, also those of which only "
+            "one needs the result (no `if rank == 0:` around save, evaluate or state_dict)"
+        )
+    return [row[1 : 1 + count] for row in table]

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from synchromesh.engine import control_channel, gloo, reduce_scatter
-from synchromesh.engine.checked_gather import EXCHANGE, checked_gather
-from synchromesh.engine.control_channel import ControlChannel
+from synchromesh.engine.control_channel import EXCHANGE, ControlChannel, checked_gather
 from synchromesh.engine.device import device_of
 from synchromesh.engine.ledger import Ledger
 from synchromesh.engine.movable import bytes_of, movable, resolved

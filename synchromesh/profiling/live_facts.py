@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from synchromesh.engine import batches, control_channel
-from synchromesh.engine.checked_gather import NUMBERS
 from synchromesh.engine.groups import World
 from synchromesh.planner.problem import (
     Demand,
@@ -351,7 +350,7 @@ def collect_timings(
 
 def agreement_seconds(world: World) -> float:
     """Seconds of the control messages of a step: what ranks agree on, and the loss."""
-    numbers = [0] * (1 + NUMBERS)
+    numbers = [0] * (1 + control_channel.LIMITS.numbers)
     began, runs = 0.0, 6
     for turn in range(runs + 1):
         if turn == 1:

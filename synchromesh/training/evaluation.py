@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from synchromesh.engine import batches
-from synchromesh.engine.checked_gather import EVALUATE, EVALUATED, checked_gather
+from synchromesh.engine.control_channel import EVALUATE, EVALUATED, checked_gather
 from synchromesh.engine.groups import World
 from synchromesh.engine.pipeline import PipelineWalk
 from synchromesh.trace.capture.carry import Carrying

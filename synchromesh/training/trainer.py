@@ -24,7 +24,7 @@ from synchromesh.data.loader import Batching, Loader, Loaders
 from synchromesh.data.reading import Collate
 from synchromesh.engine import batches
 from synchromesh.engine.agreement import LoneRankFailed
-from synchromesh.engine.checked_gather import EVALUATE, checked_gather
+from synchromesh.engine.control_channel import EVALUATE, checked_gather
 from synchromesh.engine.groups import World
 from synchromesh.engine.optimizer import clip_norm
 from synchromesh.planner.candidate import Candidate

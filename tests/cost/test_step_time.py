@@ -11,8 +11,8 @@ from torch import Tensor
 
 from synchromesh.cost import step_time as module
 from synchromesh.cost.gradients import GroupGradients
+from synchromesh.cost.planned_step import Portion, Transmit, turns_of, walked
 from synchromesh.cost.step_time import PlannedStep, Unmeasured, best_interleaving, step_time
-from synchromesh.cost.turns import Portion, Transmit, turns_of, walked
 from synchromesh.engine import program
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.programs.batch_norm import BatchNormPolicy

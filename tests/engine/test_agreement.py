@@ -19,7 +19,7 @@ from synchromesh.engine.agreement import (
     RowAgreement,
     require_alike,
 )
-from synchromesh.engine.checked_gather import NUMBERS
+from synchromesh.engine.control_channel import NUMBERS
 from synchromesh.engine.groups import World
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan

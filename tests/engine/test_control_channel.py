@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -63,10 +64,13 @@ def test_exchanges_may_end_after_later_ones() -> None:
 
 def after_a_failure() -> list[tuple[int, ...]]:
     world = World.open("cpu")
-    for _ in range(3 * control_channel.UNDER_WAY):
+    for _ in range(3 * control_channel.LIMITS.under_way):
         control_channel.start_all_gather(world.everyone, torch.tensor([world.rank]))  # of no use
     found = control_channel.all_gather_numbers(world.everyone, [world.rank, 5], None)
-    assert world.control is not None and len(world.control._early) <= 2 * control_channel.UNDER_WAY
+    assert (
+        world.control is not None
+        and len(world.control._early) <= 2 * control_channel.LIMITS.under_way
+    )
     world.close()
     return found
 
@@ -167,7 +171,8 @@ UNREACHED = r"ranks \[1\] did not connect to rank 0 at 192.0.2.1 port \d+ within
 
 
 def unreachable() -> bool:
-    control_channel.CONNECTING, os.environ["MASTER_ADDR"] = 0.2, "192.0.2.1"
+    control_channel.LIMITS = replace(control_channel.LIMITS, connecting=0.2)
+    os.environ["MASTER_ADDR"] = "192.0.2.1"
     control_channel.namespace = lambda: f"of rank {os.environ['RANK']}"  # type: ignore[assignment]
     expected = nullcontext() if os.environ["RANK"] == "1" else pytest.warns(match=UNREACHED)
     with expected:

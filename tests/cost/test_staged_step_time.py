@@ -7,8 +7,7 @@ from typing import Any, cast
 import pytest
 
 from synchromesh.cost.planned_step import PlannedStep
-from synchromesh.cost.step_time import Unmeasured, best_interleaving, step_time
-from synchromesh.cost.traffic import Traffic
+from synchromesh.cost.step_time import Traffic, Unmeasured, best_interleaving, step_time
 from synchromesh.trace.partition.local import Input, Output
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout
