@@ -105,10 +105,10 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
 
 def names(text: str) -> tuple[str, ...]:
     """Strategies, each once."""
-    found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not found:
+    strategies = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not strategies:
         raise argparse.ArgumentTypeError("name at least one strategy")
-    return found
+    return strategies
 
 
 def counts(text: str) -> tuple[int, ...]:
