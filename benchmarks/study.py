@@ -33,7 +33,7 @@ import yaml
 
 from synchromesh import catalogue
 from synchromesh.report.page import page
-from synchromesh.results.merged import merged
+from synchromesh.results.derive import merged
 from synchromesh.results.study import StudyResults
 from synchromesh.results.table import table
 

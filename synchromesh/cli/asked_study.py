@@ -68,18 +68,18 @@ class AskedStudy:
         """By name: TARGET, the folder of its data, and the workload."""
         from synchromesh.workloads.target import load
 
-        found: dict[str, tuple[str, str | None, Workload]] = {}
+        loaded: dict[str, tuple[str, str | None, Workload]] = {}
         folders = self.args.data or [None]
         for i, target in enumerate(self.args.targets):
             data = folders[i % len(folders)]
             workload = load(target, data)
             name = workload.name or target
-            if name in found:
+            if name in loaded:
                 raise ValueError(f"the workload {name} is there twice: give its TARGET once")
             for target_value in self.targets:
                 target_value.check(metric_names(workload))
-            found[name] = target, data, workload
-        return found
+            loaded[name] = target, data, workload
+        return loaded
 
     def _require_modules(self) -> None:
         """ValueError for a name in a plan that no model has a module for: names of components are
@@ -103,7 +103,6 @@ class AskedStudy:
 
     @property
     def models(self) -> "list[Workload]":
-        """The workloads, in order."""
         return [workload for _, _, workload in self.workloads.values()]
 
     def settings(self, usual: Iterable[int]) -> "StudySettings":
@@ -121,22 +120,22 @@ class AskedStudy:
         """The cells, by those that take turns. ValueError for batches that data cannot fill."""
         from synchromesh.study.cell import grid, groups, require_distinct
 
-        found: list[list[StudyCell]] = []
+        cut: list[list[StudyCell]] = []
         for name, (_, _, workload) in self.workloads.items():
             settings = self.settings([workload.batch_size])
             cells = grid(name, settings)
             for rows in {cell.batch for cell in cells}:
                 replace(workload, batch_size=rows).check_batch()
-            found += groups(cells, settings, most)
-        if not found:
+            cut += groups(cells, settings, most)
+        if not cut:
             raise ValueError(
                 f"--strategies {','.join(self.strategies)} need more than one device and --nproc "
                 "is 1: add single, or more devices"
             )
-        cells = [cell for group in found for cell in group]
+        cells = [cell for group in cut for cell in group]
         require_distinct(cells)
         _require_rows(cells)
-        return found
+        return cut
 
     def document(self) -> dict[str, Any]:
         """What makes a study this one: with another it does not share a folder."""

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 def names(text: str) -> tuple[str, ...]:
     """Strategies, each once."""
-    found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not found:
+    strategies = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not strategies:
         raise argparse.ArgumentTypeError("name at least one strategy")
-    return found
+    return strategies
 
 
 def counts(text: str) -> tuple[int, ...]:

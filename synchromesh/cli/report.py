@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
     if output and (refused := options.refusal(output, args.force, (".html", ".htm"))):
         raise ValueError(refused)
     from synchromesh.report.numbers import counted
-    from synchromesh.results.merged import merged
+    from synchromesh.results.derive import merged
 
     named = {Path(run).resolve(): Path(run) for run in args.runs}  # each once
     results = merged([load(path) for path in named.values()])

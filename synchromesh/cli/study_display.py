@@ -53,7 +53,6 @@ class StudyDisplay:
             self._bar.console.print(Text(printable(report.doing)))
 
     def close(self) -> None:
-        """Removes the live line."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -50,7 +50,7 @@ COMMAND = command(
 def _missing(path: Path, named: int = 6) -> str:
     """Why a folder has no trace, and the remedy. named: runs of a study, at most."""
     if (path / "study.json").is_file():
-        traces = sorted(str(found.parent) for found in path.glob("runs/*/trace.json.gz"))
+        traces = sorted(str(trace.parent) for trace in path.glob("runs/*/trace.json.gz"))
         if not traces:
             return "it is a study's folder, and none of its runs has recorded steps yet"
         more = f" and {len(traces) - named} more" if len(traces) > named else ""

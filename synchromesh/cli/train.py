@@ -21,14 +21,14 @@ def span(text: str) -> tuple[int, int]:
     """The first and last of some steps: `20-24`, or `20`."""
     first, dash, last = text.partition("-")
     try:
-        found = int(first), int(last if dash else first)
+        steps = int(first), int(last if dash else first)
     except ValueError:
-        found = 0, 0
-    if not 1 <= found[0] <= found[1]:
+        steps = 0, 0
+    if not 1 <= steps[0] <= steps[1]:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no range of steps: give the first and the last, counted from 1, as 20-24"
         )
-    return found
+    return steps
 
 
 def main(args: argparse.Namespace) -> int:

@@ -166,9 +166,9 @@ class _Report:
 
     def _predict(self, trainer: Trainer) -> None:
         """What a step should take, said before the first one; how the plan was found."""
-        found = trainer.predict()
-        self.predicted = None if found.time is None else found.seconds
-        self._log(StepPredicted.saying(found.to_dict()))
+        predicted = trainer.predict()
+        self.predicted = None if predicted.time is None else predicted.seconds
+        self._log(StepPredicted.saying(predicted.to_dict()))
         choice = trainer.explained() if self.display.shown else None
         if choice is not None and len(choice.candidates) > 1:
             self._log(PlanChosen.saying(choice.to_dict()))
@@ -176,7 +176,7 @@ class _Report:
             self.display.table(component_table(trainer))
             for line in notes(choice):
                 self.display.say(line)
-        self.display.say(prediction_text(found))
+        self.display.say(prediction_text(predicted))
 
     def _nothing_left(self, steps_done: int, epochs_done: int) -> str:
         """Only a resumed run can have reached its end before it begins."""

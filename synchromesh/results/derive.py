@@ -1,4 +1,5 @@
-"""Figures that follow from others of a study: speedup, efficiency, dollars.
+"""Figures that follow from others of a study: speedup, efficiency, dollars; and several studies as
+one, with their speedups anew.
 
 Of a run on N devices with global batch B, against runs of the same workload on one device, which
 are those of `single` where there are any (Grama et al., Introduction to Parallel Computing, 5.2):
@@ -12,13 +13,13 @@ Of several runs on one device those of the same seed count, which took turns wit
 there is none step_1 and samples/s_1 are medians over the seeds. What ran on emulated
 hosts is compared with what did alike, predictions with predictions, a cluster with itself."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
 from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.results.run import Reached, RunResult
-from synchromesh.results.study import StudyResults
+from synchromesh.results.study import StudyResults, StudySettings
 
 
 def derive(results: StudyResults) -> StudyResults:
@@ -96,3 +97,65 @@ def _priced(run: RunResult, price: HourlyPrice | None) -> RunResult:
         to_target=run.to_target and reached(run.to_target),
         further_targets=tuple(map(reached, run.further_targets)),
     )
+
+
+def merged(studies: Sequence[StudyResults]) -> StudyResults:
+    """The runs of all documents, in their order, with speedups anew.
+
+    Runs of different machines get these in their cluster, so that they are not compared. Prices
+    stay those of their documents. ValueError where scaling is not the same."""
+    first, *others = studies
+    if not others:
+        return first
+    scaling = {study.settings.scaling for study in studies}
+    if len(scaling) > 1:
+        raise ValueError(
+            "strong and weak scaling are not compared on one page: report on each by itself"
+        )
+    prices = {study.price for study in studies}
+    return derive(
+        replace(
+            first,
+            title=_joined(study.title for study in studies),
+            created=max(study.created for study in studies),
+            command=_joined((study.command for study in studies), "\n"),
+            note=_joined((study.note for study in studies), "\n"),
+            runs=tuple(run for study in _placed(studies) for run in derive(study).runs),
+            settings=StudySettings(scaling=first.settings.scaling),
+            cluster=first.cluster if all(s.cluster == first.cluster for s in studies) else None,
+            emulated=any(study.emulated for study in studies),
+            versions=_versions(studies),
+            price=prices.pop() if len(prices) == 1 else None,
+        )
+    )
+
+
+def _placed(studies: Sequence[StudyResults]) -> Iterator[StudyResults]:
+    """Of several machines each with its machine as the cluster of its runs."""
+    machines = list(dict.fromkeys(study.machine for study in studies))
+    if len(machines) == 1:
+        yield from studies
+        return
+    for study in studies:
+        machine = study.machine
+        number = machines.index(machine) + 1
+        where = f"machine {number}: {machine.processor} ({machine.cores} cores)"
+        yield replace(study, runs=tuple(_on(where, run) for run in study.runs))
+
+
+def _on(where: str, run: RunResult) -> RunResult:
+    if run.predicted:
+        return run
+    return replace(run, cluster=f"{where}, {run.cluster}" if run.cluster else where)
+
+
+def _joined(texts: Iterable[str], between: str = ", ") -> str:
+    return between.join(dict.fromkeys(text for text in texts if text))
+
+
+def _versions(studies: Sequence[StudyResults]) -> dict[str, str]:
+    names = dict.fromkeys(name for study in studies for name in study.versions)
+    return {
+        name: _joined((study.versions.get(name, "") for study in studies), " and ")
+        for name in names
+    }

@@ -46,13 +46,12 @@ class RunGroup:
 
     @cached_property
     def done(self) -> tuple[RunResult, ...]:
-        """Those that did not fail."""
         return tuple(run for run in self.runs if run.status == "done")
 
     def median(self, of: Callable[[RunResult], float | None]) -> float | None:
         """The median of a figure over the runs that have it."""
-        found = [value for run in self.done if (value := of(run)) is not None]
-        return median(found) if found else None
+        values = [value for run in self.done if (value := of(run)) is not None]
+        return median(values) if values else None
 
     @cached_property
     def step_seconds(self) -> Quartiles | None:
@@ -148,22 +147,22 @@ class RunComparison:
 def comparisons(results: StudyResults) -> tuple[RunComparison, ...]:
     """The runs of a study, brought together; in the order of the document."""
     weak = results.settings.scaling == "weak"
-    found: dict[tuple[str, str, Fraction, bool, bool], list[RunResult]] = {}
+    alike: dict[tuple[str, str, Fraction, bool, bool], list[RunResult]] = {}
     for run in results.runs:
         rows = Fraction(run.batch, run.devices) if weak else Fraction(run.batch)
         key = run.workload, run.cluster, rows, run.emulated, run.predicted
-        found.setdefault(key, []).append(run)
+        alike.setdefault(key, []).append(run)
     return tuple(
         RunComparison(workload, cluster, rows, weak, emulated, predicted, _groups(runs))
-        for (workload, cluster, rows, emulated, predicted), runs in found.items()
+        for (workload, cluster, rows, emulated, predicted), runs in alike.items()
     )
 
 
 def _groups(runs: Iterable[RunResult]) -> tuple[RunGroup, ...]:
-    found: dict[tuple[str, int], list[RunResult]] = {}
+    alike: dict[tuple[str, int], list[RunResult]] = {}
     for run in runs:
-        found.setdefault((run.strategy, run.devices), []).append(run)
-    return tuple(RunGroup(tuple(sorted(g, key=lambda run: run.seed))) for g in found.values())
+        alike.setdefault((run.strategy, run.devices), []).append(run)
+    return tuple(RunGroup(tuple(sorted(g, key=lambda run: run.seed))) for g in alike.values())
 
 
 def _quartiles(of: Sequence[Quartiles | None]) -> Quartiles | None:

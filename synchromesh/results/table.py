@@ -51,8 +51,8 @@ def _field(*names: str) -> Callable[[RunResult], Cell]:
         value: Any = run
         for name in names:
             value = None if value is None else getattr(value, name)
-        found: Cell = value
-        return found
+        shown: Cell = value
+        return shown
 
     return cell
 

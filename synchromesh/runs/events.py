@@ -313,6 +313,7 @@ class EpochMeasured(RunEvent, name="epoch"):
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Self:
+        """The event of a line, in which metrics stand beside the fields."""
         event = super().of(line)
         metrics = {
             re.sub(r"^valid_", "", key): document.number(value, f"epoch.{key}", float("-inf"))

@@ -32,7 +32,6 @@ def machine() -> StudyMachine:
 
 
 def system() -> str:
-    """The kernel and its release."""
     return f"{platform.system()} {platform.release()}"
 
 

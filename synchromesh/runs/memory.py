@@ -112,11 +112,11 @@ class _Journal(LiveBytes):
             now += size
             if now > most:
                 most, length = now, n
-        found = Counter[MemoryKind]()
+        kinds = Counter[MemoryKind]()
         for mark, size in self._changes[:length]:
-            found[self._kinds.get(mark, "activations")] += size
-        assert found.total() == most == self.peak, (found, most, self.peak)
-        return found
+            kinds[self._kinds.get(mark, "activations")] += size
+        assert kinds.total() == most == self.peak, (kinds, most, self.peak)
+        return kinds
 
 
 def _plain(tensor: Any) -> Iterator[Tensor]:

@@ -102,29 +102,29 @@ def _lane(thread: int) -> str:
 def _outermost(operators: Iterable[Range]) -> list[Span]:
     """Operators that no other one of their thread has called."""
     until: dict[int, float] = {}
-    found = []
+    spans = []
     for r in operators:
         if r.start >= until.get(r.thread, 0.0):
             until[r.thread] = r.end
-            found.append(Span(r.start, r.end, "computation", r.name, _lane(r.thread)))
-    return found
+            spans.append(Span(r.start, r.end, "computation", r.name, _lane(r.thread)))
+    return spans
 
 
 def _calls(ordered: Iterable[Range], everyone: tuple[int, ...]) -> list[_Issued]:
     """By their starts; an operator inside an annotation is the same call."""
-    found: list[_Issued] = []
+    calls: list[_Issued] = []
     annotated: dict[int, float] = {}  # until when, by thread
     for r in ordered:
         if r.name.startswith(ANNOTATION) and r.name != WAIT:
             name, _, ranks = r.name.removeprefix(ANNOTATION).partition(" ")
             annotated[r.thread] = r.end
             members = tuple(int(n) for n in ranks.split(","))
-            found.append(_Issued(r.start, r.end, r.thread, name, members))
+            calls.append(_Issued(r.start, r.end, r.thread, name, members))
         elif r.name.startswith("c10d::") and r.start >= annotated.get(r.thread, 0.0):
             known = communication_name(r.name)
             if known is not None:
-                found.append(_Issued(r.start, r.end, r.thread, known, everyone, annotated=False))
-    return found
+                calls.append(_Issued(r.start, r.end, r.thread, known, everyone, annotated=False))
+    return calls
 
 
 def _collectives(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[tuple[Span, bool]]:
@@ -136,7 +136,7 @@ def _collectives(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[tupl
         if call.name not in MESSAGES:
             open_.setdefault(call.ranks, deque()).append(call)
     serves: dict[int, tuple[int, ...]] = {}
-    found = []
+    spans = []
     for r in ranges:
         title = communication_name(r.name) or r.name
         heads = [
@@ -151,35 +151,35 @@ def _collectives(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[tupl
         serves[r.thread] = call.ranks
         begun = min(r.start, call.end)
         span = Span(begun, r.end, "communication", call.name, _lane(r.thread), call.ranks)
-        found.append((span, call.annotated))
-    return found
+        spans.append((span, call.annotated))
+    return spans
 
 
 def _messages(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[Span]:
     """Each range with the ranks of the call that it begins in."""
     sorted_calls = [call for call in calls if call.name in MESSAGES]
     starts = [call.start for call in sorted_calls]
-    found = []
+    spans = []
     for r in ranges:
         name, ranks = communication_name(r.name) or r.name, tuple[int, ...]()
         at = bisect_right(starts, r.start) - 1
         if at >= 0 and sorted_calls[at].end >= r.start and sorted_calls[at].name == name:
             ranks = sorted_calls[at].ranks
-        found.append(Span(r.start, r.end, "communication", name, f"{name}s", ranks))
-    return found
+        spans.append(Span(r.start, r.end, "communication", name, f"{name}s", ranks))
+    return spans
 
 
 def _until_waits_end(collectives: Sequence[Span], waits: Sequence[Interval]) -> list[Span]:
     """The last collective that ends within a wait lasts until the wait does: this rank knows of
     its end then."""
-    found = list(collectives)
-    by_end = sorted(range(len(found)), key=lambda i: found[i].end)
-    ends = [found[i].end for i in by_end]
+    spans = list(collectives)
+    by_end = sorted(range(len(spans)), key=lambda i: spans[i].end)
+    ends = [spans[i].end for i in by_end]
     for start, end in waits:
         last = bisect_right(ends, end) - 1
         if last >= 0 and ends[last] >= start:
-            found[by_end[last]] = replace(found[by_end[last]], end=end)
-    return found
+            spans[by_end[last]] = replace(spans[by_end[last]], end=end)
+    return spans
 
 
 def _inferred_waits(
@@ -191,7 +191,7 @@ def _inferred_waits(
 
     gloo's thread may note the end after the waiting one has gone on (5 to 15 ms later where a
     quota stops both): as long after the gap as that has lasted, it still counts as its end."""
-    found, waits = [], list[Interval]()
+    spans, waits = [], list[Interval]()
     for span, annotated in collectives:
         possible = [
             (end - start, start, end)
@@ -202,5 +202,5 @@ def _inferred_waits(
             _, start, end = max(possible)
             span = replace(span, end=min(span.end, end))
             waits.append((max(start, span.start), span.end))
-        found.append(span)
-    return found, waits
+        spans.append(span)
+    return spans, waits

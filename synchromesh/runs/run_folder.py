@@ -69,7 +69,6 @@ class RunFolder:
 
     @property
     def trace(self) -> Path:
-        """The Chrome trace of its recorded steps."""
         return self.path / "trace.json.gz"
 
     def holds_run(self) -> bool:
@@ -132,8 +131,8 @@ class RunFolder:
     def saved(self) -> list[Path]:
         """Checkpoints, newest first; `best`, which repeats one of them, last."""
         named = re.compile(r"(epoch|step)-\d+|best")
-        found = [p for p in by_age(self.checkpoints) if named.fullmatch(p.name)]
-        return sorted(found, key=lambda p: p.name == "best")
+        saved = [p for p in by_age(self.checkpoints) if named.fullmatch(p.name)]
+        return sorted(saved, key=lambda p: p.name == "best")
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class _Times:
         traffic = [s for s in recording.spans if s.kind == "communication"]
         under_way = union((s.start, s.end) for s in traffic)
         transfers = union((max(s.start, begun[s]), s.end) for s in traffic)
-        return cls(wall, *(common(found, wall) for found in (computing, under_way, transfers)))
+        return cls(wall, *(common(seconds, wall) for seconds in (computing, under_way, transfers)))
 
     @property
     def exposed(self) -> Intervals:
@@ -152,13 +152,13 @@ def _by_name(exposed: Intervals, traffic: Sequence[Span]) -> dict[str, float]:
     """Seconds of `exposed` by name; an instant with n communications counts 1/n for each."""
     lasting = [s for s in traffic if s.end > s.start]
     edges = [(s.start, 1, s.name) for s in lasting] + [(s.end, -1, s.name) for s in lasting]
-    found: dict[str, float] = defaultdict(float)
+    by_name: dict[str, float] = defaultdict(float)
     going_on, before, covered = Counter[str](), 0.0, covered_before(exposed)
     for at, change, name in sorted(edges):
         count = going_on.total()
         seconds = covered(at) - covered(before) if count else 0.0
         for other, times in going_on.items() if seconds else ():
-            found[other] += seconds * times / count
+            by_name[other] += seconds * times / count
         going_on[name] += change
         before = at
-    return found
+    return by_name

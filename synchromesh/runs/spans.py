@@ -84,27 +84,27 @@ def by_start(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 def union(intervals: Iterable[Interval]) -> Intervals:
     """What any of `intervals` covers; empty ones and those that end before they begin are none."""
-    found: list[list[float]] = []
+    joined: list[list[float]] = []
     for start, end in sorted(pair for pair in intervals if pair[1] > pair[0]):
-        if found and start <= found[-1][1]:
-            found[-1][1] = max(found[-1][1], end)
+        if joined and start <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], end)
         else:
-            found.append([start, end])
-    return tuple((start, end) for start, end in found)
+            joined.append([start, end])
+    return tuple((start, end) for start, end in joined)
 
 
 def common(a: Sequence[Interval], b: Sequence[Interval]) -> Intervals:
     """What both cover."""
-    found, i, j = [], 0, 0
+    both, i, j = [], 0, 0
     while i < len(a) and j < len(b):
         start, end = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
         if start < end:
-            found.append((start, end))
+            both.append((start, end))
         if a[i][1] < b[j][1]:
             i += 1
         else:
             j += 1
-    return tuple(found)
+    return tuple(both)
 
 
 def minus(a: Sequence[Interval], b: Sequence[Interval]) -> Intervals:

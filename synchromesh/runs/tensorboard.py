@@ -44,7 +44,6 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """After the last event."""
         self._writer.close()
 
     def _draw(self, points: Iterator[Point]) -> None:

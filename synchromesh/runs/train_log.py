@@ -72,7 +72,6 @@ def of_log(lines: Sequence[Mapping[str, Any]], name: str, trace: str | None = No
 
 
 def run_ended(call: Sequence[RunEvent]) -> bool:
-    """Whether the call came to its end."""
     return bool(of_kind(RunEnded, call))
 
 

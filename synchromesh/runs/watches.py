@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 
 from synchromesh.results.run import MemoryByKind
-from synchromesh.runs.common_clock import gathered
 from synchromesh.runs.events import (
     MemoryTracked,
     RankMemory,
@@ -19,7 +18,7 @@ from synchromesh.runs.events import (
     StepsRecorded,
 )
 from synchromesh.runs.memory import MemoryTracker
-from synchromesh.runs.recorder import Recorder
+from synchromesh.runs.recorder import Recorder, gathered
 from synchromesh.runs.run_folder import RunFolder
 from synchromesh.runs.shares import mean, shares
 from synchromesh.runs.spans import Recording

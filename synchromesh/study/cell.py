@@ -72,7 +72,6 @@ class CellJob:
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """The type of autocast, where there is one."""
         return torch.bfloat16 if self.bf16 else None
 
     def workload(self) -> Workload:
@@ -90,7 +89,7 @@ def grid(workload: str, settings: StudySettings) -> list[StudyCell]:
     `single` has one device whatever is asked for, and on one device every other strategy of ours
     is `single`. Under weak scaling a batch size is that of one device. ValueError where two plans
     would share a name."""
-    found: dict[StudyCell, None] = {}
+    cells: dict[StudyCell, None] = {}
     for seed in settings.seeds:
         for batch in settings.batch_sizes:
             for devices in sorted(settings.devices):
@@ -99,9 +98,9 @@ def grid(workload: str, settings: StudySettings) -> list[StudyCell]:
                     if count == 1 and strategy != SINGLE:
                         continue
                     rows = batch * count if settings.scaling == "weak" else batch
-                    found[StudyCell(workload, strategy, count, rows, seed)] = None
-    require_distinct(list(found))
-    return list(found)
+                    cells[StudyCell(workload, strategy, count, rows, seed)] = None
+    require_distinct(list(cells))
+    return list(cells)
 
 
 def require_distinct(cells: Sequence[StudyCell]) -> None:

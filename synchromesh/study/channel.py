@@ -39,7 +39,6 @@ class Channel:
         self._link.send(Hello(cell, rank, os.getpid()))
 
     def say(self, event: RunEvent) -> None:
-        """Tells the study."""
         self._link.send(event)
 
     def turn(self) -> Turn | None:

@@ -83,7 +83,6 @@ class _Contestant:
 
     @property
     def ended(self) -> bool:
-        """Whether every rank has come to its end."""
         return all(self.record.of(RunEnded, rank) for rank in range(self.cell.devices))
 
 
@@ -193,14 +192,14 @@ class Contest:
 
     def _left(self, running: Sequence[_Contestant]) -> float | None:
         """Seconds until the group's end: of each the steps to come, at what its others took."""
-        found = 0.0
+        seconds = 0.0
         for contestant in running:
             spent, done = contestant.record.spent()
             total = self._steps(contestant)
             if total is None or not done:
                 return None
-            found += spent / done * max(0, total - done)
-        return found
+            seconds += spent / done * max(0, total - done)
+        return seconds
 
     def _steps(self, contestant: _Contestant) -> int | None:
         """How many steps its run has, timed or not; None where it is not known."""

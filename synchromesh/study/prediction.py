@@ -73,22 +73,22 @@ def _families(cells: Sequence[StudyCell]) -> tuple[dict[str, list[str]], dict[st
     return families, failed
 
 
-def _row(cell: StudyCell, kind: str, found: Candidate | None, why: str) -> RunResult:
-    reason = why if found is None else "" if found.fits else found.reason
+def _row(cell: StudyCell, kind: str, best: Candidate | None, why: str) -> RunResult:
+    reason = why if best is None else "" if best.fits else best.reason
     row = RunResult(
         cell.workload, cell.strategy, cell.devices, cell.batch, cell.seed, "failed",
         reason=reason, predicted=True, cluster=kind,
     )  # fmt: skip
-    if found is None or found.time is None or not found.fits:
+    if best is None or best.time is None or not best.fits:
         return row
-    seconds = found.seconds
+    seconds = best.seconds
     return replace(
         row,
         status="done",
-        plan=str(found.plan),
+        plan=str(best.plan),
         step_seconds=Quartiles(seconds, seconds, seconds),
         samples_per_second=cell.batch / seconds,
-        computation_share=found.time.computed / seconds,
+        computation_share=best.time.computed / seconds,
         predicted_step_seconds=seconds,
-        predicted_peak_bytes=max(m.peak for m in found.memory),
+        predicted_peak_bytes=max(m.peak for m in best.memory),
     )

@@ -75,7 +75,6 @@ class RunRecord:
 
     @property
     def cuda(self) -> bool:
-        """Whether it computes on GPUs."""
         return any(event.device == "cuda" for event in self.of(RankPrepared))
 
     def failed(self, why: str) -> RunResult:
@@ -198,7 +197,6 @@ class RunRecord:
 
 
 def _steps(turn: TurnEnded) -> Iterator[tuple[float, float, int]]:
-    """Seconds, loading and rows of its steps."""
     loading = (seconds or 0.0 for seconds in turn.loading)
     return zip(_seconds(turn), loading, turn.rows, strict=True)
 

@@ -24,8 +24,7 @@ from synchromesh.runs.memory import MemoryTracker
 from synchromesh.runs.watches import RecordedSteps, RememberedStep, interface_bytes
 from synchromesh.study.cell import CellJob
 from synchromesh.study.meter import Meter
-from synchromesh.study.replicated import data_parallel, fully_sharded
-from synchromesh.study.torch_pipeline import pipelined
+from synchromesh.study.torch_parallelism import Pipelined, data_parallel, fully_sharded
 from synchromesh.trace.capture.batch import row_count
 from synchromesh.workloads.workload import Loss, Workload, is_stream
 
@@ -84,7 +83,7 @@ class CarriedCalls:
 BUILDERS: dict[str, Callable[[nn.Module, Loss, Any, World], Rival]] = {
     "ddp": data_parallel,
     "fsdp2": fully_sharded,
-    "torch-pipeline": pipelined,
+    "torch-pipeline": Pipelined,
 }
 
 
@@ -195,8 +194,8 @@ class _PlainLoop:
         w = self.workload
         if self.world.rank == 0 and w.valid_data is not None and w.metric is not None:
             values = _metrics(w, weights, self.world.device)
-        found: dict[str, float] = self.world.everyone.broadcast_json(values)
-        return float(mean), found
+        metrics: dict[str, float] = self.world.everyone.broadcast_json(values)
+        return float(mean), metrics
 
 
 def _metrics(

@@ -46,7 +46,7 @@ class Target:
     def reached(self, epochs: Iterable[Epoch]) -> Reached:
         """The first epoch that reaches it, if one does."""
         for epoch in epochs:
-            found = epoch.values.get(self.metric, math.nan)
-            if found >= self.value if self.least else found <= self.value:
+            value = epoch.values.get(self.metric, math.nan)
+            if value >= self.value if self.least else value <= self.value:
                 return Reached(str(self), epoch.epoch, epoch.seconds)
         return Reached(str(self))

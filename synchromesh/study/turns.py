@@ -113,7 +113,6 @@ def there_and_back(contestants: Sequence[T], rounds: int) -> list[T]:
 
 
 def count(turns: Iterable[Turn]) -> int:
-    """Steps of these turns."""
     return sum(turn.steps for turn in turns)
 
 

@@ -9,9 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 from synchromesh.engine.groups import World
-from synchromesh.runs import common_clock as common_clock_module
-from synchromesh.runs.common_clock import common_clock, gathered
-from synchromesh.runs.recorder import Recorder
+from synchromesh.runs import recorder as recorder_module
+from synchromesh.runs.recorder import Recorder, common_clock, gathered
 from synchromesh.runs.shares import shares
 from synchromesh.runs.spans import Recording
 from tests import ranks
@@ -99,7 +98,7 @@ def _offset(seconds: float) -> float:
     world, now = World.open("cpu"), time.time_ns
     with pytest.MonkeyPatch.context() as patch:
         if world.rank == 1:
-            patch.setattr(common_clock_module, "boot", lambda: "another")
+            patch.setattr(recorder_module, "boot", lambda: "another")
             patch.setattr(time, "time_ns", lambda: now() + round(seconds * 1e9))
         return common_clock(world.everyone)
 

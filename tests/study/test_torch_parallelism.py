@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from synchromesh.study.torch_pipeline import Answer, Call
+from synchromesh.study.torch_parallelism import Answer, Call
 
 
 def test_a_loss_calls_the_model_once() -> None:

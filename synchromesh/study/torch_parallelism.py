@@ -1,6 +1,8 @@
-"""torch.distributed.pipelining: the model cut by its tracer into a stage on each rank, 1F1B."""
+"""Parallelism of PyTorch's own: DistributedDataParallel, FSDP2's fully_shard, and
+torch.distributed.pipelining, the model cut by its tracer into a stage on each rank, 1F1B."""
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,9 +12,79 @@ from torch import Tensor, nn
 
 from synchromesh.data.reading import Ranges
 from synchromesh.engine.groups import World
-from synchromesh.study.replicated import local_mean
 from synchromesh.trace.capture.batch import row_count, take
 from synchromesh.workloads.workload import Loss
+
+
+def local_mean(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
+    """The mean loss over this rank's rows."""
+    value = loss(model, batch)
+    return value if isinstance(value, Tensor) else value[0] / value[1]
+
+
+class Replicated:
+    """The model wrapped, on this rank's rows; gradients are means over the ranks of local means,
+    as such loops have it, whatever rows or weights the ranks have."""
+
+    drop_last = False
+
+    def __init__(
+        self, wrapped: nn.Module, loss: Loss, world: World,
+        weights: Callable[[], Mapping[str, Tensor]],
+    ) -> None:  # fmt: skip
+        self._wrapped, self._loss, self._world = wrapped, loss, world
+        self.weights = weights
+        self.parameters, self.buffers = list(wrapped.parameters()), list(wrapped.buffers())
+
+    def own_rows(self, rows: int) -> Ranges:
+        ranks, rank = self._world.size, self._world.rank
+        if rows < ranks:
+            raise ValueError(
+                f"a batch of {rows} rows leaves some of {ranks} ranks without any, and such a "
+                "loop needs rows on each: choose a batch size whose last batch has more"
+            )
+        return ((rows * rank // ranks, rows * (rank + 1) // ranks),)
+
+    def backward(self, batch: Any) -> Tensor:
+        value = local_mean(self._loss, self._wrapped, batch)
+        value.backward()
+        return value / self._world.size
+
+
+def data_parallel(model: nn.Module, loss: Loss, example: Any, world: World) -> Replicated:
+    """DistributedDataParallel with gradients as views of its buckets."""
+    wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return Replicated(wrapped, loss, world, wrapped.module.state_dict)
+
+
+def fully_sharded(model: nn.Module, loss: Loss, example: Any, world: World) -> Replicated:
+    """fully_shard of the whole model and of each block of its longest list of blocks. The blocks
+    are gathered anew in backward, which is its default."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    for block in blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+    def weights() -> Mapping[str, Tensor]:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state: dict[str, Any] = get_model_state_dict(model, options=options)
+        return state
+
+    return Replicated(model, loss, world, weights)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The members of the longest list of modules (ModuleList, Sequential) that have parameters;
+    none where there is no list of two."""
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+    longest = max(lists, key=len, default=nn.Sequential())
+    members = [m for m in longest if any(True for _ in m.parameters())]
+    return members if len(members) > 1 else []
 
 
 class Pipelined:
@@ -115,17 +187,17 @@ class Call:
 
     @classmethod
     def of(cls, model: nn.Module, loss: Loss, batch: Any) -> "Call":
-        found: list[Call] = []
+        calls: list[Call] = []
 
         class Listening(nn.Module):
             def forward(self, *args: Any, **kwargs: Any) -> Any:
-                found.append(cls(args, kwargs))
+                calls.append(cls(args, kwargs))
                 raise _Reached
 
         try:
             loss(Listening(), batch)
         except _Reached:
-            return found[0]
+            return calls[0]
         raise ValueError(
             "torch.distributed.pipelining needs a loss that calls the model once, as "
             "model(inputs): this one does not call it"
@@ -166,8 +238,3 @@ def cuts(model: nn.Module, stages: int) -> list[str]:
     prefix = f"{name}." if name else ""
     members = [member for member, _ in longest.named_children()]
     return [prefix + members[len(members) * s // stages] for s in range(1, stages)]
-
-
-def pipelined(model: nn.Module, loss: Loss, example: Any, world: World) -> Pipelined:
-    """A stage on each rank."""
-    return Pipelined(model, loss, example, world)
