@@ -177,13 +177,19 @@ def broadcast_state(
             group.exchange([(p, x.contiguous()) for p in receivers for x in moving], [])
         elif group.index in receivers:
             _receive(moving, group, source)
-            for name, table, key in attributes_of(model.module):
-                table[key] = received.get(name, table[key])
+            _assign(model, received)
 
 
 def _state(model: Model) -> dict[str, Any]:
     attributes = {name: table[key] for name, table, key in attributes_of(model.module)}
     return {**attributes, **model.parameters}
+
+
+def _assign(model: Model, attributes: Mapping[str, Any]) -> None:
+    places = {name: (table, key) for name, table, key in attributes_of(model.module)}
+    for name, value in attributes.items():
+        table, key = places[name]
+        table[key] = value
 
 
 def _refuse_containers(attributes: Mapping[str, Any]) -> None:

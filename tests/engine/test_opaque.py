@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synchromesh.engine.groups import World
+from synchromesh.engine.opaque import broadcast_state
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.explain import explain, text
@@ -216,3 +218,37 @@ def found(loss: Any) -> tuple[str, float, list[str]]:
 def test_auto_divides_rows_of_a_pair_alone(loss: Any, plan: str) -> None:
     for answer in run(2, found, loss):
         assert answer == (plan, pytest.approx(eager_sgd()[0], rel=1e-10), [])
+
+
+class Counting(nn.Module):
+    """Keeps what a forward may change: a tensor of other strides, a buffer, a number, a list."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2, 3), float(rank)))
+        self.register_buffer("seen", torch.full((3, 2), float(rank)).t())
+        self.kept, self.count, self.names = torch.full((2,), float(rank)), rank, [rank]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def broadcast() -> tuple[dict[str, Any], str]:
+    """What ranks have of a model when rank 1 has told rank 2, and what is said of a list."""
+    world = World.open("cpu")
+    model = Model(module := Counting(world.rank))
+    names = ["count", "seen", "weight", "kept", "other"]
+    broadcast_state(model, names, world.everyone, 1, [2])
+    with pytest.raises(ValueError) as refused:
+        broadcast_state(model, ["names"], world.everyone, 1, [2])
+    world.close()
+    tensors = {n: set(getattr(module, n).flatten().tolist()) for n in ("weight", "seen", "kept")}
+    return {**tensors, "count": module.count, "names": module.names}, str(refused.value)
+
+
+def test_what_a_forward_changes_comes_to_the_ranks_that_ask_for_it() -> None:
+    for rank, (has, said) in enumerate(run(3, broadcast)):
+        value = 1 if rank == 2 else rank
+        tensors = {name: {float(value)} for name in ("weight", "seen", "kept")}
+        assert has == {**tensors, "count": value, "names": [rank]}
+        assert said.startswith("the forward changes names, a container that ranks which did not")
