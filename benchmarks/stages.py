@@ -19,7 +19,7 @@ from synchromesh.planner.stages.problem import (
     StageProblem,
     group_sizes,
     micro_batch_numbers,
-    stage_ways,
+    stage_costs,
 )
 
 FLOPS, TENSOR, NETWORK, MEMORY = 150e12, 200e9, 20e9, 1e11  # operations, bytes a second
@@ -42,14 +42,14 @@ class Transformer:
         sizes, count = group_sizes(devices), self.blocks + 2
 
         @cache
-        def ways(micro_batches: int) -> StageCosts:
-            return stage_ways(
+        def costs(micro_batches: int) -> StageCosts:
+            return stage_costs(
                 lambda size, degree: self.facts(size, degree, micro_batches), sizes, DEGREES, count
             )
 
         numbers = micro_batch_numbers(self.rows)
         equal = (1.0,) * devices
-        return StageProblem(count, sizes, (limit,) * devices, equal, numbers, ways)
+        return StageProblem(count, sizes, (limit,) * devices, equal, numbers, costs)
 
     def facts(self, size: int, degree: int, micro_batches: int) -> StageFacts | None:
         """What components take on `size` devices; None where a device would have no row."""

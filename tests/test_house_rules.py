@@ -27,7 +27,6 @@ LAYERS = (
     "planner",
     "planner.chain",
     "planner.stages",
-    "planner.memory",
     "planner.decision",
     "programs",
     "estimate",

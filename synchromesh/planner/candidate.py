@@ -132,8 +132,9 @@ def _lack(problem: PlanningProblem, plan: Plan, memory: Sequence[PeakMemory]) ->
     return f"rank {rank} {lacks}"
 
 
-def fits(partitions: PartitionCache, plan: Plan, profile: Profile, rows: int) -> bool:
-    """Whether `plan` fits with a global batch of so many rows; not where that is not known."""
+def has_room(partitions: PartitionCache, plan: Plan, profile: Profile, rows: int) -> bool:
+    """Whether all devices have the memory for `plan` with a global batch of so many rows; not
+    where that is not known."""
     problem = partitions.problem
     try:
         placed = replace(planned_step(partitions, plan), rows=rows)

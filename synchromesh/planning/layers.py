@@ -42,7 +42,7 @@ from synchromesh.planner.stages.problem import (
     group_sizes,
     in_flight,
     micro_batch_numbers,
-    stage_ways,
+    stage_costs,
 )
 from synchromesh.planner.stages.search import search
 from synchromesh.planning.layer_profile import LayerProfile
@@ -166,9 +166,9 @@ class _Planning:
         devices = [device for _, device in self.cluster.ranks]
         sizes, known = group_sizes(len(devices)), dict[int, StageCosts]()
 
-        def ways(micro_batches: int) -> StageCosts:
+        def costs(micro_batches: int) -> StageCosts:
             if micro_batches not in known:
-                known[micro_batches] = stage_ways(
+                known[micro_batches] = stage_costs(
                     lambda size, _: self.facts(size, micro_batches),
                     sizes,
                     (1,),
@@ -180,7 +180,7 @@ class _Planning:
         rates = [device.flops.get("float32", 0.0) for device in devices]
         slowdowns = tuple(max(rates) / rate if rate and min(rates) else 1.0 for rate in rates)
         count = len(self.profile.layers)
-        return StageProblem(count, sizes, self.limits, slowdowns, numbers, ways)
+        return StageProblem(count, sizes, self.limits, slowdowns, numbers, costs)
 
     def facts(self, size: int, micro_batches: int) -> StageFacts | None:
         """What layers take on `size` devices; None where a device would have no row."""
@@ -218,7 +218,7 @@ class _Planning:
 
     def candidate(self, found: StagePlan) -> LayerCandidate:
         """What was found, as a plan with its figures."""
-        m, costs = found.micro_batches, self.problem.ways(found.micro_batches)
+        m, costs = found.micro_batches, self.problem.costs(found.micro_batches)
         devices, layers = self.problem.devices, self.profile.layers
         memory, seconds, busy = [], [], 0.0
         for s, stage in enumerate(found.stages):

@@ -164,7 +164,7 @@ def quickest(
     return {name: best(texts) for name, texts in families.items()}
 
 
-def explained(
+def explain_plan(
     workload: Workload, plan: Plan, ranks: int, autocast: torch.dtype | None = None
 ) -> Explanation:
     """The explanation of `plan` on `ranks` pretended ranks, with the workload's batch size. A plan

@@ -14,7 +14,7 @@ from synchromesh.engine.groups import World
 from synchromesh.launch.machine import Machine, machine_of
 from synchromesh.launch.rank import forewarn
 from synchromesh.planner.candidate import Candidate
-from synchromesh.planner.memory.shortage import Shortage
+from synchromesh.planner.decision.memory import Shortage
 from synchromesh.planner.problem import Headroom, Say
 from synchromesh.programs.memory import process_bytes, storage_bytes
 from synchromesh.programs.model import Model

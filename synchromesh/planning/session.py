@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from synchromesh.planner.candidate import Candidate, price
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.decision.decide import decide, survey
-from synchromesh.planner.memory.shortage import misfit
+from synchromesh.planner.decision.memory import misfit
 from synchromesh.planner.problem import Facts
 from synchromesh.planner.stages.cuts import cut_plan, measured_work, unstaged
 from synchromesh.values.plan import Plan

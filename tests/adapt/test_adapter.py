@@ -77,7 +77,7 @@ def trained(
         return Choice(tuple(sorted(found, key=lambda c: c.seconds)), profile, 0.0)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(live_run, "reconsider", reconsider)
+    patch.setattr(live_run.LiveSession, "reconsider", reconsider)
     model, loss, make = FAMILIES["cnn"]()
     model = model.double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -260,7 +260,7 @@ def resized() -> tuple[list[Any], list[float], list[dict[str, Any]]]:
     sizes = [12, 12, 5] + [24] * (RESIZE.most + 1)  # the last batch of an epoch is no other size
     batches = [make(n, seed=i, dtype=torch.float64) for i, n in enumerate(sizes)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live_run, "reconsider", reconsider)
+        patch.setattr(live_run.LiveSession, "reconsider", reconsider)
         trainer = prepare(model, optimizer, loss, batches[0], plan="tensor; @pieces=1")
         try:
             trainer.adapt()

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from synchromesh.planning.offline import explained
+from synchromesh.planning.offline import explain_plan
 from synchromesh.trace.partition.explain import text
 from synchromesh.values.plan import Plan
 from synchromesh.workloads.workload import Workload
@@ -33,12 +33,12 @@ def workload(doubled: bool) -> Workload:
 
 def test_the_reason_of_a_model_that_stays_whole_is_said_once_with_what_to_do() -> None:
     plan = Plan.parse("tensor")
-    told = explained(workload(doubled=True), plan, 2)
+    told = explain_plan(workload(doubled=True), plan, 2)
     lines = text(told).splitlines()
     assert sum("custom autograd.Function Doubled" in line for line in lines) == 1
     assert any("under the plan 'data'" in line for line in lines)
     assert not any(line.strip().startswith("first.weight") for line in lines)
     assert told.components[0].sharded_parameter_bytes == 0
 
-    cut = explained(workload(doubled=False), plan, 2)
+    cut = explain_plan(workload(doubled=False), plan, 2)
     assert not cut.opaque and sum(c.sharded_parameter_bytes for c in cut.components) > 0

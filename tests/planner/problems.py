@@ -88,4 +88,4 @@ def brute_force(problem: Problem, limit: float = math.inf) -> ChainPlan | None:
     fitting = [plan for plan in every if plan[1] <= limit]
     least = min(memory for _, memory, _ in every)
     seconds, memory, choice = min(fitting or [plan for plan in every if plan[1] == least])
-    return ChainPlan(choice, seconds, memory, fits=bool(fitting))
+    return ChainPlan(choice, seconds, memory, within=bool(fitting))

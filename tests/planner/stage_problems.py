@@ -23,7 +23,7 @@ def random_problem(seed: int, components: int, devices: int, equal: bool = True)
     possible = inside[:, :, None] & (chance.uniform(size=shape) < 0.9)
 
     @cache
-    def ways(m: int) -> StageCosts:
+    def costs(m: int) -> StageCosts:
         busy = np.where(possible, seconds / m + 0.05, math.inf)
         return StageCosts(busy, 0.2 * fill, end, resident, kept / m)
 
@@ -31,7 +31,7 @@ def random_problem(seed: int, components: int, devices: int, equal: bool = True)
     slowdowns = [1.0] * devices if equal else sorted(draw.choices((1.0, 1.5, 2.0), k=devices))
     limit = draw.uniform(0.2, 1.8)
     limits = [limit * (1.0 if equal else 1.0 + 0.3 * (d % 2)) for d in range(devices)]
-    return StageProblem(components, sizes, tuple(limits), tuple(slowdowns), (1, 2, 4), ways)
+    return StageProblem(components, sizes, tuple(limits), tuple(slowdowns), (1, 2, 4), costs)
 
 
 def every(problem: StageProblem) -> Iterator[tuple[PlannedStage, ...]]:
@@ -50,16 +50,16 @@ def every(problem: StageProblem) -> Iterator[tuple[PlannedStage, ...]]:
 
 def evaluate(problem: StageProblem, plan: Sequence[PlannedStage], micro_batches: int) -> float:
     """Seconds of a step under 1F1B; inf where memory does not suffice."""
-    ways = problem.ways(micro_batches)
+    costs = problem.costs(micro_batches)
     total, slowest, start = 0.0, 0.0, 0
     for s, stage in enumerate(plan):
         at = (stage.way, stage.first, stage.end, problem.sizes.index(stage.devices))
         slowdown, limit = problem.kind(start, stage.devices)
-        held = in_flight(len(plan) - s, micro_batches) * ways.kept[at]
-        if ways.resident[at] + held > limit or np.isinf(ways.seconds[at]):
+        held = in_flight(len(plan) - s, micro_batches) * costs.kept[at]
+        if costs.resident[at] + held > limit or np.isinf(costs.seconds[at]):
             return float("inf")
-        seconds = slowdown * ways.seconds[at]
-        total += seconds + ways.fill[at]
-        slowest = max(slowest, (micro_batches - 1) * seconds + ways.end[at])
+        seconds = slowdown * costs.seconds[at]
+        total += seconds + costs.fill[at]
+        slowest = max(slowest, (micro_batches - 1) * seconds + costs.end[at])
         start += stage.devices
     return float(total + slowest)

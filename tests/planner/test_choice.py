@@ -6,7 +6,7 @@ from synchromesh.cost.peak_memory import PeakMemory
 from synchromesh.cost.step_time import StepTime
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice, decided
-from synchromesh.planner.memory.shortage import Shortage
+from synchromesh.planner.decision.memory import Shortage
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 

@@ -163,7 +163,7 @@ EXACT = 1e-9  # relative difference of seconds that is rounding (see `table`)
 class ChainPlan:
     """An option index per component, seconds of a step, bytes on a device.
 
-    `gap`: no plan takes less than (1 - gap) of the seconds; 0 where this one is the best. `fits`:
+    gap: no plan takes less than (1 - gap) of the seconds; 0 where this one is the best. within:
     memory is within the limit; if not, this is the plan of least memory (the quickest of these).
     """
 
@@ -171,7 +171,7 @@ class ChainPlan:
     seconds: float
     memory: int
     gap: float = 0.0
-    fits: bool = True
+    within: bool = True
     alternatives: tuple["ChainPlan", ...] = ()
 
     @classmethod

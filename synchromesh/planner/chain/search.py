@@ -77,7 +77,7 @@ def search(problem: Problem, limit: float = math.inf, most: int = 0) -> ChainPla
     found = _search(problem, limit)
     if not most:
         return found
-    others = alternatives(problem, found, limit if found.fits else found.memory, most)
+    others = alternatives(problem, found, limit if found.within else found.memory, most)
     return replace(found, alternatives=others)
 
 
@@ -95,7 +95,7 @@ def _search(problem: Problem, limit: float) -> ChainPlan:
     least = _least_memory(problem)
     lightest = _quickest(problem, columns, states, least, least)
     assert lightest is not None
-    return replace(lightest, fits=least <= limit)
+    return replace(lightest, within=least <= limit)
 
 
 def _quickest(

@@ -16,7 +16,7 @@ Where several ranks decide, all call alike and one of them searches and prices f
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from math import ceil, inf
 
 from synchromesh.cost.step_time import Unmeasured
@@ -27,7 +27,7 @@ from synchromesh.planner.chain.problem import ChainPlan
 from synchromesh.planner.chain.search import runners_up
 from synchromesh.planner.choice import Choice, RunnerUp, decided, saves_memory
 from synchromesh.planner.decision.descent import descended, neighbours
-from synchromesh.planner.memory.saving import (
+from synchromesh.planner.decision.memory import (
     SavingSearches,
     nearest_lacking,
     savings,
@@ -37,7 +37,7 @@ from synchromesh.planner.problem import Facts, PartitionCache, PlanningProblem
 from synchromesh.planner.stages.facts import stage_demands
 from synchromesh.planner.stages.plans import stage_plans
 from synchromesh.planner.unequal import widened
-from synchromesh.planner.uniform import degrees, uniform_partitions
+from synchromesh.planner.uniform import UniformPartitions, degrees, uniform_partitions
 from synchromesh.planner.wording import relatives
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
@@ -120,12 +120,12 @@ class _Decision:
         problem = self.problem
 
         def find() -> list[Plan]:
-            uniform, most = uniform_partitions(self.partitions), inf
+            uniform, most = self.uniform, inf
             self.partitions.say("searching")
             try:
                 self.search = ChainSearch.of(uniform, self.profile, problem.limit)
                 plans = self.search.plans(problem)
-                if self.search.found.fits:
+                if self.search.found.within:
                     most = TUNING.stages * self.search.found.seconds
             except Unmeasured:  # no layout of a component is known: the plain plans are left
                 plans = []
@@ -167,9 +167,9 @@ class _Decision:
     def simplify(self) -> None:
         """Relatives of the plan that would be taken that are taken instead, each plainer than the
         one before."""
-        made, uniform = list[Candidate](), uniform_partitions(self.partitions)
+        made = list[Candidate]()
         while (best := decided([*self.candidates, *made])[0]).fits and best.plan.overrides:
-            plans = relatives(uniform, self.problem, best.plan)
+            plans = relatives(self.uniform, self.problem, best.plan)
             self.ask(plans, self.problem.ranks(best.plan))
             new = {c.plan: c for c in self.priced(plans)}
             taken = decided([*self.candidates, *made, *new.values()])[0].plan
@@ -182,7 +182,7 @@ class _Decision:
         """What is taken instead of the best candidate after a descent from all of them; whether
         there is such a plan. The rank that searches makes it alone: what is new there is
         estimated, but not measured."""
-        near = partial(neighbours, uniform_partitions(self.partitions), self.problem, self.levels)
+        near = partial(neighbours, self.uniform, self.problem, self.levels)
 
         def priced(plans: Sequence[Plan]) -> list[Candidate]:
             if self.profile.source != "measured":
@@ -211,6 +211,10 @@ class _Decision:
         return decided([*{c.plan: c for c in made}.values(), *refused(self.problem)])
 
     # What is asked and priced on the way
+
+    @cached_property
+    def uniform(self) -> UniformPartitions:
+        return uniform_partitions(self.partitions)
 
     def ask(
         self,
@@ -280,9 +284,8 @@ class _Decision:
     def _search_saving(self, searches: SavingSearches) -> list[Plan]:
         """The plans of the next search."""
         limit = searches.limit_of_sums(self.search)
-        uniform = uniform_partitions(self.partitions)
         try:
-            self.search = ChainSearch.of(uniform, self.profile, limit, self.ways)
+            self.search = ChainSearch.of(self.uniform, self.profile, limit, self.ways)
         except ValueError:  # a level was not measured, or prices forbid every plan
             return []
         return self.search.plans(self.problem)
@@ -293,7 +296,7 @@ class _Decision:
         every = [
             cut.under([replace(c.layout, shard_states=states) for c in cut.components])
             for states in self.levels[1:]
-            for cut in uniform_partitions(self.partitions).partitions.values()
+            for cut in self.uniform.partitions.values()
         ]
         self.profile = self.facts.profile(every, self.profile)
         self.waited += time.perf_counter() - began

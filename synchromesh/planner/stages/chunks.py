@@ -56,7 +56,7 @@ def _level(problem: StageProblem) -> Iterator[tuple[float, int, PlannedStage]]:
             p = problem.devices // size
             even = p * size == problem.devices and m % p == 0
             if even and 2 <= p <= TUNING.groups and TUNING.chunks * p <= count:
-                for way, seconds in enumerate(problem.ways(m).seconds[:, 0, count, s]):
+                for way, seconds in enumerate(problem.costs(m).seconds[:, 0, count, s]):
                     yield _seconds(float(seconds) / p, p, m), m, PlannedStage(0, count, size, way)
 
 
@@ -67,7 +67,7 @@ def _seconds(t: float, p: int, m: int) -> float:
 
 def _cut(problem: StageProblem, whole: PlannedStage, m: int) -> tuple[int, ...]:
     """The first components of stages of level work, on groups like that of `whole`."""
-    seconds = problem.ways(m).seconds[whole.way, :, :, problem.sizes.index(whole.devices)]
+    seconds = problem.costs(m).seconds[whole.way, :, :, problem.sizes.index(whole.devices)]
     work = [float(seconds[i, i + 1]) for i in range(whole.end)]
     return cut(work, TUNING.chunks * problem.devices // whole.devices)
 
@@ -76,16 +76,16 @@ def _plan(
     problem: StageProblem, whole: PlannedStage, firsts: tuple[int, ...], m: int
 ) -> StagePlan | None:
     """The plan of these cuts; None: memory does not hold it."""
-    ways, size = problem.ways(m), problem.sizes.index(whole.devices)
+    costs, size = problem.costs(m), problem.sizes.index(whole.devices)
     p = problem.devices // whole.devices
     stages = [replace(whole, first=i, end=j) for i, j in pairwise((*firsts, whole.end))]
     slowest = end = 0.0
     for g in range(p):
         slowdown, limit = problem.kind(g * whole.devices, whole.devices)
         own = [(s.way, s.first, s.end, size) for s in stages[g::p]]
-        held = min(2 * (p - g - 1) + p + 1, TUNING.chunks * m) * max(ways.kept[at] for at in own)
-        if sum(ways.resident[at] for at in own) + held > limit:
+        held = min(2 * (p - g - 1) + p + 1, TUNING.chunks * m) * max(costs.kept[at] for at in own)
+        if sum(costs.resident[at] for at in own) + held > limit:
             return None
-        slowest = max(slowest, slowdown * sum(float(ways.seconds[at]) for at in own))
-        end = max(end, sum(float(ways.end[at]) for at in own))
+        slowest = max(slowest, slowdown * sum(float(costs.seconds[at]) for at in own))
+        end = max(end, sum(float(costs.end[at]) for at in own))
     return StagePlan(tuple(stages), m, _seconds(slowest, p, m) + end, chunks=TUNING.chunks)

@@ -35,7 +35,7 @@ from synchromesh.planner.stages.problem import (
     StageProblem,
     group_sizes,
     micro_batch_numbers,
-    stage_ways,
+    stage_costs,
 )
 from synchromesh.planner.uniform import UniformPartitions, holdings_of, kinds
 from synchromesh.values.holding import Holding
@@ -112,8 +112,8 @@ def stage_problem(
     sizes, count = stage_sizes(uniform.devices), len(planned.names)
 
     @cache
-    def ways(micro_batches: int) -> StageCosts:
-        return stage_ways(
+    def costs(micro_batches: int) -> StageCosts:
+        return stage_costs(
             lambda size, degree: facts(size, degree, micro_batches),
             sizes,
             uniform.degrees,
@@ -127,7 +127,7 @@ def stage_problem(
         tuple(limits[r] for r in order),
         tuple(slowdowns[r] for r in order),
         numbers,
-        ways,
+        costs,
     )
 
 

@@ -137,9 +137,9 @@ class Mixes:
 
 def _own(problem: StageProblem, place: StagePlace, stage: PlannedStage) -> Mix:
     """The stage as it is."""
-    ways = problem.ways(place.micro_batches)
+    costs = problem.costs(place.micro_batches)
     at = (stage.way, stage.first, stage.end, problem.sizes.index(stage.devices))
-    return place.mix(stage, *(float(x[at]) for x in (ways.seconds, ways.fill, ways.end)))
+    return place.mix(stage, *(float(x[at]) for x in (costs.seconds, costs.fill, costs.end)))
 
 
 def _mixes(place: StagePlace, own: Mix, inside: Inside | None) -> Mixes:
@@ -168,7 +168,7 @@ class Searches:
         place = self.place
         times = place.slowdown * (1 + share * (place.micro_batches - 1))
         found = search(self.chain(times, share), place.limit)
-        if not found.fits:
+        if not found.within:
             return None
         return self.mix(found.choice), found.seconds * (1 - found.gap)
 

@@ -42,7 +42,7 @@ from synchromesh.values.profile import Overlap
 
 @dataclass(frozen=True, eq=False)
 class StageCosts:
-    """The ways to run every stage for one number of micro-batches; each array is
+    """What every stage takes in every way for one number of micro-batches; each array is
     [way, first component i, end j, size of the group], `seconds` inf where there is none."""
 
     seconds: Floats  # t
@@ -85,14 +85,14 @@ class StageProblem:
     """Components in a chain, devices in order, and what may be chosen.
 
     sizes: of groups, ascending; every device belongs to one. limits, slowdowns: of each device, in
-    order: bytes, and seconds for what takes the fastest one. ways: by number of micro-batches."""
+    order: bytes, and seconds for what takes the fastest one. costs: by number of micro-batches."""
 
     components: int
     sizes: tuple[int, ...]
     limits: tuple[float, ...]
     slowdowns: tuple[float, ...]
     micro_batches: tuple[int, ...]
-    ways: Callable[[int], StageCosts]
+    costs: Callable[[int], StageCosts]
 
     @property
     def devices(self) -> int:
@@ -114,11 +114,11 @@ class StageProblem:
         first, end, size = np.ogrid[: self.components, : self.components + 1, : len(self.sizes)]
         mask = allowed(first, end, np.array(self.sizes)[size])
 
-        def ways(micro_batches: int) -> StageCosts:
-            found = self.ways(micro_batches)
+        def costs(micro_batches: int) -> StageCosts:
+            found = self.costs(micro_batches)
             return replace(found, seconds=np.where(mask, found.seconds, np.inf))
 
-        return replace(self, ways=ways)
+        return replace(self, costs=costs)
 
     def kind(self, start: int, size: int) -> tuple[float, float]:
         """Slowdown and bytes of the group of `size` devices from device `start` on."""
@@ -173,8 +173,10 @@ class StageFacts:
 Find = Callable[[int, int], StageFacts | None]  # of g devices under a degree; None: not offered
 
 
-def stage_ways(find: Find, sizes: Sequence[int], degrees: Sequence[int], count: int) -> StageCosts:
-    """The ways of all stages of `count` components: one for each degree."""
+def stage_costs(
+    find: Find, sizes: Sequence[int], degrees: Sequence[int], count: int
+) -> StageCosts:
+    """What all stages of `count` components take: a way for each degree."""
     shape = (len(degrees), count, count + 1, len(sizes))
     seconds, fill, end, resident, kept = (np.zeros(shape) for _ in range(5))
     seconds[:] = INF

@@ -134,17 +134,19 @@ class StageWalk:
 
     def __init__(self, problem: StageProblem, micro_batches: int) -> None:
         self.problem, self.micro_batches = problem, micro_batches
-        ways = problem.ways(micro_batches)
-        possible = np.isfinite(ways.seconds)
-        once = np.where(possible, ways.seconds, 0.0)
+        costs = problem.costs(micro_batches)
+        possible = np.isfinite(costs.seconds)
+        once = np.where(possible, costs.seconds, 0.0)
         slowdown, limit = np.array(problem.kinds).T[:, :, None, None, None, None]
         with np.errstate(divide="ignore", invalid="ignore"):
-            fitting = np.where(ways.kept > 0, (limit - ways.resident) / ways.kept, micro_batches)
-        fitting = np.where(ways.resident <= limit, fitting, 0)
+            fitting = np.where(
+                costs.kept > 0, (limit - costs.resident) / costs.kept, micro_batches
+            )
+        fitting = np.where(costs.resident <= limit, fitting, 0)
         self.most = np.clip(fitting, 0, micro_batches).astype(np.int16)  # that memory holds
         possible = possible & (self.most > 0)
-        self.passage = np.where(possible, slowdown * once + ways.fill, INF)
-        self.slowest = np.where(possible, (micro_batches - 1) * slowdown * once + ways.end, INF)
+        self.passage = np.where(possible, slowdown * once + costs.fill, INF)
+        self.slowest = np.where(possible, (micro_batches - 1) * slowdown * once + costs.end, INF)
         self.sizes = np.array(problem.sizes) // problem.unit
         self.units = problem.devices // problem.unit
         left = np.arange(self.units + 1) - self.sizes[:, None]  # [size, units left]

@@ -33,11 +33,11 @@ def test_brute_force_and_the_integer_program_agree(shape: str, seed: int) -> Non
         best, found = brute_force(problem, limit), search(problem, limit)
         assert best is not None
         assert found.seconds == pytest.approx(best.seconds, rel=1e-12)
-        assert found.gap == 0.0 and found.fits == best.fits
+        assert found.gap == 0.0 and found.within == best.within
         assert (found.seconds, found.memory) == evaluate(problem, found.choice)
         assert found.memory <= limit or found.memory == best.memory
         solved = integer.quickest(problem, limit)
-        assert (solved is not None) == best.fits
+        assert (solved is not None) == best.within
         if solved is not None:
             assert solved.seconds == pytest.approx(best.seconds, abs=1e-5)
 
@@ -55,7 +55,7 @@ def test_the_gap_holds_where_labels_and_states_are_lost(
         problem = random_problem(seed, SHAPES[shape], options=3)
         for limit in limits(problem)[:-1]:
             best, found = brute_force(problem, limit), search(problem, limit)
-            assert best is not None and found.fits and found.memory <= limit
+            assert best is not None and found.within and found.memory <= limit
             assert found.seconds * (1 - found.gap) - 1e-9 <= best.seconds <= found.seconds + 1e-9
             gaps.append(found.gap)
     assert max(gaps) > 0.0
@@ -100,7 +100,7 @@ def test_a_larger_limit_is_never_slower(seed: int) -> None:
     for part in range(11):
         limit = least.memory + part / 10 * (free.memory - least.memory)
         found = search(problem, limit)
-        assert found.fits and found.gap == 0.0 and found.memory <= limit
+        assert found.within and found.gap == 0.0 and found.memory <= limit
         assert found.seconds <= before + 1e-12
         before = found.seconds
     assert before == free.seconds
@@ -136,7 +136,7 @@ def test_a_hundred_components_on_64_devices_are_exact() -> None:
     assert found.gap == 0.0
     least = sum(min(o.memory for o in options) for options in problem.components)
     bounded = search(problem, (least + found.memory) / 2)
-    assert bounded.gap == 0.0 and bounded.fits and bounded.seconds > found.seconds
+    assert bounded.gap == 0.0 and bounded.within and bounded.seconds > found.seconds
 
 
 @pytest.mark.parametrize("part", [1.0, 0.5])

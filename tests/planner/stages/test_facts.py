@@ -59,14 +59,14 @@ def test_one_way_for_all_components_of_a_stage_takes_what_its_search_says() -> N
     for first, end, size in ((0, 3, 2), (2, 7, 2), (1, 6, 2)):
         for m in (1, 4):
             place = StagePlace(1.0, float("inf"), m, 1)
-            stage, ways = PlannedStage(first, end, size, 0), stages.ways(m)
+            stage, costs = PlannedStage(first, end, size, 0), stages.costs(m)
             inside = facts.inside(stage, m)
             assert inside is not None
             for k, way in enumerate(inside.ways):
                 found = Searches(place, stage, inside).mix((k,) * (end - first))
                 at = (way, first, end, stages.sizes.index(size))
                 assert found.stage == replace(stage, way=way)
-                t, x, e = (float(a[at]) for a in (ways.seconds, ways.fill, ways.end))
+                t, x, e = (float(a[at]) for a in (costs.seconds, costs.fill, costs.end))
                 assert found.passage == pytest.approx(t + x)
                 assert found.slowest == pytest.approx((m - 1) * t + e)
 

@@ -19,7 +19,7 @@ from synchromesh.planner.stages.problem import (
     StagePlan,
     StageProblem,
     in_flight,
-    stage_ways,
+    stage_costs,
 )
 from synchromesh.planner.stages.search import search
 from synchromesh.values.profile import Overlap
@@ -88,11 +88,11 @@ class Model:
 
     def problem(self, slowdowns: tuple[float, ...], limit: float) -> StageProblem:
         @cache
-        def ways(m: int) -> StageCosts:
+        def costs(m: int) -> StageCosts:
             links = range(len(LINKS))
-            return stage_ways(lambda g, d: self.moved(g, d, m, links), SIZES, DEGREES, COUNT)
+            return stage_costs(lambda g, d: self.moved(g, d, m, links), SIZES, DEGREES, COUNT)
 
-        return StageProblem(COUNT, SIZES, (limit,) * len(slowdowns), slowdowns, (1, 2, 4), ways)
+        return StageProblem(COUNT, SIZES, (limit,) * len(slowdowns), slowdowns, (1, 2, 4), costs)
 
     # What a mix takes, by the equations
 

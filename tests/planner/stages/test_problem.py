@@ -11,7 +11,7 @@ from synchromesh.planner.stages.problem import (
     StageFacts,
     group_sizes,
     micro_batch_numbers,
-    stage_ways,
+    stage_costs,
 )
 from synchromesh.values.profile import Overlap
 
@@ -28,7 +28,7 @@ def facts(seed: int, overlap: Overlap | None = None) -> StageFacts:
 def test_a_stage_of_one_micro_batch_is_the_chain() -> None:
     for seed in range(20):
         own = facts(seed)
-        ways = stage_ways(lambda g, d, own=own: own, (1,), (1,), COUNT)
+        costs = stage_costs(lambda g, d, own=own: own, (1,), (1,), COUNT)
         for i in range(COUNT):
             for j in range(i + 1, COUNT + 1):
                 options = [
@@ -36,10 +36,10 @@ def test_a_stage_of_one_micro_batch_is_the_chain() -> None:
                     for q in range(i, j)
                 ]
                 alone = evaluate_chain(Problem(tuple((o,) for o in options)), [0] * (j - i))[0]
-                seconds = ways.seconds[0, i, j, 0]
+                seconds = costs.seconds[0, i, j, 0]
                 assert seconds == pytest.approx(sum(o.forward + o.backward for o in options))
-                assert seconds + ways.end[0, i, j, 0] == pytest.approx(alone)
-                assert ways.kept[0, i, j, 0] == pytest.approx(own.kept[i:j].sum())
+                assert seconds + costs.end[0, i, j, 0] == pytest.approx(alone)
+                assert costs.kept[0, i, j, 0] == pytest.approx(own.kept[i:j].sum())
 
 
 def test_messages_hide_behind_computation_as_far_as_it_lets_them() -> None:
@@ -47,8 +47,8 @@ def test_messages_hide_behind_computation_as_far_as_it_lets_them() -> None:
     computed, traffic = (own.forward + own.backward)[1:3].sum(), own.message[1] + own.message[3]
 
     def busy(overlap: Overlap) -> float:
-        ways = stage_ways(lambda g, d: facts(0, overlap), (1,), (1,), COUNT)
-        return float(ways.seconds[0, 1, 3, 0])
+        costs = stage_costs(lambda g, d: facts(0, overlap), (1,), (1,), COUNT)
+        return float(costs.seconds[0, 1, 3, 0])
 
     assert busy(Overlap()) == pytest.approx(max(computed, traffic))
     assert busy(Overlap(compute=0.1)) == pytest.approx(computed + 0.9 * traffic)
@@ -57,14 +57,14 @@ def test_messages_hide_behind_computation_as_far_as_it_lets_them() -> None:
 
 def test_every_micro_batch_begins() -> None:
     own = facts(0)
-    plain = stage_ways(lambda g, d: own, (1,), (1,), COUNT)
-    late = stage_ways(lambda g, d: replace(own, begin=0.5), (1,), (1,), COUNT)
+    plain = stage_costs(lambda g, d: own, (1,), (1,), COUNT)
+    late = stage_costs(lambda g, d: replace(own, begin=0.5), (1,), (1,), COUNT)
     assert late.seconds[0, 1, 4, 0] - plain.seconds[0, 1, 4, 0] == pytest.approx(0.5)
 
 
 def test_a_degree_that_does_not_divide_the_group_is_not_offered() -> None:
-    ways = stage_ways(lambda g, d: None if g == 4 else facts(0), (2, 3, 4), (1, 2), COUNT)
-    offered = np.isfinite(ways.seconds[:, 0, 1])
+    costs = stage_costs(lambda g, d: None if g == 4 else facts(0), (2, 3, 4), (1, 2), COUNT)
+    offered = np.isfinite(costs.seconds[:, 0, 1])
     assert offered.tolist() == [[True, True, False], [True, False, False]]
 
 

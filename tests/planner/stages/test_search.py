@@ -11,7 +11,7 @@ from synchromesh.planner.stages.problem import (
     PlannedStage,
     StageFacts,
     StageProblem,
-    stage_ways,
+    stage_costs,
 )
 from synchromesh.planner.stages.search import search
 from tests.planner.stage_problems import evaluate, every, random_problem
@@ -63,7 +63,7 @@ def chain(seconds: list[float], devices: int, **other: object) -> StageProblem:
     return StageProblem(
         count,
         **given,  # type: ignore[arg-type]
-        ways=lambda m: stage_ways(lambda g, d: facts(g, d, m), sizes, (1,), count),  # type: ignore[arg-type]
+        costs=lambda m: stage_costs(lambda g, d: facts(g, d, m), sizes, (1,), count),  # type: ignore[arg-type]
     )
 
 

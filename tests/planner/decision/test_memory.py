@@ -16,7 +16,7 @@ from synchromesh.planner.chain.assemble import SAVINGS, Assembled, ChainSearch, 
 from synchromesh.planner.chain.problem import ChainPlan, Problem, evaluate
 from synchromesh.planner.chain.search import search
 from synchromesh.planner.decision.decide import decide, survey
-from synchromesh.planner.memory.saving import (
+from synchromesh.planner.decision.memory import (
     SavingSearches,
     nearest_lacking,
     savings,

@@ -1,0 +1,281 @@
+"""Memory: plans that need less of it than one that lacks it, and what is said of such a plan.
+
+Plans that save memory are slower than what they are made of, so they are asked for where a quick
+plan does not fit. Of a given plan a shortage is a warning (`Shortage`). Where no plan fits, it is
+the nearest one's, with the changes of it that would fit (`misfit`): each is priced in bytes as
+plans are, so that only what helps is named."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import inf
+from typing import ClassVar
+
+from synchromesh.cost.peak_memory import PeakMemory
+from synchromesh.planner.candidate import Candidate, has_room
+from synchromesh.planner.chain.assemble import SAVINGS, ChainSearch, Saving
+from synchromesh.planner.choice import Choice
+from synchromesh.planner.problem import PartitionCache, PlanningProblem
+from synchromesh.trace.partition.partition import parts_alike
+from synchromesh.values.layout import ShardStates
+from synchromesh.values.layout_spec import OPTIONS, LayoutSpec
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
+from synchromesh.values.size import readable
+
+
+@dataclass(frozen=True)
+class SavingSearches:
+    """The searches whose plans save in each component what they must, one after another.
+
+    A search adds up what is there when the last component's backward is at work, and knows layouts
+    that are mixed roughly. By how much its best plan lacks memory when it is priced exactly, the
+    next one must need less; by how much it leaves, the next one may need more:
+
+        limit of its sums   first ABOVE x limit, then sum of the plan before - (its peak - limit)
+
+    They end with the first whose plan lacks memory and is no quicker than one that fits: a plan of
+    less memory would be slower still."""
+
+    limit: float  # bytes of a device that plans may use
+    left: int = 5  # searches, each with what the one before lacked; chosen, not measured
+    lacking: float = 0.0  # bytes above the limit that the best plan of the one before takes
+
+    ABOVE: ClassVar[float] = 1.1  # bytes of mixed layouts were up to 12 % less than the search
+    # says (tests/planner/decision/test_memory.py)
+
+    def limit_of_sums(self, before: ChainSearch | None) -> float:
+        """Bytes of the next search. before: the one before it, in the process that searches."""
+        if self.lacking and before is not None:
+            return before.found.memory - self.lacking
+        return self.ABOVE * self.limit
+
+    def after(self, best: Candidate, least: float) -> "SavingSearches":
+        """What is left after a search that found `best`. least: seconds of the quickest candidate
+        that fits."""
+        assert best.fullest is not None
+        lacking = best.fullest.peak - self.limit
+        in_vain = lacking > 0 and best.seconds >= least
+        return replace(self, left=0 if in_vain else self.left - 1, lacking=lacking)
+
+
+def nearest_lacking(found: Sequence[Candidate], tried: Collection[Plan]) -> Candidate | None:
+    """The quickest candidate that lacks memory and is not among `tried`, if it may be quicker than
+    all that fit: sharded states leave less to update."""
+    least = min((c.seconds for c in found if c.fits), default=inf)
+    short = [c for c in found if c.time is not None and not c.fits and c.plan not in tried]
+    best = min(short, key=lambda c: c.seconds, default=None)
+    if best is None or best.time is None or best.seconds - best.time.update >= least:
+        return None
+    return best
+
+
+def ways_to_save(problem: PlanningProblem) -> tuple[Saving, ...]:
+    """In which ways a component may save memory: nothing is sharded where the optimizer needs
+    whole parameters."""
+    return tuple(way for way in SAVINGS if way[0] == "none" or not problem.unsplittable)
+
+
+def savings(partitions: PartitionCache, plan: Plan, profile: Profile) -> list[Plan]:
+    """Of the plans that save memory in all components of one that does not fit, those that save
+    the least and fit, without and with recomputation; where none of these fits, the leanest. And
+    in the fewest micro-batches that fit, if any do."""
+    made, rows = [], partitions.problem.rows
+
+    def fitting(plans: Iterable[Plan]) -> Iterator[Plan]:
+        return (p for p in plans if has_room(partitions, p, profile, rows))
+
+    for ways in _savings(plan):
+        if possible := [p for p in ways if partitions.possible([p])]:
+            *others, leanest = possible
+            known = others if any(fitting([leanest])) else []
+            made.append(next(fitting(known), leanest))
+    for ways in _cut(partitions.problem, plan):
+        made += islice(fitting(ways), 1)
+    return made
+
+
+def _savings(plan: Plan) -> Iterator[list[Plan]]:
+    """Every level of sharding that frees more than the one before, without and with
+    recomputation. Gradients of one micro-batch are sharded when they are there, whatever the
+    level."""
+    levels: list[ShardStates] = ["none", "optimizer", "parameters"]
+    if plan.micro_batches > 1:
+        levels.insert(2, "gradients")
+    for recompute in (False, True):
+        made = [_saving(plan, states, recompute) for states in levels]
+        if other := [p for p in dict.fromkeys(made) if p != plan]:
+            yield other
+
+
+def _cut(problem: PlanningProblem, plan: Plan) -> Iterator[list[Plan]]:
+    """The plan in more micro-batches, as it is and with all of its states sharded; stages have
+    micro-batches of their own."""
+    if plan.stage_count == 1 and parts_alike(problem.step):
+        cut = [*in_micro_batches(problem, plan)]
+        sharded = [p for c in cut if (p := _saving(c, "parameters", False)) != c]
+        yield from filter(None, (cut, sharded))
+
+
+def in_micro_batches(problem: PlanningProblem, plan: Plan, most: int = 64) -> Iterator[Plan]:
+    """The plan in twice as many micro-batches each time, of a row for each of its ranks at least.
+
+    most: to price 64 of 34 components takes 0.8 s, 50 times as long as one."""
+    most = min(most, problem.rows // max(x.data for x in problem.layouts(plan)))
+    count, default = 2 * plan.micro_batches, plan.default
+    while count <= most:
+        if default.name == "pipeline":  # which says their number, too
+            default = replace(default, microbatches=count)
+        yield replace(plan, default=default, micro_batches=count, pieces=None)
+        count *= 2
+
+
+def _saving(plan: Plan, states: ShardStates, recompute: bool) -> Plan:
+    """The plan with all components saving alike."""
+
+    def spec(of: LayoutSpec) -> LayoutSpec:
+        return _spec(of, states, recompute)
+
+    overrides = tuple(replace(o, spec=spec(o.spec)) for o in plan.overrides)
+    return replace(plan, default=spec(plan.default), overrides=overrides)
+
+
+def _spec(spec: LayoutSpec, states: ShardStates, recompute: bool) -> LayoutSpec:
+    """The spec with what its layout allows: states are sharded over data ranks."""
+    if spec.name == "sharded-data":
+        spec = LayoutSpec("data")
+    level = states if "states" in OPTIONS[spec.name] else "none"
+    return replace(spec, states=level, recompute=recompute)
+
+
+# What is lacking
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """What a plan lacks that was given: a clause, and a sentence about what would help."""
+
+    clause: str
+    remedy: str
+
+    @classmethod
+    def of(
+        cls, candidate: Candidate, limits: Sequence[float], rows: int, given: bool = True
+    ) -> "Shortage | None":
+        """None where it fits, or nothing is known of its memory. given: the plan is the user's."""
+        if not candidate.memory or not limits:
+            return None
+        lacking, rank, memory = most_lacking(candidate, limits)
+        if lacking <= 0:
+            return None
+        limit = limits[rank]
+        clause = (
+            f"the plan {str(candidate.plan)!r} is predicted to need {readable(memory.peak)} of "
+            f"tensors on rank {rank}, which has memory for {readable(limit)}"
+        )
+        other = "; the plan 'auto' takes one that fits, where there is one" if given else ""
+        return cls(clause, _remedy(memory, limit, rows) + other)
+
+    def __str__(self) -> str:
+        return f"{self.clause}: the system may end the run. {self.remedy}"
+
+
+def most_lacking(c: Candidate, limits: Sequence[float]) -> tuple[float, int, PeakMemory]:
+    """By how many bytes a candidate exceeds its limit where it does most, on which rank."""
+    ranks = c.plan.devices(len(limits))
+    missing = [(m.peak - limits[r], r, m) for r, m in zip(ranks, c.memory, strict=True)]
+    return max(missing, key=lambda x: x[:2])
+
+
+def _remedy(memory: PeakMemory, limit: float, rows: int) -> str:
+    """What would help: what a step needs besides what is held grows with its rows."""
+    if memory.resident < limit:
+        fitting = int(rows * (limit - memory.resident) / (memory.peak - memory.resident))
+        if fitting >= 1:
+            return (
+                f"A global batch of about {fitting} rows instead of {rows} would fit, or devices "
+                f"of {readable(memory.peak)} each, or more devices"
+            )
+    return (
+        f"Parameters, gradients and optimizer state alone are {readable(memory.resident)} on a "
+        f"device: use more devices, devices of {readable(memory.peak)} each, or an optimizer "
+        "with less state"
+    )
+
+
+def misfit(choice: Choice, partitions: PartitionCache) -> str:
+    """The plan that lacks least, by how much on which device, and what would fit: fewer rows, more
+    micro-batches, more devices, larger ones."""
+    problem = partitions.problem
+    measured = [c for c in choice.candidates if c.memory]
+    if not measured:
+        return f"no plan could be priced: {choice.chosen.reason}"
+
+    order = sorted(measured, key=lambda c: most_lacking(c, problem.limits)[0])
+    nearest, plans = order[0], [c.plan for c in order]
+    lacking, rank, memory = most_lacking(nearest, problem.limits)
+    limit, room = problem.limits[rank], problem.headroom
+    larger = memory.peak * (1 + room.kept / room.usable if room and room.usable else 1)
+    changes = [
+        _fewer_rows(partitions, nearest.plan, choice.profile),
+        _more_micro_batches(partitions, nearest.plan, choice.profile),
+        _more_devices(partitions, plans, choice.profile),
+        f"devices of {readable(larger)} each",
+    ]
+    unsharded = f". Nothing is sharded: {problem.unsplittable}" if problem.unsplittable else ""
+    return (
+        f"no plan fits the devices' memory; the nearest of {len(measured)} is "
+        f"{str(nearest.plan)!r}, which needs {readable(memory.peak)} on rank {rank}, of which "
+        f"{readable(memory.resident)} are there whatever the rows (lacks {readable(lacking)}; "
+        f"{room or f'it has {readable(limit)}'}). What would fit: "
+        f"{', or '.join(filter(None, changes))}{unsharded}"
+    )
+
+
+def _fewer_rows(partitions: PartitionCache, plan: Plan, profile: Profile) -> str:
+    """By bisection: what a step needs grows with its rows."""
+    rows = partitions.problem.rows
+    fitting = _last(lambda n: has_room(partitions, plan, profile, n), plan.micro_batches, rows)
+    return f"a global batch of {fitting} rows instead of {rows}" if fitting else ""
+
+
+def _last(true: Callable[[int], bool], first: int, end: int) -> int:
+    """The last number from `first` on below `end` of which `true` holds, which holds of none
+    behind it; 0: of none."""
+    if first >= end or not true(first):
+        return 0
+    while end - first > 1:
+        middle = (first + end) // 2
+        first, end = (middle, end) if true(middle) else (first, middle)
+    return first
+
+
+def _more_micro_batches(partitions: PartitionCache, plan: Plan, profile: Profile) -> str:
+    """The fewest that fit, of twice as many each time."""
+    problem = partitions.problem
+    if problem.step.coupling:
+        return ""  # rows that depend on each other are not parted
+    for cut in in_micro_batches(problem, plan):
+        if has_room(partitions, cut, profile, problem.rows):
+            return f"{cut.micro_batches} micro-batches, {str(cut)!r}"
+    return ""
+
+
+def _more_devices(
+    partitions: PartitionCache,
+    plans: Sequence[Plan],
+    profile: Profile,
+    nearest: int = 8,
+    times_as_many: tuple[int, ...] = (2, 4, 8, 16, 32, 64),
+) -> str:
+    """The fewest on which one of the `nearest` plans fits. A plan that names ranks says nothing of
+    more of them."""
+    problem = partitions.problem
+    free = [p for p in plans if p.ranks is None and p.rows is None and not p.stages][:nearest]
+    for times in times_as_many:
+        more = replace(problem, devices=problem.devices * times, limits=problem.limits * times)
+        larger = PartitionCache(more)
+        for plan in free:
+            if has_room(larger, plan, profile, problem.rows):
+                return f"{more.devices} devices instead of {problem.devices}, {str(plan)!r}"
+    return ""

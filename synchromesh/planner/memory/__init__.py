@@ -1,1 +1,0 @@
-"""Memory: what a plan lacks, what would save it, and the sentence that says so."""
