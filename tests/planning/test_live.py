@@ -16,6 +16,7 @@ from synchromesh.planner.choice import TUNING
 from synchromesh.profiling import live_facts
 from synchromesh.profiling.live_facts import broadcast
 from synchromesh.training.trainer import Trainer
+from synchromesh.values.plan import Plan
 from tests import models
 from tests.models import FAMILIES
 from tests.profiling.hurried import hurried
@@ -155,3 +156,24 @@ def test_one_device_may_be_any(tmp_path: Path) -> None:
     first, second, evaluated, third, resumed = values
     assert first > second > third and resumed == second
     assert evaluated == pytest.approx(third), "the same rows before the next update"
+
+
+def quickest() -> tuple[str, list[str]]:
+    model, loss, make = FAMILIES["cnn"]()
+    optimizer = torch.optim.SGD(model.double().parameters(), lr=1e-2)
+    batch = make(12, dtype=torch.float64)
+    trainer = prepare(model, optimizer, loss, batch, plan="data")
+    wrong = "data; nowhere=tensor"
+    best = trainer.planning.quickest(trainer.traced, ["single", "data", wrong])
+    plans = [Plan.parse(text) for text in ("single", "data")]
+    predicted = [trainer.planning.predict(trainer.traced, plan) for plan in plans]
+    assert best.seconds == min(c.seconds for c in predicted)
+    with pytest.raises(ValueError, match="none of these plans can run: data; nowhere=tensor: "):
+        trainer.planning.quickest(trainer.traced, [wrong])
+    trainer.close()
+    return str(best.plan), [str(plan) for plan in plans]
+
+
+def test_the_quickest_of_several_plans_is_the_same_on_all_ranks() -> None:
+    (first, plans), (second, _) = run(2, quickest, timeout=110)
+    assert first == second and first in plans
