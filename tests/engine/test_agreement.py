@@ -19,7 +19,7 @@ from synchromesh.engine.agreement import (
     RowAgreement,
     require_alike,
 )
-from synchromesh.engine.control_channel import NUMBERS
+from synchromesh.engine.control_channel import LIMITS
 from synchromesh.engine.groups import World
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
@@ -33,7 +33,7 @@ def test_a_report_arrives_as_it_was() -> None:
     assert RankReport.unpacked(REPORT.packed()) == REPORT
     few = RankReport(0, 0, False, 0, 0, 0, 0, 0)
     assert RankReport.unpacked(few.packed()) == few
-    assert len(few.packed()) + 3 <= NUMBERS, "there is room for what a trainer sends"
+    assert len(few.packed()) + 3 <= LIMITS.numbers, "there is room for what a trainer sends"
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(RankReport)])
