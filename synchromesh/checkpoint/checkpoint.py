@@ -142,10 +142,7 @@ def read_extra(path: str | Path, world: World) -> Any:
 
 
 def load(
-    path: str | Path,
-    wanted: Mapping[str, LocalTensor],
-    world: World,
-    allow: Sequence[str] = (),
+    path: str | Path, wanted: Mapping[str, LocalTensor], world: World, allow: Sequence[str] = ()
 ) -> Any:
     """Fills the local tensors of `wanted` from a checkpoint; returns its `extra`. Collective.
 

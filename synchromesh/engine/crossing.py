@@ -15,13 +15,7 @@ from synchromesh.engine import exchange
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.exchange import Message
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.values.exchange import (
-    Border,
-    Exchange,
-    Ranges,
-    shape_of_rows,
-    shape_rows_first,
-)
+from synchromesh.values.exchange import Border, Exchange, Ranges, shape_of_rows, shape_rows_first
 
 Rows = Callable[[int], Ranges]  # global rows of each data index, by data degree
 

@@ -133,7 +133,4 @@ def token_metric(logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
     each = F.cross_entropy(
         logits.transpose(1, 2), targets, ignore_index=IGNORED.token, reduction="none"
     )
-    return {
-        "accuracy": (right / number).sum(),
-        "nll": (each.sum(1) / number).sum(),
-    }
+    return {"accuracy": (right / number).sum(), "nll": (each.sum(1) / number).sum()}
