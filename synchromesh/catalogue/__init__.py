@@ -30,9 +30,9 @@ def names() -> tuple[str, ...]:
 def cluster(name: str, most: int = 65_536) -> Cluster:
     """The cluster of that name. ValueError, with near names, where the catalogue has none, and for
     more than `most` devices."""
-    found = sheets()
-    devices = sorted(found.devices, key=len, reverse=True)
-    networks = [k for k, link in found.links.items() if link.kind not in INSIDE]
+    known = sheets()
+    devices = sorted(known.devices, key=len, reverse=True)
+    networks = [k for k, link in known.links.items() if link.kind not in INSIDE]
     match = re.fullmatch(
         rf"({'|'.join(map(re.escape, devices))})x([1-9][0-9]{{0,8}})(?:-({'|'.join(networks)}))?",
         name,
@@ -40,30 +40,30 @@ def cluster(name: str, most: int = 65_536) -> Cluster:
     if match is None:
         raise ValueError(
             f"the catalogue has no cluster {name!r}{near(name, names())}; a name is DEVICExCOUNT "
-            f"or DEVICExCOUNT-NETWORK with a device of {', '.join(found.devices)} and a network "
+            f"or DEVICExCOUNT-NETWORK with a device of {', '.join(known.devices)} and a network "
             f"of {', '.join(networks)}"
         )
     count = int(match[2])
     if count > most:
         raise ValueError(f"{name}: {count} devices are more than the {most} of one cluster")
-    return _cluster(found, name, match[1], count, match[3] or found.devices[match[1]].network)
+    return _cluster(known, name, match[1], count, match[3] or known.devices[match[1]].network)
 
 
-def _cluster(found: Sheets, name: str, kind: str, count: int, network: str) -> Cluster:
-    sheet = found.devices[kind]
-    hosts = _hosts(sheet.device(found.default_fraction), count, int(sheet.devices_per_host.value))
+def _cluster(known: Sheets, name: str, kind: str, count: int, network: str) -> Cluster:
+    sheet = known.devices[kind]
+    hosts = _hosts(sheet.device(known.default_fraction), count, int(sheet.devices_per_host.value))
     used = [sheet.inside] if len(hosts[0].devices) > 1 else []
     used += [network] if len(hosts) > 1 else []
-    rate = [found.links[link].figures["bytes_per_second"].status for link in used]
+    rate = [known.links[link].figures["bytes_per_second"].status for link in used]
     measured = bool(sheet.achieved_fraction) and all(status in MEASURED for status in rate)
-    band = found.error_band if measured else found.error_band_unmeasured
+    band = known.error_band if measured else known.error_band_unmeasured
     return Cluster(
         name,
         hosts,
         source="datasheet",
-        date=found.date,
-        inside=found.links[sheet.inside].link if sheet.inside in used else None,
-        network=found.links[network].link if network in used else None,
+        date=known.date,
+        inside=known.links[sheet.inside].link if sheet.inside in used else None,
+        network=known.links[network].link if network in used else None,
         error_band=band.value,
     )
 

@@ -38,15 +38,15 @@ def price(instance: str, region: str | None = None, date: str | None = None) -> 
             f"{', '.join(names)}; --hourly-price DOLLARS says your own"
         )
     there = [p for p in of_instance if region in (None, p.region)]
-    found = [p for p in there if date in (None, p.date)]
-    if not found:
+    matching = [p for p in there if date in (None, p.date)]
+    if not matching:
         known = ", ".join(f"{p.region} of {p.date}" for p in of_instance)
         asked = " ".join(filter(None, (region, date)))
         raise ValueError(
             f"there is no price of {instance} for {asked}: the table has {known}; "
             "--hourly-price DOLLARS says your own"
         )
-    return max(found, key=lambda p: (p.date != UNDATED, p.date))
+    return max(matching, key=lambda p: (p.date != UNDATED, p.date))
 
 
 UNDATED = "undated"

@@ -116,15 +116,15 @@ def parse(devices: str, links: str) -> Sheets:
     document.mapping(first, "devices", of_devices, of_devices)
     document.mapping(second, "links", of_links, of_links)
     sources = {**_sources(first, "devices"), **_sources(second, "links")}
-    found = Sheets(
+    parsed = Sheets(
         max(document.text(x["date"], "date") for x in (first, second)),
         sources,
         {k: of_plain(DeviceSheet, {"name": k, **v}, k) for k, v in first["devices"].items()},
         {k: _link(k, v) for k, v in second["links"].items()},
         *(of_plain(Figure, first[k], k) for k in ("default_achieved_fraction", *bands)),
     )
-    _check(found)
-    return found
+    _check(parsed)
+    return parsed
 
 
 def _sources(item: dict[str, Any], path: str) -> dict[str, Source]:
@@ -138,29 +138,29 @@ def _link(name: str, value: Any) -> LinkSheet:
     return LinkSheet(name, document.text(item["kind"], f"{name}.kind"), figures)
 
 
-def _check(found: Sheets) -> None:
+def _check(known: Sheets) -> None:
     """That every figure's source and every device's links are there."""
-    for device in found.devices.values():
+    for device in known.devices.values():
         for link in (device.inside, device.network):
-            if link not in found.links:
+            if link not in known.links:
                 raise ValueError(f"{device.name}: there is no class of links {link!r}")
-    for path, figure in figures(found):
-        if figure.source not in found.sources:
+    for path, figure in figures(known):
+        if figure.source not in known.sources:
             raise ValueError(f"{path}: there is no source {figure.source!r}")
 
 
-def figures(found: Sheets) -> list[tuple[str, Figure]]:
+def figures(known: Sheets) -> list[tuple[str, Figure]]:
     """Every figure of the catalogue with its path, `h100.peak_flops.float16`."""
     listed: list[tuple[str, Figure]] = []
-    for d in found.devices.values():
+    for d in known.devices.values():
         listed += [
             (f"{d.name}.{key}", getattr(d, key))
             for key in ("memory_bytes", "bytes_per_second", "devices_per_host")
         ]
         for key in ("peak_flops", "achieved_fraction"):
             listed += [(f"{d.name}.{key}.{k}", f) for k, f in getattr(d, key).items()]
-    for link in found.links.values():
+    for link in known.links.values():
         listed += [(f"{link.name}.{k}", f) for k, f in link.figures.items()]
     for name in ("default_fraction", "error_band", "error_band_unmeasured"):
-        listed.append((name, getattr(found, name)))
+        listed.append((name, getattr(known, name)))
     return listed

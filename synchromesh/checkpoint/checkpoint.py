@@ -133,19 +133,16 @@ def read_extra(path: str | Path, world: World) -> Any:
 
     def read() -> Any:
         files = {n: manifest.FileEntry(size, sha) for n, size, sha in _listing(path)}
-        found = manifest.faults(path, {STATE: files[STATE]})
-        if found:
-            raise CheckpointError(f"{found[0]}; {manifest.offer(path)}")
+        faults = manifest.faults(path, {STATE: files[STATE]})
+        if faults:
+            raise CheckpointError(f"{faults[0]}; {manifest.offer(path)}")
         return json.loads((path / STATE).read_text())
 
     return on_first(group, read, f"{path}: {STATE}")
 
 
 def load(
-    path: str | Path,
-    wanted: Mapping[str, LocalTensor],
-    world: World,
-    allow: Sequence[str] = (),
+    path: str | Path, wanted: Mapping[str, LocalTensor], world: World, allow: Sequence[str] = ()
 ) -> Any:
     """Fills the local tensors of `wanted` from a checkpoint; returns its `extra`. Collective.
 
@@ -159,16 +156,16 @@ def load(
     mine = dict(
         sorted(files.items(), key=lambda f: (-f[1].bytes, f[0]))[group.index :: group.size]
     )
-    found = [f for part in group.all_gather_json(manifest.faults(path, mine)) for f in part]
-    if found:
+    faults = [f for part in group.all_gather_json(manifest.faults(path, mine)) for f in part]
+    if faults:
         offer = group.broadcast_json(manifest.offer(path) if group.index == 0 else "")
-        raise CheckpointError(f"{'; '.join(found)}; {offer}")
+        raise CheckpointError(f"{'; '.join(faults)}; {offer}")
     reader = IndexReader(path, files)
     stored = agreed(group, reader.read_metadata, "")
     differences = group.all_gather_json(_differences(stored, wanted, allow))
-    found = list(dict.fromkeys(f for part in differences for f in part))
-    if found:
-        raise CheckpointError(f"{path}: does not fit: {'; '.join(found)}")
+    faults = list(dict.fromkeys(f for part in differences for f in part))
+    if faults:
+        raise CheckpointError(f"{path}: does not fit: {'; '.join(faults)}")
     present = {n: local for n, local in wanted.items() if n in stored.state_dict_metadata}
     try:
         with _without_warning_of_one_rank():

@@ -84,8 +84,8 @@ def refuse_lost_attributes(model: nn.Module) -> None:
     """ValueError that names the tensors on the meta device that are attributes of modules and
     neither parameters nor buffers: nothing could ever give them values."""
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-    found = ((n, table[key]) for n, table, key in attributes_of(model) if n not in buffers)
-    if lost := [n for n, x in found if isinstance(x, Tensor) and x.is_meta]:
+    attributes = ((n, table[key]) for n, table, key in attributes_of(model) if n not in buffers)
+    if lost := [n for n, x in attributes if isinstance(x, Tensor) and x.is_meta]:
         raise ValueError(
             f"{', '.join(lost)}: tensors on the meta device that the model computes with and that "
             "are neither parameters nor buffers, so that nothing gives them values: register them "
@@ -115,7 +115,7 @@ class _Writes(TorchDispatchMode):
 def _written(model: Model) -> set[str]:
     """Names of the tensors that initialisers write to, or make anew, on the meta device."""
     modules = dict(model.module.named_modules())
-    found = set()
+    written = set()
     with torch.random.fork_rng([]), torch.no_grad(), _on_meta(model), _Writes() as writes:
         before = [getattr(part, key) for part, key, _ in model.slots]
         storages = [x.untyped_storage()._cdata for x in before]
@@ -127,9 +127,9 @@ def _written(model: Model) -> set[str]:
         for (part, key, name), old, storage in zip(model.slots, before, storages, strict=True):
             anew = getattr(part, key) is not old or old.untyped_storage()._cdata != storage
             if anew or storage in writes.storages:
-                found.add(name)
+                written.add(name)
             setattr(part, key, old)
-    return found
+    return written
 
 
 def _uninitialised(model: Model, names: Sequence[str], shown: int = 3) -> str:

@@ -115,34 +115,34 @@ def digest(path: Path) -> FileEntry:
 
 def faults(folder: Path, files: Mapping[str, FileEntry]) -> list[str]:
     """A sentence for each of `files` that is not as the manifest says. Reads them to the end."""
-    found = []
+    wrong = []
     for name, entry in files.items():
         path = folder / name
         try:
             mode = path.lstat().st_mode
             if not stat.S_ISREG(mode):
-                found.append(f"{path} is not a regular file")
+                wrong.append(f"{path} is not a regular file")
                 continue
             size = path.stat().st_size
             if size != entry.bytes:
                 short = ": it is truncated" if size < entry.bytes else ""
-                found.append(f"{path} has {size} bytes instead of {entry.bytes}{short}")
+                wrong.append(f"{path} has {size} bytes instead of {entry.bytes}{short}")
             elif digest(path) != entry:
-                found.append(f"{path} is damaged: its contents do not have the recorded SHA-256")
+                wrong.append(f"{path} is damaged: its contents do not have the recorded SHA-256")
         except FileNotFoundError:
-            found.append(f"{path} is missing")
+            wrong.append(f"{path} is missing")
         except OSError as error:
-            found.append(f"{path} cannot be read: {error.strerror}")
-    return found
+            wrong.append(f"{path} cannot be read: {error.strerror}")
+    return wrong
 
 
 def verify(folder: str | Path) -> Manifest:
     """The manifest, if every file is as it says. CheckpointError with all faults."""
     folder = Path(folder)
     manifest = Manifest.read(folder)
-    found = faults(folder, manifest.files)
-    if found:
-        raise CheckpointError("; ".join(found))
+    damaged = faults(folder, manifest.files)
+    if damaged:
+        raise CheckpointError("; ".join(damaged))
     return manifest
 
 
@@ -150,8 +150,10 @@ def by_age(folder: str | Path) -> list[Path]:
     """The finished checkpoints in `folder`, the newest first by what their manifests say."""
     try:
         visible = [p for p in Path(folder).iterdir() if not p.name.startswith(".")]
-        found = [p for p in visible if p.is_dir() and not p.is_symlink() and (p / NAME).is_file()]
-        return sorted(found, key=lambda p: (_created(p), p.name), reverse=True)
+        finished = [
+            p for p in visible if p.is_dir() and not p.is_symlink() and (p / NAME).is_file()
+        ]
+        return sorted(finished, key=lambda p: (_created(p), p.name), reverse=True)
     except OSError:
         return []
 

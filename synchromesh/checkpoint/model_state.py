@@ -228,16 +228,16 @@ class ModelState:
     def local_tensors(self) -> dict[str, LocalTensor]:
         """Everything that a checkpoint carries, as this rank's boxes: `model/NAME`,
         `optimizer/NAME/KEY`."""
-        found = {f"model/{name}": local for name, local in self.model_tensors("model/").items()}
+        held = {f"model/{name}": local for name, local in self.model_tensors("model/").items()}
         for name in self.model.parameters:
             for key, tensor in self.optimizer_state.moving(name).items():
                 full = f"optimizer/{name}/{key}"
                 if key in self.optimizer_state.whole(name):
                     boxes = tuple(full_box(tensor.shape) for _ in self._boxes(name))
-                    found[full] = LocalTensor(full, tuple(tensor.shape), boxes, tensor)
+                    held[full] = LocalTensor(full, tuple(tensor.shape), boxes, tensor)
                 else:
-                    found[full] = self._local(full, name, tensor)
-        return found
+                    held[full] = self._local(full, name, tensor)
+        return held
 
     def model_tensors(self, prefix: str = "") -> dict[str, LocalTensor]:
         """What `state_dict` has, as this rank's boxes; names in them begin with `prefix`."""

@@ -26,8 +26,8 @@ class OptimizerState:
         parameter = self.model.parameters.get(name)
         if parameter is None or parameter not in self.optimizer.state:
             return {}
-        found: Mapping[str, Any] = self.optimizer.state[parameter]
-        return found
+        state: Mapping[str, Any] = self.optimizer.state[parameter]
+        return state
 
     def shaped(self, name: str) -> dict[str, Tensor]:
         """What has one entry for each entry of the parameter."""
@@ -171,14 +171,14 @@ def first_state(
     entry = nn.Parameter(torch.ones((1,) * parameter.dim(), dtype=parameter.dtype))
     kind: Any = type(optimizer)
     try:
-        found: dict[str, Tensor] = dict(kind([entry], **settings).state[entry])
+        state: dict[str, Tensor] = dict(kind([entry], **settings).state[entry])
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"the optimizer {kind.__name__} made its state while the model was on the meta "
             f"device, and cannot be made once more to find out its values ({error}): give it a "
             "model that is not on the meta device"
         ) from None
-    return found
+    return state
 
 
 def plain(value: Any, where: str) -> Any:

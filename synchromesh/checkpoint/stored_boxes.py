@@ -218,32 +218,32 @@ class IndexReader(FileSystemReader):
         a checkpoint of tensors has."""
         where = Path(self.path) / ".metadata"
         try:
-            found = _Unpickler(io.BytesIO(where.read_bytes())).load()
+            index = _Unpickler(io.BytesIO(where.read_bytes())).load()
         except CheckpointError as error:
             raise CheckpointError(f"{where}: {error}") from None
         except Exception as error:
             raise CheckpointError(
                 f"{where}: is no index: {type(error).__name__}: {error}"
             ) from None
-        if not isinstance(found, Metadata):
+        if not isinstance(index, Metadata):
             raise CheckpointError(f"{where}: is no index of a checkpoint")
-        faults = _faults(found, self.files)
+        faults = _faults(index, self.files)
         if faults:
             raise CheckpointError(f"{where}: {'; '.join(faults[:5])}")
-        return found
+        return index
 
 
-def _faults(found: Metadata, files: Mapping[str, FileEntry]) -> list[str]:
+def _faults(index: Metadata, files: Mapping[str, FileEntry]) -> list[str]:
     """What in an index is not as a checkpoint of tensors has it."""
     faults = []
-    for name, entry in found.state_dict_metadata.items():
+    for name, entry in index.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
             faults.append(f"{name!r} is a pickled object (BYTE_IO), which is not read")
             continue
         for chunk in entry.chunks:
-            if MetadataIndex(name, chunk.offsets) not in found.storage_data:
+            if MetadataIndex(name, chunk.offsets) not in index.storage_data:
                 faults.append(f"{name!r} has a box at {tuple(chunk.offsets)} without a place")
-    for info in found.storage_data.values():
+    for info in index.storage_data.values():
         path = str(info.relative_path)
         if not plain(path) or path not in files:
             faults.append(f"the path {path[:80]!r} is no file of this checkpoint")

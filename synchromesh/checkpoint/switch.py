@@ -76,7 +76,7 @@ class TransferStats:
 
 
 @dataclass
-class _Open:
+class _OpenMove:
     """A move under way: its old and new local tensors on this rank."""
 
     move: Move
@@ -85,7 +85,7 @@ class _Open:
     kept: bool  # this rank's boxes do not change
 
     @classmethod
-    def begin(cls, m: Move, index: int) -> "_Open":
+    def begin(cls, m: Move, index: int) -> "_OpenMove":
         """At rank `index` of the group, with room for what it is to have."""
         old = m.current().detach()
         kept = list(m.have[index]) == list(m.want[index])
@@ -125,10 +125,10 @@ def move(moves: Iterable[Move], group: Group) -> TransferStats:
     """Carries out `moves`, which every rank of the group lists alike. Collective."""
     sent = received = 0
     ordered = in_order(m for m in moves if m.changes)
-    opened: dict[int, _Open] = {}
+    opened: dict[int, _OpenMove] = {}
     for batch in _rounds(ordered):
         for i in batch.begins:
-            opened[i] = _Open.begin(ordered[i], group.index)
+            opened[i] = _OpenMove.begin(ordered[i], group.index)
         moved = _exchange(batch, opened, group)
         sent, received = sent + moved.sent, received + moved.received
         for i in batch.ends:
@@ -189,7 +189,7 @@ def _chunks(m: Move, most: int) -> Iterator[BoxCopy]:
         yield from (replace(part, box=box) for box in boxes)
 
 
-def _exchange(batch: _Round, opened: dict[int, _Open], group: Group) -> TransferStats:
+def _exchange(batch: _Round, opened: dict[int, _OpenMove], group: Group) -> TransferStats:
     """Sends, receives and copies the chunks of a round."""
     sends: list[tuple[int, Tensor]] = []
     receives: list[tuple[int, Tensor]] = []

@@ -108,7 +108,7 @@ class Fetch:
         """dataset: the user's, which `get_worker_info` shows in a worker."""
         self.reader, self.dataset, self.loading, self.device = reader, dataset, loading, device
         self._cuda = device.type == "cuda"
-        self._kept: tuple[int, DataLoader[Reading], _Upcoming] | None = None
+        self._kept: tuple[int, DataLoader[Reading], _RequestQueue] | None = None
 
     def readings(
         self, requests: Iterable[Request], workers: int, seed: int
@@ -137,12 +137,12 @@ class Fetch:
             reading = reading.pin_memory()
         return reading.changed(lambda batch: to_device(batch, self.device))
 
-    def _workers(self, count: int) -> "tuple[DataLoader[Reading], _Upcoming]":
+    def _workers(self, count: int) -> "tuple[DataLoader[Reading], _RequestQueue]":
         """The worker processes; those of the last time where they are to stay."""
         loading = self.loading
         if self._kept is not None and self._kept[0] == count:
             return self._kept[1:]
-        upcoming = _Upcoming()
+        upcoming = _RequestQueue()
         loader = DataLoader(
             self.reader,
             batch_size=None,
@@ -162,7 +162,7 @@ class Fetch:
         return loader, upcoming
 
 
-class _Upcoming:
+class _RequestQueue:
     """The requests that workers are given, lazily; `asked` are those not answered yet."""
 
     def __init__(self) -> None:
@@ -217,9 +217,9 @@ def ahead(made: Iterator[T], change: Callable[[T], S]) -> Iterator[S]:
     pool = ThreadPoolExecutor(1, "synchromesh-loader")
     try:
         upcoming = pool.submit(following)
-        while (found := upcoming.result()) is not end:
+        while (made_next := upcoming.result()) is not end:
             upcoming = pool.submit(following)
-            yield cast(S, found)
+            yield cast(S, made_next)
     finally:
         pool.shutdown(cancel_futures=True)
 

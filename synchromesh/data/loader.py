@@ -273,7 +273,7 @@ class Loaders:
                 "a carry goes from row i of a batch to row i of the next, and shuffled samples do "
                 "not follow each other: give continuing=True in place of shuffle=True"
             )
-        batching, loading = _split(batching, options)
+        batching, loading = _loading_of(batching, options)
         for loader in self._made:
             if loader.dataset is dataset and loader.batching.shuffle == batching.shuffle:
                 self._refuse_other(loader, _settings(batch_size, batching, seed, loading))
@@ -351,7 +351,7 @@ class Loaders:
             )
 
 
-def _split(batching: Batching, options: LoadingOptions) -> tuple[Batching, Loading]:
+def _loading_of(batching: Batching, options: LoadingOptions) -> tuple[Batching, Loading]:
     """`options` without what torch calls `collate`, which is of the batching."""
     given = dict(options)
     collate: Any = given.pop("collate_fn", None)

@@ -11,25 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from synchromesh.engine import exchange
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.exchange import (
-    Message,
-    assembled,
-    depart,
-    empty,
-    receives,
-    rows_back,
-    rows_first,
-    sends,
-)
+from synchromesh.engine.exchange import Message
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.values.exchange import (
-    Border,
-    Exchange,
-    Ranges,
-    shape_of_rows,
-    shape_rows_first,
-)
+from synchromesh.values.exchange import Border, Exchange, Ranges, shape_of_rows, shape_rows_first
 
 Rows = Callable[[int], Ranges]  # global rows of each data index, by data degree
 
@@ -62,8 +48,8 @@ def outward(
     change = item.change(rows, gradient)
     if whole := [(r.receiver, x) for r in change.whole if r.sender == position]:
         return whole
-    local = rows_first(x, item.value.rows, max(1, change.source.rows_at(position)))
-    return sends(change, local, position)
+    local = exchange.rows_first(x, item.value.rows, max(1, change.source.rows_at(position)))
+    return exchange.sends(change, local, position)
 
 
 @dataclass
@@ -92,8 +78,8 @@ class Arrival:
             self.out = like.new_empty(shape_of_rows(value, shape))
             self.inward = [(self.whole[0], self.out)]
             return
-        self.out = empty(self.change, like, shape)
-        self.inward = receives(self.change, self.out, position)
+        self.out = exchange.empty(self.change, like, shape)
+        self.inward = exchange.receives(self.change, self.out, position)
 
     @property
     def border(self) -> Border:
@@ -108,10 +94,12 @@ class Arrival:
             return self.out
         if self.whole:
             return self.out
-        arrived = assembled(self.change, None, self.inward, self.out, _position(self.groups))
+        arrived = exchange.assembled(
+            self.change, None, self.inward, self.out, _position(self.groups)
+        )
         if not len(arrived):  # what comes back of this rank's stand-in row: nothing
             arrived = arrived.new_zeros((1, *arrived.shape[1:]))
-        return rows_back(arrived, of).contiguous()
+        return exchange.rows_back(arrived, of).contiguous()
 
 
 class Receipt:
@@ -156,7 +144,7 @@ def deliver(
                 elif way.source.mesh == way.target.mesh:
                     leaves[leaf] = made[leaf]
                 else:
-                    leaves[leaf] = depart(made[leaf], way, groups, rows.ranges)()
+                    leaves[leaf] = exchange.depart(made[leaf], way, groups, rows.ranges)()
             elif position in way.target.positions:
                 arrivals.append((leaf, Arrival(way, False, rows.ranges, groups)))
     groups.everyone.exchange(messages, [m for _, a in arrivals for m in a.inward])

@@ -150,11 +150,11 @@ def _rowless(x: Tensor, item: Exchange, groups: PlanGroups) -> Tensor:
         have = REPLICATED
     between = want if want.kind in "Rr" else REPLICATED
     if x.requires_grad and torch.is_grad_enabled():
-        x = _Rowless.apply(x, have.kind, between.kind, source, target, groups)
+        x = _WithoutRows.apply(x, have.kind, between.kind, source, target, groups)
     return move(x, groups.tensor_group(target), between, want)
 
 
-class _Rowless(torch.autograd.Function):
+class _WithoutRows(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

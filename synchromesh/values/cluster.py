@@ -30,14 +30,14 @@ DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
 
 
 @dataclass(frozen=True)
-class Limits:
+class ClusterLimits:
     """The most that figures of a cluster may be: beyond, their arithmetic overflows."""
 
     bytes: float = 1e18  # of a device's memory
     rate: float = 1e24  # bytes or operations per second
 
 
-LIMITS = Limits()
+LIMITS = ClusterLimits()
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,10 @@ class Cluster(document.Document):
 
     def link(self, a: str, b: str) -> Link:
         """The link between hosts `a` and `b`. ValueError where the cluster describes none."""
-        found = self._listed.get((min(a, b), max(a, b))) or self._default(a, b)
-        if found is None:
+        link = self._listed.get((min(a, b), max(a, b))) or self._default(a, b)
+        if link is None:
             raise ValueError(f"{self.name}: no link between {a!r} and {b!r} is described")
-        return found
+        return link
 
     @cached_property
     def _listed(self) -> dict[tuple[str, str], Link]:

@@ -36,12 +36,12 @@ class Curve:
         """The curve through `points`, made non-decreasing: more takes no less time.
 
         Of several points of one size the highest counts."""
-        found: dict[float, float] = {}
+        heights: dict[float, float] = {}
         highest = 0.0
         for x, y in sorted(points):
             highest = max(highest, y)
-            found[x] = highest
-        return cls(tuple(found.items()))
+            heights[x] = highest
+        return cls(tuple(heights.items()))
 
     def __call__(self, size: float) -> float:
         """Seconds at `size`; beyond the ends the nearest line goes on, never below zero."""

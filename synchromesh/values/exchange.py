@@ -70,6 +70,7 @@ class Side:
         index = self.layout.tensor_index(position)
         widths = (width for _, width in dims)
         boxes = placement.boxes((len(self.rows), *widths), self.tensor, index)
+        # the rows are dealt out by shares, which a placement does not know
         return tuple((self.range_at(position), *box[1:]) for box in boxes)
 
 

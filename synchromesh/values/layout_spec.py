@@ -43,14 +43,14 @@ NUMBERS = ("tensor", "data", "stages", "microbatches")
 
 
 @dataclass(frozen=True)
-class Most:
+class PlanLimits:
     """The largest numbers of a plan: larger ones are typing errors."""
 
     degree: int = 1_000_000  # of a layout, or number of a rank, or share of the rows
     count: int = 2**31  # of micro-batches or rows
 
 
-MOST = Most()
+MOST = PlanLimits()
 
 
 def count(text: str, what: str) -> int:

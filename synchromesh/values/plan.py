@@ -228,10 +228,7 @@ class Plan(document.Document):
         return replace(self, default=self.default.of_stage, stages=made, ranks=None)
 
     def layouts(
-        self,
-        names: Sequence[str],
-        world: int,
-        modules: Mapping[str, Sequence[str]] | None = None,
+        self, names: Sequence[str], world: int, modules: Mapping[str, Sequence[str]] | None = None
     ) -> tuple[Layout, ...]:
         """The layout of each component in `names`; `modules` are the module paths inside each.
 

@@ -4,10 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 from synchromesh.values import document
 from synchromesh.values.fault import near
+from synchromesh.values.fields import Within, of_plain
 from synchromesh.values.layout_spec import MOST, LayoutSpec
 
 SETTINGS = (
@@ -51,7 +53,7 @@ class Stage:
     """Neighbouring components on their own ranks: from the component `first`, or the one that
     begins with that module, up to the next stage's."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[Annotated[int, Within(0, MOST.degree)], ...]
     first: str
 
     def __post_init__(self) -> None:
@@ -265,8 +267,8 @@ def read_field(key: str, value: Any, path: str) -> Any:
         case "default":
             return _spec(value, path)
         case "overrides" | "stages":
-            make = _override if key == "overrides" else _stage
             items = enumerate(document.sequence(value, path))
+            make = _override if key == "overrides" else partial(of_plain, Stage)
             return tuple(make(item, f"{path}[{i}]") for i, item in items)
         case "rows" | "ranks":
             return None if value is None else _integers(value, path)
@@ -290,14 +292,6 @@ def _override(value: Any, path: str) -> Override:
     spec = _spec(item["word"], f"{path}.word")
     with document.at(path):
         return Override(pattern, spec)
-
-
-def _stage(value: Any, path: str) -> Stage:
-    item = document.mapping(value, path, ("ranks", "first"), ("ranks", "first"))
-    first = document.text(item["first"], f"{path}.first")
-    ranks = _integers(item["ranks"], f"{path}.ranks")
-    with document.at(path):
-        return Stage(ranks, first)
 
 
 def _integers(value: Any, path: str) -> tuple[int, ...]:

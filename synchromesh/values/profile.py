@@ -156,9 +156,11 @@ class Profile(document.Document):
         what was measured, so that a program during which something else ran counts little. None:
         not known."""
         shares: list[list[float]] = []
-        for found in self.compute.values():
-            rows = found.reach  # that all were timed with
-            each = [f(rows) + b(rows) for f, b in zip(found.forward, found.backward, strict=True)]
+        for measured in self.compute.values():
+            rows = measured.reach  # that all were timed with
+            each = [
+                f(rows) + b(rows) for f, b in zip(measured.forward, measured.backward, strict=True)
+            ]
             if min(each) > 0.0:
                 shares.append([min(each) / t for t in each])
         if not shares:
@@ -253,7 +255,7 @@ class Profile(document.Document):
 
 
 def _links(value: Any, path: str) -> dict[tuple[str, Pattern], Curve]:
-    found: dict[tuple[str, Pattern], Curve] = {}
+    curves: dict[tuple[str, Pattern], Curve] = {}
     for i, link in enumerate(document.sequence(value, path)):
         keys = ("kind", "size", "stride", "points")
         item = document.mapping(link, f"{path}[{i}]", keys, keys)
@@ -264,9 +266,9 @@ def _links(value: Any, path: str) -> dict[tuple[str, Pattern], Curve]:
         if kind not in get_args(CollectiveKind):
             known = ", ".join(get_args(CollectiveKind))
             raise ValueError(f"{path}[{i}].kind: {kind[:60]!r} is none of {known}")
-        if (kind, Pattern(size, stride)) in found:
+        if (kind, Pattern(size, stride)) in curves:
             raise ValueError(f"{path}[{i}]: {kind} of size {size}, stride {stride} stands twice")
-        found[kind, Pattern(size, stride)] = Curve.from_plain(
+        curves[kind, Pattern(size, stride)] = Curve.from_plain(
             item["points"], f"{path}[{i}].points"
         )
-    return found
+    return curves

@@ -122,7 +122,7 @@ class Cifar:
             entries = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
             pixels = np.asarray(entries[b"data"])
             classes = np.asarray(entries[self.key], np.int64)
-        except Refused as error:
+        except RefusedPickle as error:
             raise ValueError(
                 f"{path} asks for {error}, which no {self.name} file needs: it is not loaded"
             ) from error
@@ -205,7 +205,7 @@ def _first_of_each(tar: tarfile.TarFile, names: Sequence[str]) -> dict[str, byte
     return contents
 
 
-class Refused(Exception):
+class RefusedPickle(Exception):
     """A pickle asked for something that is not plain data; the message is its name."""
 
 
@@ -215,7 +215,7 @@ _ARRAY = object()  # stands for numpy.ndarray, which a pickle only hands to `_re
 def _reconstruct(kind: object, shape: tuple[int, ...], code: object) -> Any:
     """The empty array that the pickle's next step fills."""
     if kind is not _ARRAY or shape != (0,):
-        raise Refused(f"an array of {kind} {shape}")
+        raise RefusedPickle(f"an array of {kind} {shape}")
     return np.ndarray((0,), "b")
 
 
@@ -227,7 +227,7 @@ def _encode(text: str, encoding: str | bytes = "latin1") -> bytes:
 def _dtype(code: str | bytes, *rest: Any) -> Any:
     name = code.decode() if isinstance(code, bytes) else code
     if np.dtype(name).hasobject:
-        raise Refused("an array of objects")
+        raise RefusedPickle("an array of objects")
     return np.dtype(name)
 
 
@@ -245,4 +245,4 @@ class _PlainUnpickler(pickle.Unpickler):
         try:
             return ALLOWED[module, name]
         except KeyError:
-            raise Refused(f"{module}.{name}") from None
+            raise RefusedPickle(f"{module}.{name}") from None

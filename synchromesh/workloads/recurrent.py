@@ -33,12 +33,12 @@ class LstmModel(nn.Module):
 
     def forward(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
         """Scores (rows, steps, words) of the words behind `ids` (rows, steps), and the state."""
-        x, found = self.dropout(self.embedding(ids)), []
+        x, states = self.dropout(self.embedding(ids)), []
         for layer, (output, cell) in zip(self.layers, state, strict=True):
             x, (output, cell) = layer(x, (output.unsqueeze(0), cell.unsqueeze(0)))
             x = self.dropout(x)
-            found.append((output.squeeze(0), cell.squeeze(0)))
-        return self.softmax(x), tuple(found)
+            states.append((output.squeeze(0), cell.squeeze(0)))
+        return self.softmax(x), tuple(states)
 
 
 def beginning(rows: int, width: int, layers: int) -> State:
@@ -61,8 +61,8 @@ class LstmLayer(nn.Module):
         """What the LSTM gives at every place, of the values with the context beside them: as many
         rows of the same length, together `inputs` wide."""
         inputs = values if context is None else torch.cat([values, context], -1)
-        found: Tensor = self.lstm(self.dropout(inputs))[0]
-        return found + values if self.residual else found
+        outputs: Tensor = self.lstm(self.dropout(inputs))[0]
+        return outputs + values if self.residual else outputs
 
 
 class LstmClassifier(nn.Module):

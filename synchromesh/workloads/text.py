@@ -39,9 +39,9 @@ class Vocabulary:
 
     def id(self, word: str) -> int:
         """The id of a word. KeyError for one that is not in `words` where none stands for it."""
-        found = self._ids.get(word)
-        if found is not None:
-            return found
+        number = self._ids.get(word)
+        if number is not None:
+            return number
         if self.unknown is None:
             raise KeyError(word)
         return self._ids[self.unknown]
@@ -133,7 +133,4 @@ def token_metric(logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
     each = F.cross_entropy(
         logits.transpose(1, 2), targets, ignore_index=IGNORED.token, reduction="none"
     )
-    return {
-        "accuracy": (right / number).sum(),
-        "nll": (each.sum(1) / number).sum(),
-    }
+    return {"accuracy": (right / number).sum(), "nll": (each.sum(1) / number).sum()}

@@ -96,11 +96,11 @@ def read_multi30k(folder: Path, split: str) -> tuple[list[list[str]], list[list[
 
 
 def _caption_words(path: Path, lines: list[str]) -> list[list[str]]:
-    found = [WORD.findall(line.lower()) for line in lines]
-    for number, words in enumerate(found, 1):
+    sentences = [WORD.findall(line.lower()) for line in lines]
+    for number, words in enumerate(sentences, 1):
         if not words:
             raise ValueError(
                 f"{path}, line {number} has no words: remove the line from both languages, or "
                 "fetch the file again"
             )
-    return found
+    return sentences

@@ -36,14 +36,14 @@ def warm_up(updates: int, decay: int = 0) -> Callable[[torch.optim.Optimizer], L
 
 
 @dataclass(frozen=True)
-class Ignored:
+class IgnoredLabels:
     """Labels that no loss and no metric counts."""
 
     pixel: int = 255  # of crowd regions and of what is outside of an image
     token: int = -100  # of padding
 
 
-IGNORED = Ignored()
+IGNORED = IgnoredLabels()
 
 
 def logits_of(output: Any) -> Tensor:
