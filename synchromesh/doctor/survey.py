@@ -78,15 +78,10 @@ class Survey:
             )
             for (a, b), line in lines.items()
         }  # fmt: skip
+        between = [x for (a, b), x in wires.items() if a != b]
+        rest = _middle(between) if len(ranks_of) > TUNING.every_pair else None
         return Cluster(
-            name,
-            made,
-            tuple(wires.values()),
-            emulated=self.emulated,
-            date=self.date,
-            network=_middle([x for (a, b), x in wires.items() if a != b])
-            if len(ranks_of) > TUNING.every_pair
-            else None,
+            name, made, tuple(wires.values()), emulated=self.emulated, date=self.date, network=rest
         )
 
     def _device(self, rank: int) -> Device:

@@ -3,7 +3,8 @@
 `Lab` is the face for tests and benchmarks; `synchromesh lab` the command."""
 
 from synchromesh.lab.description import Description, Emulated
-from synchromesh.lab.lab import HostState, Lab, labs
+from synchromesh.lab.keeper import labs
+from synchromesh.lab.lab import HostState, Lab
 from synchromesh.lab.requirements import reason_unavailable
 from synchromesh.lab.running import HostFailed, Result, Running, Way
 

@@ -16,6 +16,7 @@ from types import FrameType
 from synchromesh.lab import cgroup, network
 from synchromesh.lab.cgroup import Groups
 from synchromesh.lab.record import Records, Tag
+from synchromesh.lab.requirements import require
 
 READY, STAY = b"r", b"s"  # what the keeper writes once it watches; what makes it independent
 
@@ -124,3 +125,12 @@ def remove_stale(groups: Groups, records: Records) -> dict[Tag, list[str]]:
     named = [Tag.in_name(name) for name in (*network.namespaces(), *groups.names())]
     tags = {tag for tag in named if tag is not None} | {r.tag for r in records.all()}
     return {tag: remove(tag, groups, records) for tag in sorted(tags) if not tag.alive}
+
+
+def labs() -> tuple[list[str], list[str]]:
+    """Names of the labs that are up, and of those that were not and have been removed now."""
+    groups, records = require(), Records()
+    with records.locked():
+        gone = remove_stale(groups, records)
+        removed = [name for tag, names in gone.items() for name in (names or [str(tag)])]
+        return [record.name for record in records.all()], removed

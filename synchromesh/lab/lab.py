@@ -24,9 +24,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
-from synchromesh.lab import cgroup, entry, keeper
+from synchromesh.lab import cgroup, keeper
 from synchromesh.lab.description import (
     Description,
     Emulated,
@@ -112,12 +111,7 @@ class Lab:
         self.up()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.down()
 
     # ---- up and down
@@ -166,10 +160,11 @@ class Lab:
     def _build(self) -> None:
         assert self._tag is not None and self._keeper is not None
         for host, shape in enumerate(self.description.hosts):
-            self._groups.make(self._tag.part(host))
-            self._groups.set_cpu(self._tag.part(host), shape.cpu)
+            part = self._tag.part(host)
+            self._groups.make(part)
+            self._groups.set_cpu(part, shape.cpu)
             if shape.memory is not None:
-                self._groups.set_memory(self._tag.part(host), shape.memory)
+                self._groups.set_memory(part, shape.memory)
         self._network.build()
         self._keeper.await_ready()
         date = time.strftime("%Y-%m-%d")
@@ -213,18 +208,10 @@ class Lab:
         why = Killings(self._groups, parts, self._records.forewarning(self.name))
         # The signal of a parent's death is that of its thread: no other may end before the run.
         main = threading.current_thread() is threading.main_thread()
-        parent = str(os.getpid() if main else 0)
+        parent = os.getpid() if main else 0
         try:
             for way in self.ways(hosts):
-                namespace, cores, *doors = way.place
-                enter = [sys.executable, "-S", "-I", entry.__file__, namespace, cores, parent]
-                process = subprocess.Popen(
-                    [*enter, *doors, "--", *command],
-                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                    env={**os.environ, **way.variables, **(environment or {})}, cwd=cwd,
-                    start_new_session=True,  # its group is ended as one
-                )  # fmt: skip
-                processes.append(process)
+                processes.append(way.start(command, parent, environment or {}, cwd))
         except BaseException:
             for process in processes:
                 process.kill()
@@ -235,7 +222,7 @@ class Lab:
     def ways(self, hosts: int | None = None) -> list[Way]:
         """How one run gets onto every host, or onto the first `hosts`. ValueError where one is
         frozen or cut."""
-        for now in self._states():
+        for now in self.states():
             if now.state != "up":
                 raise ValueError(
                     f"host {now.host} of lab {self.name} is {now.state}: thaw or heal it first"
@@ -338,7 +325,7 @@ class Lab:
 
     def states(self) -> list[HostState]:
         """What each host is at this moment, read from the kernel."""
-        return list(self._states())
+        return [self._state(host, now) for host, now in enumerate(self.current().hosts)]
 
     def current(self) -> Description:
         """The description with the rates, shares and memory of this moment."""
@@ -365,15 +352,14 @@ class Lab:
         assert self._tag is not None, "bring the lab up first: with Lab(...) as lab"
         return self._tag
 
-    def _states(self) -> Iterator[HostState]:
-        for host, now in enumerate(self.current().hosts):
-            part = self._part(host)
-            faults = ["frozen"] if self._groups.frozen(part) else []
-            faults += [] if self._network.connected(host) else ["cut"]
-            yield HostState(
-                host, self._network.address(host), now.bandwidth, now.cpu, now.memory,
-                " and ".join(faults) or "up", len(self._groups.processes(part)),
-            )  # fmt: skip
+    def _state(self, host: int, now: Emulated) -> HostState:
+        part = self._part(host)
+        faults = ["frozen"] if self._groups.frozen(part) else []
+        faults += [] if self._network.connected(host) else ["cut"]
+        return HostState(
+            host, self._network.address(host), now.bandwidth, now.cpu, now.memory,
+            " and ".join(faults) or "up", len(self._groups.processes(part)),
+        )  # fmt: skip
 
     def _hosts(self, host: int | None = None) -> list[int]:
         """That host, or all of them."""
@@ -400,19 +386,9 @@ class Lab:
         self._records.write_cluster(self.name, self.cluster().to_json())
 
     def _warn(self, description: Description) -> None:
-        excess = description.excess(_cores())
-        if excess is not None:
+        if excess := description.excess(_cores()):
             warnings.warn(excess, stacklevel=1)
 
 
 def _cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
-
-
-def labs() -> tuple[list[str], list[str]]:
-    """Names of the labs that are up, and of those that were not and have been removed now."""
-    groups, records = require(), Records()
-    with records.locked():
-        gone = keeper.remove_stale(groups, records)
-        removed = [name for tag, names in gone.items() for name in (names or [str(tag)])]
-        return [record.name for record in records.all()], removed

@@ -9,9 +9,10 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -55,6 +56,23 @@ class Way:
 
     place: tuple[str, ...]
     variables: dict[str, str]
+
+    def start(
+        self,
+        command: Sequence[str],
+        parent: int,
+        environment: Mapping[str, str],
+        cwd: str | Path | None,
+    ) -> "subprocess.Popen[bytes]":
+        """Starts a command there. parent: the process whose death is its own; 0: none."""
+        namespace, cores, *doors = self.place
+        enter = [sys.executable, "-S", "-I", entry.__file__, namespace, cores, str(parent)]
+        return subprocess.Popen(
+            [*enter, *doors, "--", *command],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, **self.variables, **environment}, cwd=cwd,
+            start_new_session=True,  # its group is ended as one
+        )  # fmt: skip
 
     def take(self) -> None:
         """Takes this process there, which must have one thread. OSError where the kernel

@@ -195,9 +195,8 @@ class _Agent(LocalElasticAgent):
                 handler.proc.wait()
 
     def _records(self) -> dict[int, dict[str, Any]]:
-        records = [
-            json.loads(p.read_text())["synchromesh"] for p in self.folder.rglob("error.json")
-        ]
+        files = self.folder.rglob("error.json")
+        records = [json.loads(file.read_text())["synchromesh"] for file in files]
         return {int(left["rank"]): left for left in records}
 
     def stop_of_a_rank(self) -> Signals | None:
@@ -217,10 +216,8 @@ class _Agent(LocalElasticAgent):
             lost = code == -SIGABRT or left.get("lost", False)
             return not killed, lost, not left, left.get("when", 0.0)
 
-        failed = (
-            {r for r, code in self.observed.codes.items() if code != 0} if not stopped else set()
-        )
-        candidates = failed or set(records)
+        codes = {} if stopped else self.observed.codes
+        candidates = {r for r, code in codes.items() if code != 0} or set(records)
         if not candidates:
             return None
         first = min(candidates, key=order)
