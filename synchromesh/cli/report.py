@@ -80,7 +80,7 @@ def load(path: Path) -> "StudyResults":
 
 
 def _of_run_folder(folder: Path) -> "StudyResults":
-    from synchromesh.runs.train_log import of_log
+    from synchromesh.runs.result import of_log
 
     trace = folder / TRACE
     if not trace.is_file():

@@ -7,7 +7,7 @@ peak. On CUDA the peak is the allocator's, and what it has beyond the tracked st
 activations."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -64,19 +64,6 @@ class MemoryTracker:
             beyond = torch.cuda.max_memory_allocated(self.device) - kinds.total()
             kinds["activations"] = max(0, kinds["activations"] + beyond)
         self.by_kind = MemoryByKind(**{str(kind): size for kind, size in kinds.items()})
-
-
-def peak_memory(
-    step: Callable[[], object],
-    parameters: Iterable[Tensor],
-    buffers: Iterable[Tensor],
-    optimizer: Optimizer,
-    batch: Any = (),
-) -> MemoryByKind:
-    """`MemoryTracker` of `step`, which runs once."""
-    with MemoryTracker(parameters, buffers, optimizer, batch) as memory:
-        step()
-    return memory.by_kind
 
 
 class _Journal(LiveBytes):

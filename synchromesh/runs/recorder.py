@@ -84,10 +84,6 @@ class Recorder:
             raise RuntimeError("a recording can be read once its `with Recorder(...)` has ended")
         return self._recording
 
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        return self.recording.spans
-
     def _spans(self) -> tuple[Span, ...]:
         inner: Any = self._profile.profiler
         events = inner.kineto_results.events()

@@ -39,10 +39,6 @@ class TensorBoard:
             lines = [f"{name}: {value}" for name, value in values.items()]
             self._writer.add_text(event.name, "    " + "\n    ".join(lines), values["step"])
 
-    def flush(self) -> None:
-        """What was logged is in the files."""
-        self._writer.flush()
-
     def close(self) -> None:
         self._writer.close()
 

@@ -8,7 +8,7 @@ import pytest
 
 from synchromesh.cli import main
 from tests.report import sample
-from tests.runs.test_train_log import LOG
+from tests.runs.test_result import LOG
 
 TRACE = {
     "traceEvents": [

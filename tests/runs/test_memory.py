@@ -1,6 +1,8 @@
 """Peak memory by kind against steps whose tensors are counted by hand, and against LiveBytes."""
 
 import gc
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,10 +10,17 @@ from torch import Tensor, nn
 
 from synchromesh.programs.memory import LiveBytes
 from synchromesh.results.run import MemoryByKind
-from synchromesh.runs.memory import peak_memory
+from synchromesh.runs.memory import MemoryTracker
 from tests import ranks
 
 KB = 1000
+
+
+def peak_memory(step: Callable[[], object], *tracked: Any) -> MemoryByKind:
+    """Of `step`, which runs once."""
+    with MemoryTracker(*tracked) as memory:
+        step()
+    return memory.by_kind
 
 
 def _model() -> nn.Sequential:

@@ -28,7 +28,11 @@ def _recorded(step: object, world: World) -> tuple[Counter[str], list[Recording]
         with recorder.step():
             step()  # type: ignore[operator]
     start, end = recorder.recording.steps[0]
-    inside = [s for s in recorder.spans if s.kind == "communication" and start <= s.start <= end]
+    inside = [
+        s
+        for s in recorder.recording.spans
+        if s.kind == "communication" and start <= s.start <= end
+    ]
     assert all(s.ranks for s in inside), inside
     return Counter(s.name for s in inside), gathered(recorder.recording, world.everyone)
 

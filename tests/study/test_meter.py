@@ -3,11 +3,9 @@
 from typing import Any
 
 import pytest
-import torch
 
 from synchromesh.results.run import MemoryByKind
 from synchromesh.runs.events import RankMemory, RunEvent
-from synchromesh.runs.watches import RecordedSteps
 from synchromesh.study.meter import Meter
 from synchromesh.study.turns import Turn
 
@@ -59,14 +57,3 @@ def test_a_watched_turn_lasts_until_a_batch_is_full(rows: list[int], full: list[
     seen, watched, timed = channel.said
     assert seen.more == {"full": full} and watched.rows == tuple(rows[: len(full)])
     assert (timed.mode, timed.first) == ("timed", len(full) + 1) and meter.over
-
-
-def test_a_short_batch_is_left_out_of_what_is_recorded() -> None:
-    sent = iter([0, 10, 10, 11, 31])
-    watch = RecordedSteps(torch.device("cpu"), lambda: next(sent))
-    watch.begin()
-    for left, full in [(2, True), (1, True), (1, False), (0, True)]:
-        torch.ones(9).sum()
-        watch.after_step(left, full)
-    found = watch.end()
-    assert len(found.recording.steps) == 2 and found.sent == 15

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from synchromesh.results.run import CommunicationShares, MemoryByKind, Quartiles
-from synchromesh.runs.train_log import WARM_UP, of_log
+from synchromesh.runs.result import WARM_UP, of_log
 
 START: dict[str, Any] = {
     "event": "start", "time": 1795395107.9, "workload": "digits/cnn", "plan": "data", "ranks": 2,
