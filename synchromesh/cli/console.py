@@ -23,8 +23,8 @@ class Console(console.Console):
     @classmethod
     def wide(cls, columns: int) -> "Console":
         """One of standard output, of so many columns where that is no terminal."""
-        found = cls(highlight=False)
-        return found if found.is_terminal else cls(highlight=False, width=columns)
+        made = cls(highlight=False)
+        return made if made.is_terminal else cls(highlight=False, width=columns)
 
     def on_broken_pipe(self) -> None:
         """The command goes on, and what it still writes there is lost."""

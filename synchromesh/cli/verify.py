@@ -54,10 +54,10 @@ def _deviation(target: str, document: dict[str, Any]) -> str:
     """Where the plan deviates from one process, by how much, and what is allowed."""
     faults = [_fault(fault, document) for fault in document["faults"]]
     for what, key in BYTES if document["sent_bytes_compared"] else BYTES[:1]:
-        found, explained = document[key], document[f"explained_{key}"]
+        counted, explained = document[key], document[f"explained_{key}"]
         faults += [
             f"{what} of rank {rank} are {own:,} (explained are {due:,})"
-            for rank, (own, due) in enumerate(zip(found, explained, strict=True))
+            for rank, (own, due) in enumerate(zip(counted, explained, strict=True))
             if own != due
         ]
     count = "1 rank" if document["ranks"] == 1 else f"{document['ranks']} ranks"

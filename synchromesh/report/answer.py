@@ -112,14 +112,13 @@ def _against(comparison: RunComparison, best: RunGroup) -> Iterator[str]:
         return
     alike = [g for g in comparison.on(best.first.devices) if g.step_seconds and g is not best]
     timed = {group.first.strategy: group for group in alike}
-    named = {"data": "data parallelism", "ddp": "DistributedDataParallel"}
-    for strategy in [strategy for strategy in named if strategy in timed][:1]:
+    if data := timed.get("data") or timed.get("ddp"):
+        names = {"data": "data parallelism", "ddp": "DistributedDataParallel"}
         limit = f"{TUNING.precision * 100:g} %" if comparison.predicted else "noise"
-        equal = _equal(comparison, best, timed[strategy])
-        within = f" (within {limit})" if equal else ""
-        yield f"{_times(best, timed[strategy])} {named[strategy]}{within}"
-    if comparison.one_device is not None:
-        yield f"{_times(best, comparison.one_device)} one device"
+        within = f" (within {limit})" if _equal(comparison, best, data) else ""
+        yield f"{_times(best, data)} {names[data.first.strategy]}{within}"
+    if one := comparison.one_device:
+        yield f"{_times(best, one)} one device"
 
 
 def _times(best: RunGroup, other: RunGroup) -> str:

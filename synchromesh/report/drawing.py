@@ -163,14 +163,14 @@ def fitted(words: str, width: float, fontsize: float = SIZES.small) -> str:
 
 def labels(names: Sequence[str], width: float) -> dict[str, str]:
     """Names as so many pixels hold them, different from one another."""
-    found: dict[str, str] = {}
+    shown: dict[str, str] = {}
     for name in names:
         label = fitted(name, width)
-        if label in found.values():
-            number = f" ({len(found) + 1})"
+        if label in shown.values():
+            number = f" ({len(shown) + 1})"
             label = fitted(name, width - width_of(number)) + number
-        found[name] = label
-    return found
+        shown[name] = label
+    return shown
 
 
 def flow(
@@ -249,24 +249,24 @@ def _rounded(value: str) -> str:
 
 def _shorter(path: str) -> str:
     """A path of M, L, z with H and V for lines along an axis; others stay as they are."""
-    found, here, start = [], ("", ""), ("", "")
+    parts, here, start = [], ("", ""), ("", "")
     for command in re.findall(r"[A-Za-z][^A-Za-z]*", path):
         kind, *point = command.split()
         if kind == "M" and len(point) == 2:
             here = start = (point[0], point[1])
-            found.append(f"M{here[0]} {here[1]}")
+            parts.append(f"M{here[0]} {here[1]}")
         elif kind == "L" and len(point) == 2:
             x, y = point
-            found.append(f"H{x}" if y == here[1] else f"V{y}" if x == here[0] else f"L{x} {y}")
+            parts.append(f"H{x}" if y == here[1] else f"V{y}" if x == here[0] else f"L{x} {y}")
             here = x, y
         elif kind == "z" and not point:
-            if here == start and len(found) > 2 and not found[-1].startswith("M"):
-                found.pop()  # the way back, which z takes
-            found.append("z")
+            if here == start and len(parts) > 2 and not parts[-1].startswith("M"):
+                parts.pop()  # the way back, which z takes
+            parts.append("z")
             here = start
         else:
             return path
-    return "".join(found)
+    return "".join(parts)
 
 
 _PAINTS = {ink.paint: f"var(--{ink.name})" for ink in INKS.values()}

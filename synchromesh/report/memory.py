@@ -12,6 +12,10 @@ from synchromesh.results.run import RunResult
 
 PANELS = ColumnPanels(left=58, tall=130, below=34, half=0.35, line=1.2, unit="device", number=size)
 
+COLUMNS = (
+    "strategy", "devices", "device", *(fill.label for fill in MEMORY.values()), "all", "predicted",
+)  # fmt: skip
+
 
 def figures(subject: Subject) -> Iterator[PageFigure]:
     """One, of the number of devices on which most groups were measured."""
@@ -31,14 +35,13 @@ def figures(subject: Subject) -> Iterator[PageFigure]:
         lambda width: _draw(width, shown),
         PageTable(
             "Peak memory by kind and device, and predicted for the device that needs most",
-            ("strategy", "devices", "device", *(f.label for f in MEMORY.values()), "all",
-             "predicted"),
+            COLUMNS,
             tuple(row for run in runs for row in _rows(run)),
             heads=3,
         ),
         "Activations are all that is none of the other kinds."
         + " A line marks what was predicted." * predicted,
-    )  # fmt: skip
+    )
 
 
 def peak(run: RunResult) -> int | None:

@@ -54,7 +54,7 @@ def _is_a(device: str, name: str) -> bool:
 
 def method(results: StudyResults) -> tuple[tuple[str, str], ...]:
     """(term, description) in order; what is not known is left out."""
-    found = (
+    terms = (
         ("Measured", results.created),
         ("Machine", _machine(results.machine)),
         ("Cluster", _cluster(results)),
@@ -64,7 +64,7 @@ def method(results: StudyResults) -> tuple[tuple[str, str], ...]:
         ("Price", _price(results.price)),
         ("Versions", ", ".join(f"{k} {v}" for k, v in results.versions.items())),
     )
-    return tuple((term, text) for term, text in found if text)
+    return tuple((term, text) for term, text in terms if text)
 
 
 def _machine(machine: StudyMachine) -> str:

@@ -1,6 +1,6 @@
 """The page: all sections of a study's report in the template, which escapes every text."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -53,76 +53,69 @@ def page(results: StudyResults, most: int = 2_000_000) -> str:
     """The report as one HTML page: it asks the network for nothing and runs no script.
 
     ValueError where it would have more than `most` bytes."""
-    found = comparisons(results)
     drawn, shared = marks(run.strategy for run in results.runs), SharedStyles()
-    workloads = list(dict.fromkeys(c.workload for c in found))
-    chapters = tuple(
-        _chapter(workload, [c for c in found if c.workload == workload], drawn, f"w{i}", shared)
-        for i, workload in enumerate(workloads)
-    )
+    by_workload: dict[str, list[RunComparison]] = {}
+    for comparison in comparisons(results):
+        by_workload.setdefault(comparison.workload, []).append(comparison)
+    chapters = [
+        _chapter(f"w{i}", workload, of_workload, drawn, shared)
+        for i, (workload, of_workload) in enumerate(by_workload.items())
+    ]
     text = _template().render(
         results=results, chapters=chapters, notices=notices(results), method=method(results),
-        marks=drawn, light=style(False), dark=style(True), shared=shared.rules(),
-        unknown=NONE,
+        light=style(False), dark=style(True), shared=shared.rules(), unknown=NONE,
     )  # fmt: skip
     size = len(text.encode())
     if size > most:
         raise ValueError(
             f"the page would have {size:,} bytes, more than {most:,}: report on fewer runs at "
-            f"once ({len(results.runs)} of {len(workloads)} workloads are in it)"
+            f"once ({len(results.runs)} of {len(chapters)} workloads are in it)"
         )
     return text
 
 
 def _chapter(
-    workload: str, found: list[RunComparison], drawn: dict[str, StrategyMark], name: str,
-    shared: SharedStyles,
+    name: str, workload: str, of_workload: Sequence[RunComparison],
+    drawn: Mapping[str, StrategyMark], shared: SharedStyles,
 ) -> Chapter:  # fmt: skip
-    places = _places(found)
     subjects = [
         Subject(comparison, drawn, f"{name}c{i}", place)
-        for i, (comparison, place) in enumerate(zip(found, places, strict=True))
+        for i, (comparison, place) in enumerate(_placed(of_workload))
     ]
-    sections = tuple(
-        Section(f"{name}-{ident}", title, tuple(_figures(subjects, make, shared)), missing)
-        for ident, title, make, missing in SECTIONS
-    )
+    sections = []
+    for ident, title, make, missing in SECTIONS:
+        figures = [figure for subject in subjects for figure in make(subject)]
+        styled = (
+            replace(figure, drawings=tuple(map(shared.classed, figure.drawings)))
+            for figure in figures
+        )
+        sections.append(Section(f"{name}-{ident}", title, tuple(styled), missing))
     return Chapter(
         name,
         workload,
         tuple((s.place, answer(s.comparison)) for s in subjects),
-        sections,
+        tuple(sections),
         tuple((s.place, summary(s.comparison)) for s in subjects),
     )
 
 
-def _figures(
-    subjects: list[Subject], make: Callable[[Subject], Iterator[PageFigure]],
-    shared: SharedStyles,
-) -> Iterator[PageFigure]:  # fmt: skip
-    for subject in subjects:
-        for figure in make(subject):
-            yield replace(figure, drawings=tuple(map(shared.classed, figure.drawings)))
+def _placed(of_workload: Sequence[RunComparison]) -> Iterator[tuple[RunComparison, str]]:
+    """Comparisons of a workload, with what tells them apart, in words; one alone with nothing."""
+    places = [_place(comparison) if len(of_workload) > 1 else "" for comparison in of_workload]
+    for comparison, place in zip(of_workload, places, strict=True):
+        alone = places.count(place) == 1
+        yield comparison, place if alone else f"{place}, on {devices(max(comparison.devices))}"
 
 
-def _places(found: list[RunComparison]) -> list[str]:
-    """What tells the comparisons of a workload apart, in words; of one alone nothing."""
-    if len(found) == 1:
-        return [""]
-    said = []
-    for comparison in found:
-        rows = f"{float(comparison.rows):g} rows"
-        words = [
-            comparison.cluster,
-            f"{rows} on each device" if comparison.weak else f"batch {float(comparison.rows):g}",
-            "emulated hosts" if comparison.emulated else "",
-            "predicted" if comparison.predicted else "",
-        ]
-        said.append(joined(words))
-    return [
-        place if said.count(place) == 1 else f"{place}, on {devices(max(c.devices))}"
-        for place, c in zip(said, found, strict=True)
+def _place(comparison: RunComparison) -> str:
+    rows = f"{float(comparison.rows):g}"
+    words = [
+        comparison.cluster,
+        f"{rows} rows on each device" if comparison.weak else f"batch {rows}",
+        "emulated hosts" if comparison.emulated else "",
+        "predicted" if comparison.predicted else "",
     ]
+    return joined(words)
 
 
 @cache

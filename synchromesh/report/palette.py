@@ -99,17 +99,17 @@ _LAYOUT = Fill(INKS["other-1"], "\\\\", "other layouts")
 
 def marks(strategies: Iterable[str]) -> dict[str, StrategyMark]:
     """How each strategy is drawn; plans that were given as text share the further inks."""
-    found: dict[str, StrategyMark] = {}
+    drawn: dict[str, StrategyMark] = {}
     others = 0
     for strategy in dict.fromkeys(strategies):
         name = strategy.partition(":")[0]
-        if name in _MARKERS and not any(found[s].ink.name == name for s in found):
-            found[strategy] = StrategyMark(INKS[name], _MARKERS[name], name in _RIVALS)
+        if name in _MARKERS and not any(drawn[s].ink.name == name for s in drawn):
+            drawn[strategy] = StrategyMark(INKS[name], _MARKERS[name], name in _RIVALS)
         else:
             ink, marker = _OTHERS[others % len(_OTHERS)]
-            found[strategy] = StrategyMark(INKS[ink], marker)
+            drawn[strategy] = StrategyMark(INKS[ink], marker)
             others += 1
-    return found
+    return drawn
 
 
 def layout_fill(layout: str) -> Fill:

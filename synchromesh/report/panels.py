@@ -78,14 +78,14 @@ BARS = RowPanels(row=24, between=20, below=18, ticks=(5, 3), marked=False, title
 
 
 def bars(
-    width: int, found: Sequence[tuple[RunGroup, Bar]], fills: Sequence[Fill],
+    width: int, of_groups: Sequence[tuple[RunGroup, Bar]], fills: Sequence[Fill],
     marks: Mapping[str, StrategyMark],
 ) -> Drawing:  # fmt: skip
     """Bars of seconds, in a panel for each number of devices."""
     panels: dict[str, list[Bar]] = {}
-    for group, bar in found:
+    for group, bar in of_groups:
         panels.setdefault(devices(group.first.devices), []).append(bar)
-    every = [bar for _, bar in found]
+    every = [bar for _, bar in of_groups]
     names = list(dict.fromkeys(bar.strategy for bar in every))
     name_width = min(max(map(width_of, names)), 0.30 * width) + 6
     left, short = name_width + 18, labels(names, name_width - 6)
@@ -189,8 +189,8 @@ def stacked(axes: Any, stacks: Iterable[tuple[float, Mapping[Fill, float]]], hal
             if value > 0:
                 places.setdefault(fill, []).append((x - half, x + half, bottom, bottom + value))
                 bottom += value
-    for fill, found in places.items():
-        boxes(axes, fill, found)
+    for fill, of_fill in places.items():
+        boxes(axes, fill, of_fill)
 
 
 def round_numbers(most: float, count: int) -> list[float]:

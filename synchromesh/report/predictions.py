@@ -74,13 +74,13 @@ def _draw(width: int, subject: Subject, times: list[tuple[RunGroup, Times]]) -> 
 
 def _ticks(least: float, most: float, count: int) -> list[float]:
     """Round numbers on a logarithmic axis."""
-    found = [
+    ticks = [
         digit * 10.0**power
         for power in range(-9, 9)
         for digit in (1, 2, 5)
         if least <= digit * 10.0**power <= most
     ]
-    if not found:
+    if not ticks:
         middle = exp((log(least) + log(most)) / 2)
         return [float(f"{middle:.1g}")]
-    return found[:: -(-len(found) // count)]
+    return ticks[:: -(-len(ticks) // count)]

@@ -72,13 +72,13 @@ def _rows(run: RunResult, listed: int) -> Iterator[tuple[str, ...]]:
 
 def merged(spans: Iterable[TimelineSpan], least: float) -> list[tuple[float, float]]:
     """(start, end) of spans as they would be seen: without gaps shorter than `least` seconds."""
-    found: list[tuple[float, float]] = []
+    seen: list[tuple[float, float]] = []
     for span in sorted(spans, key=lambda span: span.start):
-        if found and span.start - found[-1][1] < least:
-            found[-1] = found[-1][0], max(found[-1][1], span.end)
+        if seen and span.start - seen[-1][1] < least:
+            seen[-1] = seen[-1][0], max(seen[-1][1], span.end)
         else:
-            found.append((span.start, span.end))
-    return found
+            seen.append((span.start, span.end))
+    return seen
 
 
 def _draw(width: int, shown: list[RunResult]) -> Drawing:
