@@ -127,8 +127,8 @@ def cheap_nodes(subgraph: Subgraph) -> set[Node]:
     for node in subgraph.nodes:
         differentiable = any(v and v.differentiable for v in meta.values_of(node))
         if not (meta.effect(node) or draws(node) or differentiable):
-            sources = [n for n, _ in reads(node) if n not in cheap]
-            if all(meta.role(n) in ("leaf", "constant", "buffer") for n in sources):
+            roles = {meta.role(n) for n, _ in reads(node) if n not in cheap}
+            if roles <= {"leaf", "constant", "buffer"}:
                 cheap.add(node)
     return cheap
 

@@ -127,7 +127,7 @@ def explain(
         tuple(local_bytes), tuple(sent),
         "synchronised" if sync_batch_norm else "per row block", step.reason,
         f"{', '.join(step.coupling)}: {step.coupled}" if step.coupling else "",
-        step.merged, len(applied.parts), plan.schedule if len(stages) > 1 else "",
+        step.merged, len(applied.micro_batches), plan.schedule if len(stages) > 1 else "",
     )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ class _AppliedPlan:
     holding: Mapping[str, Holding]
 
     @property
-    def parts(self) -> tuple[tuple[int, int], ...]:
+    def micro_batches(self) -> tuple[tuple[int, int], ...]:
         """The rows [start, stop) of each micro-batch."""
         return self.plan.micro_rows(self.rows)
 
@@ -157,7 +157,7 @@ class _AppliedPlan:
     def _moves(self, position: int) -> Iterator[tuple[CollectiveKind, int, int]]:
         """What the components at a position run, with its payload and ranks."""
         here = [c for c in self.made.components if position in c.layout.positions]
-        for start, stop in self.parts:
+        for start, stop in self.micro_batches:
             for local in here:
                 for c in local.collectives:
                     if c.kind != "send":
@@ -181,15 +181,15 @@ class _AppliedPlan:
             x for _, ways in deliveries(self.made) for x in ways if x.source.mesh != x.target.mesh
         ]
         messages = 0
-        for start, stop in self.parts:
+        for start, stop in self.micro_batches:
             ranges = partial(self.plan.row_ranges, stop - start)
             messages += sum(x.sent_bytes(ranges, False, position) for x in (*between, *carry))
             messages += sum(x.sent_bytes(ranges, True, position) for x in between if x.flows)
         return messages
 
     def _shards(self, position: int) -> tuple[ShardTraffic, ...]:
-        micro_batches = len(self.parts)
-        return shard_traffic(self.made, self.holding, self.plan.schedule, micro_batches, position)
+        count, schedule = len(self.micro_batches), self.plan.schedule
+        return shard_traffic(self.made, self.holding, schedule, count, position)
 
     def _block(self, collective: Collective, layout: Layout, rows: int, position: int) -> int:
         """Rows of the data block at `position` that the payload counts; a rank without rows
@@ -205,12 +205,13 @@ class _AppliedPlan:
         """Those of a component: its moves, sums of gradients, and those of sharded states."""
         local = self.made.components[index]
         layout, first = local.layout, local.layout.first
-        largest = max(stop - start for start, stop in self.parts)
+        largest = max(stop - start for start, stop in self.micro_batches)
         for c in local.collectives:
             payload = c.payload(self._block(c, layout, largest, first))
-            yield SentCollective(c.kind, c.direction, payload, c.ranks, len(self.parts))
+            yield SentCollective(c.kind, c.direction, payload, c.ranks, len(self.micro_batches))
         summed: Counter[int] = Counter()  # bytes, by number of ranks
-        for h in (self.holding[p.name] for p in local.component.parameters):
+        for parameter in local.component.parameters:
+            h = self.holding[parameter.name]
             if h.tensor.trainable and h.summed and h.parts == 1:
                 summed[h.gradient_layout.data] += h.local_bytes
         for ranks, size in sorted(summed.items()):

@@ -186,11 +186,6 @@ class TensorAxis(Protocol):
         taken."""
 
 
-SECOND_FACTOR = {
-    "linear": "weight", "addmm": "mat2", "matmul": "other", "bmm": "mat2", "mm": "mat2",
-}  # fmt: skip
-
-
 def local_entries(axis: TensorAxis, entries: int, segment: int, unit: int) -> int:
     """How many of `entries` in segments of so many a rank has, units staying together."""
     start, stop = shard(0, 1, unit).share(segment, axis.size, axis.index)
@@ -236,6 +231,11 @@ class OpSpec:
     def draws_apart(self) -> bool:
         """Whether ranks draw other random numbers: each those of its own shard."""
         return any(s.sharded for s in self.outputs) and not self.draws_alike
+
+
+SECOND_FACTOR = {
+    "linear": "weight", "addmm": "mat2", "matmul": "other", "bmm": "mat2", "mm": "mat2",
+}  # fmt: skip
 
 
 class Operator(OperatorCall):
