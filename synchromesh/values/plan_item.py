@@ -11,12 +11,13 @@ from synchromesh.values import document
 from synchromesh.values.fault import near
 from synchromesh.values.fields import Within, of_plain
 from synchromesh.values.layout_spec import MOST, LayoutSpec
+from synchromesh.values.schedule import PIPELINES
 
 SETTINGS = (
     "stages", "micro_batches", "schedule", "global_batch", "synchronisation", "rows", "ranks",
     "pieces",
 )  # fmt: skip
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
+SCHEDULES = (*PIPELINES, "zero-bubble")  # that plans may name
 EVERY_STEP = "every-step"
 WHOLE_PLAN = ("single", "pipeline", "auto")  # layouts that no component can have on its own
 SYNCHRONISATION = re.compile(rf"{EVERY_STEP}|(local|stale):[1-9][0-9]{{0,5}}")
