@@ -101,9 +101,14 @@ def _cells(group: RunGroup, metric: str) -> list[str]:
     ]
     if metric:
         shown.append(_shown("{:.4g}", end.mean if end else None))
+    return [*shown, _plans(group)]
+
+
+def _plans(group: RunGroup) -> str:
+    """Those of its runs, and why others failed."""
     plans = dict.fromkeys(run.plan for run in group.done if run.plan)
     failed = dict.fromkeys(run.reason for run in group.runs if run.status == "failed")
-    return [*shown, "; ".join([*plans, *(f"failed: {reason}" for reason in failed)])]
+    return "; ".join([*plans, *(f"failed: {reason}" for reason in failed)])
 
 
 def _shown(form: str, value: float | None) -> str:

@@ -16,10 +16,13 @@ hosts is compared with what did alike, predictions with predictions, a cluster w
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import TypeVar
 
 from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.results.run import Reached, RunResult
 from synchromesh.results.study import StudyResults, StudySettings
+
+T = TypeVar("T")
 
 
 def derive(results: StudyResults) -> StudyResults:
@@ -112,7 +115,6 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
         raise ValueError(
             "strong and weak scaling are not compared on one page: report on each by itself"
         )
-    prices = {study.price for study in studies}
     return derive(
         replace(
             first,
@@ -122,12 +124,17 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
             note=_joined((study.note for study in studies), "\n"),
             runs=tuple(run for study in _placed(studies) for run in derive(study).runs),
             settings=StudySettings(scaling=first.settings.scaling),
-            cluster=first.cluster if all(s.cluster == first.cluster for s in studies) else None,
+            cluster=_same([study.cluster for study in studies]),
             emulated=any(study.emulated for study in studies),
             versions=_versions(studies),
-            price=prices.pop() if len(prices) == 1 else None,
+            price=_same([study.price for study in studies]),
         )
     )
+
+
+def _same(values: Sequence[T]) -> T | None:
+    """What all of them are; None where they differ."""
+    return values[0] if all(value == values[0] for value in values) else None
 
 
 def _placed(studies: Sequence[StudyResults]) -> Iterator[StudyResults]:

@@ -26,13 +26,13 @@ from synchromesh.runs.calls import communication_name
 from synchromesh.runs.profile_ranges import Range, cpu_spans
 from synchromesh.runs.spans import Interval, Recording, Span, by_start
 
-OPERATOR = 0  # RecordScope::FUNCTION, a call through torch's dispatcher
-
 
 class Recorder:
     """Records what runs inside it: DDP, FSDP2, torch's pipelining and our engine alike.
 
     recording: of this rank, once it has ended; times are of this machine's system clock."""
+
+    OPERATOR = 0  # RecordScope::FUNCTION, a call through torch's dispatcher
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -93,7 +93,7 @@ class Recorder:
         ranges = (
             Range(
                 e.start_ns() * 1e-9, (e.start_ns() + e.duration_ns()) * 1e-9, e.name(),
-                e.device_resource_id(), e.scope() == OPERATOR,
+                e.device_resource_id(), e.scope() == self.OPERATOR,
             )
             for e in events
         )  # fmt: skip
