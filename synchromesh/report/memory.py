@@ -23,8 +23,7 @@ def figures(subject: Subject) -> Iterator[PageFigure]:
     number = subject.comparison.most_devices(_measured)
     if number is None:
         return
-    shown = [run for run in runs if run.devices == 1 < number]
-    shown += [run for run in runs if run.devices == number]
+    shown = sorted((r for r in runs if r.devices in (1, number)), key=lambda r: r.devices)
     most = max(shown, key=lambda run: peak(run) or 0)
     predicted = any(run.predicted_peak_bytes for run in shown)
     yield subject.figure(
@@ -49,6 +48,11 @@ def peak(run: RunResult) -> int | None:
     return max((device.total for device in run.peak_memory_bytes), default=None)
 
 
+def _highest(run: RunResult) -> int:
+    """Bytes that are drawn of it: measured, or predicted."""
+    return max(peak(run) or 0, run.predicted_peak_bytes or 0)
+
+
 def _measured(group: RunGroup) -> RunResult | None:
     return next((run for run in group.done if run.peak_memory_bytes), None)
 
@@ -63,7 +67,7 @@ def _rows(run: RunResult) -> Iterator[tuple[str, ...]]:
 def _draw(width: int, shown: list[RunResult]) -> Drawing:
     measured = [device for run in shown for device in run.peak_memory_bytes]
     used = [fill for kind, fill in MEMORY.items() if any(getattr(d, kind) for d in measured)]
-    most = max(max(peak(run) or 0, run.predicted_peak_bytes or 0) for run in shown) * 1.05 or 1
+    most = max(map(_highest, shown)) * 1.05 or 1
     panels = [_panel(run, several=len(shown) > 1) for run in shown]
     return PANELS.draw(width, used, panels, most, _ticks(most))
 
