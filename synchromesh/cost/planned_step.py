@@ -153,7 +153,6 @@ class PlannedStep:
         return [h for h in self.holdings.values() if position in h.positions]
 
     def trained(self, component: int) -> list[Holding]:
-        """The trained parameters of a component."""
         parameters = self.partition.components[component].component.parameters
         return [
             self.holdings[p.name] for p in parameters if p.trainable and p.name in self.holdings
