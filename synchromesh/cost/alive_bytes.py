@@ -57,7 +57,6 @@ Form = tuple[str, int, Placement]  # value, tensor degree, placement
 
 
 def form_of(value: Value, layout: Layout, placement: Placement) -> Form:
-    """The form of a value under a layout."""
     return value.name, layout.tensor, placement
 
 

@@ -32,7 +32,7 @@ from synchromesh.cost.alive_bytes import (
 )
 from synchromesh.cost.gradients import PART, SCATTERED, GroupGradients, ScatteredBytes
 from synchromesh.cost.planned_step import PlannedStep, Portion, measured, sharded_bytes, walked
-from synchromesh.trace.partition.local import LocalComponent
+from synchromesh.trace.partition.local import Input, LocalComponent
 from synchromesh.values.component import Value
 from synchromesh.values.exchange import Exchange
 from synchromesh.values.holding import Holding
@@ -129,6 +129,11 @@ def held_bytes(
     return found
 
 
+def _leaves(parts: Iterable[LocalComponent]) -> list[tuple[Layout, Input]]:
+    """What components read of the batch."""
+    return [(part.layout, item) for part in parts for item in part.inputs if item.source is None]
+
+
 class _MemoryWalk:
     """Bytes alive besides the resident ones, through what one device does in a step."""
 
@@ -170,11 +175,11 @@ class _MemoryWalk:
     def batch_bytes(self) -> float:
         """This rank's rows of the batch's leaves, of those too that other stages read alone."""
         own = leaf_layout_at(self.planned.partition.leaf_layouts, self.position)
-        read = [(p.layout, x) for p in self.parts.values() for x in p.inputs if x.source is None]
+        read = _leaves(self.parts.values())
         here = {item.value.name for _, item in read}
-        every = (x for p in self.planned.partition.components for x in p.inputs)
-        others = [x for x in every if x.source is None and x.value.name not in here]
-        read += [(own, replace(x, want=REPLICATED)) for x in others]
+        for _, item in _leaves(self.planned.partition.components):
+            if item.value.name not in here:
+                read.append((own, replace(item, want=REPLICATED)))
         return sum({
             form_of(item.value, layout, item.want): (self.count if item.value.rows else 1)
             * self._bytes(item.value, layout, item.want)

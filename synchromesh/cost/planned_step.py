@@ -153,7 +153,7 @@ class PlannedStep:
         return [h for h in self.holdings.values() if position in h.positions]
 
     def trained(self, component: int) -> list[Holding]:
-        """The trained parameters of a component."""
+        """Where the parameters of a component lie that are trained."""
         parameters = self.partition.components[component].component.parameters
         return [
             self.holdings[p.name] for p in parameters if p.trainable and p.name in self.holdings

@@ -52,6 +52,7 @@ class Summed:
 
     @property
     def kind(self) -> BucketKind:
+        """What it has in common with those that share its bucket."""
         stages = self.stages if self.each_backward else ()
         of = self.parameter.dtype, self.parameter.device
         return BucketKind(self.group.ranks, of, self.part_placement.sharded, stages)
@@ -230,7 +231,6 @@ class ScatterBucket(Bucket):
 
 
 def bucket_of(items: Sequence[Summed]) -> Bucket:
-    """The bucket of parameters of one kind."""
     return ScatterBucket(items) if items[0].part_placement.sharded else FlatBucket(items)
 
 

@@ -1,11 +1,11 @@
 """The process groups of a run: a world and its groups of ranks.
 
-The only place that calls `torch.distributed` collectives. A group of one rank never communicates
-and needs no process group, so one rank is not a special case anywhere else."""
+Tensors of a step are sent through a `Group`, which counts them in the ledger. A group of one rank
+never communicates and needs no process group, so one rank is no special case elsewhere."""
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -182,16 +182,13 @@ class Group:
         own = [x for i, x in sends if i == self.index]
         for target, x in zip((y for i, y in receives if i == self.index), own, strict=True):
             target.copy_(x)
-        outward = [(i, movable(x)) for i, x in sends if i != self.index and x.numel()]
-        inward = [(i, y) for i, y in receives if i != self.index and y.numel()]
+        outward, inward = _movable(sends, self.index), _movable(receives, self.index, filled=True)
         if not outward and not inward:
             return lambda: None
         self._ready()
         self.world.ledger.add_messages(sum(bytes_of(x) for _, x in outward))
-        assert all(y.is_contiguous() for _, y in inward)
-        work = [dist.P2POp(dist.isend, x, self.ranks[i], self.messages) for i, x in outward] + [
-            dist.P2POp(dist.irecv, movable(y), self.ranks[i], self.messages) for i, y in inward
-        ]
+        work = [dist.P2POp(dist.isend, x, self.ranks[i], self.messages) for i, x in outward]
+        work += [dist.P2POp(dist.irecv, y, self.ranks[i], self.messages) for i, y in inward]
         begun = dist.batch_isend_irecv(work)
         return Posted(self.world, begun, [x for _, x in outward]).wait
 
@@ -200,14 +197,12 @@ class Group:
     ) -> "Posted":
         """Begins messages one by one, as `start_exchange` does at once: between two ranks they
         match in the order in which both post them."""
-        outward = [(i, movable(x)) for i, x in sends if x.numel()]
-        inward = [(i, y) for i, y in receives if y.numel()]
+        outward, inward = _movable(sends), _movable(receives, filled=True)
         self._ready()
         if outward:
             self.world.ledger.add_messages(sum(bytes_of(x) for _, x in outward))
-        assert all(y.is_contiguous() for _, y in inward)
         work = [dist.isend(x, self.ranks[i], self.messages) for i, x in outward]
-        work += [dist.irecv(movable(y), self.ranks[i], self.messages) for i, y in inward]
+        work += [dist.irecv(y, self.ranks[i], self.messages) for i, y in inward]
         return Posted(self.world, work, [x for _, x in outward])
 
     def barrier(self) -> None:
@@ -242,6 +237,15 @@ class Group:
             text.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         dist.broadcast(text, source, group=self.handle)
         return json.loads(bytes(text.tolist()))
+
+
+def _movable(
+    messages: Iterable[tuple[int, Tensor]], but: int | None = None, filled: bool = False
+) -> list[tuple[int, Tensor]]:
+    """Those that are not empty. but: a rank to leave out. filled: they are what is received."""
+    found = [(i, x) for i, x in messages if i != but and x.numel()]
+    assert not filled or all(x.is_contiguous() for _, x in found)
+    return [(i, movable(x)) for i, x in found]
 
 
 @dataclass

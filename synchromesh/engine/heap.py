@@ -10,9 +10,17 @@ is not trimmed. (M_MMAP_THRESHOLD alone does not do: above 32 MiB glibc would ma
 
 import ctypes
 import os
+from enum import IntEnum
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # malloc.h
-NEVER, MANY, LARGE = -1, 1 << 16, 1 << 17  # LARGE: bytes of a block
+
+class Option(IntEnum):
+    """Of mallopt (malloc.h)."""
+
+    M_TRIM_THRESHOLD = -1
+    M_MMAP_THRESHOLD = -3
+    M_MMAP_MAX = -4
+
+
 SET_BY_USER = (
     "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES",
 )  # fmt: skip
@@ -21,7 +29,7 @@ SET_BY_USER = (
 def keep() -> bool:
     """Asks glibc to keep what is freed; False where it is not glibc, or the user's environment
     says how it should behave."""
-    return _ask((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER))
+    return _ask((Option.M_MMAP_MAX, 0), (Option.M_TRIM_THRESHOLD, -1))
 
 
 def keep_small() -> bool:
@@ -29,10 +37,10 @@ def keep_small() -> bool:
     leave holes that later ones fit into badly, so that ranks with 594 MiB of tensors held 1,644
     more than before there were any; 600 so. Page faults take 5 to 20 % of a step's processor time.
     """
-    return _ask((M_MMAP_THRESHOLD, LARGE), (M_MMAP_MAX, MANY))
+    return _ask((Option.M_MMAP_THRESHOLD, 1 << 17), (Option.M_MMAP_MAX, 1 << 16))
 
 
-def _ask(*options: tuple[int, int]) -> bool:
+def _ask(*options: tuple[Option, int]) -> bool:
     if any(name in os.environ for name in SET_BY_USER):
         return False
     try:

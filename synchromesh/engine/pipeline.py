@@ -196,12 +196,7 @@ class PipelineWalk:
         stage, m = action.stage, action.micro_batch
         program, forward = self.micro_batches[m].program, self._forwards[stage, m]
         seeds = backwards(action, forward.results)
-        arrived = self._gradients.pop((stage, m), [])
-        for (source, target), items in program.crossings.items():
-            if source == stage and items[0].crosses:
-                arrived += self._receipts.pop(Message("B", source, target, m)).wait()
-                if any(item.flows for item in items):  # it came back, so it has arrived there
-                    self._sent.pop(Message("F", source, target, m)).wait()
+        arrived = self._gradients.pop((stage, m), []) + self._received(program, stage, m)
         seeds += [(forward.made[border], gradient) for border, gradient in arrived]
         live = [(x, gradient) for x, gradient in seeds if x.requires_grad]
         with program.backward():
@@ -214,6 +209,18 @@ class PipelineWalk:
                 self._gradients.setdefault((source, m), []).extend(back)
         forward.results, forward.made = [], {}
         self._finish(action)
+
+    def _received(
+        self, program: Program | OpaqueProgram, stage: int, m: int
+    ) -> list[tuple[Border, Tensor]]:
+        """The gradients that other ranks send back to a stage."""
+        arrived: list[tuple[Border, Tensor]] = []
+        for (source, target), items in program.crossings.items():
+            if source == stage and items[0].crosses:
+                arrived += self._receipts.pop(Message("B", source, target, m)).wait()
+                if any(item.flows for item in items):  # it came back, so it has arrived there
+                    self._sent.pop(Message("F", source, target, m)).wait()
+        return arrived
 
     def _finish(self, action: Action) -> None:
         """The micro-batch is done here but for what is sent of it, before the next run."""

@@ -34,8 +34,7 @@ class PlanGroups:
             self._data[mesh] = self._group({mesh.data_positions(p) for p in mesh.positions})
         shared = {tuple(h.positions) for h in holdings if h.partial_gradient}
         self._partial = {positions: self._group([positions]) for positions in sorted(shared)}
-        scattered = {h.gradient_positions(p) for h in holdings if h.parts > 1 for p in h.positions}
-        for positions in sorted(scattered):
+        for positions in sorted(_scattered(holdings)):
             world.add_ring(tuple(ranks[p] for p in positions))
 
     def _group(self, positions: Iterable[Positions]) -> Group:
@@ -59,3 +58,8 @@ class PlanGroups:
         if holding.partial_gradient:
             return self._partial[tuple(holding.positions)]
         return self._data[holding.layout.mesh]
+
+
+def _scattered(holdings: Collection[Holding]) -> set[Positions]:
+    """The groups that scatter gradients."""
+    return {h.gradient_positions(p) for h in holdings if h.parts > 1 for p in h.positions}

@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Literal
 
 ActionKind = Literal["F", "B"]
@@ -83,30 +83,29 @@ class Schedule:
     def __post_init__(self) -> None:
         if not all(self.groups) or not self.groups:
             raise ValueError("each group of a schedule runs at least one action")
-        actions = [(a, g) for g, actions in enumerate(self.groups) for a in actions]
         found: dict[int, list[tuple[Action, int]]] = {}
-        for action, group in actions:
-            found.setdefault(action.stage, []).append((action, group))
-        kinds: tuple[ActionKind, ...] = ("F", "B") if self.trains else ("F",)
+        for group, actions in enumerate(self.groups):
+            for action in actions:
+                found.setdefault(action.stage, []).append((action, group))
         for stage in range(max(found) + 1):
-            its = found.get(stage, [])
-            complete = {
-                Action(stage, k, m, t)
-                for k in kinds
-                for m in range(self.micro_batches)
-                for t in range(self.turns)
-            }
-            if len(its) != len(complete) or {a for a, _ in its} != complete:
-                raise ValueError(
-                    f"stage {stage} should run {' and '.join(kinds)} of micro-batches 0 to "
-                    f"{self.micro_batches - 1} once each, not "
-                    f"{' '.join(str(a) for a, _ in its[:12]) or 'nothing'}"
-                )
-            if len(on := sorted({group for _, group in its})) > 1:
-                raise ValueError(
-                    f"stage {stage} is on groups {' and '.join(map(str, on))}: it runs on one"
-                )
+            self._check(stage, found.get(stage, []))
         self.times()
+
+    def _check(self, stage: int, its: Sequence[tuple[Action, int]]) -> None:
+        """its: the actions of a stage, and on which groups they are."""
+        kinds: tuple[ActionKind, ...] = ("F", "B") if self.trains else ("F",)
+        numbers = product(kinds, range(self.micro_batches), range(self.turns))
+        complete = {Action(stage, *number) for number in numbers}
+        if len(its) != len(complete) or {a for a, _ in its} != complete:
+            raise ValueError(
+                f"stage {stage} should run {' and '.join(kinds)} of micro-batches 0 to "
+                f"{self.micro_batches - 1} once each, not "
+                f"{' '.join(str(a) for a, _ in its[:12]) or 'nothing'}"
+            )
+        if len(on := sorted({group for _, group in its})) > 1:
+            raise ValueError(
+                f"stage {stage} is on groups {' and '.join(map(str, on))}: it runs on one"
+            )
 
     def __hash__(self) -> int:  # not of all actions: each step asks what its schedule instructs
         return hash((self.of, self.micro_batches, self.turns))

@@ -68,6 +68,14 @@ class Gathering:
     needed: tuple[tuple[int, ...], ...]
     flows: tuple[bool, ...]
 
+    @property
+    def first_users(self) -> tuple[int, ...]:
+        """The component of each unit, which is the first to need it."""
+        return tuple(
+            next(i for i, needed in enumerate(self.needed) if number in needed)
+            for number in range(len(self.units))
+        )
+
     def run(self, stage: Iterable[int], backward: bool) -> Run:
         """What the components of a stage do for one micro-batch."""
         order = [i for i in stage if self.needed[i] and (self.flows[i] or not backward)]

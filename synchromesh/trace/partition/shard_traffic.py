@@ -4,6 +4,7 @@ scattered."""
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from synchromesh.values.buckets import completing
 from synchromesh.values.holding import Holding
@@ -71,19 +72,15 @@ def _scattered(
     stage_of = {i: number for number, stage in enumerate(stages) for i in stage}
     trained: dict[str, tuple[Holding, ...]] = {}  # of each unit, by the name of its first
     users: dict[str, tuple[int, int]] = {}
-    for number, unit in enumerate(gathering.units):
+    for unit, first in zip(gathering.units, gathering.first_users, strict=True):
         its = tuple(h for h in unit.holdings if h.tensor.trainable)
         if its and position in its[0].positions:
-            first = next(i for i, needed in enumerate(gathering.needed) if number in needed)
             name = its[0].tensor.name
             trained[name], users[name] = its, (stage_of[first], first)
     each = {name for name, its in trained.items() if its[0].each_backward}
-    sums = Counter(
-        name
-        for by_component in completing(actions, users, each).values()
-        for names in by_component.values()
-        for name in names
-    )
+    sums = Counter[str]()
+    for by_component in completing(actions, users, each).values():
+        sums.update(chain.from_iterable(by_component.values()))
     return [
         ShardTraffic(
             users[name][1], _collective("reduce_scatter", "gradient", its, position), sums[name]
