@@ -13,7 +13,7 @@ import os
 from enum import IntEnum
 
 
-class Option(IntEnum):
+class Mallopt(IntEnum):
     """Of mallopt (malloc.h)."""
 
     M_TRIM_THRESHOLD = -1
@@ -29,7 +29,7 @@ SET_BY_USER = (
 def keep() -> bool:
     """Asks glibc to keep what is freed; False where it is not glibc, or the user's environment
     says how it should behave."""
-    return _ask((Option.M_MMAP_MAX, 0), (Option.M_TRIM_THRESHOLD, -1))
+    return _ask((Mallopt.M_MMAP_MAX, 0), (Mallopt.M_TRIM_THRESHOLD, -1))
 
 
 def keep_small() -> bool:
@@ -37,10 +37,10 @@ def keep_small() -> bool:
     leave holes that later ones fit into badly, so that ranks with 594 MiB of tensors held 1,644
     more than before there were any; 600 so. Page faults take 5 to 20 % of a step's processor time.
     """
-    return _ask((Option.M_MMAP_THRESHOLD, 1 << 17), (Option.M_MMAP_MAX, 1 << 16))
+    return _ask((Mallopt.M_MMAP_THRESHOLD, 1 << 17), (Mallopt.M_MMAP_MAX, 1 << 16))
 
 
-def _ask(*options: tuple[Option, int]) -> bool:
+def _ask(*options: tuple[Mallopt, int]) -> bool:
     if any(name in os.environ for name in SET_BY_USER):
         return False
     try:

@@ -14,7 +14,7 @@ from synchromesh.values.optimizer import twin_of
 
 
 @dataclass(frozen=True)
-class TrialTuning:
+class StateTrial:
     """What an optimizer is tried on. Chosen, not measured."""
 
     bytes: int = 1 << 22  # of parameters
@@ -22,7 +22,7 @@ class TrialTuning:
     few: int = 4096  # numbers of a parameter that shows what state there is
 
 
-TRIAL = TrialTuning()
+TRIAL = StateTrial()
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,7 @@ class StepsRecorded(RunEvent, name="recording"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankMemory(RunEvent, name="rank memory"):
+class MemoryPeak(RunEvent, name="rank memory"):
     """The memory of one rank at the peak of a step."""
 
     peak: MemoryByKind

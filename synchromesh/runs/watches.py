@@ -11,8 +11,8 @@ import torch
 
 from synchromesh.results.run import MemoryByKind
 from synchromesh.runs.events import (
+    MemoryPeak,
     MemoryTracked,
-    RankMemory,
     RankRecorded,
     RunEvent,
     StepsRecorded,
@@ -105,9 +105,9 @@ class RememberedStep:
     def after_step(self, left: int, full: bool) -> None:
         pass
 
-    def end(self) -> RankMemory:
+    def end(self) -> MemoryPeak:
         self._memory.__exit__(None, None, None)
-        return RankMemory(peak=self._memory.by_kind)
+        return MemoryPeak(peak=self._memory.by_kind)
 
 
 class StepWatch:

@@ -11,8 +11,8 @@ from typing import Any
 from synchromesh.results.run import RunResult, TimelineSpan
 from synchromesh.runs.events import (
     EpochMeasured,
+    MemoryPeak,
     MemoryTracked,
-    RankMemory,
     RankPrepared,
     RankRecorded,
     RunEnded,
@@ -158,7 +158,7 @@ class RunRecord:
     def _watched(self) -> Iterator[RunEvent]:
         """What was seen on all ranks, as one event each."""
         done = self.spent()[1]
-        if memory := self.last(RankMemory):
+        if memory := self.last(MemoryPeak):
             yield MemoryTracked(step=done, peak_bytes=tuple(event.peak for event in memory))
         if recorded := self._recorded():
             yield recorded

@@ -10,9 +10,9 @@ from torch import Tensor
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.program import Program, share
 from synchromesh.programs.batch_norm import BatchNormPolicy
-from synchromesh.programs.collectives import TensorAxis
+from synchromesh.programs.collectives import GroupAxis
+from synchromesh.programs.communicator import SilentGroup
 from synchromesh.programs.random import RandomStreams
-from synchromesh.programs.silent_group import SilentGroup
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from synchromesh.values.schedule import Action
@@ -31,8 +31,8 @@ def program_of(name: str) -> tuple[Program, dict[str, Tensor]]:
     for n, _ in model.named_parameters():
         tensors[n].requires_grad_()
 
-    def axis(layout: Layout, streams: RandomStreams) -> TensorAxis:
-        return TensorAxis(cast(Any, SilentGroup(1)), streams, BatchNormPolicy(None))
+    def axis(layout: Layout, streams: RandomStreams) -> GroupAxis:
+        return GroupAxis(cast(Any, SilentGroup(1)), streams, BatchNormPolicy(None))
 
     found = Program(
         traced(name), planned.partition, cast(Any, SimpleNamespace(position=0)), tensors,

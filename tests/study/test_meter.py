@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from synchromesh.results.run import MemoryByKind
-from synchromesh.runs.events import RankMemory, RunEvent
+from synchromesh.runs.events import MemoryPeak, RunEvent
 from synchromesh.study.meter import Meter
 from synchromesh.study.turns import Turn
 
@@ -36,7 +36,7 @@ class Seen:
         self.full.append(full)
 
     def end(self) -> RunEvent:
-        return RankMemory(peak=MemoryByKind(), more={"full": [*self.full]})
+        return MemoryPeak(peak=MemoryByKind(), more={"full": [*self.full]})
 
 
 @pytest.mark.parametrize(
