@@ -9,13 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from synchromesh.cli.console import Console, table
-from synchromesh.cost.alive_bytes import KINDS
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice, RunnerUp
 from synchromesh.planning.layers import LayerCandidate, LayerPlanned
 from synchromesh.planning.offline import Planned
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import printable
+from synchromesh.values.memory_by_kind import KINDS
 from synchromesh.values.size import readable
 
 

@@ -6,7 +6,7 @@ x -> [c0] -> h -> [c1] -> y        h is dropped after c1's forward, its last rea
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, get_args
+from typing import Any
 
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values.component import Value
@@ -14,23 +14,18 @@ from synchromesh.values.layout import Layout
 from synchromesh.values.placement import Placement
 from synchromesh.values.profile import Memory
 
-# what a gigabyte of a device is: tensors of the model and of the optimizer; activations, their
-# gradients and what a component works with; buffers of the model and of what is under way
-MemoryKind = Literal["parameters", "gradients", "states", "activations", "buffers"]
-KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
-
 
 class AliveBytes:
     """Bytes by what they are, the most that there were at once, and of which kinds these were.
 
     kinds: of a key's first entry; activations where it is not there."""
 
-    def __init__(self, kinds: Mapping[str, MemoryKind]) -> None:
+    def __init__(self, kinds: Mapping[str, str]) -> None:
         self.bytes: dict[tuple[Any, ...], float] = {}  # (what, micro-batch, which): bytes
         self.now = self.highest = 0.0
-        self.of_highest: Mapping[MemoryKind, float] = {}
+        self.of_highest: Mapping[str, float] = {}
         self._kinds = kinds
-        self._by_kind: dict[MemoryKind, float] = defaultdict(float)
+        self._by_kind: dict[str, float] = defaultdict(float)
 
     def set(self, key: tuple[Any, ...], size: float) -> None:
         """`key` has `size` bytes from now on."""

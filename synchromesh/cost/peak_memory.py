@@ -23,11 +23,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from synchromesh.cost.alive_bytes import (
-    KINDS,
     AliveBytes,
     Form,
     Lifetimes,
-    MemoryKind,
     form_of,
 )
 from synchromesh.cost.gradients import PART, SCATTERED, GroupGradients, ScatteredBytes
@@ -37,6 +35,7 @@ from synchromesh.values.component import Value
 from synchromesh.values.exchange import Exchange
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout, leaf_layout_at
+from synchromesh.values.memory_by_kind import KINDS
 from synchromesh.values.messages import Message, Receive, Run, Send
 from synchromesh.values.placement import REPLICATED, Placement
 from synchromesh.values.profile import Memory, Profile
@@ -53,14 +52,14 @@ class PeakMemory:
 
     resident: int
     peak: int
-    by_kind: Mapping[MemoryKind, int] = field(default_factory=dict, compare=False)
+    by_kind: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 VALUE, KEPT, WAITING, SUMMED = "value", "kept", "waiting", "summed"
 ARRIVED, SENT = "arrived", "sent"
 GATHERED, ON_ITS_WAY = "gathered", "on its way"
-Kinds = Mapping[MemoryKind, float]  # bytes
-KIND_OF: Mapping[str, MemoryKind] = {
+Kinds = Mapping[str, float]  # bytes
+KIND_OF: Mapping[str, str] = {
     SUMMED: "gradients", SCATTERED: "gradients", PART: "gradients",
     GATHERED: "parameters", ON_ITS_WAY: "buffers", SENT: "buffers",
 }  # fmt: skip

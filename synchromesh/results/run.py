@@ -3,14 +3,13 @@
 Shares are parts of the wall time of a step, as the mean over the devices of a run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from statistics import quantiles
-from typing import Any, Literal, Self
+from typing import Literal
 
-from synchromesh.values import document
+from synchromesh.values.memory_by_kind import MemoryByKind
 
 Status = Literal["done", "failed"]
-STORED_KINDS: Mapping[str, str] = {"states": "optimizer"}  # names of documents that differ
 
 
 @dataclass(frozen=True)
@@ -37,37 +36,6 @@ class CommunicationShares:
 
     exposed: float
     hidden: float
-
-
-@dataclass(frozen=True)
-class MemoryByKind:
-    """What is alive on a device at its peak, in bytes, by the kinds of `cost.alive_bytes`; states
-    are the optimizer's, activations all that is none of the others."""
-
-    parameters: int = 0
-    gradients: int = 0
-    states: int = 0
-    buffers: int = 0
-    activations: int = 0
-
-    @property
-    def total(self) -> int:
-        """Their sum, the peak."""
-        return sum(vars(self).values())
-
-    def to_plain(self) -> dict[str, int]:
-        """As documents have it, where the states are `optimizer`."""
-        return {STORED_KINDS.get(kind, kind): size for kind, size in vars(self).items()}
-
-    @classmethod
-    def from_plain(cls, value: Any, path: str) -> Self:
-        """The inverse; a kind that is left out has no bytes."""
-        kinds = {STORED_KINDS.get(f.name, f.name): f.name for f in fields(cls)}
-        given = document.mapping(value, path, kinds)
-        return cls(**{
-            kinds[key]: document.integer(size, f"{path}.{key}", -(2**63), 2**63)
-            for key, size in given.items()
-        })  # fmt: skip
 
 
 @dataclass(frozen=True)

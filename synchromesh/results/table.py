@@ -5,8 +5,9 @@ import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from synchromesh.results.run import STORED_KINDS, MemoryByKind, RunResult
+from synchromesh.results.run import RunResult
 from synchromesh.results.study import StudyResults
+from synchromesh.values.memory_by_kind import STORED_KINDS, MemoryByKind
 
 Cell = str | int | float | None
 FORMULA = "=+-@\t\r\n"  # a spreadsheet runs a text that begins so (OWASP, "CSV Injection")

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Self
 
-from synchromesh.results.run import ComponentLayout, Layouts, MemoryByKind
+from synchromesh.results.run import ComponentLayout, Layouts
 from synchromesh.results.study import StudyMachine
 from synchromesh.runs.spans import Recording
 from synchromesh.values import document
 from synchromesh.values.fields import Within, of_plain, to_plain
+from synchromesh.values.memory_by_kind import MemoryByKind
 
 Count = Annotated[int, Within(0, 2**40)]
 Positive = Annotated[int, Within(1, 2**40)]

@@ -17,9 +17,8 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from synchromesh.cost.alive_bytes import MemoryKind
 from synchromesh.programs.memory import LiveBytes, StorageMark
-from synchromesh.results.run import MemoryByKind
+from synchromesh.values.memory_by_kind import MemoryByKind
 
 
 class MemoryTracker:
@@ -71,35 +70,35 @@ class _Journal(LiveBytes):
 
     def __init__(self) -> None:
         self._changes: list[tuple[StorageMark, int]] = []
-        self._kinds: dict[StorageMark, MemoryKind] = {}
+        self._kinds: dict[StorageMark, str] = {}
         super().__init__()
 
     def _change(self, mark: StorageMark, size: int) -> None:
         super()._change(mark, size)
         self._changes.append((mark, size))
 
-    def label(self, tensors: Iterable[Any], kind: MemoryKind) -> None:
+    def label(self, tensors: Iterable[Any], kind: str) -> None:
         """Counts tensors that exist already, and names their kind."""
         local = [x for tensor in tensors for x in _plain(tensor)]
         for x in local:
             self.add(x)
         self.name(local, kind)
 
-    def name(self, tensors: Iterable[Any], kind: MemoryKind) -> None:
+    def name(self, tensors: Iterable[Any], kind: str) -> None:
         """Names the kind of those that are counted."""
         for x in (x for tensor in tensors for x in _plain(tensor)):
             mark = self._seen.get(id(x.untyped_storage()))
             if mark is not None:
                 self._kinds[mark] = kind
 
-    def at_peak(self) -> Counter[MemoryKind]:
+    def at_peak(self) -> Counter[str]:
         """Bytes by kind when most bytes were alive, for the first time."""
         now = most = length = 0
         for n, (_, size) in enumerate(self._changes, 1):
             now += size
             if now > most:
                 most, length = now, n
-        kinds = Counter[MemoryKind]()
+        kinds = Counter[str]()
         for mark, size in self._changes[:length]:
             kinds[self._kinds.get(mark, "activations")] += size
         assert kinds.total() == most == self.peak, (kinds, most, self.peak)

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import torch
 
-from synchromesh.results.run import MemoryByKind
 from synchromesh.runs.events import (
     MemoryPeak,
     MemoryTracked,
@@ -26,6 +25,7 @@ from synchromesh.runs.timeline import chrome_trace, write_chrome_trace
 from synchromesh.runs.trainer_events import memory_tracker
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fields import to_plain
+from synchromesh.values.memory_by_kind import MemoryByKind
 
 Write = Callable[[Callable[[], None]], None]
 LOOPBACK = "lo"

@@ -11,13 +11,13 @@ from synchromesh.results.run import (
     ComponentLayout,
     Epoch,
     Layouts,
-    MemoryByKind,
     Quartiles,
     Reached,
     RunResult,
     TimelineSpan,
 )
 from synchromesh.results.study import StudyMachine, StudyResults, StudySettings
+from synchromesh.values.memory_by_kind import MemoryByKind
 
 OURS = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
 RIVALS = ("ddp", "fsdp2")

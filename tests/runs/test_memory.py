@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.programs.memory import LiveBytes
-from synchromesh.results.run import MemoryByKind
 from synchromesh.runs.memory import MemoryTracker
+from synchromesh.values.memory_by_kind import MemoryByKind
 from tests import ranks
 
 KB = 1000

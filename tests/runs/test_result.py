@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from synchromesh.results.run import CommunicationShares, MemoryByKind, Quartiles
+from synchromesh.results.run import CommunicationShares, Quartiles
 from synchromesh.runs.result import WARM_UP, of_log
+from synchromesh.values.memory_by_kind import MemoryByKind
 
 START: dict[str, Any] = {
     "event": "start", "time": 1795395107.9, "workload": "digits/cnn", "plan": "data", "ranks": 2,

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from tensorboardX.proto.event_pb2 import Event
 
-from synchromesh.results.run import MemoryByKind
 from synchromesh.runs.events import (
     CheckpointSaved,
     EpochMeasured,
@@ -16,6 +15,7 @@ from synchromesh.runs.events import (
     StepsTimed,
 )
 from synchromesh.runs.tensorboard import TensorBoard
+from synchromesh.values.memory_by_kind import MemoryByKind
 
 
 def _read(folder: Path) -> dict[str, list[tuple[int, float | str]]]:

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from synchromesh.results.run import MemoryByKind
 from synchromesh.runs.events import MemoryPeak, RunEvent
 from synchromesh.study.meter import Meter
 from synchromesh.study.turns import Turn
+from synchromesh.values.memory_by_kind import MemoryByKind
 
 
 class Kept:
